@@ -14,10 +14,10 @@ from typing import Any
 from safetensors.numpy import load as load_tensors
 
 from rlplace.files import PARTIAL_ENDING, read_json
+from rlplace.locks import LOCK_FILE
 from rlplace.measure import Problem, Simulator, load_placement, resolve_host
 from rlplace.measure.explain.explanation import load_explanation
 from rlplace.measure.host_model import load_learned_host
-from rlplace.runs.lock import LOCK_FILE
 from rlplace.session.cut import WHOLE
 from rlplace.session.steps import Steps
 from rlplace.store import MeasurementStore

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from record import RESULTS, as_markdown, record
 from torch import nn
 
-from rlplace.cli.arguments import finite
 from rlplace.errors import MissingExtra
 from rlplace.export.device_map import device_map, gradients_kept, map_devices, map_places, project
 from rlplace.files import write_json_atomic, write_text_atomic
@@ -197,7 +196,7 @@ def main() -> None:
     text = markdown(rows, facts)
     print(text)
     if not options.dry:
-        write_json_atomic(RESULTS / "device_maps.json", finite({"schema": 1, **facts, "host": HOST, "rows": rows}))
+        write_json_atomic(RESULTS / "device_maps.json", {"schema": 1, **facts, "host": HOST, "rows": rows})
         write_text_atomic(RESULTS / "device_maps.md", text)
 
 

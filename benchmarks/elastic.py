@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from record import record
 
-from rlplace.cli.arguments import finite
 from rlplace.files import write_json_atomic
 from rlplace.measure import Placement, Problem, Simulator
 from rlplace.measure.hosts.host import Device, Host, Link, Route
@@ -77,7 +76,7 @@ def main(out: str) -> None:
         means = {name: _mean([row[name] for row in here]) for name in ("over_nothing", "over_carried")}
         result[f"mean_{count}"] = means
         print(count, means)
-    write_json_atomic(out, finite(result))
+    write_json_atomic(out, result)
 
 
 def placed_again(workload: str) -> list[dict[str, Any]]:

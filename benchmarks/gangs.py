@@ -7,7 +7,6 @@ import sys
 
 import torch
 
-from rlplace.cli.arguments import finite
 from rlplace.files import write_json_atomic
 from rlplace.graphs import capture
 from rlplace.measure import Host, HostRunner, Problem, RaceProtocol, Simulator
@@ -58,7 +57,7 @@ def main(workload: str, out: str) -> None:
         "command": f"python benchmarks/gangs.py {workload} {out}",
     }
     print(result)
-    write_json_atomic(out, finite(result))
+    write_json_atomic(out, result)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from gpu_stages.verdict import Verdict
 from record import RESULTS, as_markdown, record
 
 from rlplace import cuda
+from rlplace.doctor.checks import driver_version
+from rlplace.doctor.system import System
 from rlplace.files import write_json_atomic, write_text_atomic
-from rlplace.runs.doctor.checks import driver_version
-from rlplace.runs.doctor.system import System
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET_S = 480.0

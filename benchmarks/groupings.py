@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from record import as_markdown, record
 
-from rlplace.cli.arguments import finite
 from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure.costs.costs import estimate_costs
 from rlplace.measure.hosts.resolve import resolve_host
@@ -81,7 +80,7 @@ def main(workload: str = NMT, host_word: str = "4xV100-pcie", out: str = "groupi
         "rows": rows,
     }
     results = Path(__file__).parent / "results"
-    write_json_atomic(results / f"{out}.json", finite(result))
+    write_json_atomic(results / f"{out}.json", result)
     write_text_atomic(results / f"{out}.md", markdown(result))
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from record import RESULTS, record
 
-from rlplace.cli.arguments import finite
 from rlplace.files import write_json_atomic
 from rlplace.graphs import capture
 from rlplace.measure import Host, HostRunner, Problem, RaceProtocol, Simulator
@@ -47,7 +46,7 @@ def main() -> None:
         "rows": rows,
     }
     print({key: value for key, value in result.items() if key != "rows"})
-    write_json_atomic(out, finite(result))
+    write_json_atomic(out, result)
 
 
 def compared(workload: str) -> list[dict[str, Any]]:

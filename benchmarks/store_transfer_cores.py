@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from rlplace.locks import measuring_alone
 from rlplace.measure import Host, Plan, Problem, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge
@@ -20,7 +21,6 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.timing.race import RaceProtocol, idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
-from rlplace.runs.host_lock import measuring_alone
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
 from rlplace.session.steps import graph_for, make_problem

@@ -27,13 +27,13 @@ from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.graphs.synthetic import synthetic
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.policy.checkpoint import pretrained_path
-from rlplace.policy.schedule.network import ScheduleNetwork, load_network
-from rlplace.policy.schedule.proposals import propose
+from rlplace.policy.schedule import propose
+from rlplace.policy.schedule_network import ScheduleNetwork, load_network
+from rlplace.pretrain.pretraining import draw
 from rlplace.search.improve.starting_points import CROSSED, FIRST_WEIGHTS, START_WEIGHTS
 from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.training.methods import METHODS, SCHEDULE
-from rlplace.training.pretrain.run import draw
 
 COUNTS = (1, 16, 64)
 DRAWS = 9

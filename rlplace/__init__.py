@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rlplace import cli, compare, env, errors, export, graphs, measure, policy, report, search, workloads  # noqa: F401
+    from rlplace.advice.advising import advise
     from rlplace.export.place_model import place
     from rlplace.graphs import (
         Constraints,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
         load_placement,
         save_placement,
     )
-    from rlplace.runs.advise.advise import advise
     from rlplace.training import TrainConfig, TrainResult, train
 
 __all__ = [

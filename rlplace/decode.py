@@ -67,8 +67,9 @@ def decode_record(record: type[T], data: object, where: str, at: str = "") -> T:
     try:
         return cast(Callable[..., T], record)(**values)
     except InvalidValue as error:
-        path = f"{at}.{error.field}" if at else error.field
-        raise InvalidValue(path, error.actual, error.expected, where=where) from error
+        raise InvalidValue(
+            f"{at}.{error.field}" if at else error.field, error.actual, error.expected, where=where
+        ) from error
 
 
 def decode_list(record: type[T], data: object, where: str, at: str) -> tuple[T, ...]:

@@ -54,7 +54,7 @@ class InvalidValue(UserError):
         self.field = field
         self.actual = actual
         self.expected = expected
-        self.where = where
+        self.where, self.hint = where, hint
         prefix = f"{where}: " if where else ""
         suffix = f" {hint}" if hint else ""
         super().__init__(f"{prefix}{_shown(field)} is {_shown(repr(actual))}, expected {expected}.{suffix}")

@@ -200,8 +200,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     try:
         return Path.home() / ".cache" / "rlplace"
     except RuntimeError as error:
-        hint = "no home folder is known: set XDG_CACHE_HOME."
-        raise FileProblem("~/.cache", hint) from error
+        raise FileProblem("~/.cache", "no home folder is known: set XDG_CACHE_HOME.") from error
 
 
 def refuse_link(path: str | os.PathLike[str]) -> None:

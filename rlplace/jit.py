@@ -8,9 +8,10 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast, dataclass_transform, get_args, get_type_hints
 
 import numpy as np
+from llvmlite import ir
 from numpy.typing import NDArray
 
 from rlplace.process import unseen
@@ -21,7 +22,11 @@ with unseen(".numba_config.yaml"):
     from numba.core import cgutils, config
     from numba.core.caching import CompileResultCacheImpl, FunctionCache
     from numba.core.errors import TypingError
-    from numba.extending import intrinsic
+    from numba.core.imputils import lower_getattr_generic
+    from numba.core.typing.templates import AttributeTemplate, infer_getattr
+    from numba.extending import NativeValue, intrinsic, models, register_model, typeof_impl, unbox
+    from numba.np.arrayobj import populate_array
+    from numba.np.numpy_support import from_dtype
 
 config._config_fname = ""  # it looks for the file again whenever it compiles
 config.reload_config()  # type: ignore[no-untyped-call]  # another library may have imported numba before
@@ -33,6 +38,11 @@ Bytes = NDArray[np.int8]
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 Floats = NDArray[np.float64]
+BoolTable = Annotated[NDArray[np.bool_], 2]
+IntTable = Annotated[NDArray[np.int32], 2]
+LongTable = Annotated[NDArray[np.int64], 2]
+FloatTable = Annotated[NDArray[np.float64], 2]
+"""Fields of a `Block`: arrays of two dimensions; those above have one."""
 
 
 def kernel(function: Function) -> Function:
@@ -48,6 +58,153 @@ def inlined(function: Function) -> Function:
 def is_kept(function: Callable[..., Any]) -> bool:
     """Whether the code of a kernel is on disk already: an earlier process has compiled it."""
     return cast(_Cache, cast(Any, function)._cache).index.is_file()
+
+
+@dataclass_transform(frozen_default=True)
+class Block:
+    """Many arrays and numbers that a kernel takes as one argument.
+
+    A subclass declares its fields with types of this module (`Floats`, `IntTable`, ...), `int`, `float`, `bool`, or
+    another block. A kernel gets the address of a table of addresses. A named tuple would do the same, but numba passes
+    each array of it as seven arguments from function to function: the simulator took twice as long to compile.
+
+    Raises:
+        TypeError: a field is missing or unknown, or an array of another type, or of another layout than C.
+    """
+
+    _layout: ClassVar[dict[str, tuple[int, Any, int]]]
+    _words: Longs
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        layout = layout_of(type(self))
+        named |= dict(zip(layout, values))
+        if named.keys() != layout.keys():
+            raise TypeError(f"{type(self).__name__} takes {', '.join(layout)}; got {', '.join(named)}")
+        words: list[int] = []
+        for name, (_, kind, _) in layout.items():
+            value = named[name]
+            if isinstance(kind, types.Array):
+                if from_dtype(value.dtype) != kind.dtype or value.ndim != kind.ndim or not value.flags.c_contiguous:
+                    raise TypeError(f"{name} is {value.dtype} of {value.ndim} dimensions, expected {kind}")
+                words += [value.ctypes.data, *value.shape]
+            elif isinstance(kind, _BlockType):
+                words.append(value.address)
+            else:
+                words.append(int(np.float64(value).view(np.int64)) if kind is types.float64 else int(value))
+        self.__dict__.update(named, _words=np.array(words, dtype=np.int64))
+        self.__dict__["address"] = self._words.ctypes.data
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} is frozen")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How to pickle it: by its fields, as addresses hold in one process alone."""
+        return _block, (type(self), self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {name: self.__dict__[name] for name in layout_of(type(self))}
+
+    def replace(self, **changed: Any) -> Any:
+        """The same with other values of some fields."""
+        return type(self)(**{**self.to_dict(), **changed})
+
+
+def _block(kind: type[Block], fields: dict[str, Any]) -> Block:
+    return kind(**fields)
+
+
+class _BlockType(types.Type):
+    """Numba's type of a subclass of `Block`."""
+
+    def __init__(self, kind: type[Block]) -> None:
+        self.kind = kind
+        super().__init__(f"{kind.__module__}.{kind.__qualname__}")
+
+
+_BLOCK_TYPES: dict[type[Block], _BlockType] = {}
+_NUMBERS = {int: types.int64, float: types.float64, bool: types.boolean}
+
+
+def _block_type(kind: type[Block]) -> _BlockType:
+    return _BLOCK_TYPES.setdefault(kind, _BlockType(kind))
+
+
+def layout_of(kind: type[Block]) -> dict[str, tuple[int, Any, int]]:
+    """For each field of a block its first word of 8 bytes, numba's type, and the number of dimensions."""
+    if "_layout" not in kind.__dict__:
+        layout: dict[str, tuple[int, Any, int]] = {}
+        word = 0
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            if name in ("_layout", "_words"):
+                continue
+            if hint in _NUMBERS:
+                layout[name] = word, _NUMBERS[hint], 0
+            elif isinstance(hint, type) and issubclass(hint, Block):
+                layout[name] = word, _block_type(hint), 0
+            else:
+                ndim = hint.__metadata__[0] if hasattr(hint, "__metadata__") else 1
+                array = get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
+                dtype = from_dtype(np.dtype(get_args(get_args(array)[1])[0]))
+                layout[name] = word, types.Array(dtype, ndim, "C"), ndim
+            word += 1 + layout[name][2]
+        kind._layout = layout
+    return kind._layout
+
+
+@typeof_impl.register(Block)
+def _typeof_block(value: Block, context: Any) -> _BlockType:
+    return _block_type(type(value))
+
+
+@register_model(_BlockType)
+class _BlockModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, ir.IntType(64).as_pointer())  # type: ignore[no-untyped-call]
+
+
+@unbox(_BlockType)  # type: ignore[no-untyped-call,untyped-decorator]
+def _unbox_block(kind: Any, value: Any, c: Any) -> Any:
+    address = c.pyapi.object_getattr_string(value, "address")
+    words = c.builder.inttoptr(c.pyapi.long_as_longlong(address), ir.IntType(64).as_pointer())
+    c.pyapi.decref(address)
+    return NativeValue(words)  # type: ignore[no-untyped-call]
+
+
+@infer_getattr
+class _BlockFields(AttributeTemplate):
+    key = _BlockType
+
+    def generic_resolve(self, kind: Any, name: str) -> Any:  # type: ignore[override]
+        return layout_of(kind.kind)[name][1] if name in layout_of(kind.kind) else None
+
+
+@lower_getattr_generic(_BlockType)  # type: ignore[no-untyped-call,untyped-decorator]
+def _get_field(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
+    """A field, read from the table: numbers as they are, arrays without an owner, as the block holds them."""
+    word, field, ndim = layout_of(kind.kind)[name]
+
+    def read(place: int) -> Any:
+        loaded = builder.load(builder.gep(value, [ir.Constant(ir.IntType(32), place)]))
+        loaded.set_metadata("invariant.load", builder.module.add_metadata([]))  # no kernel writes the table itself
+        return loaded
+
+    if isinstance(field, types.Array):
+        array = context.make_array(field)(context, builder)
+        size = context.get_abi_sizeof(context.get_value_type(field.dtype))
+        shape = [read(word + 1 + axis) for axis in range(ndim)]
+        strides = [ir.Constant(ir.IntType(64), size)]
+        for extent in reversed(shape[1:]):
+            strides.insert(0, builder.mul(strides[0], extent))
+        data = builder.inttoptr(read(word), array.data.type)
+        item = ir.Constant(ir.IntType(64), size)
+        populate_array(array, data, shape, strides, item, None)  # type: ignore[no-untyped-call]
+        return array._getvalue()
+    if isinstance(field, _BlockType):
+        return builder.inttoptr(read(word), ir.IntType(64).as_pointer())
+    if field is types.float64:
+        return builder.bitcast(read(word), ir.DoubleType())
+    return builder.trunc(read(word), ir.IntType(1)) if field is types.boolean else read(word)
 
 
 @cache

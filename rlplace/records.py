@@ -10,6 +10,7 @@ pydantic and not msgspec: msgspec checks what it decodes, but not what a program
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,37 @@ from pydantic_core import PydanticCustomError
 
 from rlplace.errors import InvalidValue, UnknownName, UserError
 
+__all__ = [
+    "Count",
+    "Described",
+    "Number",
+    "Seconds",
+    "Seed",
+    "Whole",
+    "described",
+    "read_record",
+    "record",
+    "shortened",
+    "to_plain",
+    "words_of",
+]
+
 T = TypeVar("T")
+
+__all__ = [
+    "Count",
+    "Described",
+    "Number",
+    "Seconds",
+    "Seed",
+    "Whole",
+    "described",
+    "read_record",
+    "record",
+    "shortened",
+    "to_plain",
+    "words_of",
+]
 
 _CONFIG = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True)
 _MOST_CHARACTERS = 80
@@ -59,7 +90,12 @@ def _whole(value: object) -> object:
 
 def _number(value: object) -> object:
     """Numbers of other kinds as `float`: NumPy's among them."""
-    return value if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
@@ -126,7 +162,8 @@ def read_record(kind: type[T], data: object, where: str) -> T:
 
     Args:
         kind: A record, or a type made of records (`tuple[Device, ...]`, `dict[str, Factor]`).
-        data: JSON as text or bytes, or plain data: mappings, lists, text, numbers, `None`; an instance passes through.
+        data: JSON as text or bytes, or plain data: mappings, lists, text, numbers, `None`, records in them; an instance
+            passes through.
         where: The file, named in every error.
 
     Raises:
@@ -137,7 +174,7 @@ def read_record(kind: type[T], data: object, where: str) -> T:
         return data
     with _one_line(kind, where):
         try:
-            text = data if isinstance(data, str | bytes) else json.dumps(data)
+            text = data if isinstance(data, str | bytes) else json.dumps(data, default=to_plain)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidValue(words_of(kind), described(data), "plain data", where=where) from error
         made: T = _adapter(kind).validate_json(text)
@@ -177,7 +214,10 @@ def _first_of(error: ValidationError, kind: Any, where: str) -> UserError:
     if what == "of_record":
         inner = context["error"]
         if isinstance(inner, InvalidValue):
-            return InvalidValue(f"{at}.{inner.field}" if at else inner.field, inner.actual, inner.expected, where=where)
+            field = f"{at}.{inner.field}" if at else inner.field
+            return InvalidValue(field, inner.actual, inner.expected, where=where, hint=inner.hint)
+        if isinstance(inner, UnknownName) and where != words_of(kind):
+            return UnknownName(f"{inner.kind} of {f'{at} in ' if at else ''}{where}", inner.name, inner.known)
         return inner if isinstance(inner, UserError) else InvalidValue(at, described(first["input"]), str(inner))
     if what == "unexpected_keyword_argument":
         return UnknownName(
@@ -233,11 +273,11 @@ def described(value: object) -> object:
     return value if isinstance(value, int | float) else Described(f"a {type(value).__name__}")
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, most: int = _MOST_CHARACTERS) -> str:
     """The text, cut where it is long."""
-    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def words_of(kind: Any) -> str:
     """The name of a class as people write it: `LearnedHost` is a learned host."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", getattr(kind, "__name__", str(kind))).lower()
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", getattr(kind, "__name__", str(kind))).lower()

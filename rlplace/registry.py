@@ -58,8 +58,13 @@ class Registry(Mapping[str, T]):
         if not _NAME.fullmatch(name):
             raise InvalidValue("name", name, "lower-case letters and digits, joined by - or _", where=self.kind)
         if name in self._entries:
-            hint = f"Choose another name, or `unregister({name!r})` first."
-            raise InvalidValue("name", name, "a name that is not taken", where=self.kind, hint=hint)
+            raise InvalidValue(
+                "name",
+                name,
+                "a name that is not taken",
+                where=self.kind,
+                hint=f"Choose another name, or `unregister({name!r})` first.",
+            )
         self._entries[name] = entry if isinstance(entry, str) else self._checked(entry, f"{self.kind} {name!r}")
         self._loaded.pop(name, None)
 
@@ -117,8 +122,13 @@ class Registry(Mapping[str, T]):
             except RlplaceError:
                 raise
             except (Exception, SystemExit) as error:
-                hint = f"It raised {type(error).__name__}: {error}."
-                raise InvalidValue("home", entry, "a module:attribute to import", where=what, hint=hint) from error
+                raise InvalidValue(
+                    "home",
+                    entry,
+                    "a module:attribute to import",
+                    where=what,
+                    hint=f"It raised {type(error).__name__}: {error}.",
+                ) from error
         return self._checked(entry, what)
 
     def _checked(self, entry: Any, what: str) -> T:

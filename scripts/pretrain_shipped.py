@@ -14,8 +14,8 @@ from pathlib import Path
 from unrolled_networks import UNROLLED, unrolled_graph_of
 
 from rlplace.graphs.formats import save_graph
-from rlplace.training.pretrain.config import PretrainConfig
-from rlplace.training.pretrain.run import pretrain
+from rlplace.policy.options import PretrainConfig
+from rlplace.pretrain.pretraining import pretrain
 
 
 def main(folder: Path, resume: bool) -> None:

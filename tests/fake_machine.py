@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import rlplace
-from rlplace.runs.doctor import CHECKS, Finding, System, run_checks
+from rlplace.doctor import CHECKS, Finding, System, run_checks
 
 GIB = 2**30
 REQUIRES = [

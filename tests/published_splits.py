@@ -9,11 +9,24 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.files import read_json
-from rlplace.graphs.formats.dnn_partitioning import LARGEST_FILE_BYTES, DnnPartitioning
-from rlplace.graphs.formats.own_json import LARGEST_COUNT, Fields
+from rlplace.graphs.formats.dnn_partitioning import LARGEST_FILE_BYTES, DnnPartitioning, Id, read_known
 from rlplace.graphs.opgraph import BACKWARD
+from rlplace.records import record
 
 Placed = NDArray[np.int32]
+
+
+@record(frozen=True, slots=True)
+class _Device:
+    nodes: tuple[Id, ...]
+
+
+@record(frozen=True, slots=True)
+class _Split:
+    """The nodes on each device, under the benchmark's own names."""
+
+    fpgas: tuple[_Device, ...]
+    cpus: tuple[_Device, ...]
 
 
 def load_split(path: str | os.PathLike[str], record: DnnPartitioning) -> Placed:
@@ -26,30 +39,28 @@ def load_split(path: str | os.PathLike[str], record: DnnPartitioning) -> Placed:
         InvalidValue: a field is wrong, a node is unknown, listed twice or left out, or there are more devices than the
             workload has.
     """
-    top = Fields(read_json(path, largest_bytes=LARGEST_FILE_BYTES), where=os.fspath(path))
+    where = os.fspath(path)
+    split = read_known(_Split, read_json(path, largest_bytes=LARGEST_FILE_BYTES), where, fpgas=_Device, cpus=_Device)
     position = {number: op for op, number in enumerate(record.ids.tolist())}
     devices = np.full(record.num_ops, -1, dtype=np.int32)
     for kind in ("fpgas", "cpus"):
-        lists = [
-            (entry.full_name("nodes"), entry.integers("nodes", low=-LARGEST_COUNT).tolist())
-            for entry in top.objects(kind)
-        ]
+        lists = [(f"{kind}[{i}].nodes", entry.nodes) for i, entry in enumerate(getattr(split, kind))]
         limit = record.num_accelerators if kind == "fpgas" else record.num_cpus
         if len(lists) > limit:
             lists = [nodes for nodes in lists if nodes[1]]
         if len(lists) > limit:
-            raise InvalidValue(kind, len(lists), f"at most {limit} devices with nodes", where=top.where)
+            raise InvalidValue(kind, len(lists), f"at most {limit} devices with nodes", where=where)
         for device, (field, numbers) in enumerate(lists):
             for i, number in enumerate(numbers):
                 if number not in position:
-                    raise InvalidValue(f"{field}[{i}]", number, "the id of a node", where=top.where)
+                    raise InvalidValue(f"{field}[{i}]", number, "the id of a node", where=where)
                 if devices[position[number]] >= 0:
-                    raise InvalidValue(f"{field}[{i}]", number, "a node that is listed once", where=top.where)
+                    raise InvalidValue(f"{field}[{i}]", number, "a node that is listed once", where=where)
                 devices[position[number]] = device if kind == "fpgas" else record.num_accelerators
     _complete(record, devices)
     if np.any(devices < 0):
         missing = record.ids[devices < 0].tolist()
-        raise InvalidValue("nodes", f"nothing for {missing[:5]}", "every node on a device", where=top.where)
+        raise InvalidValue("nodes", f"nothing for {missing[:5]}", "every node on a device", where=where)
     return devices
 
 

@@ -16,7 +16,7 @@ import rlplace
 ROOT = Path(rlplace.__file__).parent
 GROUND = {
     *("errors", "faces", "files", "jit", "decode", "registry", "seeds", "cuda", "say", "process"),
-    *("records", "format"),
+    *("records", "format", "locks"),
 }
 """What everybody may import."""
 LAYERS = {
@@ -38,23 +38,14 @@ LAYERS = {
     "compare": {
         *("graphs", "measure", "search", "store", "report", "runs", "session", "training", "workloads", "cluster"),
     },
+    "doctor": {"measure"},
+    "advice": {"graphs", "measure", "search", "report", "session", "workloads"},
+    "pretrain": {"graphs", "measure", "env", "policy", "session", "workloads", "cluster"},
     "partitioning": {"graphs", "measure", "search", "report", "compare"},
     "export": {"graphs", "measure", "search", "report", "runs", "session", "training", "workloads"},
     "cli": {
-        *(
-            "graphs",
-            "measure",
-            "search",
-            "env",
-            "policy",
-            "report",
-            "runs",
-            "session",
-            "training",
-            "workloads",
-            "export",
-        ),
-        *("compare", "partitioning", "store", "cluster"),
+        *("graphs", "measure", "search", "env", "policy", "report", "runs", "session", "training", "workloads"),
+        *("export", "compare", "partitioning", "store", "cluster", "doctor", "advice", "pretrain"),
     },
     "__main__": {"cli"},
 }
@@ -68,11 +59,10 @@ SUBROOMS = {
     "export": {"placed"},
     "graphs": {"capturing", "formats", "grouping", "micro_batching"},
     "measure": {"costs", "execute", "explain", "host_model", "hosts", "isolate", "simulate", "timing"},
-    "policy": {"learn", "schedule", "weights"},
+    "policy": {"learn", "weights"},
     "report": {"html"},
-    "runs": {"advise", "doctor"},
     "search": {"improve", "parallel", "rules", "schedule"},
-    "training": {"agent", "elastic", "pretrain", "resume", "searches"},
+    "training": {"agent", "elastic", "resume", "searches"},
     "workloads": {"networks"},
 }
 """Folders within rooms; none of them has a folder."""
@@ -132,10 +122,16 @@ def test_there_are_no_circles_but_those_that_are_named() -> None:
     assert list(nx.simple_cycles(graph)) == []
 
 
+def test_partitioning_has_one_door() -> None:
+    outside = {name: path for name, path in MODULES.items() if not name.startswith("rlplace.partitioning")}
+    for name, path in outside.items():
+        assert not [other for other in imported(path) if other.startswith("rlplace.partitioning.")], name
+
+
 def test_torch_cuda_is_behind_one_module() -> None:
     """The doctor aside: it looks at a `torch` that it is given, also at one that cannot be imported."""
     users = {name for name, path in MODULES.items() if "torch.cuda" in path.read_text(encoding="utf-8")}
-    assert {name for name in users if not name.startswith("rlplace.runs.doctor.")} == {"rlplace.cuda"}
+    assert {name for name in users if not name.startswith("rlplace.doctor.")} == {"rlplace.cuda"}
 
 
 @pytest.mark.parametrize(("library", "users"), [("numba", {"jit"}), ("matplotlib", {"report.drawing"})])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rlplace.advice import verdict
 from rlplace.measure.explain import explain_step as advice
-from rlplace.runs.advise import verdict
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "explaining.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import rlplace
-from rlplace.jit import is_kept
+from rlplace.jit import Block, Floats, IntTable, is_kept, kernel
 
 MODULE = """from rlplace.jit import kernel
 
@@ -59,8 +62,8 @@ ASK = "from rlplace.caller import is_kept, moved; print(is_kept(moved), moved(10
 def test_an_edit_of_what_is_compiled_into_a_kernel_is_seen(tmp_path: Path) -> None:
     package = tmp_path / "rlplace"
     package.mkdir()
-    for name in ("__init__.py", "current_folder.py", "faces.py", "openmp.py", "jit.py"):
-        shutil.copy(PACKAGE / name, package)
+    for path in PACKAGE.glob("*.py"):
+        shutil.copy(path, package)
     (package / "caller.py").write_text(CALLER)
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
 
@@ -81,6 +84,57 @@ def test_an_edit_of_what_is_compiled_into_a_kernel_is_seen(tmp_path: Path) -> No
     assert asked(101, 0) == "False 1010"
     assert asked(101, 3) == "False 1013"
     assert len(list((package / "__pycache__").glob("caller.moved-*.nbi"))) == 1  # those of other sources are removed
+
+
+class Inner(Block):
+    weights: Floats
+    scale: float
+
+
+class Outer(Block):
+    count: int
+    is_scaled: bool
+    table: IntTable
+    inner: Inner
+
+
+@kernel
+def weighted(o: Outer, row: int) -> float:
+    total = 0.0
+    for column in range(o.count):
+        total += o.table[row, column] * o.inner.weights[column] * (o.inner.scale if o.is_scaled else 1.0)
+    return total + len(o.inner.weights) + o.table.shape[0]
+
+
+def test_a_kernel_reads_the_fields_of_a_block_and_of_those_within() -> None:
+    inner = Inner(np.array([1.0, 10.0, 100.0]), 0.5)
+    outer = Outer(count=3, is_scaled=True, table=np.arange(6, dtype=np.int32).reshape(2, 3), inner=inner)
+    assert weighted(outer, 1) == (3 + 40 + 500) * 0.5 + 3 + 2
+    assert weighted(outer.replace(is_scaled=False, count=2), 0) == 10 + 3 + 2
+    inner.weights[0] = 7.0  # the block holds the array itself
+    assert weighted(outer, 1) == (21 + 40 + 500) * 0.5 + 3 + 2
+    assert weighted(copy.deepcopy(outer), 1) == (21 + 40 + 500) * 0.5 + 3 + 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"weights": np.zeros(3)},
+        {"weights": np.zeros(3, np.float32), "scale": 1.0},
+        {"weights": np.zeros((3, 1)), "scale": 1.0},
+        {"weights": np.zeros(6)[::2], "scale": 1.0},
+        {"weights": np.zeros(3), "scale": 1.0, "other": 1},
+    ],
+    ids=["missing", "dtype", "dimensions", "layout", "unknown"],
+)
+def test_a_block_refuses_what_a_kernel_would_misread(fields: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        Inner(**fields)
+
+
+def test_a_block_is_frozen() -> None:
+    with pytest.raises(AttributeError):
+        Inner(np.zeros(1), 1.0).scale = 2.0  # type: ignore[misc]
 
 
 @pytest.mark.slow

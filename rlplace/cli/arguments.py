@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.files import jsonable
 from rlplace.seeds import check_seed
 from rlplace.training.config import TrainConfig
 
@@ -142,11 +142,19 @@ class GroupingOptions:
         if self.granularity == "op" and self.rule != MODULE_RULE:
             return self.rule
         if asked.count != 1:
-            hint = "A device map places modules for whole batches: leave `--micro-batches` out."
-            raise InvalidValue("micro_batches", asked.count, "1 where modules are placed", hint=hint)
+            raise InvalidValue(
+                "micro_batches",
+                asked.count,
+                "1 where modules are placed",
+                hint="A device map places modules for whole batches: leave `--micro-batches` out.",
+            )
         if self.rule not in (TrainConfig.grouping, MODULE_RULE):
-            hint = "Modules are a rule of their own: leave `--grouping` out."
-            raise InvalidValue("grouping", self.rule, "none beside --granularity module", hint=hint)
+            raise InvalidValue(
+                "grouping",
+                self.rule,
+                "none beside --granularity module",
+                hint="Modules are a rule of their own: leave `--grouping` out.",
+            )
         return MODULE_RULE
 
 
@@ -232,7 +240,7 @@ def parse_budget(text: str) -> float:
 def print_json(data: dict[str, Any]) -> None:
     """One JSON object on stdout; what is not finite becomes null."""
     stdout = _STDOUT.get() or sys.stdout
-    json.dump(finite(data), stdout, allow_nan=False)
+    json.dump(jsonable(data), stdout, allow_nan=False)
     stdout.write("\n")
     stdout.flush()
 
@@ -265,17 +273,6 @@ def only_json_on_stdout() -> Iterator[None]:
             yield
     finally:
         _STDOUT.reset(token)
-
-
-def finite(value: Any) -> Any:
-    """The same data with infinities and nans as None."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value
 
 
 def check_workload(text: str) -> WorkloadSpec:

@@ -66,104 +66,72 @@ def compare(
     spec, asked = check_workload(workload), batch.parse()
     from rlplace.compare.comparison import OBJECTIVES
     from rlplace.compare.equal_budgets import CompareConfig
+    from rlplace.compare.run_compare import Output, Setup, run_compare, run_true_compare, split_methods, true_config
     from rlplace.partitioning import is_published_file, run_published
 
-    num_seeds = CompareConfig.seeds if seeds is None else seeds
-    minimised = CompareConfig.objective if objective is None else objective
+    minimised = "latency" if objective is None else objective
     if minimised not in OBJECTIVES:
         raise UnknownName("objective", minimised, OBJECTIVES)
-    is_published = spec.is_file and is_published_file(spec.path)
-    found = None if is_published else placing.find_host(host or "auto")
-    if found is None:
-        if host is not None:
-            raise InvalidValue(
-                "host", host, "none", where="compare", hint="A dnn-partitioning file carries its own host."
-            )
-        if true is not None or measured is not None:
-            field, given = ("true", true) if true is not None else ("measured", measured)
-            hint = "A dnn-partitioning file says what its steps take."
-            raise InvalidValue(field, given, "none with such a file", where="compare", hint=hint)
-        if cluster != "off":
-            hint = "Problems of the published benchmark are solved on this machine."
-            raise InvalidValue("cluster", cluster, "off with such a file", where="compare", hint=hint)
-        if asked.count != 1:
-            hint = "A dnn-partitioning file holds a step as it was cut by others."
-            raise InvalidValue("micro_batches", asked.count, "1 with such a file", where="compare", hint=hint)
+    output = Output(save, plot, is_quiet=quiet, is_table=not (quiet and json))
+    if spec.is_file and is_published_file(spec.path):
+        for field, value, expected, hint in (
+            ("host", host, None, "A dnn-partitioning file carries its own host."),
+            ("true", true, None, "A dnn-partitioning file says what its steps take."),
+            ("measured", measured, None, "A dnn-partitioning file says what its steps take."),
+            ("cluster", cluster, "off", "Problems of the published benchmark are solved on this machine."),
+            ("micro_batches", asked.count, 1, "A dnn-partitioning file holds a step as it was cut by others."),
+        ):
+            if value != expected:
+                allowed = f"{'none' if expected is None else expected} with such a file"
+                raise InvalidValue(field, value, allowed, where="compare", hint=hint)
         result = run_published(
             spec.path,
             minimised,
             methods,
             evaluations=evaluations,
             seconds=seconds,
-            seeds=num_seeds,
+            seeds=1 if seeds is None else seeds,
             seed=seed,
-            save=save,
-            plot=plot,
-            is_quiet=quiet,
-            is_table=not (quiet and json),
-        )
-    elif true is not None or (measured is not None and found.is_simulated):
-        from rlplace.compare.run_compare import run_true_compare, true_config
-
-        drawn = seed if "seed" in given_options() else None
-        hidden = true_config(
-            true, measured, methods, evaluations, seconds, seeds=seeds, objective=objective, seed=drawn
-        )
-        result = run_true_compare(
-            spec,
-            found,
-            hidden,
-            workload_seed=workload_seed,
-            num_groups=grouping.num_groups,
-            grouping=grouping.word(asked),
-            constraints=placing.constraints(found),
-            asked=asked,
-            save=save,
-            plot=plot,
-            cluster=cluster,
-            is_quiet=quiet,
-            is_table=not (quiet and json),
+            output=output,
         )
     else:
-        if minimised not in ("latency", "throughput"):
-            raise InvalidValue(
-                "objective",
-                minimised,
-                "latency or throughput",
-                where="compare",
-                hint="max-load and piece-latency are for files of the published benchmark.",
+        found = placing.find_host(host or "auto")
+        if true is not None or (measured is not None and found.is_simulated):
+            drawn = seed if "seed" in given_options() else None
+            hidden = true_config(
+                true, measured, methods, evaluations, seconds, seeds=seeds, objective=objective, seed=drawn
             )
-        from rlplace.compare.run_compare import run_compare, split_methods
-
-        searches, baselines = split_methods(methods)
-        config = CompareConfig(
-            searches,
-            evaluations,
-            seconds,
-            num_seeds,
-            minimised,
-            isolated=False if in_process else None,
-            seed=seed,
-            measured=measured,
-        )
-        result = run_compare(
+        elif minimised not in ("latency", "throughput"):
+            hint = "max-load and piece-latency are for files of the published benchmark."
+            raise InvalidValue("objective", minimised, "latency or throughput", where="compare", hint=hint)
+        else:
+            hidden = None
+            searches, baselines = split_methods(methods)
+            isolated, count = False if in_process else None, 1 if seeds is None else seeds
+            config = CompareConfig(
+                searches, evaluations, seconds, count, minimised, isolated=isolated, seed=seed, measured=measured
+            )
+        setup = Setup(
             spec,
             found,
-            config,
-            baselines,
-            workload_seed=workload_seed,
-            num_groups=grouping.num_groups,
-            grouping=grouping.word(asked),
-            constraints=placing.constraints(found),
-            asked=asked,
-            save=save,
-            plot=plot,
-            cluster=cluster,
-            store=storing.store,
-            is_waiting=not storing.no_wait,
-            is_quiet=quiet,
-            is_table=not (quiet and json),
+            asked,
+            workload_seed,
+            grouping.num_groups,
+            grouping.word(asked),
+            placing.constraints(found),
         )
+        if hidden is not None:
+            result = run_true_compare(setup, output, hidden, cluster=cluster)
+        else:
+            result = run_compare(
+                setup,
+                output,
+                config,
+                baselines,
+                store=storing.store,
+                is_waiting=not storing.no_wait,
+                cluster=cluster,
+            )
     if json:
         print_json(result)
     if result["interrupted"]:

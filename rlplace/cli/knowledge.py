@@ -18,8 +18,10 @@ import tyro
 
 from rlplace.cli.arguments import parse_duration, print_json
 from rlplace.errors import FileProblem, InvalidValue
+from rlplace.format import format_seconds
+from rlplace.policy.options import PretrainConfig
+from rlplace.records import shortened
 from rlplace.say import clean, say
-from rlplace.training.pretrain.config import PretrainConfig
 
 if TYPE_CHECKING:
     from rlplace.store.records import StoredMeasurement
@@ -70,30 +72,28 @@ def measurements(
     from rlplace.store.folders import OFF, store_path
     from rlplace.store.store import Filter
 
-    chosen = Filter(workload, graph, host, status, _age("older-than", older_than), _age("newer-than", newer_than))
+    older_s, newer_s = (
+        parse_duration(text, option) if text else None
+        for option, text in (("older-than", older_than), ("newer-than", newer_than))
+    )
+    chosen = Filter(workload, graph, host, status, older_s, newer_s)
     path = store_path(store)
     if path is None:
         raise InvalidValue("store", OFF, "auto, a file or a run folder", where="measurements")
     if most is not None and most < 1:
         raise InvalidValue("limit", most, "at least 1", where="measurements")
-    _check_options_of(
-        action,
-        {"limit": most, "format": form, "out": out and str(out), "all": every or None, "dry-run": dry_run or None},
-    )
+    given = {"limit": most, "format": form, "out": out and str(out), "all": every or None, "dry-run": dry_run or None}
+    for option, value in given.items():
+        owner = next((other for other, options in OPTIONS.items() if option in options), action)
+        if value is not None and owner != action:
+            hint = f"`--{option}` is an option of `{owner}`."
+            raise InvalidValue(option, value, f"no such option of `{action}`", where="measurements", hint=hint)
     if action == "list":
         _list(path, chosen, MOST_LISTED if most is None else most, json)
     elif action == "export":
         _export(path, chosen, form, out, json)
     else:
         _prune(path, chosen, every, dry_run, json)
-
-
-def _check_options_of(action: str, given: dict[str, object]) -> None:
-    for option, value in given.items():
-        if value is not None and option not in OPTIONS[action]:
-            (owner,) = (other for other, options in OPTIONS.items() if option in options)
-            hint = f"`--{option}` is an option of `{owner}`."
-            raise InvalidValue(option, value, f"no such option of `{action}`", where="measurements", hint=hint)
 
 
 def _list(path: Path, chosen: Filter, most: int, json: bool) -> None:
@@ -116,8 +116,9 @@ def _export(path: Path, chosen: Filter, form: str | None, out: Path | None, json
 
     kind = format_of(form, out)
     if json and out is None:
-        hint = "Give --out FILE, or --format json."
-        raise InvalidValue("json", True, "a file for the table", where="measurements", hint=hint)
+        raise InvalidValue(
+            "json", True, "a file for the table", where="measurements", hint="Give --out FILE, or --format json."
+        )
     with MeasurementStore.read(path) as store:
         rows = list(store.measurements(chosen))
     if out is None:
@@ -135,8 +136,13 @@ def _prune(path: Path, chosen: Filter, every: bool, dry_run: bool, json: bool) -
     from rlplace.store.store import MeasurementStore
 
     if chosen.is_empty and not every:
-        hint = "For example: rlplace measurements prune --older-than 30d. Everything: --all."
-        raise InvalidValue("what to prune", "everything", "an option that says which", where="measurements", hint=hint)
+        raise InvalidValue(
+            "what to prune",
+            "everything",
+            "an option that says which",
+            where="measurements",
+            hint="For example: rlplace measurements prune --older-than 30d. Everything: --all.",
+        )
     if every and not chosen.is_empty:
         raise InvalidValue("all", True, "no other option that says which", where="measurements")
     if dry_run or not path.exists():
@@ -151,34 +157,20 @@ def _prune(path: Path, chosen: Filter, every: bool, dry_run: bool, json: bool) -
         say(f"{path}: {count} measurement{'s' * (count != 1)} {'would be ' * dry_run}forgotten")
 
 
-def _age(option: str, text: str) -> float | None:
-    return parse_duration(text, option) if text else None
-
-
 def _show(rows: list[StoredMeasurement]) -> None:
-    from rich.table import Table
-    from rich.text import Text
+    from rlplace.report.printed import plain_table, show
 
-    from rlplace.format import format_seconds
-    from rlplace.report.console import CleanConsole
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("taken", "workload", "host", "graph", "plan", "status", "step", "ratio", "why"):
-        table.add_column(name, no_wrap=name not in ("workload", "why"))
-    for row in rows:
+    def cells(row: StoredMeasurement) -> list[str]:
         outcome = row.measurement
         step = format_seconds(outcome.step_time_s) if outcome.ok else ""
         ratio = f"{outcome.ratio:.3f}" if outcome.ok and row.reference_s > 0 else ""
         taken = time.strftime("%m-%d %H:%M", time.localtime(row.taken_s))
         words = (taken, row.workload, row.host_name, row.graph[:8], row.plan[:8], row.status, step, ratio, row.why)
-        table.add_row(*(Text(_plain(word)) for word in words))
-    CleanConsole(stderr=True).print(table)
+        return [shortened(clean(word), MOST_LETTERS) for word in words]  # a store may be a stranger's
 
-
-def _plain(text: str) -> str:
-    """On one line and short, without what a terminal would act on: a store may be a stranger's."""
-    plain = clean(text)
-    return plain if len(plain) <= MOST_LETTERS else plain[: MOST_LETTERS - 3] + "..."
+    columns = ("<taken", "workload", "<host", "<graph", "<plan", "<status", "<step", "<ratio", "why")
+    table = plain_table(columns, map(cells, rows), box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    show(table)
 
 
 def pretrain(
@@ -201,7 +193,7 @@ def pretrain(
         quiet: no progress
     """
     from rlplace.cluster import reach
-    from rlplace.training.pretrain.run import pretrain as train
+    from rlplace.pretrain.pretraining import pretrain as train
 
     tell = (lambda text: None) if quiet else say
     with reach(cluster, say=tell) as workers:
@@ -234,8 +226,13 @@ def fit_priors(
     from rlplace.store.store import MeasurementStore
 
     if not runs and store == OFF:
-        hint = "For example: rlplace fit-priors runs/a runs/b, or rlplace fit-priors --store auto."
-        raise InvalidValue("number of runs", 0, "at least one run folder", where="fit-priors", hint=hint)
+        raise InvalidValue(
+            "number of runs",
+            0,
+            "at least one run folder",
+            where="fit-priors",
+            hint="For example: rlplace fit-priors runs/a runs/b, or rlplace fit-priors --store auto.",
+        )
     files = [(path / FILE if os.path.isdir(path) else path).resolve() for path in runs]
     for place, (path, file) in enumerate(zip(runs, files, strict=True)):
         if file in files[:place]:

@@ -15,7 +15,7 @@ from typing import Any
 import tyro
 
 from rlplace.cli.arguments import print_json
-from rlplace.say import say
+from rlplace.say import counted, say
 
 
 def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
@@ -58,10 +58,11 @@ def doctor(json: bool = False) -> None:
         json: print one JSON object on stdout
     """
     from rlplace import __version__
-    from rlplace.runs.doctor import CHECKS, System, run_checks, worst
+    from rlplace.doctor import CHECKS, System, run_checks, worst
+    from rlplace.report.printed import doctor_table, show
 
     findings = run_checks(System(), CHECKS)
-    facts = {
+    facts: dict[str, Any] = {
         "schema": 1,
         "rlplace": __version__,
         "verdict": worst(findings),
@@ -70,19 +71,12 @@ def doctor(json: bool = False) -> None:
     if json:
         print_json(facts)
     else:
-        _show(facts)
+        show(doctor_table(facts["checks"]))
+        verdicts = [finding.verdict for finding in findings]
+        warnings = counted(verdicts.count("warn"), "warning")
+        say(f"{len(verdicts)} findings: {verdicts.count('fail')} failed, {warnings}")
     if facts["verdict"] == "fail":
         raise SystemExit(1)
-
-
-def _show(facts: dict[str, Any]) -> None:
-    from rlplace.report.console import CleanConsole
-    from rlplace.report.printed import doctor_table
-
-    CleanConsole(stderr=True, highlight=False, emoji=False).print(doctor_table(facts["checks"]))
-    verdicts = [row["verdict"] for row in facts["checks"]]
-    warnings = "1 warning" if verdicts.count("warn") == 1 else f"{verdicts.count('warn')} warnings"
-    say(f"{len(verdicts)} findings: {verdicts.count('fail')} failed, {warnings}")
 
 
 def workloads(json: bool = False) -> None:

@@ -70,8 +70,13 @@ def place(
     if folder is None:
         for name, value in (("seconds", seconds), ("run", run), ("workload", workload)):
             if value is not None:
-                hint = "It is of a run folder that is placed again."
-                raise InvalidValue(name, str(value), "none beside a workload", where="place", hint=hint)
+                raise InvalidValue(
+                    name,
+                    str(value),
+                    "none beside a workload",
+                    where="place",
+                    hint="It is of a run folder that is placed again.",
+                )
         result = _workload(
             target,
             placing,
@@ -88,13 +93,21 @@ def place(
         )
     else:
         if grouping != type(grouping)() or batch != type(batch)():
-            hint = "Groups and micro-batches are those of the run."
             raise InvalidValue(
-                "options", "of groups or of the batch", "none beside a run folder", where="place", hint=hint
+                "options",
+                "of groups or of the batch",
+                "none beside a run folder",
+                where="place",
+                hint="Groups and micro-batches are those of the run.",
             )
         if workload_seed:
-            hint = "The workload is built as the run built it."
-            raise InvalidValue("workload_seed", workload_seed, "none beside a run folder", where="place", hint=hint)
+            raise InvalidValue(
+                "workload_seed",
+                workload_seed,
+                "none beside a run folder",
+                where="place",
+                hint="The workload is built as the run built it.",
+            )
         found = placing.find_host(host)
         has_own = bool(placing.pin or placing.exclude or placing.together)
         constraints = placing.constraints(found) if has_own else None

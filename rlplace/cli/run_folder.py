@@ -34,11 +34,9 @@ def explain(folder: tyro.conf.Positional[Path], top: int = 12, json: bool = Fals
     if json:
         print_json(explanation.to_dict())
         return
-    from rlplace.report.console import CleanConsole
-    from rlplace.report.printed import explanation_tables
+    from rlplace.report.printed import explanation_tables, show
 
-    console = CleanConsole(stderr=True, highlight=False, emoji=False, markup=False)
-    console.print(explanation_tables(explanation, top))
+    show(explanation_tables(explanation, top), markup=False)
 
 
 def export(

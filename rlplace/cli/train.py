@@ -21,7 +21,7 @@ from rlplace.cli.arguments import (
     print_json,
 )
 from rlplace.errors import InvalidValue
-from rlplace.policy.config import LearnConfig
+from rlplace.policy.options import LearnConfig
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
 
@@ -122,11 +122,19 @@ def train(
             print_json(result)
         return
     if workload is None:
-        hint = "For example: rlplace train nmt. To go on with a run: rlplace train --resume DIR."
-        raise InvalidValue("workload", None, "a name, package.module:function or a graph file", hint=hint)
+        raise InvalidValue(
+            "workload",
+            None,
+            "a name, package.module:function or a graph file",
+            hint="For example: rlplace train nmt. To go on with a run: rlplace train --resume DIR.",
+        )
     if isinstance(budget, MoreTime):
-        hint = "`+` is time on top of what a run was given, beside `--resume DIR`."
-        raise InvalidValue("budget", f"+{budget:g} s", "a time of its own", hint=hint)
+        raise InvalidValue(
+            "budget",
+            f"+{budget:g} s",
+            "a time of its own",
+            hint="`+` is time on top of what a run was given, beside `--resume DIR`.",
+        )
     if evaluations is not None and "budget" in given_options():
         raise InvalidValue("evaluations", evaluations, "none beside --budget", hint="Leave one of the two out.")
     spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
@@ -178,8 +186,12 @@ def _elsewhere(
     shown: dict[str, bool],
 ) -> dict[str, Any]:
     if named.more_s:
-        hint = "The run on the new host begins anew, with a budget of its own."
-        raise InvalidValue("budget", f"+{named.more_s:g} s", "a time without `+` beside --host", hint=hint)
+        raise InvalidValue(
+            "budget",
+            f"+{named.more_s:g} s",
+            "a time without `+` beside --host",
+            hint="The run on the new host begins anew, with a budget of its own.",
+        )
     found = placing.find_host(host)
     has_own = bool(placing.pin or placing.exclude or placing.together)
     constraints = placing.constraints(found) if has_own else None

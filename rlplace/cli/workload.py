@@ -73,42 +73,44 @@ def graph(
         json: print one JSON object on stdout
     """
     spec, sizes, asked = check_workload(workload), parse_dims(dims), batch.parse()
-    if isinstance(asked.count, str):
-        from rlplace.session.cut import number_only
+    from rlplace.graphs.formats import format_to_write, save_graph
+    from rlplace.graphs.formats.graph_files import save_dot
+    from rlplace.measure.costs.costs import estimate_costs
+    from rlplace.measure.problem import Problem
+    from rlplace.report.printed import graph_table, show, targets_table
+    from rlplace.session.cut import number_only
+    from rlplace.session.prepare import judged
+    from rlplace.session.steps import given_costs
 
+    if isinstance(asked.count, str):
         raise number_only(asked.count, "`auto` is chosen by a search: `rlplace train` and `compare` do.")
     for field, value in (("groups", groups), ("top", top), ("dot_ops", dot_ops)):
         if value < 1:
             raise InvalidValue(field, value, "at least 1")
     if save is not None:
-        from rlplace.graphs.formats import format_to_write
-
         format_to_write(save)
     found = costs_host(find_host(host))
     say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
-    from rlplace.session.prepare import judged
-
     captured, capture_s = read_or_capture(spec, sizes, workload_seed, asked.count, asked)
     say(f"{captured.num_ops} ops, {captured.num_edges} edges after {capture_s:.1f} s; estimating and grouping")
     for line in judged(captured):
         say(line)
-    problem = published(spec, captured) or _on_host(spec, captured, found, groups, asked.count)
+    problem = published(spec, captured)
+    if problem is None:
+        costs = given_costs(spec, found, asked.count) or estimate_costs(captured, found)
+        problem = Problem.grouped(captured, found, costs, groups)
     facts = describe(problem, top) | {"workload": str(spec), "is_file": spec.is_file, "capture_s": capture_s}
     facts["workload_seed"] = workload_seed
     if dot is not None:
-        from rlplace.graphs.formats.graph_files import save_dot
-
         save_dot(captured, dot, max_ops=dot_ops)
     if save is not None:
-        from rlplace.graphs.formats import save_graph
-
         save_graph(captured, save)
         if problem.costs.source == "given":
             say(f"{save} holds no times: those that {spec.path} gives its ops stay there")
     if json:
         print_json(facts)
     else:
-        _show(facts)
+        show(graph_table(facts), targets_table(facts["top_targets"], facts["costs_host"]), highlight=True)
 
 
 def describe(problem: Problem, top: int) -> dict[str, Any]:
@@ -146,15 +148,6 @@ def published(spec: WorkloadSpec, graph: OpGraph) -> Problem | None:
     if spec.path.suffix.lower() != ".json" or not is_dnn_partitioning(read_json(spec.path)):
         return None  # such a graph saved in a format of ours, which holds no costs
     return published_problem(load_dnn_partitioning(spec.path))
-
-
-def _on_host(spec: WorkloadSpec, graph: OpGraph, host: Host, num_groups: int, count: int) -> Problem:
-    from rlplace.measure.costs.costs import estimate_costs
-    from rlplace.measure.problem import Problem
-    from rlplace.session.steps import given_costs
-
-    costs = given_costs(spec, host, count) or estimate_costs(graph, host)
-    return Problem.grouped(graph, host, costs, num_groups)
 
 
 def read_or_capture(
@@ -212,15 +205,6 @@ def parse_dims(text: str) -> dict[str, int]:
     return sizes
 
 
-def _show(facts: dict[str, Any]) -> None:
-    from rlplace.report.console import CleanConsole
-    from rlplace.report.printed import graph_table, targets_table
-
-    console = CleanConsole(stderr=True, emoji=False)
-    console.print(graph_table(facts))
-    console.print(targets_table(facts["top_targets"], facts["costs_host"]))
-
-
 def advise(
     workload: tyro.conf.Positional[str],
     placing: Placing,
@@ -255,8 +239,8 @@ def advise(
     if seconds < 1:
         raise InvalidValue("seconds", seconds, "at least 1s")
     constraints = placing.constraints(found)
-    from rlplace.runs.advise.session import advise_workload
-    from rlplace.runs.advise.verdict import WORDS
+    from rlplace.advice.advising import advise_workload
+    from rlplace.advice.verdict import WORDS
 
     told = advise_workload(
         spec,
@@ -274,7 +258,6 @@ def advise(
     if json:
         print_json(told)
         return
-    from rlplace.report.console import CleanConsole
-    from rlplace.report.printed import advice_panel
+    from rlplace.report.printed import advice_panel, show
 
-    CleanConsole(stderr=True, highlight=False, emoji=False).print(advice_panel(told, WORDS[told["verdict"]]))
+    show(advice_panel(told, WORDS[told["verdict"]]))

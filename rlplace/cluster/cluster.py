@@ -1,8 +1,7 @@
 """`Cluster`: a Ray cluster as the rest of rlplace sees it: nodes, and cores that simulated work is spread over.
 
-How this process comes to a Ray cluster: the one at an address, one that runs here already, or a new one here.
-
-`reach`: the cluster that `--cluster` names, or none.
+Also how this process connects: to the cluster at an address, to one that runs here already, or to a new one here.
+`reach` is the cluster that `--cluster` names, or none.
 """
 
 from __future__ import annotations
@@ -70,37 +69,42 @@ class Cluster:
     same versions of rlplace and of the user's modules must be there; the current folder is importable as it is here.
 
     Args:
-        connection: to it.
+        ray: the module.
+        address: of the cluster.
+        is_own: whether the connection was made here, and ends with `close`.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.ray = connection.ray
+    def __init__(self, ray: Any, address: str, *, is_own: bool) -> None:
+        self.ray, self.address, self._is_own = ray, address, is_own
 
     @classmethod
     def connect(cls, address: str, *, say: Callable[[str], None] = lambda line: None) -> Cluster:
-        """Joins a cluster.
+        """Joins a cluster, or starts one on this machine.
 
         Args:
             address: `HOST:PORT`, or `auto`: `RAY_ADDRESS`, else what this user started here with `ray start`, else a
                 cluster of this machine alone that is started now.
-            say: told what was joined.
+            say: told what was joined or started.
 
         Raises:
             MissingExtra: Ray is not installed (extra `cluster`).
-            InvalidValue: no address, or nobody listens there.
+            InvalidValue: no address, nothing listens there, or this process is connected to another cluster.
             RunnerError: Ray could not join or start it.
         """
-        cluster = cls(connect(address, say=say))
+        ray = load_ray()
+        joined = None
+        if is_own := not ray.is_initialized():
+            joined = _init(ray, address_of(address))
+        current = str(ray.get_runtime_context().gcs_address)
+        if is_own:
+            say(f"joined {joined}" if joined else f"started a Ray cluster on this machine ({current})")
+        elif address != AUTO and _port(address) != _port(current):
+            raise InvalidValue("cluster", address, f"{current}, which this process is connected to, or auto")
+        cluster = cls(ray, current, is_own=is_own)
         names = sorted(node.name for node in cluster.nodes)
         cores = counted(cluster.num_workers, "core")
         say(f"cluster of {counted(len(names), 'node')}, {cores}: {', '.join(names)}")
         return cluster
-
-    @property
-    def address(self) -> str:
-        """Where it is."""
-        return self._connection.address
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -160,7 +164,9 @@ class Cluster:
 
         try:
             while True:
-                count = self._count() if not is_drained or running else 0
+                count = self.num_workers
+                if not count and (running or not is_drained):
+                    raise RunnerError("the Ray cluster has no CPU: start a node with `ray start --address=ADDRESS`")
                 free = count - len(running)
                 room = free + count * AHEAD
                 while room > 0 and not is_drained:
@@ -193,7 +199,8 @@ class Cluster:
 
     def close(self) -> None:
         """Leaves the cluster, and ends it if it was started by `connect`; once is enough."""
-        self._connection.leave()
+        if self._is_own and self.ray.is_initialized():
+            self.ray.shutdown()
 
     def __enter__(self) -> Cluster:
         return self
@@ -202,13 +209,6 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _count(self) -> int:
-        """Items that can be at work, of which there must be some."""
-        count = self.num_workers
-        if not count:
-            raise RunnerError("no node of the Ray cluster has a CPU: start one with `ray start --address=ADDRESS`")
-        return count
 
     def _result(self, ref: Any, index: int) -> Any:
         errors = self.ray.exceptions
@@ -271,28 +271,6 @@ _MOST_BYTES = 1000
 _ADDRESS = "HOST:PORT, as `ray start --head` prints it, or auto"
 
 
-@dataclass(frozen=True)
-class Connection:
-    """This process's connection to a Ray cluster.
-
-    Attributes:
-        ray: the module.
-        address: of the cluster.
-        is_started: whether the cluster was started for this connection, and ends with it.
-        is_own: whether this connection was made here; if not, whoever made it ends it.
-    """
-
-    ray: Any
-    address: str
-    is_started: bool
-    is_own: bool
-
-    def leave(self) -> None:
-        """Ends what was made here: the connection, and the cluster if it was started for it."""
-        if self.is_own and self.ray.is_initialized():
-            self.ray.shutdown()
-
-
 def load_ray() -> Any:
     """The module `ray`, which reports nobody's usage.
 
@@ -307,8 +285,9 @@ def load_ray() -> Any:
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "ray":
             raise MissingExtra("ray", EXTRA) from error
-        broken = f"Ray is installed but cannot be imported ({error}): install it anew, `rlplace[{EXTRA}]`."
-        raise RunnerError(broken) from error
+        raise RunnerError(
+            f"Ray is installed but cannot be imported ({error}): install it anew, `rlplace[{EXTRA}]`."
+        ) from error
     found = re.match(r"(\d+)\.(\d+)", str(getattr(ray, "__version__", "")))
     if found is None or tuple(map(int, found.groups())) < OLDEST_RAY:
         least = ".".join(map(str, OLDEST_RAY))
@@ -354,25 +333,12 @@ def address_of(word: str, environ: Mapping[str, str] = os.environ) -> str | None
     return noted if noted is not None and _listens(noted) else None
 
 
-def connect(word: str, *, say: Callable[[str], None]) -> Connection:
-    """Joins the cluster that `--cluster WORD` stands for, or starts one on this machine.
-
-    Args:
-        word: `auto` or an address.
-        say: told what was joined or started.
+def _init(ray: Any, address: str | None) -> str | None:
+    """Connects this process to the cluster at an address; None starts one on this machine.
 
     Raises:
-        MissingExtra: Ray is not installed.
-        InvalidValue: a word of another form, nobody listens there, or this process is connected to another cluster.
         RunnerError: Ray could not join or start it.
     """
-    ray = load_ray()
-    if ray.is_initialized():
-        current = str(ray.get_runtime_context().gcs_address)
-        if word != AUTO and _port(word) != _port(current):
-            raise InvalidValue("cluster", word, f"{current}, which this process is connected to, or auto")
-        return Connection(ray, current, is_started=False, is_own=False)
-    address = address_of(word)
     options: dict[str, Any] = {"address": address}
     if address is None:
         from rlplace.measure.timing.threads import usable_cores
@@ -389,31 +355,33 @@ def connect(word: str, *, say: Callable[[str], None]) -> Connection:
         with _own_signals():
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:
-        raise RunnerError(_refusal(address, error)) from error
-    connection = Connection(ray, str(ray.get_runtime_context().gcs_address), is_started=address is None, is_own=True)
-    say(f"started a Ray cluster on this machine ({connection.address})" if address is None else f"joined {address}")
-    return connection
-
-
-def _refusal(address: str | None, error: Exception) -> str:
-    said = f"{type(error).__name__}: {error}"
-    if address is None:
-        return f"no Ray cluster could be started on this machine: {said}"
-    return (
-        f"the Ray cluster at {address} could not be joined: {said}. This machine must be one of its nodes "
-        f"(`ray start --address={address}`), with the same versions of Ray and Python."
-    )
+        why = f"{type(error).__name__}: {error}"
+        if address is None:
+            raise RunnerError(f"no Ray cluster could be started on this machine: {why}") from error
+        raise RunnerError(
+            f"the Ray cluster at {address} could not be joined: {why}. This machine must be one of its nodes "
+            f"(`ray start --address={address}`), with the same versions of Ray and Python."
+        ) from error
+    return address
 
 
 def _reached(address: str, field: str) -> str:
     """The address, once somebody takes a connection there."""
     host, _, port = address.rpartition(":")
     if "//" in address or not host or not port.isdigit():
-        hint = "Ray Client (`ray://`) is not supported." if address.startswith("ray://") else ""
-        raise InvalidValue(field, address, _ADDRESS, hint=hint)
+        raise InvalidValue(
+            field,
+            address,
+            _ADDRESS,
+            hint="Ray Client (`ray://`) is not supported." if address.startswith("ray://") else "",
+        )
     if not _listens(address):
-        hint = "Start one with `ray start --head` on one machine, and join the others with `ray start --address=...`."
-        raise InvalidValue(field, address, "the address of a Ray cluster that runs", hint=hint)
+        raise InvalidValue(
+            field,
+            address,
+            "the address of a Ray cluster that runs",
+            hint="Start one with `ray start --head` on one machine; the others join with `ray start --address=...`.",
+        )
     return address
 
 

@@ -13,7 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -357,19 +357,15 @@ class Workers(Protocol):
     @property
     def num_alive(self) -> int:
         """Workers that measure now, or may soon."""
-        ...
 
     def idle(self) -> Sequence[str]:
         """Names of those that could begin with a job now; the one to be asked first comes first."""
-        ...
 
     def start(self, worker: str, job: Job) -> None:
         """Has an idle worker begin with a job."""
-        ...
 
     def wait(self, timeout_s: float) -> Sequence[Ended]:
         """Jobs that have ended, each told once; returns as soon as there is one, or after so many seconds."""
-        ...
 
 
 @dataclass(eq=False)
@@ -389,27 +385,6 @@ class _Asked:
     outcome: Measurement | None = None
     num_lost: int = 0
     is_told: bool = False
-
-
-@dataclass
-class _Pace:
-    """How long plans take, the longest so far."""
-
-    longest_s: float = 0.0
-
-    def limit_s(self, staleness: Staleness, count: int) -> float:
-        """Seconds for `count` plans after which a worker is late."""
-        if not self.longest_s:
-            return staleness.slow_first_s
-        return max(staleness.slow_least_s, staleness.slow_factor * self.longest_s * count)
-
-
-@dataclass
-class _Queue:
-    """Jobs that nobody has begun with, and those that somebody has."""
-
-    waiting: list[Job] = field(default_factory=list)
-    running: list[Job] = field(default_factory=list)
 
 
 class StaleSynchronous:
@@ -437,7 +412,9 @@ class StaleSynchronous:
     ) -> None:
         self._workers, self._staleness, self._clock = workers, staleness or Staleness(), clock
         self._asked: list[_Asked] = []
-        self._queue, self._pace, self._round = _Queue(), _Pace(), 0
+        self._waiting: list[Job] = []  # jobs without a worker
+        self._running: list[Job] = []
+        self._longest_s, self._round = 0.0, 0
 
     @property
     def num_pending(self) -> int:
@@ -500,7 +477,7 @@ class StaleSynchronous:
         for begin in range(0, len(plans), size):
             part = tuple(plans[begin : begin + size])
             places = tuple(range(first + begin, first + begin + len(part)))
-            self._queue.waiting.append(Job(places, part, protocol, deadline_s))
+            self._waiting.append(Job(places, part, protocol, deadline_s))
 
     def _hand_out(self) -> None:
         """Gives jobs to those that have none."""
@@ -509,13 +486,13 @@ class StaleSynchronous:
             if job is None:
                 return
             job.begin_s = self._clock()
-            self._queue.running.append(job)
+            self._running.append(job)
             self._workers.start(worker, job)
 
     def _following(self) -> Job | None:
         """The next job, without the plans that have been measured meanwhile."""
-        while self._queue.waiting:
-            job = self._queue.waiting.pop(0)
+        while self._waiting:
+            job = self._waiting.pop(0)
             left = [place for place in job.places if self._asked[place].outcome is None]
             if left:
                 return self._job(left, job)
@@ -526,34 +503,37 @@ class StaleSynchronous:
 
     def _repeat_late(self) -> None:
         """Has others measure what everybody who measures it takes too long for."""
-        now_s, queue = self._clock(), self._queue
-        late = [job for job in queue.running if now_s >= self._late_s(job)]
-        busy = {place for job in [*queue.waiting, *queue.running] if job not in late for place in job.places}
+        now_s = self._clock()
+        late = [job for job in self._running if now_s >= self._late_s(job)]
+        busy = {place for job in [*self._waiting, *self._running] if job not in late for place in job.places}
         for job in late:
             for place in job.places:
                 if self._asked[place].outcome is None and place not in busy:
-                    queue.waiting.append(self._job([place], job))
+                    self._waiting.append(self._job([place], job))
                     busy.add(place)
 
     def _late_s(self, job: Job) -> float:
         """When the worker that has a job is late."""
-        return job.begin_s + self._pace.limit_s(self._staleness, len(job.plans))
+        staleness, limit_s = self._staleness, self._staleness.slow_first_s
+        if self._longest_s:
+            limit_s = max(staleness.slow_least_s, staleness.slow_factor * self._longest_s * len(job.plans))
+        return job.begin_s + limit_s
 
     def _timeout_s(self, enough_s: float) -> float:
         """How long to wait at most until something is to be decided."""
         now_s = self._clock()
-        times = [self._late_s(job) - now_s for job in self._queue.running] + [enough_s]
+        times = [self._late_s(job) - now_s for job in self._running] + [enough_s]
         return min([LOOKS_EVERY_S, *(seconds for seconds in times if seconds > 0)])
 
     def _take(self, ended: Sequence[Ended]) -> None:
         """Takes in what workers came to."""
         for one in ended:
-            self._queue.running.remove(one.job)
+            self._running.remove(one.job)
             if not one.outcomes:
                 self._lose(one)
                 continue
-            seconds = self._clock() - one.job.begin_s
-            self._pace.longest_s = max(self._pace.longest_s, seconds / len(one.job.plans))
+            seconds = (self._clock() - one.job.begin_s) / len(one.job.plans)  # of one plan
+            self._longest_s = max(self._longest_s, seconds)
             for place, outcome in zip(one.job.places, one.outcomes, strict=True):
                 if self._asked[place].outcome is None:
                     self._asked[place].outcome = outcome
@@ -568,5 +548,5 @@ class StaleSynchronous:
             if asked.num_lost >= MOST_LOST:
                 why = f"{asked.num_lost} workers were lost while they measured it: {ended.why}"
                 asked.outcome = Measurement("error", math.inf, why=why)
-            elif not any(place in job.places for job in [*self._queue.waiting, *self._queue.running]):
-                self._queue.waiting.insert(0, self._job([place], ended.job))
+            elif not any(place in job.places for job in [*self._waiting, *self._running]):
+                self._waiting.insert(0, self._job([place], ended.job))

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from rlplace.errors import RlplaceError, RunnerError, UserError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Program
+from rlplace.locks import machine_id, measuring_alone
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import check_present
@@ -34,7 +35,6 @@ from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.race import RaceProtocol
-from rlplace.runs.host_lock import machine_id, measuring_alone
 from rlplace.store.folders import machine_facts
 
 FOREVER_S = 1e12

@@ -6,7 +6,7 @@ Ratios over a suite of problems: their geometric mean and how sure one can be of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -176,6 +176,32 @@ class Comparison:
 DRAWS = 10_000
 
 
+def collected(
+    rows: Iterator[tuple[int, Row]], found: dict[int, Row], on_row: Callable[[Row], None] | None
+) -> tuple[list[Row], bool]:
+    """Rows in the order of their numbers, and whether Ctrl-C ended it early.
+
+    Args:
+        rows: numbers and rows, as they come.
+        found: filled with them on the way.
+        on_row: told each row.
+
+    Raises:
+        KeyboardInterrupt: before the first row.
+    """
+    is_interrupted = False
+    try:
+        for number, row in rows:
+            found[number] = row
+            if on_row is not None:
+                on_row(row)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        is_interrupted = True
+    return [found[number] for number in sorted(found)], is_interrupted
+
+
 @dataclass(frozen=True)
 class MeanRatio:
     """A geometric mean with its 95 % interval.
@@ -216,8 +242,7 @@ def mean_ratio(ratios: Sequence[float], workloads: Sequence[str], *, seed: int =
     """
     logs, sums, counts = _by_workload(ratios, workloads)
     drawn = np.random.default_rng(seed).integers(0, len(sums), (DRAWS, len(sums)))
-    means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
-    low, high = np.percentile(means, (2.5, 97.5))
+    low, high = np.percentile(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), (2.5, 97.5))
     return MeanRatio(float(np.exp(logs.mean())), float(np.exp(low)), float(np.exp(high)), len(logs))
 
 
@@ -265,5 +290,4 @@ def _by_workload(
     logs: NDArray[np.float64] = np.log(values)
     names, cluster = np.unique(np.asarray(workloads), return_inverse=True)
     sums = np.bincount(cluster, weights=logs, minlength=len(names)).astype(np.float64)
-    counts = np.bincount(cluster, minlength=len(names)).astype(np.float64)
-    return logs, sums, counts
+    return logs, sums, np.bincount(cluster, minlength=len(names)).astype(np.float64)

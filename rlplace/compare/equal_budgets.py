@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from rlplace.compare.comparison import Comparison, Objective, Row
+from rlplace.compare.comparison import Comparison, Objective, Row, RowStatus, collected
 from rlplace.errors import InvalidValue, MissingExtra, UnknownName, UserError
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
@@ -28,11 +29,12 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.eager_step import Other
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.measure.timing.threads import one_thread_here
+from rlplace.records import Number, Seed, Whole, record
 from rlplace.search.methods import Method, SearchResult, adopt_methods, find
 from rlplace.search.op_order import shorten
 from rlplace.search.rules.baselines import best_single
 from rlplace.search.task import Budget, Failure, Task
-from rlplace.seeds import check_seed
+from rlplace.seeds import LARGEST_SEED
 from rlplace.session.calibrate import Known
 from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import SearchConfig
@@ -42,6 +44,7 @@ from rlplace.training.searches.racing_host import ROUND
 if TYPE_CHECKING:
     from rlplace.cluster import Cluster
 
+AtLeastOne = Annotated[Whole, Field(ge=1)]
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
 """Rounds of the final race on a real host."""
 DEFAULT_SECONDS = 60.0
@@ -53,22 +56,22 @@ ROUNDING = 1e-9
 """By what share two sums of the same seconds may differ."""
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class CompareConfig:
     """Who takes part and what each may spend.
 
     Raises:
-        UnknownName: no such method.
+        UnknownName: no such method or objective.
         InvalidValue: a budget or a number of seeds out of range.
     """
 
     methods: tuple[str, ...] = ("all",)
     """Names of methods, `op-order`, or `all`."""
-    evaluations: int | None = None
+    evaluations: AtLeastOne | None = None
     """Placements that each method may score with each seed."""
-    seconds: float | None = None
+    seconds: Annotated[Number, Field(gt=0)] | None = None
     """Wall time of all methods and seeds together; 60 s where no budget is given."""
-    seeds: int = 1
+    seeds: AtLeastOne = 1
     """How many seeds each method that draws is run with: `seed`, `seed` + 1, ..."""
     objective: Objective = "latency"
     """What is minimised."""
@@ -79,35 +82,26 @@ class CompareConfig:
     `RLPLACE_IN_PROCESS=1`."""
     is_count_chosen: bool = False
     """Whether the problem's number of micro-batches was chosen by `auto`; rows that need more of them then say so."""
-    seed: int = 0
+    seed: Seed = 0
     """Of every method's draws, the first of `seeds`; and of random ops."""
-    measured: int | None = None
+    measured: AtLeastOne | None = None
     """Plans that `learned` measures on a host of this machine; without them it has nothing to learn from."""
 
     def __post_init__(self) -> None:
-        given: object = self.methods
-        if isinstance(given, str):
-            hint = f"Write `methods=({given!r},)`."
-            raise InvalidValue("methods", given, "a tuple of names", where="compare", hint=hint)
         for name in self.methods:
             if name not in ("all", OP_ORDER) and name not in METHODS:
                 raise UnknownName("method", name, ("all", OP_ORDER, *METHODS))
-        if self.seeds < 1:
-            raise InvalidValue("seeds", self.seeds, "at least 1", where="compare")
-        check_seed(self.seed, where="compare")
-        check_seed(self.seed + self.seeds - 1, where="the last of compare")
-        if self.measured is not None and self.measured < 1:
-            raise InvalidValue("measured", self.measured, "at least 1", where="compare")
-        if self.measured is not None and LEARNED not in self.names:
+        if self.seed + self.seeds - 1 > LARGEST_SEED:
+            most = LARGEST_SEED - self.seed + 1
+            raise InvalidValue("seeds", self.seeds, f"at most {most:,} from seed {self.seed} on", where="compare")
+        if self.measured is None:
+            return
+        if LEARNED not in self.names:
             hint = f"Only `{LEARNED}` measures while it searches."
             raise InvalidValue("measured", self.measured, f"none without {LEARNED}", where="compare", hint=hint)
-        if self.measured is not None and self.objective != "latency":
+        if self.objective != "latency":
             hint = "What is measured is the time of a step."
             raise InvalidValue("objective", self.objective, "latency beside measured", where="compare", hint=hint)
-        if self.evaluations is not None and self.evaluations < 1:
-            raise InvalidValue("evaluations", self.evaluations, "at least 1", where="compare")
-        if self.seconds is not None and not 0 < self.seconds < math.inf:
-            raise InvalidValue("seconds", self.seconds, "more than 0, and finite", where="compare")
 
     @property
     def total_s(self) -> float:
@@ -119,7 +113,10 @@ class CompareConfig:
     @property
     def budget(self) -> dict[str, float | None]:
         """What `--json` says of the budget."""
-        spent = {"evaluations": self.evaluations, "seconds": None if math.isinf(self.total_s) else self.total_s}
+        spent: dict[str, Any] = {
+            "evaluations": self.evaluations,
+            "seconds": None if math.isinf(self.total_s) else self.total_s,
+        }
         return spent if self.measured is None else spent | {"measured": self.measured}
 
     @property
@@ -197,17 +194,8 @@ def compare(
     learning = Learning(known, log, config.isolated, config.measured or 0)
     others = [(dataclasses.replace(row, seed=config.seed), timer) for row, timer in others]
     found: dict[int, Row] = {}
-    is_interrupted = False
-    try:
-        for number, row in _searched(problem, simulator, config, found, cluster, learning):
-            found[number] = row
-            if on_row is not None:
-                on_row(row)
-    except KeyboardInterrupt:
-        if not found:
-            raise
-        is_interrupted = True
-    rows = [found[number] for number in sorted(found)]
+    searched = _searched(problem, simulator, config, found, cluster, learning)
+    rows, is_interrupted = collected(searched, found, on_row)
     is_measured = not (problem.host.is_simulated or is_interrupted) and config.objective == "latency"
     if is_measured:
         if cluster is not None:
@@ -244,8 +232,12 @@ def check_measured(config: CompareConfig, host: Host, *, is_spread: bool) -> Non
         InvalidValue: the host is simulated, or a cluster searches.
     """
     if config.measured is not None and (host.is_simulated or is_spread):
-        expected = "none beside a cluster" if is_spread else f"none on {host.name}, which is simulated"
-        raise InvalidValue("measured", config.measured, expected, where="compare")
+        raise InvalidValue(
+            "measured",
+            config.measured,
+            "none beside a cluster" if is_spread else f"none on {host.name}, which is simulated",
+            where="compare",
+        )
 
 
 def _searched(
@@ -325,23 +317,16 @@ def _measured(
     config: CompareConfig,
 ) -> list[Row]:
     """The rows with measured step times, equal placements measured once, all in one race with `others`."""
-    lanes: dict[str, int] = {}
-    plans: list[Plan] = []
-    for row in rows:
-        if row.plan is not None and row.ok and row.plan.fingerprint not in lanes:
-            lanes[row.plan.fingerprint] = len(plans)
-            plans.append(row.plan)
+    plans = {row.plan.fingerprint: row.plan for row in rows if row.plan is not None and row.ok}
     timers = [timer for _, timer in others if timer is not None]
     evaluator = Evaluator(problem, simulator, seed=config.seed, log=log, isolated=config.isolated)
     try:
-        outcomes = evaluator.measure_plans(plans, RACE, others=timers)
+        outcomes = evaluator.measure_plans(list(plans.values()), RACE, others=timers)
     finally:
         evaluator.close()
-    timed = iter(outcomes[len(plans) :])
+    timed, placed = iter(outcomes[len(plans) :]), dict(zip(plans, outcomes))
     measured = [
-        row
-        if row.plan is None or not row.ok
-        else _timed(row, outcomes[lanes[row.plan.fingerprint]], simulated_s=row.value_s)
+        row if row.plan is None or not row.ok else _timed(row, placed[row.plan.fingerprint], simulated_s=row.value_s)
         for row in rows
     ]
     return measured + [row if timer is None else _timed(row, next(timed)) for row, timer in others]
@@ -436,14 +421,14 @@ def find_row(
         learning: what `learned` has; nothing by default.
     """
     begin = time.monotonic()
-    if is_count_chosen and METHODS[name].refusal(problem) is not None:
-        return Row(name, seed, "skipped", why="auto chose the whole batch")
+    refused = METHODS[name].refusal(problem)
+    why = "" if refused is None else "auto chose the whole batch" if is_count_chosen else str(refused)
     learning = learning or Learning()
-    if name == LEARNED and not learning.measured:
+    if name == LEARNED and not learning.measured and not (refused and is_count_chosen):
         ask = "`--true KIND:SEED`" if problem.host.is_simulated else "`--measured N`"
-        return Row(name, seed, "skipped", why=f"it learns from measured steps: ask for them with {ask}")
-    if (refused := METHODS[name].refusal(problem)) is not None:
-        return Row(name, seed, "skipped", why=str(refused))
+        why = f"it learns from measured steps: ask for them with {ask}"
+    if why:
+        return Row(name, seed, "skipped", why=why)
     try:
         if name == LEARNED:
             return _learned(problem, simulator, seed, budget, learning)
@@ -517,25 +502,17 @@ def _learned(problem: Problem, simulator: Simulator, seed: int, budget: Budget, 
 
 
 def _row(simulator: Simulator, name: str, seed: int, found: SearchResult, budget: Budget) -> Row:
-    if found.devices is None and found.evaluations == 0:
-        is_late = found.plan_s >= budget.seconds
-        is_free = simulator.problem.allowed is None
-        why = "it tried no placement" if is_free else "pins and exclusions leave it no placement"
-        if is_late:
-            why = "its time was up before its first placement"
-        return Row(
-            name, seed, "timeout" if is_late else "skipped", plan_s=found.plan_s, why=why, proved_s=found.lower_bound_s
-        )
     if found.devices is None:
-        return Row(
-            name,
-            seed,
-            "oom",
-            evaluations=found.evaluations,
-            plan_s=found.plan_s,
-            why="found no placement that fits into memory",
-            proved_s=found.lower_bound_s,
-        )
+        status: RowStatus = "oom"
+        why = "found no placement that fits into memory"
+        if found.evaluations == 0 and found.plan_s >= budget.seconds:
+            status, why = "timeout", "its time was up before its first placement"
+        elif found.evaluations == 0:
+            status, why = "skipped", "it tried no placement"
+            if simulator.problem.allowed is not None:
+                why = "pins and exclusions leave it no placement"
+        spent: dict[str, Any] = {"evaluations": found.evaluations, "plan_s": found.plan_s}
+        return Row(name, seed, status, why=why, proved_s=found.lower_bound_s, **spent)
     if found.plan is None:
         plan, outcome = simulator.plan_and_time(found.devices)
     else:

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from rlplace.compare.comparison import Comparison, Row
+from rlplace.compare.comparison import Comparison, Row, collected
 from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName, UserError
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.measurement import Measurement, PlanMeasurer
@@ -25,17 +26,20 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
+from rlplace.records import Number, Seed, Whole, record
 from rlplace.search.methods import METHODS, find
 from rlplace.search.task import BestSoFar, Budget, Failure, Task
 from rlplace.search.winners import SEARCH, find_winners
-from rlplace.seeds import check_seed
 from rlplace.training.agent.config import AgentConfig
 
 if TYPE_CHECKING:
     from rlplace.cluster import Cluster
 
 
-@dataclass(frozen=True)
+AtLeastOne = Annotated[Whole, Field(ge=1)]
+
+
+@record(frozen=True)
 class TrueConfig:
     """Who takes part, what each may spend, and what is true.
 
@@ -46,35 +50,23 @@ class TrueConfig:
 
     truth: Truth
     """Kind and seed."""
-    measured: int
+    measured: AtLeastOne
     """Plans that each row may measure."""
     methods: tuple[str, ...] = ("all",)
     """Names of `ROWS`, or `all`."""
-    evaluations: int | None = None
+    evaluations: AtLeastOne | None = None
     """Placements that each row may simulate; as many as the agent takes by default."""
-    seconds: float | None = None
+    seconds: Annotated[Number, Field(gt=0)] | None = None
     """Wall time of all rows together, in equal shares; no end by default."""
     threads: int = 1
     """Placements simulated at once."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Of every row's own draws; that of the truth by default."""
 
     def __post_init__(self) -> None:
-        given: object = self.methods
-        if isinstance(given, str):
-            hint = f"Write `methods=({given!r},)`."
-            raise InvalidValue("methods", given, "a tuple of names", where="compare", hint=hint)
         for name in self.methods:
             if name != "all" and name not in ROWS:
                 raise UnknownName("method with a hidden truth", name, ("all", *ROWS))
-        if self.seed is not None:
-            check_seed(self.seed, where="compare")
-        if self.measured < 1:
-            raise InvalidValue("measured", self.measured, "at least 1", where="compare")
-        if self.evaluations is not None and self.evaluations < 1:
-            raise InvalidValue("evaluations", self.evaluations, "at least 1", where="compare")
-        if self.seconds is not None and not 0 < self.seconds < math.inf:
-            raise InvalidValue("seconds", self.seconds, "more than 0, and finite", where="compare")
 
     @property
     def drawn_from(self) -> int:
@@ -124,17 +116,8 @@ def compare_true(
     if not problem.host.is_simulated:
         raise InvalidValue("host", problem.host.name, "a simulated host: a preset, or a host file", where="compare")
     true = true_problem(problem, config.truth)
-    found: dict[int, Row] = {}
-    is_interrupted = False
-    try:
-        for number, row in _rows(problem, true, config) if cluster is None else _spread(problem, config, cluster):
-            found[number] = row
-            if on_row is not None:
-                on_row(row)
-    except KeyboardInterrupt:
-        if not found:
-            raise
-        is_interrupted = True
+    coming = _rows(problem, true, config) if cluster is None else _spread(problem, config, cluster)
+    rows, is_interrupted = collected(coming, {}, on_row)
     bound_s, bound = lower_bound_s(true)
     budget, seconds = config.budget, config.seconds
     spent = {"evaluations": budget.evaluations, "seconds": seconds, "measured": budget.measurements}
@@ -142,7 +125,7 @@ def compare_true(
         workload,
         problem.host.name,
         "latency",
-        tuple(found[number] for number in sorted(found)),
+        tuple(rows),
         bound_s,
         bound,
         spent,

@@ -171,8 +171,13 @@ def with_batch_share(spec: WorkloadSpec, count: int, default_size: Size) -> Work
     """
     batch = getattr(spec.config(default_size), "batch", None) if spec.name in CONFIGS else None
     if not isinstance(batch, int):
-        hint = "A function of yours or a graph file has none: leave `ddp` out of --methods."
-        raise InvalidValue("workload", str(spec), "one with an option `batch`, to share it out", where="ddp", hint=hint)
+        raise InvalidValue(
+            "workload",
+            str(spec),
+            "one with an option `batch`, to share it out",
+            where="ddp",
+            hint="A function of yours or a graph file has none: leave `ddp` out of --methods.",
+        )
     if batch % count:
         raise InvalidValue("batch", batch, f"a multiple of {count}, one share a replica", where="ddp")
     options = {**dict(spec.options), "batch": batch // count}

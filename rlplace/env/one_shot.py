@@ -19,8 +19,15 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlplace.env.measurers import NUM_GROUPS, SharedMeasurer, find_measurer
-from rlplace.env.placement_env import ActionSpace, Observation, PlacementEnv, check_actions
+from rlplace.env.placement_env import (
+    NUM_GROUPS,
+    ActionSpace,
+    Observation,
+    PlacementEnv,
+    SharedMeasurer,
+    check_actions,
+    find_measurer,
+)
 from rlplace.env.problem_features import GraphObservation
 from rlplace.env.rewards import Reward, Scores, make_scorer
 from rlplace.errors import InvalidValue

@@ -24,7 +24,6 @@ class Reward(Protocol):
 
     def __call__(self, step_time_s: FloatArray) -> FloatArray:
         """(B,) rewards of (B,) step times; an infinite step time is a placement that failed."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,7 @@ class SequentialBatch:
         return found.astype(np.int64)
 
 
-__all__ = ["ESTIMATES", "FEATURES", "FIRST_WEIGHTS", "GROUPINGS", "ListSchedules", "Pair"]
+__all__ = ["DECISION_FEATURES", "ESTIMATES", "FEATURES", "FIRST_WEIGHTS", "GROUPINGS", "ListSchedules", "Pair"]
 
 
 class ListSchedules:

@@ -19,9 +19,15 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rlplace.env.measurers import NUM_GROUPS, SharedMeasurer, find_measurer
 from rlplace.env.one_shot import BatchedVecEnv, Indices
-from rlplace.env.placement_env import Observation, PlacementEnv, check_actions
+from rlplace.env.placement_env import (
+    NUM_GROUPS,
+    Observation,
+    PlacementEnv,
+    SharedMeasurer,
+    check_actions,
+    find_measurer,
+)
 from rlplace.env.rewards import Reward, rewards_of
 from rlplace.env.schedule_batch import SequentialBatch, SequentialObservation
 from rlplace.errors import InvalidValue, UnknownName

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -92,9 +92,12 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
     host = resolve_host(host)
     origin, optimizer = require_program(graph).origin, require_program(graph).optimizer
     if origin.autocast is not None:
-        hint = "Capture it without autocast to check it: what is placed and what runs where is the same."
         raise InvalidValue(
-            "model", "captured under autocast", "one that can run in float64", where="export check", hint=hint
+            "model",
+            "captured under autocast",
+            "one that can run in float64",
+            where="export check",
+            hint="Capture it without autocast to check it: what is placed and what runs where is the same.",
         )
     model = copy.deepcopy(origin.model).double()
     loss_fn = origin.loss_fn
@@ -103,13 +106,16 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
     elif isinstance(loss_fn, nn.Module):
         loss_fn = copy.deepcopy(loss_fn).double()
     args, kwargs, targets = pytree.tree_map_only(torch.Tensor, _as_double, (origin.args, origin.kwargs, origin.targets))
-    with _Double():
+    with _double_by_default(), _Double():
         again = Origin(model, args, kwargs, loss_fn, targets, micro=origin.micro, frozen=origin.frozen)
         double = capture_step(again, optimizer)
     if double.targets != graph.targets:
-        hint = "Autocast inside of `forward`, and casts to a type by its name, do: turn them off to check."
         raise InvalidValue(
-            "model", "other ops in float64", "the ops of the placed graph", where="export check", hint=hint
+            "model",
+            "other ops in float64",
+            "the ops of the placed graph",
+            where="export check",
+            hint="Autocast inside of `forward`, and casts to a type by its name, do: turn them off to check.",
         )
     labels = {"targets": origin.as_given(targets)} if targets else {}
     placed = PlacedModel(double, host, plan)
@@ -122,12 +128,14 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
     try:
         _check_kinds(drawing, host, plan, eager.place)
         for number in range(num_steps):
-            result = placed(*args, **kwargs, **labels)
-            with _Double(), nullcontext() if draws is None else draws.of_step(number):
-                eager()
+            with _double_by_default():
+                result = placed(*args, **kwargs, **labels)
+                with _Double(), nullcontext() if draws is None else draws.of_step(number):
+                    eager()
             pairs = zip(_tensors(eager.loss), _tensors(result), strict=True)
             loss_difference = max([loss_difference, *(_difference(a, b) for a, b in pairs)])
-        state_difference = _state_difference(eager.state_dict(), placed.state_dict())
+        expected, actual = eager.state_dict(), placed.state_dict()
+        state_difference = max((_difference(expected[name], actual[name]) for name in actual), default=0.0)
         is_accumulation = origin.micro is not None and not origin.micro.equals_whole
         return CheckResult(loss_difference, state_difference, num_steps, len(drawing), is_accumulation)
     finally:
@@ -149,6 +157,17 @@ def _check_kinds(drawing: list[int], host: Host, plan: Plan, place: torch.device
         )
 
 
+@contextmanager
+def _double_by_default() -> Iterator[None]:
+    """While active, tensors that are made without a type (`torch.zeros(shape)`) are float64 where they were float32."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(_double_of(default))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
+
+
 class _Double(TorchFunctionMode):
     """While active, float32 means float64: models that compute parts in float32 whatever they are given stay alike."""
 
@@ -164,18 +183,13 @@ def _double_of(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float32 else dtype
 
 
-def _state_difference(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]) -> float:
-    return max((_difference(expected[name], actual[name]) for name in actual), default=0.0)
-
-
 def _difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
     expected, actual = expected.detach().double().cpu(), actual.detach().double().cpu()
     if not expected.numel():
         return 0.0
     if not bool(torch.isfinite(expected).all()) or not bool(torch.isfinite(actual).all()):
         return float("inf")
-    scale = max(float(expected.abs().max()), SMALLEST_SCALE)
-    return float((expected - actual).abs().max()) / scale
+    return float((expected - actual).abs().max()) / max(float(expected.abs().max()), SMALLEST_SCALE)
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:
@@ -250,8 +264,7 @@ def _drawing(graph: OpGraph) -> dict[int, Callable[..., Any]]:
 
 def _name(target: Callable[..., Any]) -> str:
     """An op without its overload, also of its in-place form."""
-    packet = getattr(target, "overloadpacket", None)
-    return str(getattr(packet, "__name__", target)).removesuffix("_")
+    return str(getattr(getattr(target, "overloadpacket", None), "__name__", target)).removesuffix("_")
 
 
 def _unlike(actual: str, expected: str) -> InvalidValue:

@@ -67,8 +67,7 @@ def project(problem: Problem, devices: NDArray[np.int32]) -> Projection:
         problem: of the placement.
         devices: (N,) device of each op.
     """
-    graph = problem.graph
-    classes = module_classes(graph)
+    classes = module_classes(problem.graph)
     num_devices = problem.host.num_devices
     members = np.flatnonzero(classes.op_class >= 0)
     of, weight_s = classes.op_class[members], problem.costs.op_time_s.mean(axis=1)
@@ -255,8 +254,13 @@ def exported(request: ExportRequest) -> Exported:
     """
     problem = _problem(request)
     if (count := problem.graph.num_micro_batches) > 1:
-        hint = f"Its batches are whole, other in step time and memory: train without micro-batches. {LEARN_MODULES}."
-        raise InvalidValue("micro_batches", count, "1 for a device map", where="export", hint=hint)
+        raise InvalidValue(
+            "micro_batches",
+            count,
+            "1 for a device map",
+            where="export",
+            hint=f"Its batches are whole, other in step time and memory: train without micro-batches. {LEARN_MODULES}.",
+        )
     places = map_places(problem.host)
     plan = request.placement.plan
     projection = project(problem, plan.devices)
@@ -310,8 +314,7 @@ def _cache(problem: Problem, projection: Projection, num_tokens: int) -> dict[in
     """Bytes of keys and values by device."""
     if not num_tokens:
         return {}
-    graph = problem.graph
-    origin = require_program(graph).origin
+    origin = require_program(problem.graph).origin
     leaves = pytree.tree_leaves((origin.args, origin.kwargs))
     batch = next((leaf.shape[0] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), 1)
     units, classes = projection.classes.tree.unit_of(), projection.classes

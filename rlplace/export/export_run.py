@@ -49,12 +49,21 @@ def export_run(
         return listed()
     chosen = FORMATS[format]
     if is_check and format != "script":
-        hint = "A check runs the placed step and writes nothing: leave one of the two out."
-        raise InvalidValue("format", format, "none with a check", where="export", hint=hint)
+        raise InvalidValue(
+            "format",
+            format,
+            "none with a check",
+            where="export",
+            hint="A check runs the placed step and writes nothing: leave one of the two out.",
+        )
     if cache_tokens < 0 or (cache_tokens and "cache_tokens" not in chosen.options):
-        expected = "0 or more" if cache_tokens < 0 else f"0 with {format}"
-        hint = "The format `device_map` counts keys and values."
-        raise InvalidValue("cache_tokens", cache_tokens, expected, where="export", hint=hint)
+        raise InvalidValue(
+            "cache_tokens",
+            cache_tokens,
+            "0 or more" if cache_tokens < 0 else f"0 with {format}",
+            where="export",
+            hint="The format `device_map` counts keys and values.",
+        )
     run = RunFolder.open(folder)
     placement = load_placement(run.path("placement.json"))
     request = ExportRequest(run, run.read_json("config.json"), placement, workload, cache_tokens)
@@ -118,8 +127,13 @@ def _graph(request: ExportRequest) -> OpGraph:
 def _check(request: ExportRequest) -> dict[str, Any]:
     placement = request.placement
     if request.is_simulated:
-        hint = "A check runs the placed step: train on a host of this machine (`--host auto`) first."
-        raise InvalidValue("host", request.config.get("host"), "one of this machine", where="export --check", hint=hint)
+        raise InvalidValue(
+            "host",
+            request.config.get("host"),
+            "one of this machine",
+            where="export --check",
+            hint="A check runs the placed step: train on a host of this machine (`--host auto`) first.",
+        )
     graph, host = _graph(request), matching_host(placement)
     placement.require(graph, host)
     count = graph.num_micro_batches

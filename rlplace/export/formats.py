@@ -201,8 +201,7 @@ class CapturedRun:
             UserError: the run lacks a file or is malformed, or its workload cannot be built again.
             FingerprintMismatch: the workload is another one now.
         """
-        where = str(request.run.path("problem.json"))
-        host = host_from_dict(request.problem().get("host"), where)
+        host = host_from_dict(request.problem().get("host"), str(request.run.path("problem.json")))
         workload = build_for(request.spec, host, request.workload_seed)
         graph = capture_workload(workload, *read_asked(request.config.get("micro_batches")))
         request.placement.require_graph(graph)
@@ -223,9 +222,12 @@ class CapturedRun:
                 read_workspaces(kept.get("workspace_bytes"), times_s.shape, "problem.json"),
             )
         except (KeyError, TypeError, ValueError) as error:
-            hint = f"It cannot be read as numbers: {error}."
             raise InvalidValue(
-                "costs.op_time_s", "no table", "seconds of every op on every device", where="problem.json", hint=hint
+                "costs.op_time_s",
+                "no table",
+                "seconds of every op on every device",
+                where="problem.json",
+                hint=f"It cannot be read as numbers: {error}.",
             ) from error
         return Problem(self.graph, self.host, costs, Grouping(np.arange(self.graph.num_ops, dtype=np.int32)))
 
@@ -250,8 +252,7 @@ def rank_devices(host: Host, where: str) -> dict[int, str]:
     gpus = [index for index in plain if not _is_core(host.devices[index])]
     for index in gpus:
         if _PART.search(host.devices[index].name):
-            expected = "a whole GPU: each has one process"
-            raise InvalidValue("device", host.devices[index].name, expected, where=where)
+            raise InvalidValue("device", host.devices[index].name, "a whole GPU: each has one process", where=where)
     if not gpus:
         return dict.fromkeys(plain, "cpu")
     nodes = [host.devices[index].name.rpartition("/")[0] for index in gpus]
@@ -279,8 +280,12 @@ def _csv(request: ExportRequest) -> str:
         for part, field in (("graph", "names"), ("graph", "modules"), ("grouping", "op_group"), ("costs", "op_time_s"))
     )
     if any(not isinstance(row, list) or len(row) != len(device_names) for row in times_s):
-        expected = f"{len(device_names)} seconds an op, one for each device"
-        raise InvalidValue("costs.op_time_s", "rows of another length", expected, where=where)
+        raise InvalidValue(
+            "costs.op_time_s",
+            "rows of another length",
+            f"{len(device_names)} seconds an op, one for each device",
+            where=where,
+        )
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -292,8 +297,12 @@ def _csv(request: ExportRequest) -> str:
 def _column(problem: dict[str, Any], part: str, field: str, num_ops: int, where: str) -> list[Any]:
     column = problem[part].get(field)
     if not isinstance(column, list) or len(column) != num_ops:
-        actual = f"{len(column)} values" if isinstance(column, list) else column
-        raise InvalidValue(f"{part}.{field}", actual, f"{num_ops} values, one for each op", where=where)
+        raise InvalidValue(
+            f"{part}.{field}",
+            f"{len(column)} values" if isinstance(column, list) else column,
+            f"{num_ops} values, one for each op",
+            where=where,
+        )
     return column
 
 

@@ -126,17 +126,23 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
             where=WHERE,
         )
     step = whole_step(workload)
-    tensors = _tensors(workload)
+    inputs = workload.inputs.values() if isinstance(workload.inputs, dict) else workload.inputs
+    tensors = [*inputs, *workload.targets]
     paths = boundaries(step, _first(tensors, whole, counts[0]))
     if not paths:
-        hint = "A recurrent model that is unrolled runs the same modules at every step."
-        expected = "one with modules that run once and not first, before which a stage may begin"
-        raise InvalidValue("model", type(workload.model).__name__, expected, where=WHERE, hint=hint)
+        raise InvalidValue(
+            "model",
+            type(workload.model).__name__,
+            "one with modules that run once and not first, before which a stage may begin",
+            where=WHERE,
+            hint="A recurrent model that is unrolled runs the same modules at every step.",
+        )
     is_accumulated = "accumulated" in (asked.loss, workload.loss if asked.loss == "auto" else "")
     cut = CutOptions(counts[0], asked.batch_dims, "accumulated" if is_accumulated else "separate")
     best: tuple[int, MicroBatches, list[str], Problem, BoundedPipeline] | None = None
     for count, graph in _graphs(run, counts, cut):
-        problem = _problem(graph, host)
+        costs = estimate_costs(graph, host) if host.is_simulated else profile_costs(graph, host)
+        problem = Problem(graph, host, costs, Grouping(np.arange(graph.num_ops, dtype=np.int32)))
         roles = step_roles(graph)
         kept, places = places_of(graph, roles, paths)
         found = best_pipeline(problem, places, list(usable), roles) if kept else None
@@ -146,8 +152,9 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
             assert micro is not None
             best = count, micro, [kept[index] for index in found.chosen], problem, found
     if best is None:
-        actual = f"none, of {len(paths)} modules to cut at"
-        raise InvalidValue("stages", actual, "two or more that fit into memory", where=WHERE)
+        raise InvalidValue(
+            "stages", f"none, of {len(paths)} modules to cut at", "two or more that fit into memory", where=WHERE
+        )
     count, micro, begins, problem, found = best
     shared = check_split(step, _first(tensors, whole, count), begins)
     return PipelinePlan(
@@ -179,19 +186,21 @@ def whole_step(workload: Workload) -> WholeStep:
 def _usable(workload: Workload, host: Host) -> dict[int, str]:
     """Devices that a stage can have, with what PyTorch calls them."""
     if workload.loss_fn is None or workload.optimizer is None:
-        actual = "an inference" if workload.loss_fn is None else "a step without an optimizer"
-        raise InvalidValue("workload", actual, "a training step with an optimizer", where=WHERE)
+        raise InvalidValue(
+            "workload",
+            "an inference" if workload.loss_fn is None else "a step without an optimizer",
+            "a training step with an optimizer",
+            where=WHERE,
+        )
     found = rank_devices(host, WHERE)
     if len(found) < 2:
-        names = ", ".join(host.devices[index].name for index in found)
-        expected = "two or more that are no gangs: each stage has a device and a process of its own"
-        raise InvalidValue("devices", names, expected, where=WHERE)
+        raise InvalidValue(
+            "devices",
+            ", ".join(host.devices[index].name for index in found),
+            "two or more that are no gangs: each stage has a device and a process of its own",
+            where=WHERE,
+        )
     return found
-
-
-def _tensors(workload: Workload) -> list[torch.Tensor]:
-    inputs = workload.inputs.values() if isinstance(workload.inputs, dict) else workload.inputs
-    return [*inputs, *workload.targets]
 
 
 def _first(tensors: Sequence[torch.Tensor], whole: Slicing, count: int) -> list[torch.Tensor]:
@@ -207,15 +216,13 @@ def _graphs(run: CapturedRun, counts: Sequence[int], cut: CutOptions) -> Iterato
         for count in counts:
             yield count, capture_workload(run.workload, count, cut, verdict)
     except UserError as error:
-        hint = f"{error} A run of `rlplace train ... --micro-batches K --loss accumulated` asks for accumulation."
         raise InvalidValue(
-            "loss", "not made of those of micro-batches", "the loss of each, averaged or added", where=WHERE, hint=hint
+            "loss",
+            "not made of those of micro-batches",
+            "the loss of each, averaged or added",
+            where=WHERE,
+            hint=f"{error} A run of `rlplace train ... --micro-batches K --loss accumulated` asks for accumulation.",
         ) from error
-
-
-def _problem(graph: OpGraph, host: Host) -> Problem:
-    costs = estimate_costs(graph, host) if host.is_simulated else profile_costs(graph, host)
-    return Problem(graph, host, costs, Grouping(np.arange(graph.num_ops, dtype=np.int32)))
 
 
 def _say(count: int, found: BoundedPipeline | None, host: Host) -> None:
@@ -300,7 +307,8 @@ def check_split(step: WholeStep, tensors: Sequence[torch.Tensor], begins: Sequen
             warnings.simplefilter("ignore")
             pipe, shared = split_step(copy.deepcopy(step), tensors, begins)
     except Exception as error:  # of the tracer, which may raise anything
-        raise _refused(step, "split it before " + ", ".join(_in_model(begins)), error) from error
+        where = ", ".join(path.removeprefix(MODEL) for path in begins)
+        raise _refused(step, f"split it before {where}", error) from error
     if pipe.num_stages != len(begins) + 1:
         raise InvalidValue(
             "stages", pipe.num_stages, f"{len(begins) + 1}: every module runs once and in turn", where=WHERE
@@ -327,10 +335,6 @@ def _refused(step: WholeStep, what: str, error: Exception) -> InvalidValue:
         where=WHERE,
         hint=f"It cannot {what}: {type(cause).__name__}: {said[0]}",
     )
-
-
-def _in_model(paths: Sequence[str]) -> list[str]:
-    return [path.removeprefix(MODEL) for path in paths]
 
 
 SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}

@@ -71,9 +71,13 @@ def check_arguments(model: object, graph: object, placement: object, where: str)
     """
     for name, value, kind in (("model", model, nn.Module), ("graph", graph, OpGraph)):
         if not isinstance(value, kind):
-            hint = f"Call `{where}(model, graph, placement)`, in this order; `rlplace.capture` makes the graph."
-            expected = f"of type {kind.__name__}"
-            raise InvalidValue(name, f"of type {type(value).__name__}", expected, where=where, hint=hint)
+            raise InvalidValue(
+                name,
+                f"of type {type(value).__name__}",
+                f"of type {kind.__name__}",
+                where=where,
+                hint=f"Call `{where}(model, graph, placement)`, in this order; `rlplace.capture` makes the graph.",
+            )
     check_is_placement(placement, where)
 
 

@@ -64,8 +64,7 @@ def tables_of(graph: OpGraph, devices: NDArray[np.int32]) -> list[Table]:
     producer, reader = graph.tensor_op[graph.input_tensors], graph.edge_op
     found = []
     for op in np.unique(producer[looks[reader] & (graph.parameter_bytes[producer] > 0)]).tolist():
-        tensor = int(graph.output_offsets[op])
-        shape = graph.tensor_shapes[tensor]
+        shape = graph.tensor_shapes[int(graph.output_offsets[op])]
         lookups = reader[looks[reader] & (producer == op)]
         by_slice: dict[int, set[int]] = {}
         for lookup in lookups.tolist():
@@ -98,9 +97,13 @@ def plan_of(tables: Sequence[Table], host: Host) -> dict[str, Any]:
     for table in tables:
         if table.device not in ranks:
             known = ", ".join(host.devices[index].name for index in places)
-            hint = "Train again with `--pin` or `--exclude`, so that no table is there."
-            actual = f"{table.path} on {host.devices[table.device].name}"
-            raise InvalidValue("table", actual, f"on a device with a process: {known}", where=WHERE, hint=hint)
+            raise InvalidValue(
+                "table",
+                f"{table.path} on {host.devices[table.device].name}",
+                f"on a device with a process: {known}",
+                where=WHERE,
+                hint="Train again with `--pin` or `--exclude`, so that no table is there.",
+            )
         rank = ranks[table.device]
         is_whole = table.sharding == "table_wise"
         shard = {
@@ -128,9 +131,12 @@ def torchrec_plan(request: ExportRequest) -> Exported:
     run = CapturedRun.of(request)
     tables = tables_of(run.graph, request.placement.devices)
     if not tables:
-        hint = "`--format csv` and `--format script` are for any model."
         raise InvalidValue(
-            "workload", str(request.spec), "a model that looks up embedding tables", where=WHERE, hint=hint
+            "workload",
+            str(request.spec),
+            "a model that looks up embedding tables",
+            where=WHERE,
+            hint="`--format csv` and `--format script` are for any model.",
         )
     plan = plan_of(tables, run.host)
     names = [run.host.devices[index].name for index in rank_devices(run.host, WHERE)]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -149,8 +150,7 @@ class OpGraph:
     @cached_property
     def output_offsets(self) -> IntArray:
         """(N + 1,) int32: op i produces tensors `output_offsets[i]` up to `output_offsets[i + 1]`."""
-        counts = np.bincount(self.tensor_op, minlength=self.num_ops)
-        return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+        return np.concatenate(([0], np.cumsum(np.bincount(self.tensor_op, minlength=self.num_ops)))).astype(np.int32)
 
     @cached_property
     def edge_op(self) -> IntArray:
@@ -184,7 +184,8 @@ class OpGraph:
         """16 hex digits over targets, shapes, dtypes and edges; measured figures do not enter."""
         digest = hashlib.sha256()
         for part in (self.targets, self.tensor_shapes, self.tensor_dtypes):
-            digest.update(repr(part).encode())
+            for piece in _tuple_text(part):
+                digest.update(piece.encode())
         for array in (
             self.tensor_op,
             self.tensor_output,
@@ -239,12 +240,21 @@ DTYPES: dict[str, type[np.generic]] = {
     "micro_batch": np.int32,
 }
 """What each array is held as."""
+LARGEST_COUNT = 2**53
+"""Bytes and sizes beyond this are no sizes: sums of them would leave what float64 holds exactly."""
 LARGEST_TOTAL = 2.0**60
 """FLOPs or bytes of a whole graph beyond this would leave what sums of int64 hold."""
+LONGEST_TEXT = 4096
+"""Characters of a name, a target, a module or a dtype."""
+MOST_TEXT = 1 << 28
+"""Characters of all texts of a graph, each counted for every op and tensor that has it: a file may say it only once."""
+MOST_DIMENSIONS = 64
+"""Of a tensor; PyTorch's own limit."""
 _OF_OPS = (
     *("targets", "modules", "signatures", "phases", "flops", "bytes_moved", "parameter_bytes", "gradient_bytes"),
     *("state_bytes", "workspace_bytes", "colocation", "micro_batch"),
 )
+_TEXTS = ("names", "targets", "modules", "signatures", "tensor_dtypes")
 _OF_TENSORS = ("tensor_output", "tensor_bytes", "tensor_shapes", "tensor_dtypes")
 _AMOUNTS = (
     *("flops", "bytes_moved", "parameter_bytes", "gradient_bytes", "state_bytes", "workspace_bytes"),
@@ -259,6 +269,24 @@ def edge_readers(input_offsets: NDArray[np.int32]) -> NDArray[np.int32]:
         input_offsets: (N + 1,) where the edges of each op begin.
     """
     return np.repeat(np.arange(len(input_offsets) - 1, dtype=np.int32), np.diff(input_offsets))
+
+
+def _tuple_text(items: tuple[object, ...]) -> Iterator[str]:
+    """The `repr` of a tuple, piece by piece: all of it at once would take memory for every repetition of an item."""
+    for start in range(0, len(items), 1024):
+        yield ("(", ", ")[start > 0] + ", ".join(map(repr, items[start : start + 1024]))
+    yield {0: "()", 1: ",)"}.get(len(items), ")")
+
+
+def check_texts(texts: Iterable[str], where: str = "graph") -> None:
+    """Refuses texts of more than `MOST_TEXT` characters in sum.
+
+    Raises:
+        InvalidValue: they are.
+    """
+    total = sum(map(len, texts))
+    if total > MOST_TEXT:
+        raise InvalidValue("text", f"of {total} characters altogether", f"at most {MOST_TEXT:,}", where=where)
 
 
 def check_columns(columns: Mapping[str, Any], *, num_phases: int) -> None:
@@ -280,6 +308,16 @@ def check_columns(columns: Mapping[str, Any], *, num_phases: int) -> None:
     if len(set(columns["names"])) != n:
         repeated = next(name for name, count in Counter(columns["names"]).items() if count > 1)
         raise InvalidValue("names", f"{repeated[:60]!r} more than once", "unique op names", where="graph")
+    for name in ("names", "targets", "modules", "tensor_dtypes"):
+        longest = max(columns[name], key=len, default="")
+        if len(longest) > LONGEST_TEXT:
+            expected = f"texts of at most {LONGEST_TEXT:,} characters"
+            raise InvalidValue(name, f"{longest[:60]}...", expected, where="graph")
+    check_texts(chain.from_iterable(columns[name] for name in _TEXTS))
+    rank = max(map(len, columns["tensor_shapes"]), default=0)
+    if rank > MOST_DIMENSIONS:
+        expected = f"at most {MOST_DIMENSIONS} dimensions"
+        raise InvalidValue("tensor_shapes", f"of {rank} dimensions", expected, where="graph")
     _check_ranges(columns, n, t, num_phases)
     _check_amounts(columns)
     _check_order(columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -11,9 +12,9 @@ from rlplace.graphs.program import OptimizerSpec
 
 OPTIMIZERS: dict[str, OptimizerSpec] = {
     "sgd": OptimizerSpec("sgd", lr=1e-3),
-    "momentum": OptimizerSpec("momentum", lr=1e-3, momentum=0.9),
+    "momentum": OptimizerSpec("momentum", lr=1e-3),
     "adam": OptimizerSpec("adam", lr=1e-3),
-    "adamw": OptimizerSpec("adamw", lr=1e-3, weight_decay=1e-2),
+    "adamw": OptimizerSpec("adamw", lr=1e-3),
 }
 
 STATES_PER_PARAMETER = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
@@ -24,6 +25,8 @@ Updater = Callable[..., None]
 
 def resolve_optimizer(optimizer: object) -> OptimizerSpec | None:
     """The spec that a name stands for, with PyTorch's defaults; a spec itself, and None, come back as they are.
+
+    `sgd` with a momentum becomes `momentum`, which has a state for it.
 
     Raises:
         UnknownName: not one of `sgd`, `momentum`, `adam`, `adamw`.
@@ -44,7 +47,9 @@ def resolve_optimizer(optimizer: object) -> OptimizerSpec | None:
     name = optimizer if isinstance(optimizer, str) else optimizer.name
     if name not in OPTIMIZERS:
         raise UnknownName("optimizer", name, OPTIMIZERS)
-    return OPTIMIZERS[name] if isinstance(optimizer, str) else optimizer
+    if isinstance(optimizer, str):
+        return OPTIMIZERS[name]
+    return replace(optimizer, name="momentum") if name == "sgd" and optimizer.momentum else optimizer
 
 
 def state_bytes(spec: OptimizerSpec, parameter: torch.Tensor) -> int:
@@ -126,7 +131,9 @@ def _sgd(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> U
         torch._fused_sgd_(
             parameters,
             laid_out(gradients),
-            momenta,
+            momenta
+            if spec.momentum
+            else [],  # as in `torch.optim.SGD`, where a momentum of 0 leaves its state as it is
             weight_decay=spec.weight_decay,
             momentum=spec.momentum,
             lr=spec.lr,
@@ -150,7 +157,7 @@ def _sgd_op_by_op(states: Sequence[UpdateState], parameters: Sequence[torch.Tens
         with torch.no_grad():
             for state, parameter, gradient in zip(states, parameters, gradients, strict=True):
                 change = gradient.add(parameter, alpha=spec.weight_decay) if spec.weight_decay else gradient
-                for moment in state.moments:
+                for moment in state.moments if spec.momentum else ():
                     change = moment.mul_(spec.momentum).add_(change)
                 parameter.add_(change, alpha=-spec.lr)
 

@@ -128,6 +128,10 @@ class View:
     kwargs: dict[str, Any]
 
 
+_OF_NAME: Any = None
+"""An option of an optimizer that was left out: its default depends on the optimizer's name."""
+
+
 @dataclass(frozen=True)
 class OptimizerSpec:
     """Which optimizer updates the parameters, with PyTorch's own defaults.
@@ -137,16 +141,21 @@ class OptimizerSpec:
         lr: learning rate.
         betas: moment decays of `adam` and `adamw`.
         eps: denominator term of `adam` and `adamw`.
-        momentum: of `momentum`.
-        weight_decay: L2 term, decoupled for `adamw`.
+        momentum: of `momentum`, where it is 0.9 by default; 0 is plain SGD. `sgd` with a momentum runs as `momentum`.
+        weight_decay: L2 term, decoupled for `adamw`, where it is 0.01 by default; else 0.
     """
 
     name: str
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    momentum: float = _OF_NAME
+    weight_decay: float = _OF_NAME
+
+    def __post_init__(self) -> None:
+        for option, (name, value) in {"momentum": ("momentum", 0.9), "weight_decay": ("adamw", 1e-2)}.items():
+            if getattr(self, option) is _OF_NAME:
+                object.__setattr__(self, option, value if self.name == name else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

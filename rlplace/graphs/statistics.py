@@ -88,7 +88,6 @@ def describe_graph(graph: OpGraph, cost_s: NDArray[np.float64] | None = None, *,
     depth = op_depths(graph)
     runs = ~graph.is_source
     levels = np.bincount(depth[runs]) if np.any(runs) else np.zeros(1, dtype=np.int64)
-    classes = graph.colocation[graph.colocation >= 0]
     return GraphStatistics(
         num_ops=graph.num_ops,
         num_tensors=graph.num_tensors,
@@ -106,7 +105,7 @@ def describe_graph(graph: OpGraph, cost_s: NDArray[np.float64] | None = None, *,
         workspace_bytes=int(graph.workspace_bytes.max(initial=0)),
         widest_level=int(levels.max()),
         critical_path_ops=int(depth.max(initial=0)),
-        colocation_classes=len(np.unique(classes)),
+        colocation_classes=len(np.unique(graph.colocation[graph.colocation >= 0])),
         top_targets=_top_targets(graph, cost_s, top),
     )
 

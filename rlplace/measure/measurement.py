@@ -104,11 +104,9 @@ class Measurer(Protocol):
     @property
     def problem(self) -> Problem:
         """The problem that placements are measured on."""
-        ...
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """One `Measurement` for each row of `placements` (B, N)."""
-        ...
 
 
 class PlanMeasurer(Protocol):
@@ -116,7 +114,6 @@ class PlanMeasurer(Protocol):
 
     def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
         """One `Measurement` for each plan, in their order."""
-        ...
 
 
 @runtime_checkable
@@ -125,7 +122,6 @@ class StepTimer(Protocol):
 
     def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
         """(B,) seconds for (B, N) placements; infinite where a placement failed."""
-        ...
 
 
 @runtime_checkable
@@ -134,7 +130,6 @@ class CutoffTimer(StepTimer, Protocol):
 
     def step_times_within(self, placements: NDArray[np.int32], cutoff_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """`step_times`, but those above `cutoff_s` (B,) may come back as infinite."""
-        ...
 
 
 @runtime_checkable
@@ -145,7 +140,6 @@ class PathTimer(StepTimer, Protocol):
         self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
     ) -> NDArray[np.int32]:
         """(C,) ops of a critical path of a placement (N,), ready ops by priority; empty where it has none."""
-        ...
 
 
 @runtime_checkable
@@ -156,7 +150,6 @@ class PlanTimer(Protocol):
         self, placements: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
     ) -> NDArray[np.float64]:
         """As `StepTimer`, ready ops by priority."""
-        ...
 
     def step_times_within(
         self,
@@ -165,17 +158,14 @@ class PlanTimer(Protocol):
         priorities: NDArray[np.float64] | None = None,
     ) -> NDArray[np.float64]:
         """As `CutoffTimer`, ready ops by priority."""
-        ...
 
     def plan_and_time(
         self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
     ) -> tuple[Plan, Measurement]:
         """The plan of a placement (N,), ready ops by priority, and its measurement."""
-        ...
 
     def retime(self, plan: Plan) -> Measurement:
         """The measurement of exactly this plan."""
-        ...
 
 
 class MeasurementLog(Protocol):
@@ -183,7 +173,6 @@ class MeasurementLog(Protocol):
 
     def recall(self, key: MeasurementKey, reference: str) -> Measurement | None:
         """What was measured before under this key beside this reference, as it was then; None if it is to be run."""
-        ...
 
     def keep(self, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> None:
         """Takes a measurement that was just made.
@@ -194,11 +183,9 @@ class MeasurementLog(Protocol):
             reference: fingerprint of the placement that was timed in turn with it; empty without one.
             is_whole: whether it ended as the protocol says, not for want of time.
         """
-        ...
 
     def keep_trace(self, problem: Problem, plan: Plan, timeline: Timeline) -> None:
         """Takes the timeline of a step of a plan."""
-        ...
 
 
 def versions_line() -> str:

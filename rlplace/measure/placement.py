@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from rlplace.decode import decode_record
 from rlplace.errors import FingerprintMismatch, InvalidValue
 from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs.opgraph import OpGraph
@@ -19,16 +18,18 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import OP_ORDERS, Problem
+from rlplace.records import Whole, read_record, record
 from rlplace.say import counted
 
-SCHEMA = 1
+SCHEMA: Final = 1
+Index = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class PlacedCut:
     """How the batch of a placed step was cut."""
 
-    count: int
+    count: Annotated[Whole, Field(ge=1)]
     """Micro-batches, K; 1 for a whole batch."""
     loss: str = ""
     """How they make the loss, a `LossKind`; empty for a whole batch, and where the graph came from a file."""
@@ -36,12 +37,9 @@ class PlacedCut:
     """The order of ops that the plan was made with, one of `OP_ORDERS`."""
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise InvalidValue("count", self.count, "at least 1")
-        if self.loss not in ("", *get_args(LossKind)):
-            raise InvalidValue("loss", self.loss, f"one of {', '.join(get_args(LossKind))}, or nothing")
-        if self.op_order not in OP_ORDERS:
-            raise InvalidValue("op_order", self.op_order, f"one of {', '.join(OP_ORDERS)}")
+        for name, known in (("loss", ("", *get_args(LossKind))), ("op_order", OP_ORDERS)):
+            if getattr(self, name) not in known:
+                raise InvalidValue(name, getattr(self, name), f"one of {', '.join(map(repr, known))}")
 
     def __str__(self) -> str:
         if self.count == 1:
@@ -49,29 +47,30 @@ class PlacedCut:
         return f"{self.count} micro-batches{f' of {self.loss} loss' if self.loss else ''}"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class PlacementFile:
     """What `placement.json` holds, before it is known to be a plan."""
 
-    schema: int
+    schema: Literal[1]
     graph_fingerprint: str
     host_fingerprint: str
-    devices: tuple[str, ...]
+    devices: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names of the host's devices."""
-    op_device: tuple[int, ...]
-    transfers: tuple[tuple[int, ...], ...]
+    op_device: tuple[Index, ...]
+    transfers: tuple[tuple[Index, Index], ...]
     """Pairs of a tensor and the device that it goes to."""
-    sequence: tuple[int, ...]
+    sequence: tuple[Index, ...]
     method: str = ""
     micro_batches: PlacedCut | None = None
 
     def __post_init__(self) -> None:
-        if self.schema != SCHEMA:
-            raise InvalidValue("schema", self.schema, str(SCHEMA))
-        if not self.devices:
-            raise InvalidValue("devices", "empty", "names of devices")
-        if any(len(pair) != 2 for pair in self.transfers):
-            raise InvalidValue("transfers", "not pairs", "a list of [tensor, device] pairs")
+        num_devices, total = len(self.devices), len(self.op_device) + len(self.transfers)
+        destinations = [device for _, device in self.transfers]
+        for name, used in (("op_device", self.op_device), ("transfers", destinations)):
+            if max(used, default=0) >= num_devices:
+                raise InvalidValue(name, max(used), f"devices in 0..{num_devices - 1}")
+        if sorted(self.sequence) != list(range(total)):
+            raise InvalidValue("sequence", f"{len(self.sequence)} entries", f"each of {total} items once")
 
 
 @dataclass(frozen=True)
@@ -177,15 +176,9 @@ class Placement:
             InvalidValue: a missing, mistyped or inconsistent field.
             UnknownName: a field that placements do not have.
         """
-        file = decode_record(PlacementFile, data, where)
-        num_devices, total = len(file.devices), len(file.op_device) + len(file.transfers)
-        op_device = _int_array(file.op_device, "op_device", num_devices, where)
-        tensors = _int_array([tensor for tensor, _ in file.transfers], "transfers", 2**31 - 1, where)
-        destinations = _int_array([device for _, device in file.transfers], "transfers", num_devices, where)
-        sequence = _int_array(file.sequence, "sequence", max(total, 1), where)
-        if len(sequence) != total or len(np.unique(sequence)) != total:
-            raise InvalidValue("sequence", f"{len(sequence)} entries", f"each of {total} items once", where=where)
-        plan = Plan(op_device, tensors, destinations, sequence)
+        file = read_record(PlacementFile, data, where)
+        transfers = np.array(file.transfers, dtype=np.int32).reshape(-1, 2)
+        plan = Plan(np.array(file.op_device), transfers[:, 0], transfers[:, 1], np.array(file.sequence))
         return cls(plan, file.graph_fingerprint, file.host_fingerprint, file.devices, file.method, file.micro_batches)
 
 
@@ -226,24 +219,21 @@ def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "pl
     n, t = graph.num_ops, graph.num_tensors
     if len(plan.devices) != n:
         raise InvalidValue("op_device", f"{len(plan.devices)} entries", f"{n}, one for each op", where=where)
-    if plan.devices.size and (plan.devices.min() < 0 or plan.devices.max() >= num_devices):
-        wrong = int(plan.devices.min() if plan.devices.min() < 0 else plan.devices.max())
-        raise InvalidValue("op_device", wrong, f"0..{num_devices - 1}", where=where)
-    for values, bound, what in (
-        (plan.transfer_tensor, t, "tensors"),
-        (plan.transfer_destination, num_devices, "devices"),
+    for field, values, bound, what in (
+        ("op_device", plan.devices, num_devices, "devices"),
+        ("transfers", plan.transfer_tensor, t, "tensors"),
+        ("transfers", plan.transfer_destination, num_devices, "devices"),
     ):
-        if values.size and (values.min() < 0 or values.max() >= bound):
-            wrong = int(values.min() if values.min() < 0 else values.max())
-            raise InvalidValue("transfers", wrong, f"{what} in 0..{bound - 1}", where=where)
+        wrong = values[(values < 0) | (values >= bound)]
+        if wrong.size:
+            raise InvalidValue(field, int(wrong[0]), f"{what} in 0..{bound - 1}", where=where)
     reader_device = plan.devices[graph.edge_op]
     producer_device = plan.devices[graph.tensor_op[graph.input_tensors]]
     crossing = reader_device != producer_device
     needed = np.unique(graph.input_tensors[crossing].astype(np.int64) * num_devices + reader_device[crossing])
     keys = plan.transfer_tensor.astype(np.int64) * num_devices + plan.transfer_destination
     if not np.array_equal(np.sort(keys), needed):
-        expected = f"the {len(needed)} that the devices call for"
-        raise InvalidValue("transfers", f"{len(keys)} of them", expected, where=where)
+        raise InvalidValue("transfers", f"{len(keys)} of them", f"the {len(needed)} that are needed", where=where)
     position = np.empty(n + plan.num_transfers, dtype=np.int64)
     if not np.array_equal(np.sort(plan.sequence), np.arange(len(position))):
         expected = f"each of {len(position)} items once"
@@ -260,10 +250,3 @@ def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "pl
     if np.any(late) or np.any(sent_early):
         raise InvalidValue("sequence", "out of order", "every op after what it reads", where=where)
     return plan
-
-
-def _int_array(values: Sequence[int], field: str, bound: int, where: str) -> NDArray[np.int32]:
-    wrong = [value for value in values if not 0 <= value < bound]
-    if wrong:
-        raise InvalidValue(field, wrong[0], f"0..{bound - 1}", where=where)
-    return np.array(values, dtype=np.int32)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlplace.compare.comparison import PUBLISHED, Comparison, Objective, Row, RowStatus
 from rlplace.compare.equal_budgets import OP_ORDER, CompareConfig, compare
-from rlplace.compare.run_compare import check_plot, check_save, draw_rows, method_words, save_rows, say_row, show
+from rlplace.compare.run_compare import Output, method_words, say_row
 from rlplace.errors import InvalidValue
 from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning, load_dnn_partitioning
@@ -58,10 +58,7 @@ def run_published(
     seconds: float | None,
     seeds: int,
     seed: int = 0,
-    save: Path | None,
-    plot: Path | None,
-    is_quiet: bool,
-    is_table: bool = True,
+    output: Output,
 ) -> dict[str, Any]:
     """Compares on a published workload, prints the table, keeps placements and splits; returns what `--json` prints.
 
@@ -73,34 +70,29 @@ def run_published(
     """
     record = load_dnn_partitioning(path)
     problem = published_problem(record)
-    progress = make_progress(is_quiet=is_quiet)
+    progress = make_progress(is_quiet=output.is_quiet)
     progress.say(f"{path.name}: {record.graph.num_ops} ops, {record.graph.num_edges} edges on its own host")
     config = CompareConfig((), evaluations, seconds, seeds, objective, seed=seed)
     if objective not in PUBLISHED:
         config = dataclasses.replace(config, methods=_names(methods, (*STEP_METHODS, OP_ORDER)))
-        check_save(save)
-        check_plot(plot)
+        output.check()
         comparison = compare(problem, config, workload=path.name, on_row=lambda row: progress.say(say_row(row)))
     else:
-        if plot is not None:
+        if output.plot is not None:
             hint = f"Under {objective} methods do not tell what they find on the way."
-            raise InvalidValue("plot", str(plot), "none", where="compare", hint=hint)
+            raise InvalidValue("plot", str(output.plot), "none", where="compare", hint=hint)
         names = _names(methods, METHODS)
-        check_save(save)
+        output.check()
         comparison = _solved(record, path.name, names, config)
-    if save is not None:
-        simulator = Simulator(problem)
-        planned = tuple(
-            row if row.devices is None else dataclasses.replace(row, plan=simulator.plan(row.devices))
-            for row in comparison.rows
-        )
-        save_rows(problem, planned, save)
+    if output.save is not None:
+        simulator, planned = Simulator(problem), []
         for row in comparison.rows:
             if row.devices is not None:
-                save_split(save / f"{row.method}-{row.seed}.split.json", record, row.devices)
-    if plot is not None:
-        draw_rows(problem, comparison, plot)
-    return show(comparison, progress, is_table=is_table)
+                save_split(output.save / f"{row.method}-{row.seed}.split.json", record, row.devices)
+                row = dataclasses.replace(row, plan=simulator.plan(row.devices))
+            planned.append(row)
+        comparison = dataclasses.replace(comparison, rows=tuple(planned))
+    return output.conclude(comparison, problem, progress)
 
 
 def _names(methods: str, known: tuple[str, ...]) -> tuple[str, ...]:

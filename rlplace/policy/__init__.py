@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 from rlplace.faces import lazy
 
 if TYPE_CHECKING:
-    from rlplace.policy.config import (
+    from rlplace.policy.base import GroupPolicy, Learner, Policy
+    from rlplace.policy.gnn import GnnPolicy
+    from rlplace.policy.improver import ImproverPolicy
+    from rlplace.policy.learn.imitation import CloneLearner, Elites, imitate
+    from rlplace.policy.learn.ppo import GroupPPO, PlacerPPO, learn_many
+    from rlplace.policy.learn.reinforce import Reinforce
+    from rlplace.policy.learn.state import resume_learner, save_learner
+    from rlplace.policy.options import (
         CloneConfig,
         GnnConfig,
         ImproverConfig,
@@ -23,17 +30,8 @@ if TYPE_CHECKING:
         ReinforceConfig,
         Seq2SeqConfig,
     )
-    from rlplace.policy.gnn import GnnPolicy
-    from rlplace.policy.improver import ImproverPolicy
-    from rlplace.policy.learn.clone import CloneLearner, imitate
-    from rlplace.policy.learn.elites import Elites
-    from rlplace.policy.learn.placer_ppo import PlacerPPO
-    from rlplace.policy.learn.ppo import GroupPPO, learn_many
-    from rlplace.policy.learn.reinforce import Reinforce
-    from rlplace.policy.learn.state import resume_learner, save_learner
     from rlplace.policy.placer import GraphEncoder, GroupCategorical, PlacerPolicy, load_policy, make_policy
-    from rlplace.policy.protocols import GroupPolicy, Learner, Policy
-    from rlplace.policy.registry import LEARNERS, POLICIES
+    from rlplace.policy.policies import LEARNERS, POLICIES
     from rlplace.policy.seq2seq import Seq2SeqPolicy
 
 __all__ = [

@@ -1,17 +1,13 @@
 """Checkpoints of policies: weights as safetensors, everything else as JSON beside them; loading runs no code.
 
-Files of policies whose networks fit any problem: their options beside their weights.
-
-Weights that a policy begins with: what `--init pretrained` and `--init FILE` stand for.
-
-Weights that come with the package, trained by `rlplace pretrain`.
+Weights that come with the package, trained by `rlplace pretrain`, are in the folder `weights`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -21,17 +17,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from rlplace.decode import decode_record
-from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.errors import FileProblem, UnknownName
 from rlplace.files import read_json, read_plain, write_bytes_atomic, write_json_atomic
-from rlplace.policy.config import WEIGHTS_ENDING
-from rlplace.policy.protocols import Loadable, Policy
 
 SCHEMA = 1
 LARGEST_BYTES = 256 << 20
 """Of a file of weights; those of policies have a few megabytes."""
-_MALFORMED = (SafetensorError, LookupError, TypeError, RuntimeError, ValueError, AssertionError)
-"""What safetensors raises: its own, of a header; what Python and PyTorch say of a dtype or a shape that they lack."""
+_STRANGE = (
+    *(SafetensorError, ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(RuntimeError, TypeError, ValueError),
+)
+"""Errors of safetensors, PyTorch and NumPy on tensors, numbers or names that are not the expected ones."""
 
 
 def save_checkpoint(path: str | os.PathLike[str], about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -46,7 +42,7 @@ def save_checkpoint(path: str | os.PathLike[str], about: Mapping[str, Any], tens
 
 
 def load_checkpoint(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What `save_checkpoint` was given for a policy of that kind.
+    """The description and the tensors that `save_checkpoint` wrote for a policy of that kind.
 
     Raises:
         FileProblem: a file is missing, malformed, or of another kind.
@@ -56,80 +52,14 @@ def load_checkpoint(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, 
     if not os.path.isfile(path):
         raise FileProblem(path, "no such file.")
     if not os.path.isfile(about_path):
-        raise FileProblem(
-            about_path, f"no such file. It describes the weights of {path.name} and has to be beside them."
-        )
+        hint = f"It describes the weights of {path.name} and has to be beside them."
+        raise FileProblem(about_path, f"no such file. {hint}")
     about = read_json(about_path)
     if not isinstance(about, dict) or about.get("schema") != SCHEMA or about.get("kind") != kind:
         raise FileProblem(about_path, _another(about, kind))
     data = read_plain(path, largest_bytes=LARGEST_BYTES, holds="weights", follows_links=True)
-    try:
+    with refusing(path, f"not the weights of {about_path.name}"):
         return about, load(data)
-    except _MALFORMED as error:
-        raise FileProblem(path, f"not the weights of {about_path.name}: {error}.") from error
-
-
-def set_parameters(module: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
-    """Sets the parameters of `module` to those of a checkpoint; its buffers, what it knows of its problem, stay.
-
-    Args:
-        module: a policy.
-        tensors: by name, as `load_checkpoint` gave them; others than parameters do not matter.
-        path: where they are from, for messages.
-
-    Raises:
-        FileProblem: one is missing, of another shape, or holds what is no weight.
-    """
-    parameters = dict(module.named_parameters())
-    for name, parameter in parameters.items():
-        found = tuple(tensors[name].shape) if name in tensors else "missing"
-        if found != tuple(parameter.shape):
-            expected = f"expected {tuple(parameter.shape)}"
-            raise FileProblem(path, f"weights of a policy of another size: {name} is {found}, {expected}.")
-    check_weights({name: tensors[name] for name in parameters}, path)
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[name])
-
-
-def check_weights(tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
-    """Refuses weights that a network cannot use.
-
-    Args:
-        tensors: by name.
-        path: where they are from, for messages.
-
-    Raises:
-        FileProblem: one is no tensor of real numbers, or a number in it is not finite.
-    """
-    for name, tensor in tensors.items():
-        if not tensor.is_floating_point():
-            raise FileProblem(path, f"{name} is of {tensor.dtype}, expected floating-point numbers.")
-        if not bool(torch.isfinite(tensor.float()).all()):
-            raise FileProblem(path, f"{name} holds numbers that are not finite.")
-
-
-def kept(tensors: Mapping[str, Tensor], name: str, like: Tensor, path: str | os.PathLike[str]) -> Tensor:
-    """The tensor called `name` of a checkpoint.
-
-    Args:
-        tensors: by name, as `load_checkpoint` gave them.
-        name: of one of them.
-        like: of its shape, and of its type where that is not floating-point.
-        path: where they are from, for messages.
-
-    Raises:
-        FileProblem: it is missing, of another shape or type, or holds what is not finite.
-    """
-    found = tensors.get(name)
-    if found is None or found.shape != like.shape:
-        looks = "missing" if found is None else tuple(found.shape)
-        raise FileProblem(path, f"{name} is {looks}, expected {tuple(like.shape)}.")
-    if like.is_floating_point():
-        check_weights({name: found}, path)
-    elif found.dtype != like.dtype:
-        raise FileProblem(path, f"{name} is of {found.dtype}, expected {like.dtype}.")
-    return found
 
 
 def _another(about: object, kind: str) -> str:
@@ -141,90 +71,88 @@ def _another(about: object, kind: str) -> str:
     return f"{wrong}, but of kind {actual!r}: {reader}. If that is a policy, `--policy {actual}` takes it."
 
 
-def save_network(path: str | os.PathLike[str], kind: str, config: Any, policy: nn.Module) -> None:
-    """Writes weights and buffers of `policy` to `path`, its kind and its options, a dataclass, beside it (`.json`).
+@contextmanager
+def refusing(path: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """While active, an error of tensors, numbers or names that do not fit is one of the file.
 
     Raises:
-        FileProblem: a file cannot be written.
+        FileProblem: such an error; the message begins with `what`.
     """
-    about = {"schema": SCHEMA, "kind": kind, "options": dataclasses.asdict(config)}
-    save_checkpoint(path, about, policy.state_dict())
+    try:
+        yield
+    except _STRANGE as error:
+        raise FileProblem(path, f"{what}: {error}.") from error
 
 
-def load_network(path: str | os.PathLike[str], kind: str, config: Any, policy: nn.Module) -> dict[str, Tensor]:
-    """Sets the weights of `policy`, and returns all that was saved, for what fits a policy of the same problem alone.
+Sizes = Mapping[str, tuple[torch.dtype, Sequence[int]]]
+"""Types and shapes of tensors, by name."""
+
+
+def check_tensors(
+    tensors: Mapping[str, Tensor], expected: Sizes, path: str | os.PathLike[str], what: str = "not these weights"
+) -> None:
+    """Refuses tensors of a checkpoint that a network cannot use, before anything of their size is made.
+
+    Args:
+        tensors: as `load_checkpoint` returned them.
+        expected: of each that is needed; any floating-point type will do for another.
+        path: of the checkpoint, for messages.
+        what: the message begins with it.
 
     Raises:
-        FileProblem: a file is missing, malformed, of another kind, or has weights of other shapes.
-        InvalidValue: the policy there has other options.
+        FileProblem: one is missing, of another shape or type, or holds numbers that are not finite.
     """
-    about, tensors = load_checkpoint(path, kind)
-    about_path = Path(path).with_suffix(".json")
-    saved = decode_record(type(config), about.get("options"), str(about_path))
-    if saved != config:
-        hint = f"Give the policy the options of {about_path}."
-        raise InvalidValue("options", str(config), str(saved), where=f"policy {kind}", hint=hint)
-    set_parameters(policy, tensors, path)
-    return tensors
+    for name, (dtype, shape) in expected.items():
+        found, wanted = tensors.get(name), tuple(shape)
+        if found is None or tuple(found.shape) != wanted or not _fits(found.dtype, dtype):
+            looks = "missing" if found is None else f"{tuple(found.shape)} {found.dtype}"
+            raise FileProblem(path, f"{what}: {name} is {looks}, expected {wanted} {dtype}.")
+        if found.is_floating_point() and not bool(torch.isfinite(found.float()).all()):
+            raise FileProblem(path, f"{name} holds numbers that are not finite.")
 
 
-PRETRAINED = "pretrained"
+def _fits(found: torch.dtype, expected: torch.dtype) -> bool:
+    return found == expected or (found.is_floating_point and expected.is_floating_point)
 
 
-def load_initial_weights(policy: Policy, init: str) -> None:
-    """Gives the policy the weights that `init` names; those of `starts` and `none` are the ones that it has.
+def set_tensors(
+    own: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+    path: str | os.PathLike[str],
+    what: str = "weights of a policy of another size",
+) -> None:
+    """Sets parameters and buffers to those of the same names in a checkpoint; `check_tensors` refuses what is wrong."""
+    check_tensors(tensors, {name: (tensor.dtype, tensor.shape) for name, tensor in own.items()}, path, what)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def set_all(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Sets all parameters and buffers of a module to those of a checkpoint, which may hold no others.
 
     Raises:
-        InvalidValue: the policy takes no weights.
-        UnknownName: there are no pretrained ones for it.
-        FileProblem: the file is missing, malformed, or not for this policy.
+        FileProblem: names or shapes are others.
     """
-    if _names_weights(init):
-        loadable = _loadable(policy, init)
-        loadable.load(_path(loadable, init))
-
-
-def check_initial_weights(policy: Policy, init: str) -> None:
-    """Refuses weights that `policy` cannot begin with, whatever the problem; the policy stays as it is.
-
-    Raises:
-        InvalidValue, UnknownName, FileProblem: as `load_initial_weights`.
-    """
-    if _names_weights(init):
-        loadable = _loadable(policy, init)
-        load_checkpoint(_path(loadable, init), loadable.kind)
-
-
-def _names_weights(init: str) -> bool:
-    return init == PRETRAINED or init.endswith(WEIGHTS_ENDING)
-
-
-def _loadable(policy: Policy, init: str) -> Loadable:
-    if not isinstance(policy, Loadable):
-        hint = "It has no `kind` and no `load`."
-        raise InvalidValue("init", init, "starts or none", where=f"policy {type(policy).__name__}", hint=hint)
-    return policy
-
-
-def _path(policy: Loadable, init: str) -> Path:
-    return pretrained_path(policy.kind) if init == PRETRAINED else Path(init)
+    with refusing(path, f"not the weights of {path.with_suffix('.json').name}"):
+        module.load_state_dict(tensors)
 
 
 def pretrained_kinds() -> tuple[str, ...]:
-    """Names of the policies that there are weights for."""
+    """Names of the policies whose pretrained weights come with the package."""
     folder = files("rlplace.policy.weights")
     return tuple(sorted(Path(one.name).stem for one in folder.iterdir() if one.name.endswith(".safetensors")))
 
 
 def pretrained_path(kind: str) -> Path:
-    """The file of the weights of a policy; what they are is beside it (`.json`).
+    """The file of the pretrained weights of a policy; their description is beside it (`.json`).
 
     Raises:
         UnknownName: there are none for that policy.
     """
-    if kind not in pretrained_kinds():
+    if kind not in (known := pretrained_kinds()):
         raise UnknownName(
-            "pretrained policy", kind, pretrained_kinds(), hint="Others begin with what a run kept: FILE.safetensors."
+            "pretrained policy", kind, known, hint="Others begin with weights of a run: FILE.safetensors."
         )
     with as_file(files("rlplace.policy.weights") / f"{kind}.safetensors") as path:
         return path

@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlplace.env.problem_features import (
@@ -23,13 +21,13 @@ from rlplace.env.problem_features import (
     problem_features,
 )
 from rlplace.measure.problem import Problem
-from rlplace.policy.checkpoint import kept, load_network, save_network
-from rlplace.policy.config import GnnConfig
-from rlplace.policy.module import PolicyModule, ProblemTensors, seeded_weights, temperature_for
-from rlplace.policy.placer import GraphEncoder, GroupCategorical, MessageLayer
+from rlplace.policy.base import IndependentPolicy, ProblemTensors, seeded_weights
+from rlplace.policy.checkpoint import set_tensors
+from rlplace.policy.options import GnnConfig
+from rlplace.policy.placer import GraphEncoder, MessageLayer
 
 
-class GnnPolicy(PolicyModule):
+class GnnPolicy(IndependentPolicy):
     """All groups at once, independent given the graph network's logits.
 
     After GDP (Zhou et al. 2019, arXiv:1910.01578): a graph network over the groups and a placer that fits any graph,
@@ -42,16 +40,13 @@ class GnnPolicy(PolicyModule):
     Permuting devices of different looks permutes the answer; permuting equal ones permutes it if their marks go along.
 
     Attributes:
-        kind: what its files say they are of.
         network: the weights, which several policies may share.
         problem: the features of what is placed.
         marks: (D, marks) float32.
-        temperature: what logits are divided by; `set_flips` sets it.
-        generator: draws the samples.
     """
 
-    kind: Literal["gnn"] = "gnn"
-    temperature: Tensor
+    kind = "gnn"
+    config: GnnConfig
     marks: Tensor
 
     def __init__(
@@ -87,36 +82,6 @@ class GnnPolicy(PolicyModule):
         logits_GD: Tensor = self.network(self.problem, self.marks)
         return logits_GD.masked_fill(~self.problem.allowed, -torch.inf)
 
-    def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
-        """(num_samples, G) devices of groups, drawn at the policy's temperature; by `rng` or by its own generator."""
-        generator = self.drawing(rng)
-        with torch.no_grad():
-            return self._distribution(num_samples, generator).sample().numpy().astype(np.int32)
-
-    def mode(self) -> NDArray[np.int32]:
-        """(G,) the likeliest device of each group."""
-        with torch.no_grad():
-            return self.logits().argmax(dim=-1).numpy().astype(np.int32)
-
-    def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (B, G) of devices (B, G) of groups, and entropies (B, G), at the policy's temperature."""
-        devices_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
-        distribution = self._distribution(1)
-        return distribution.group_log_prob(devices_BG), distribution.group_entropy().expand(len(devices_BG), -1)
-
-    def set_flips(self, flips: float) -> None:
-        """Sets the temperature at which a sample differs from the mode in `flips` groups, on average."""
-        with torch.no_grad():
-            self.temperature = torch.tensor(temperature_for(self.logits(), flips))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the network to `path` (`policy.safetensors`), with its options beside it (`.json`).
-
-        Raises:
-            FileProblem: a file cannot be written.
-        """
-        save_network(path, self.kind, self.config, self)
-
     def load(self, path: str | os.PathLike[str]) -> None:
         """Takes over the network that a policy of this or of another problem saved, and its marks where they fit.
 
@@ -124,14 +89,10 @@ class GnnPolicy(PolicyModule):
             FileProblem: a file is missing, malformed, or of another policy.
             InvalidValue: the options there are not those of this policy.
         """
-        tensors = load_network(path, self.kind, self.config, self)
-        self.temperature.copy_(kept(tensors, "temperature", self.temperature, path))
+        tensors, own = self.load_weights(path), {"temperature": self.temperature}
         if "marks" in tensors and tensors["marks"].shape == self.marks.shape:
-            self.marks.copy_(kept(tensors, "marks", self.marks, path))
-
-    def _distribution(self, batch_size: int, generator: torch.Generator | None = None) -> GroupCategorical:
-        logits_BGD = (self.logits() / self.temperature).expand(batch_size, -1, -1)
-        return GroupCategorical(generator).proba_distribution(logits_BGD)
+            own["marks"] = self.marks
+        set_tensors(own, tensors, path)
 
 
 FIELD_FEATURES = ("reads", "readers", "load", "fullness")

@@ -1,16 +1,14 @@
-"""`ImproverPolicy`: proposes placements by passing over a known one and moving a group here and there.
+"""`ImproverPolicy`: proposes placements by passing over a known one and moving some of its groups.
 
-`ImproverNetwork`: logits of a group on every device, from the graph and from where everything is just then.
-
-`PassState`: what a pass over a placement sees, group after group, as kernels over a batch of placements.
+`ImproverNetwork`: logits of a group on every device, from the graph and the placement so far. `PassState`: a batch of
+placements in the middle of a pass, with the features that the network sees, computed by kernels.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,10 +26,10 @@ from rlplace.env.problem_features import (
 )
 from rlplace.jit import Bools, Floats, Ints, Longs, inlined, kernel
 from rlplace.measure.problem import Problem
-from rlplace.policy.checkpoint import kept, load_network, save_network
-from rlplace.policy.config import ImproverConfig
-from rlplace.policy.module import PolicyModule, ProblemTensors, seeded_weights
-from rlplace.policy.placer import GraphEncoder, GroupCategorical
+from rlplace.policy.base import PolicyModule, ProblemTensors, chosen_and_entropy, gumbel, seeded_weights
+from rlplace.policy.checkpoint import check_tensors, set_tensors
+from rlplace.policy.options import ImproverConfig
+from rlplace.policy.placer import GraphEncoder
 
 MOST_KEEP = 30.0
 """Largest log-odds by which a group may be kept where it is, or pushed away."""
@@ -56,16 +54,15 @@ class ImproverPolicy(PolicyModule):
     Permuting the devices of the problem and of the start permutes the answer.
 
     Attributes:
-        kind: what its files say they are of.
         network: the weights, which several policies may share.
         problem: the features of what is placed.
         start: (G,) int64, the placement that a pass begins with.
         moves: how many groups a pass moves, about.
         keep: log-odds by which every group is kept where it is, beside what the network says.
-        generator: draws the samples.
     """
 
-    kind: Literal["improver"] = "improver"
+    kind = "improver"
+    config: ImproverConfig
     start: Tensor
     keep: Tensor
     moves: Tensor
@@ -108,11 +105,8 @@ class ImproverPolicy(PolicyModule):
 
     def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
         """(num_samples, G) devices of groups, all drawn in one pass; by `rng` or by the policy's own generator."""
-        generator = self.drawing(rng)
         shape = (self.num_groups, num_samples, self.num_devices)
-        uniform_GBD = torch.rand(shape, generator=generator)
-        # Gumbel-max: the likeliest device after this noise is one drawn from the softmax
-        return self._pass(-(-uniform_GBD.log()).log())
+        return self._pass(gumbel(shape, self.drawing(rng), torch.float32))
 
     def mode(self) -> NDArray[np.int32]:
         """(G,) the placement that passes begin with: the best that is known."""
@@ -120,10 +114,7 @@ class ImproverPolicy(PolicyModule):
 
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
         """Log-probabilities (B, G) of devices (B, G), each given those decided before it, and entropies (B, G)."""
-        devices_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
-        log_probs_BGD = self._log_probs(self._scores(group_devices), slice(None))
-        distribution = GroupCategorical().proba_distribution(log_probs_BGD)
-        return distribution.group_log_prob(devices_BG), distribution.group_entropy()
+        return chosen_and_entropy(self._log_probs(self._scores(group_devices), slice(None)), group_devices)
 
     def set_flips(self, flips: float) -> None:
         """Sets `keep` so that a pass moves about `flips` groups, now and whenever it starts elsewhere.
@@ -142,14 +133,6 @@ class ImproverPolicy(PolicyModule):
                 low, high = (middle, high) if (1 - stay_G).sum() > moves else (low, middle)
             self.keep.fill_(high)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the network and the start to `path` (`policy.safetensors`), its options beside it (`.json`).
-
-        Raises:
-            FileProblem: a file cannot be written.
-        """
-        save_network(path, self.kind, self.config, self)
-
     def load(self, path: str | os.PathLike[str]) -> None:
         """Takes over the network that a policy of this or of another problem saved, and its start where it fits.
 
@@ -157,12 +140,12 @@ class ImproverPolicy(PolicyModule):
             FileProblem: a file is missing, malformed, or of another policy.
             InvalidValue: the options there are not those of this policy.
         """
-        tensors = load_network(path, self.kind, self.config, self)
-        for name in ("keep", "moves"):
-            getattr(self, name).copy_(kept(tensors, name, getattr(self, name), path))
-        if "start" not in tensors or tensors["start"].shape != self.start.shape:
+        tensors = self.load_weights(path)
+        set_tensors({"keep": self.keep, "moves": self.moves}, tensors, path)
+        start = tensors.get("start")
+        if start is None or start.shape != self.start.shape:
             return
-        start = kept(tensors, "start", self.start, path)
+        check_tensors(tensors, {"start": (torch.int64, self.start.shape)}, path)
         fits = bool(((start >= 0) & (start < self.num_devices)).all())
         if fits and bool(self.problem.allowed.gather(1, start[:, None]).all()):
             self.start.copy_(start)
@@ -255,8 +238,7 @@ Seconds are in mean costs of a group, as log(1 + x).
 Features = NDArray[np.float32]
 
 
-@dataclass(frozen=True, eq=False)
-class PassArrays:
+class PassArrays(NamedTuple):
     """A problem as the kernels take it; times in mean costs of a group."""
 
     order: Longs
@@ -302,147 +284,77 @@ class PassState:
         num_devices = arrays.cost.shape[1]
         self._arrays = arrays
         self.placed_BG = np.repeat(np.asarray(start_G, dtype=np.int32)[None], batch_size, axis=0)
-        self._load_BD = np.zeros((batch_size, num_devices))
-        self._used_BD = np.zeros((batch_size, num_devices))
+        self._load_BD, self._used_BD = np.zeros((batch_size, num_devices)), np.zeros((batch_size, num_devices))
         self._latest_B = np.full(batch_size, -1, dtype=np.int64)
         self._features_BDS = np.zeros((batch_size, num_devices, len(STATE_FEATURES)), dtype=np.float32)
-        _fill(self.placed_BG, self._load_BD, self._used_BD, arrays.cost, arrays.held, arrays.occupies)
+        _fill(arrays, self.placed_BG, self._load_BD, self._used_BD)
 
     def look(self, group: int) -> Features:
         """(B, D, S) float32 `STATE_FEATURES` of a group on every device; it is the pass's own array."""
-        a = self._arrays
-        _look_all(
-            group, self._features_BDS, self.placed_BG, self._load_BD, self._used_BD, self._latest_B,
-            a.cost, a.share, a.held, a.latency, a.per_byte, a.occupies, a.allowed,
-            a.offsets, a.joined, a.joined_bytes, a.is_in,
-        )  # fmt: skip
+        state = self.placed_BG, self._load_BD, self._used_BD, self._latest_B
+        _look_all(self._arrays, group, self._features_BDS, *state)
         return self._features_BDS
 
     def move(self, group: int, devices_B: NDArray[np.integer]) -> None:
         """Puts the group on a device in each placement."""
-        a = self._arrays
-        _move_all(
-            group, np.asarray(devices_B, dtype=np.int32), self.placed_BG, self._load_BD, self._used_BD,
-            self._latest_B, a.cost, a.held, a.occupies,
-        )  # fmt: skip
+        state = self.placed_BG, self._load_BD, self._used_BD, self._latest_B
+        _move_all(self._arrays, group, np.ascontiguousarray(devices_B, dtype=np.int32), *state)
 
 
 def replay(arrays: PassArrays, start_G: NDArray[np.integer], placed_BG: NDArray[np.integer]) -> Features:
-    """(B, G, D, S) float32: what a pass from `start_G` saw of each group before it put it where `placed_BG` has it."""
-    rows = np.ascontiguousarray(placed_BG, dtype=np.int32)
-    shape = (len(rows), *arrays.cost.shape, len(STATE_FEATURES))
-    a, features_BGDS = arrays, np.zeros(shape, dtype=np.float32)
-    _replay(
-        features_BGDS, np.asarray(start_G, dtype=np.int32), rows, a.order,
-        a.cost, a.share, a.held, a.latency, a.per_byte, a.occupies, a.allowed,
-        a.offsets, a.joined, a.joined_bytes, a.is_in,
-    )  # fmt: skip
+    """(B, G, D, S) float32: the features of each group in a pass from `start_G` that ends at `placed_BG`."""
+    state = PassState(arrays, start_G, len(placed_BG))
+    features_BGDS = np.zeros((len(placed_BG), *arrays.cost.shape, len(STATE_FEATURES)), dtype=np.float32)
+    for group in arrays.order.tolist():
+        features_BGDS[:, group] = state.look(group)
+        state.move(group, placed_BG[:, group])
     return features_BGDS
 
 
 @kernel
-def _fill(placed_BG: Ints, load_BD: Floats, used_BD: Floats, cost: Floats, held: Floats, occupies: Bools) -> None:
+def _fill(a: PassArrays, placed_BG: Ints, load_BD: Floats, used_BD: Floats) -> None:
     for row in range(placed_BG.shape[0]):
         for group in range(placed_BG.shape[1]):
-            _add(1.0, group, placed_BG[row, group], load_BD[row], used_BD[row], cost, held, occupies)
+            _add(a, 1.0, group, placed_BG[row, group], load_BD[row], used_BD[row])
 
 
 @kernel
 def _look_all(
+    a: PassArrays,
     group: int,
     features_BDS: Features,
     placed_BG: Ints,
     load_BD: Floats,
     used_BD: Floats,
     latest_B: Longs,
-    cost: Floats,
-    share: float,
-    held: Floats,
-    latency: Floats,
-    per_byte: Floats,
-    occupies: Bools,
-    allowed: Bools,
-    offsets: Longs,
-    joined: Longs,
-    joined_bytes: Floats,
-    is_in: Bools,
 ) -> None:
-    scratch = np.empty((5, cost.shape[1]))
+    scratch = np.empty((5, a.cost.shape[1]))
     for row in range(placed_BG.shape[0]):
-        _look(
-            group, features_BDS[row], placed_BG[row], load_BD[row], used_BD[row], latest_B[row], scratch,
-            cost, share, held, latency, per_byte, occupies, allowed, offsets, joined, joined_bytes, is_in,
-        )  # fmt: skip
+        _look(a, group, features_BDS[row], placed_BG[row], load_BD[row], used_BD[row], latest_B[row], scratch)
 
 
 @kernel
 def _move_all(
-    group: int,
-    devices_B: Ints,
-    placed_BG: Ints,
-    load_BD: Floats,
-    used_BD: Floats,
-    latest_B: Longs,
-    cost: Floats,
-    held: Floats,
-    occupies: Bools,
+    a: PassArrays, group: int, devices_B: Ints, placed_BG: Ints, load_BD: Floats, used_BD: Floats, latest_B: Longs
 ) -> None:
     for row in range(len(devices_B)):
-        _add(-1.0, group, placed_BG[row, group], load_BD[row], used_BD[row], cost, held, occupies)
-        _add(1.0, group, devices_B[row], load_BD[row], used_BD[row], cost, held, occupies)
+        _add(a, -1.0, group, placed_BG[row, group], load_BD[row], used_BD[row])
+        _add(a, 1.0, group, devices_B[row], load_BD[row], used_BD[row])
         placed_BG[row, group] = devices_B[row]
         latest_B[row] = devices_B[row]
 
 
-@kernel
-def _replay(
-    features_BGDS: Features,
-    start_G: Ints,
-    placed_BG: Ints,
-    order: Longs,
-    cost: Floats,
-    share: float,
-    held: Floats,
-    latency: Floats,
-    per_byte: Floats,
-    occupies: Bools,
-    allowed: Bools,
-    offsets: Longs,
-    joined: Longs,
-    joined_bytes: Floats,
-    is_in: Bools,
-) -> None:
-    num_groups, num_devices = cost.shape
-    scratch = np.empty((5, num_devices))
-    begin_load, begin_used = np.zeros(num_devices), np.zeros(num_devices)
-    for group in range(num_groups):
-        _add(1.0, group, start_G[group], begin_load, begin_used, cost, held, occupies)
-    for row in range(len(placed_BG)):
-        now, load, used, latest = start_G.copy(), begin_load.copy(), begin_used.copy(), -1
-        for group in order:
-            _look(
-                group, features_BGDS[row, group], now, load, used, latest, scratch,
-                cost, share, held, latency, per_byte, occupies, allowed, offsets, joined, joined_bytes, is_in,
-            )  # fmt: skip
-            device = placed_BG[row, group]
-            _add(-1.0, group, now[group], load, used, cost, held, occupies)
-            _add(1.0, group, device, load, used, cost, held, occupies)
-            now[group] = device
-            latest = device
-
-
 @inlined
-def _add(
-    sign: float, group: int, device: int, load: Floats, used: Floats, cost: Floats, held: Floats, occupies: Bools
-) -> None:
-    used[device] += sign * held[group, device]
+def _add(a: PassArrays, sign: float, group: int, device: int, load: Floats, used: Floats) -> None:
+    used[device] += sign * a.held[group, device]
     for other in range(len(load)):
-        if occupies[device, other]:
-            load[other] += sign * cost[group, device]
+        if a.occupies[device, other]:
+            load[other] += sign * a.cost[group, device]
 
 
 @inlined
 def _look(
+    a: PassArrays,
     group: int,
     features_DS: Features,
     placed: Ints,
@@ -450,55 +362,46 @@ def _look(
     used: Floats,
     latest: int,
     scratch: Floats,
-    cost: Floats,
-    share: float,
-    held: Floats,
-    latency: Floats,
-    per_byte: Floats,
-    occupies: Bools,
-    allowed: Bools,
-    offsets: Longs,
-    joined: Longs,
-    joined_bytes: Floats,
-    is_in: Bools,
 ) -> None:
+    # what the group reads from, and is read by, on each device; seconds of its transfers if it were on each
     num_devices, here = len(load), placed[group]
     scratch[:] = 0.0
     cut_in, cut_out, reads, readers, busy = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
     in_bytes, out_bytes = 0.0, 0.0
-    for edge in range(offsets[group], offsets[group + 1]):
-        home, size = placed[joined[edge]], joined_bytes[edge]
-        if is_in[edge]:
+    for edge in range(a.offsets[group], a.offsets[group + 1]):
+        home, size = placed[a.joined[edge]], a.joined_bytes[edge]
+        if a.is_in[edge]:
             reads[home] += size
             in_bytes += size
         else:
             readers[home] += size
             out_bytes += size
         for d in range(num_devices):
-            if d != home and is_in[edge]:
-                cut_in[d] += latency[home, d] + size * per_byte[home, d]
+            if d != home and a.is_in[edge]:
+                cut_in[d] += a.latency[home, d] + size * a.per_byte[home, d]
             elif d != home:
-                cut_out[d] += latency[d, home] + size * per_byte[d, home]
+                cut_out[d] += a.latency[d, home] + size * a.per_byte[d, home]
+    # how busy each device would be, and the least over those where the group may be
     least_load, least_in, least_out, least_cut = np.inf, np.inf, np.inf, np.inf
     for d in range(num_devices):
         there = 0.0
         for other in range(num_devices):
-            if occupies[d, other]:
-                without = load[other] - cost[group, here] if occupies[here, other] else load[other]
+            if a.occupies[d, other]:
+                without = load[other] - a.cost[group, here] if a.occupies[here, other] else load[other]
                 there = max(there, without)
-        busy[d] = there + cost[group, d]
-        if allowed[group, d]:
+        busy[d] = there + a.cost[group, d]
+        if a.allowed[group, d]:
             least_load = min(least_load, busy[d])
             least_in, least_out = min(least_in, cut_in[d]), min(least_out, cut_out[d])
             least_cut = min(least_cut, cut_in[d] + cut_out[d])
     for d in range(num_devices):
         features_DS[d, 0] = 1.0 if d == here else 0.0
-        features_DS[d, 1] = busy[d] / share
-        features_DS[d, 2] = math.log1p(busy[d] - least_load if allowed[group, d] else 0.0)
+        features_DS[d, 1] = busy[d] / a.share
+        features_DS[d, 2] = math.log1p(busy[d] - least_load if a.allowed[group, d] else 0.0)
         features_DS[d, 3] = math.log1p(max(cut_in[d] + cut_out[d] - least_cut, 0.0))
         features_DS[d, 4] = math.log1p(max(cut_in[d] - least_in, 0.0))
         features_DS[d, 5] = math.log1p(max(cut_out[d] - least_out, 0.0))
         features_DS[d, 6] = reads[d] / in_bytes if in_bytes > 0.0 else 0.0
         features_DS[d, 7] = readers[d] / out_bytes if out_bytes > 0.0 else 0.0
-        features_DS[d, 8] = used[d] + (held[group, d] if d != here else 0.0)
+        features_DS[d, 8] = used[d] + (a.held[group, d] if d != here else 0.0)
         features_DS[d, 9] = 1.0 if d == latest else 0.0

@@ -1,10 +1,7 @@
 """`PlacerPolicy`: a graph encoder and a device for each group, as a Stable-Baselines3 policy.
 
-What a file of a placer's weights says of its problem, checked before anything of that size is made.
-
-`GroupCategorical`: a device for each of G groups, as one batched distribution.
-
-`GraphEncoder`: message passing over the group graph.
+`GroupCategorical`: a device for each of G groups, as one batched distribution. `GraphEncoder`: message passing over the
+group graph.
 """
 
 from __future__ import annotations
@@ -12,81 +9,75 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
+from pydantic import Field
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import CombinedExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
-from rlplace.decode import decode_record
 from rlplace.env.one_shot import action_space
 from rlplace.env.problem_features import GraphFeatures, graph_features, index_space
 from rlplace.errors import FileProblem
 from rlplace.measure.problem import Problem
-from rlplace.policy.checkpoint import SCHEMA, check_weights, load_checkpoint, save_checkpoint, set_parameters
-from rlplace.policy.config import PlacerArchitecture
-from rlplace.policy.module import one_line, seeded_weights, temperature_for
+from rlplace.policy.base import IndependentPolicy, entropy_of, gumbel, log_prob_of, seeded_weights
+from rlplace.policy.checkpoint import SCHEMA, check_tensors, load_checkpoint, save_checkpoint, set_all, set_tensors
+from rlplace.policy.options import PlacerArchitecture
+from rlplace.records import Whole, read_record, record
 
 KIND: Literal["placer"] = "placer"
-"""What its checkpoints say they are of."""
+"""Names the policy in its checkpoints."""
+Size = Annotated[Whole, Field(ge=1, le=1 << 24)]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class PlacerFile:
-    """What `policy.json` says of the weights beside it."""
+    """`policy.json`, the description of the weights beside it."""
 
     schema: int
     kind: Literal["placer"]
-    num_groups: int
-    num_devices: int
+    num_groups: Size
+    num_devices: Size
     features: tuple[str, ...]
     """Names of the features of groups."""
     architecture: PlacerArchitecture
 
 
 def kept_features(tensors: Mapping[str, Tensor], file: PlacerFile, path: Path) -> GraphFeatures:
-    """The features of the problem that a placer was made for.
+    """The features of the problem that a placer was made for, checked before anything of their size is made.
 
     Args:
         tensors: of the file, by name.
-        file: what is said of them.
-        path: where they are from, for messages.
+        file: the description of them.
+        path: of the tensors, for messages.
 
     Raises:
-        FileProblem: one is missing, of another shape or type than is said, or holds what a graph cannot have; or the
-            network is of another size than is said.
+        FileProblem: tensors and description differ, or the graph is impossible.
     """
-    groups, devices, num_features = file.num_groups, file.num_devices, len(file.features)
-    hidden, num_layers = file.architecture.hidden, file.architecture.num_layers
-    if groups < 1 or devices < 1:
-        raise FileProblem(path, f"a policy for {groups} groups and {devices} devices, expected one of each at least.")
+    groups, devices, architecture = file.num_groups, file.num_devices, file.architecture
     num_edges = len(tensors["edge_source"]) if "edge_source" in tensors and tensors["edge_source"].dim() else 0
+    whole, real = torch.int64, torch.float32
     expected: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-        "node_features": (torch.float32, (groups, num_features)),
-        "edge_features": (torch.float32, (num_edges, 2)),
-        "edge_source": (torch.int64, (num_edges,)),
-        "edge_target": (torch.int64, (num_edges,)),
-        "group_cost": (torch.float32, (groups, devices)),
+        "node_features": (real, (groups, len(file.features))),
+        "edge_features": (real, (num_edges, 2)),
+        "edge_source": (whole, (num_edges,)),
+        "edge_target": (whole, (num_edges,)),
+        "group_cost": (real, (groups, devices)),
         "allowed": (torch.bool, (groups, devices)),
-        "encoder.embed.2.weight": (torch.float32, (hidden, hidden)),
+        "encoder.embed.2.weight": (real, (architecture.hidden, architecture.hidden)),
     }
-    for name, (dtype, shape) in expected.items():
-        found = tensors.get(name)
-        if found is None or (found.dtype, tuple(found.shape)) != (dtype, shape):
-            looks = "missing" if found is None else f"{found.dtype} {tuple(found.shape)}"
-            raise FileProblem(path, f"not the weights of its .json: {name} is {looks}, expected {dtype} {shape}.")
+    every = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    check_tensors(tensors, every | expected, path, "not the weights of its .json")
     found_layers = sum(name.startswith("encoder.layers.") and name.endswith(".norm.weight") for name in tensors)
-    if found_layers != num_layers:
-        raise FileProblem(path, f"not the weights of its .json: {found_layers} layers, expected {num_layers}.")
-    check_weights({name: each for name, each in tensors.items() if each.is_floating_point()}, path)
+    if found_layers != architecture.num_layers:
+        told = f"{found_layers} layers, expected {architecture.num_layers}"
+        raise FileProblem(path, f"not the weights of its .json: {told}.")
     for name in ("edge_source", "edge_target"):
         if num_edges and not 0 <= int(tensors[name].min()) <= int(tensors[name].max()) < groups:
             raise FileProblem(path, f"{name} names groups that are not there, expected 0..{groups - 1}.")
@@ -96,23 +87,20 @@ def kept_features(tensors: Mapping[str, Tensor], file: PlacerFile, path: Path) -
     return GraphFeatures(**{name: tensors[name].numpy() for name in names}, names=file.features)
 
 
-class PlacerPolicy(ActorCriticPolicy):
+class PlacerPolicy(IndependentPolicy, ActorCriticPolicy):
     """Devices for G groups, independent given a message-passing encoding of the group graph.
 
     The graph never changes, so its features are buffers of the policy, encoded once per batch and not once per sample,
     and there is one state, so no value is learned.
 
     Attributes:
-        kind: what its checkpoints say they are of.
-        temperature: what logits are divided by, in sampling as in log-probabilities; `set_flips` sets it.
+        temperature: divides logits, in samples as in log-probabilities; `set_flips` sets it.
         generator: draws the samples.
         feature_names: names of the F features of a group.
-        problem_buffers: names of the buffers that describe the problem; a state of a learner does not change them.
     """
 
     kind = KIND
     problem_buffers = ("node_features", "edge_features", "edge_source", "edge_target", "group_cost", "allowed")
-    temperature: Tensor
     node_features: Tensor
     edge_features: Tensor
     edge_source: Tensor
@@ -130,28 +118,14 @@ class PlacerPolicy(ActorCriticPolicy):
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        """A policy that knows nothing: every device is as likely, whatever the seed."""
-        self._graph_features = features
+        """An untrained policy: every device is as likely, whatever the seed."""
+        self._graph_features, self.feature_names = features, features.names
+        self.num_groups, self.num_devices = features.allowed.shape
         self.architecture = architecture or PlacerArchitecture()
+        kwargs["features_extractor_class"] = CombinedExtractor
         with seeded_weights(seed):
-            super().__init__(
-                observation_space, action_space, lr_schedule, features_extractor_class=CombinedExtractor, **kwargs
-            )
+            ActorCriticPolicy.__init__(self, observation_space, action_space, lr_schedule, **kwargs)
         self.generator = torch.Generator().manual_seed(seed)
-        self.feature_names = features.names
-
-    def __repr__(self) -> str:
-        return one_line(self)
-
-    @property
-    def num_groups(self) -> int:
-        """Groups that the policy places, G."""
-        return int(self.group_cost.shape[0])
-
-    @property
-    def num_devices(self) -> int:
-        """Devices that it places them on, D."""
-        return int(self.group_cost.shape[1])
 
     def _build(self, lr_schedule: Schedule) -> None:
         features, architecture = self._graph_features, self.architecture
@@ -180,54 +154,17 @@ class PlacerPolicy(ActorCriticPolicy):
 
     def evaluate_actions(self, obs: PyTorchObs, actions_BG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Values (B, 1), log-probabilities and entropies (B,) of given devices (B, G)."""
-        distribution = self.distribution(self.logits(), 1)
-        return (
-            self.predict_values(obs),
-            distribution.log_prob(actions_BG),
-            distribution.entropy().expand(len(actions_BG)),
-        )
+        log_prob_BG, entropy_BG = self.evaluate(actions_BG.numpy())
+        return self.predict_values(obs), log_prob_BG.sum(-1), entropy_BG.sum(-1)
 
     def predict_values(self, obs: PyTorchObs) -> Tensor:
         """(B, 1) zeros: every episode starts in the same state, so nothing is learned from its value."""
         return torch.zeros(_batch_size(obs), 1)
 
     def get_distribution(self, obs: PyTorchObs) -> GroupCategorical:
-        """The distribution over the devices of all groups."""
-        return self.distribution(self.logits(), _batch_size(obs))
-
-    def distribution(self, logits_GD: Tensor, batch_size: int) -> GroupCategorical:
-        """The distribution of `batch_size` samples with these logits, at the policy's temperature."""
-        logits_BGD = (logits_GD / self.temperature).expand(batch_size, -1, -1)
+        """The distribution over the devices of all groups, at the policy's temperature."""
+        logits_BGD = (self.logits() / self.temperature).expand(_batch_size(obs), -1, -1)
         return GroupCategorical(self.generator).proba_distribution(logits_BGD)
-
-    def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
-        """(num_samples, G) devices of groups, drawn at the policy's temperature.
-
-        Args:
-            num_samples: placements to draw.
-            rng: draws them; by default the policy's own generator, which goes on.
-        """
-        with torch.no_grad():
-            distribution = self.distribution(self.logits(), num_samples)
-        if rng is not None:
-            distribution.generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
-        return distribution.sample().numpy().astype(np.int32)
-
-    def mode(self) -> NDArray[np.int32]:
-        """(G,) the likeliest device of each group."""
-        with torch.no_grad():
-            return self.logits().argmax(dim=-1).numpy().astype(np.int32)
-
-    def log_prob(self, group_devices: NDArray[np.integer]) -> Tensor:
-        """(B,) log-probabilities of placements (B, G), at the policy's temperature."""
-        actions_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
-        return self.distribution(self.logits(), 1).log_prob(actions_BG)
-
-    def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies by group (B, G) of placements (B, G), at the policy's temperature."""
-        actions_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
-        distribution = self.distribution(self.logits(), 1)
-        return distribution.group_log_prob(actions_BG), distribution.group_entropy().expand(len(actions_BG), -1)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes weights and graph features to `path` (`policy.safetensors`), the architecture beside it (`.json`).
@@ -235,9 +172,8 @@ class PlacerPolicy(ActorCriticPolicy):
         Raises:
             FileProblem: a file cannot be written.
         """
-        about = PlacerFile(
-            SCHEMA, KIND, self.num_groups, self.num_devices, tuple(self.feature_names), self.architecture
-        )
+        sizes = self.num_groups, self.num_devices
+        about = PlacerFile(SCHEMA, KIND, *sizes, tuple(self.feature_names), self.architecture)
         save_checkpoint(path, dataclasses.asdict(about), self.state_dict())
 
     def load(self, path: str | os.PathLike[str]) -> None:  # type: ignore[override]  # SB3's would unpickle
@@ -246,13 +182,7 @@ class PlacerPolicy(ActorCriticPolicy):
         Raises:
             FileProblem: a file is missing, malformed, of another kind, or of a policy of another size.
         """
-        _, tensors = load_checkpoint(path, KIND)
-        set_parameters(self, tensors, path)
-
-    def set_flips(self, flips: float) -> None:
-        """Sets the temperature at which a sample differs from the mode in `flips` groups, on average."""
-        with torch.no_grad():
-            self.temperature = torch.tensor(temperature_for(self.logits(), flips))
+        set_tensors(dict(self.named_parameters()), load_checkpoint(path, KIND)[1], path)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         actions_BG: Tensor = self.get_distribution(observation).get_actions(deterministic=deterministic)
@@ -261,9 +191,7 @@ class PlacerPolicy(ActorCriticPolicy):
 
 def make_policy(problem: Problem, architecture: PlacerArchitecture | None = None, *, seed: int = 0) -> PlacerPolicy:
     """A new policy for a problem."""
-    return PlacerPolicy(
-        index_space(), action_space(problem), lambda _: 0.0, graph_features(problem), architecture, seed
-    )
+    return _untrained(graph_features(problem), action_space(problem), architecture, seed)
 
 
 def load_policy(path: str | os.PathLike[str]) -> PlacerPolicy:
@@ -273,25 +201,23 @@ def load_policy(path: str | os.PathLike[str]) -> PlacerPolicy:
         FileProblem: a file is missing or not what it should be.
         InvalidValue, UnknownName: a field of the description is missing or wrong.
     """
-    about, tensors = load_checkpoint(path, KIND)
     path = Path(path)
-    described = decode_record(PlacerFile, about, str(path.with_suffix(".json")))
-    features = kept_features(tensors, described, path)
+    about, tensors = load_checkpoint(path, KIND)
+    described = read_record(PlacerFile, about, str(path.with_suffix(".json")))
     actions = spaces.MultiDiscrete(np.full(described.num_groups, described.num_devices))
-    policy = PlacerPolicy(index_space(), actions, lambda _: 0.0, features, described.architecture)
-    try:
-        policy.load_state_dict(tensors)
-    except RuntimeError as error:  # names or shapes of other weights
-        raise FileProblem(path, f"not the weights of {path.with_suffix('.json').name}: {error}.") from error
+    policy = _untrained(kept_features(tensors, described, path), actions, described.architecture, 0)
+    set_all(policy, tensors, path)
     return policy
+
+
+def _untrained(
+    features: GraphFeatures, actions: spaces.MultiDiscrete, architecture: PlacerArchitecture | None, seed: int
+) -> PlacerPolicy:
+    return PlacerPolicy(index_space(), actions, lambda _: 0.0, features, architecture, seed)
 
 
 def _batch_size(obs: PyTorchObs) -> int:
     return len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
-
-
-LEAST_LOG_PROB = -1e30
-"""Below it a log-probability is taken for minus infinity: a finite stand-in keeps gradients finite."""
 
 
 class GroupCategorical(Distribution):
@@ -320,12 +246,11 @@ class GroupCategorical(Distribution):
 
     def group_log_prob(self, actions_BG: Tensor) -> Tensor:
         """(B, G) log-probability of the device of each group."""
-        log_probs_BGD = self.log_probs_BGD.expand(len(actions_BG), -1, -1)
-        return log_probs_BGD.gather(-1, actions_BG.long()[..., None])[..., 0]
+        return log_prob_of(self.log_probs_BGD, actions_BG)
 
     def group_entropy(self) -> Tensor:
         """(B, G) entropy of each group, in nats."""
-        return -(self.log_probs_BGD.exp() * self.log_probs_BGD.clamp(min=LEAST_LOG_PROB)).sum(-1)
+        return entropy_of(self.log_probs_BGD)
 
     def log_prob(self, actions_BG: Tensor) -> Tensor:
         """(B,) log-probability of whole placements."""
@@ -337,8 +262,8 @@ class GroupCategorical(Distribution):
 
     def sample(self) -> Tensor:
         """(B, G) int64 devices, drawn (by Gumbel-max, so that one draw serves any D)."""
-        uniform_BGD = torch.rand(self.log_probs_BGD.shape, generator=self.generator, dtype=torch.float64)
-        return (self.log_probs_BGD.detach().double() - (-uniform_BGD.log()).log()).argmax(-1)
+        log_probs_BGD = self.log_probs_BGD.detach().double()
+        return (log_probs_BGD + gumbel(log_probs_BGD.shape, self.generator)).argmax(-1)
 
     def mode(self) -> Tensor:
         """(B, G) int64, the likeliest device of each group; the lower index where two are equal."""

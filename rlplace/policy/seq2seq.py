@@ -1,8 +1,6 @@
-"""`Seq2SeqPolicy`: the policy of Mirhoseini et al. 2017, trained for one problem.
+"""`Seq2SeqPolicy`: the policy of Mirhoseini et al. 2017, a sequence-to-sequence network with attention.
 
-`Seq2SeqNetwork`: a bidirectional LSTM that reads groups, and an LSTM with attention that writes devices.
-
-`Seq2SeqInputs`: what the policy `seq2seq` reads of a problem, group by group.
+`seq2seq_inputs`: the features of a problem that it reads, group by group.
 """
 
 from __future__ import annotations
@@ -18,18 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlplace.decode import decode_record
 from rlplace.errors import FileProblem
 from rlplace.measure.problem import Problem
-from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint, set_parameters
-from rlplace.policy.config import Seq2SeqConfig
-from rlplace.policy.module import PolicyModule, seeded_weights
-from rlplace.policy.placer import GroupCategorical
+from rlplace.policy.base import PolicyModule, chosen_and_entropy, gumbel, seeded_weights
+from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint, set_tensors
+from rlplace.policy.options import Seq2SeqConfig
+from rlplace.records import read_record, record
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Seq2SeqFile:
-    """What `policy.json` says of the weights beside it."""
+    """`policy.json`, the description of the weights beside it."""
 
     schema: int
     kind: Literal["seq2seq"]
@@ -67,6 +64,7 @@ class Seq2SeqPolicy(PolicyModule):
     """
 
     kind: Literal["seq2seq"] = "seq2seq"
+    config: Seq2SeqConfig
     problem_buffers = ("type_shares", "output_shapes", "adjacency", "allowed")
     type_shares: Tensor
     output_shapes: Tensor
@@ -89,19 +87,14 @@ class Seq2SeqPolicy(PolicyModule):
             num_samples: placements to draw, B.
             rng: draws them; by default the policy's own generator, which goes on.
         """
-        generator = self.drawing(rng)
-        shape = (num_samples, self.num_groups, self.num_devices)
-        uniform_BGD = torch.rand(shape, generator=generator, dtype=torch.float64)
-        noise_BGD = None
-        if self.logit_noise:
-            noise_BGD = self.logit_noise * torch.randn(shape, generator=generator)
-        # Gumbel-max: the likeliest device after this noise is one drawn from the softmax
-        return self._write(num_samples, -(-uniform_BGD.log()).log(), noise_BGD)
+        generator, shape = self.drawing(rng), (num_samples, self.num_groups, self.num_devices)
+        gumbel_BGD = gumbel(shape, generator)
+        noise_BGD = self.logit_noise * torch.randn(shape, generator=generator) if self.logit_noise else None
+        return self._write(num_samples, gumbel_BGD, noise_BGD)
 
     def mode(self) -> NDArray[np.int32]:
         """(G,) the likeliest device of each group given those before it; the lower index where two are equal."""
-        mode_1G = self._write(1, torch.zeros(1, self.num_groups, self.num_devices))
-        return mode_1G.reshape(-1)
+        return self._write(1, torch.zeros(1, self.num_groups, self.num_devices)).reshape(-1)
 
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
         """Log-probabilities (B, G) of the devices (B, G), each given those before it, and entropies (B, G) in nats."""
@@ -109,8 +102,7 @@ class Seq2SeqPolicy(PolicyModule):
         encoded, state = self._begin(len(devices_BG))
         before_BG = torch.cat((torch.full_like(devices_BG[:, :1], self.network.begin), devices_BG[:, :-1]), dim=1)
         logits_BGD, _ = self.network.decode(encoded, before_BG, 0, state)
-        distribution = GroupCategorical().proba_distribution(logits_BGD.masked_fill(~self.allowed, -torch.inf))
-        return distribution.group_log_prob(devices_BG), distribution.group_entropy()
+        return chosen_and_entropy(logits_BGD.masked_fill(~self.allowed, -torch.inf), group_devices)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the weights to `path` (`policy.safetensors`), what they belong to beside it (`.json`).
@@ -130,9 +122,9 @@ class Seq2SeqPolicy(PolicyModule):
         """
         about, tensors = load_checkpoint(path, self.kind)
         about_path = Path(path).with_suffix(".json")
-        if decode_record(Seq2SeqFile, about, str(about_path)).types != self.types:
+        if read_record(Seq2SeqFile, about, str(about_path)).types != self.types:
             raise FileProblem(about_path, "weights for a graph of other op types; those of seq2seq serve one problem.")
-        set_parameters(self, tensors, path)
+        set_tensors(dict(self.named_parameters()), tensors, path)
 
     def _begin(self, batch_size: int) -> tuple[Encoded, LstmState]:
         encoded = self.network.encode(self.type_shares, self.output_shapes, self.adjacency)

@@ -1,8 +1,7 @@
-"""Timelines as a Chrome trace, which Perfetto (https://ui.perfetto.dev) and `chrome://tracing` open.
+"""One step as lanes of slices: made from a timeline, and written and read as a Chrome trace.
 
-Source: "Trace Event Format" (Google, 2016), JSON object format. Times are microseconds, rounded to whole nanoseconds.
-
-`Trace`: one step as `timeline.json` keeps it (a Chrome trace), read back with care.
+Perfetto (https://ui.perfetto.dev) and `chrome://tracing` open such a file. Source: "Trace Event Format" (Google, 2016),
+JSON object format. Times are microseconds, rounded to whole nanoseconds.
 """
 
 from __future__ import annotations
@@ -11,277 +10,27 @@ import heapq
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.decode import described
 from rlplace.errors import InvalidValue
 from rlplace.files import write_json_atomic
 from rlplace.format import format_seconds
 from rlplace.graphs.opgraph import PHASES, OpGraph
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Timeline
+from rlplace.records import described
 
 Event = dict[str, Any]
-
-_ROWS_A_PROCESS = 10_000  # thread ids are unique over the whole trace: Perfetto joins equal ones
-
-
-def chrome_trace(timelines: Mapping[str, Timeline], graph: OpGraph, host: Host) -> dict[str, Any]:
-    """A Chrome trace with one process for each timeline.
-
-    A process has one row for each device and for each link that carried a transfer, an arrow from the op that made a
-    sent tensor over its transfer to the first op that reads the copy, and a counter of each device's memory. Source
-    ops, which take no time, are left out.
-
-    Args:
-        timelines: name of the process (`measured`, `simulated`) to timeline, in order of display.
-        graph: the graph they are of.
-        host: the host they are on.
-
-    Returns:
-        The trace as plain data: `{"traceEvents": [...], "displayTimeUnit": "ms", "otherData": {...}}`.
-
-    Raises:
-        InvalidValue: a timeline of another graph.
-    """
-    events: list[Event] = []
-    num_arrows = 0
-    for index, (name, timeline) in enumerate(timelines.items()):
-        if len(timeline.op_device) != graph.num_ops:
-            raise InvalidValue(
-                "op_device",
-                f"{len(timeline.op_device)} entries",
-                f"{graph.num_ops}, one for each op",
-                where=f"timeline {name!r}",
-            )
-        process = _Process(index + 1, name, timeline, graph, host, first_arrow=num_arrows)
-        events += process.events()
-        num_arrows += timeline.transfer_tensor.size
-    return {
-        "traceEvents": events,
-        "displayTimeUnit": "ms",
-        "otherData": {
-            "host": host.name,
-            "graph_fingerprint": graph.fingerprint,
-            "host_fingerprint": host.fingerprint,
-        },
-    }
-
-
-def write_chrome_trace(
-    path: str | os.PathLike[str], timelines: Mapping[str, Timeline], graph: OpGraph, host: Host
-) -> None:
-    """Writes `chrome_trace` of the same arguments to `path`, whole or not at all.
-
-    Raises:
-        FileProblem: the file cannot be written.
-        InvalidValue: a timeline of another graph.
-    """
-    write_json_atomic(path, chrome_trace(timelines, graph, host), indent=None)
-
-
-class _Process:
-    """The events of one timeline."""
-
-    def __init__(
-        self, pid: int, name: str, timeline: Timeline, graph: OpGraph, host: Host, *, first_arrow: int
-    ) -> None:
-        self.pid, self.name, self.timeline, self.graph, self.host = pid, name, timeline, graph, host
-        self.first_arrow = first_arrow
-        self.rows: list[str] = []
-        self.op_start_ns, self.op_end_ns = _ns(timeline.op_start_s), _ns(timeline.op_end_s)
-        self.transfer_start_ns, self.transfer_end_ns = _ns(timeline.transfer_start_s), _ns(timeline.transfer_end_s)
-        self.op_tid: dict[int, int] = {}
-        self.transfer_tid: dict[int, int] = {}  # the row of its first link
-        names = [device.name for device in host.devices]
-        links_of = {(route.source, route.destination): route.links for route in host.routes}
-        self.transfer_links = [
-            links_of.get((names[source], names[destination]), ())
-            for source, destination in zip(
-                timeline.transfer_source.tolist(), timeline.transfer_destination.tolist(), strict=True
-            )
-        ]
-
-    def events(self) -> list[Event]:
-        slices = [*self._op_slices(), *self._transfer_slices()]
-        return [*self._metadata(), *slices, *self._arrows(), *self._memory()]
-
-    def _metadata(self) -> Iterator[Event]:
-        end_ns = max(self.op_end_ns.max(initial=0), self.transfer_end_ns.max(initial=0))
-        for key, args in (
-            ("process_name", {"name": self.name}),
-            ("process_labels", {"labels": f"step {format_seconds(float(end_ns) / 1e9)}"}),
-            ("process_sort_index", {"sort_index": self.pid}),
-        ):
-            yield {"ph": "M", "name": key, "pid": self.pid, "args": args}
-        for row, name in enumerate(self.rows):
-            for key, thread_args in (("thread_name", {"name": name}), ("thread_sort_index", {"sort_index": row})):
-                yield {"ph": "M", "name": key, "pid": self.pid, "tid": self._tid(row), "args": thread_args}
-
-    def _op_slices(self) -> Iterator[Event]:
-        graph = self.graph
-        for index, device in enumerate(self.host.devices):
-            ops = np.flatnonzero((self.timeline.op_device == index) & ~graph.is_source).tolist()
-            tids = self._rows_for(device.name, self.op_start_ns[ops], self.op_end_ns[ops], is_always_shown=True)
-            for op, tid in zip(ops, tids, strict=True):
-                self.op_tid[op] = tid
-                yield self._slice(
-                    graph.names[op],
-                    self._category(op),
-                    tid,
-                    int(self.op_start_ns[op]),
-                    int(self.op_end_ns[op]),
-                    self._facts(op) | {"bytes": int(graph.output_bytes[op])},
-                )
-
-    def _transfer_slices(self) -> Iterator[Event]:
-        graph, timeline = self.graph, self.timeline
-        names = [device.name for device in self.host.devices]
-        for link in self.host.links:
-            transfers = [k for k, links in enumerate(self.transfer_links) if link.name in links]
-            tids = self._rows_for(link.name, self.transfer_start_ns[transfers], self.transfer_end_ns[transfers])
-            for k, tid in zip(transfers, tids, strict=True):
-                if self.transfer_links[k][0] == link.name:
-                    self.transfer_tid[k] = tid
-                tensor = int(timeline.transfer_tensor[k])
-                producer = int(graph.tensor_op[tensor])
-                yield self._slice(
-                    graph.names[producer],
-                    "transfer",
-                    tid,
-                    int(self.transfer_start_ns[k]),
-                    int(self.transfer_end_ns[k]),
-                    {
-                        **self._facts(producer),
-                        "bytes": int(graph.tensor_bytes[tensor]),
-                        "tensor": tensor,
-                        "from": names[timeline.transfer_source[k]],
-                        "to": names[timeline.transfer_destination[k]],
-                    },
-                )
-
-    def _category(self, op: int) -> str:
-        """Phase and micro-batch: categories can be searched for and switched off."""
-        phase, micro_batch = PHASES[self.graph.phases[op]], int(self.graph.micro_batch[op])
-        return phase if micro_batch < 0 else f"{phase},micro-batch {micro_batch}"
-
-    def _facts(self, op: int) -> Event:
-        graph = self.graph
-        facts: Event = {"target": graph.targets[op], "module": graph.modules[op]}
-        if graph.micro_batch[op] >= 0:
-            facts["micro_batch"] = int(graph.micro_batch[op])
-        return facts
-
-    def _arrows(self) -> Iterator[Event]:
-        """For each transfer: from its producer, over its row, to its first reader; each binds to the slice it is in."""
-        for k, tensor in enumerate(self.timeline.transfer_tensor.tolist()):
-            stops: list[tuple[int, int]] = []  # (tid, ns)
-            producer = int(self.graph.tensor_op[tensor])
-            if producer in self.op_tid:
-                start_ns, end_ns = int(self.op_start_ns[producer]), int(self.op_end_ns[producer])
-                stops.append((self.op_tid[producer], max(start_ns, end_ns - 1)))
-            if k in self.transfer_tid:
-                stops.append((self.transfer_tid[k], int(self.transfer_start_ns[k])))
-            reader = self._first_reader(tensor, int(self.timeline.transfer_destination[k]))
-            if reader >= 0:
-                stops.append((self.op_tid[reader], int(self.op_start_ns[reader])))
-            if len(stops) < 2:
-                continue
-            for position, (tid, ns) in enumerate(stops):
-                event = {
-                    "ph": "t",
-                    "name": "transfer",
-                    "cat": "transfer",
-                    "id": self.first_arrow + k,
-                    "pid": self.pid,
-                    "tid": tid,
-                    "ts": ns / 1e3,
-                }
-                if position == 0:
-                    event["ph"] = "s"
-                elif position == len(stops) - 1:
-                    event |= {"ph": "f", "bp": "e"}
-                yield event
-
-    def _first_reader(self, tensor: int, device: int) -> int:
-        """The op on `device` that reads `tensor` first, -1 if there is none."""
-        offsets, ops = self.graph.readers
-        readers = ops[offsets[tensor] : offsets[tensor + 1]]
-        readers = readers[self.timeline.op_device[readers] == device]
-        return int(readers[np.argmin(self.op_start_ns[readers])]) if readers.size else -1
-
-    def _memory(self) -> Iterator[Event]:
-        """The level of each device at every instant at which it changes, after all changes of that instant."""
-        memory_ns = _ns(self.timeline.memory_time_s)
-        for index, device in enumerate(self.host.devices):
-            points = np.flatnonzero(self.timeline.memory_device == index)
-            points = points[np.argsort(memory_ns[points], kind="stable")]
-            is_last = np.append(np.diff(memory_ns[points]) > 0, True)[: points.size]
-            for point in points[is_last].tolist():
-                yield {
-                    "ph": "C",
-                    "name": f"memory {device.name}",
-                    "pid": self.pid,
-                    "ts": int(memory_ns[point]) / 1e3,
-                    "args": {"bytes": int(self.timeline.memory_bytes[point])},
-                }
-
-    def _rows_for(
-        self, name: str, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], *, is_always_shown: bool = False
-    ) -> list[int]:
-        """A thread id for each slice: one row, and further ones where slices overlap (a row cannot show that)."""
-        lanes = _lanes(start_ns.tolist(), end_ns.tolist())
-        first = len(self.rows)
-        num_lanes = max(lanes, default=0 if is_always_shown else -1) + 1
-        self.rows += [name if lane == 0 else f"{name} ({lane + 1})" for lane in range(num_lanes)]
-        return [self._tid(first + lane) for lane in lanes]
-
-    def _tid(self, row: int) -> int:
-        return self.pid * _ROWS_A_PROCESS + row
-
-    def _slice(self, name: str, category: str, tid: int, start_ns: int, end_ns: int, args: Event) -> Event:
-        return {
-            "ph": "X",
-            "name": name,
-            "cat": category,
-            "pid": self.pid,
-            "tid": tid,
-            "ts": start_ns / 1e3,
-            "dur": (end_ns - start_ns) / 1e3,
-            "args": args,
-        }
-
-
-def _ns(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
-    return np.rint(seconds * 1e9).astype(np.int64)
-
-
-def _lanes(starts: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """For each interval the lowest lane that is free at its start."""
-    lanes = [0] * len(starts)
-    running: list[tuple[int, int]] = []  # (end, lane)
-    free: list[int] = []
-    num_lanes = 0
-    for index in sorted(range(len(starts)), key=lambda i: (starts[i], ends[i])):
-        while running and running[0][0] <= starts[index]:
-            heapq.heappush(free, heapq.heappop(running)[1])
-        if free:
-            lanes[index] = heapq.heappop(free)
-        else:
-            lanes[index], num_lanes = num_lanes, num_lanes + 1
-        heapq.heappush(running, (ends[index], lanes[index]))
-    return lanes
-
 
 TRANSFER = "transfer"
 _MEMORY = "memory "
 _LONGEST_US = 1e12
-_MOST_DIGITS = 9
+_ROWS_A_PROCESS = 10_000  # thread ids are unique over the whole trace: Perfetto joins equal ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +47,7 @@ class Slice:
         module: dotted path; empty outside of all modules.
         num_bytes: of the output, or of what is sent.
         ends: of a transfer: where from and where to; empty for an op.
+        tensor: that is sent, by its index in the graph; -1 for an op, or where it is not known.
     """
 
     lane: int
@@ -310,16 +60,17 @@ class Slice:
     module: str
     num_bytes: int
     ends: tuple[str, ...] = ()
+    tensor: int = -1
 
     @property
     def seconds(self) -> float:
-        """How long it takes."""
+        """Its duration."""
         return self.end_s - self.start_s
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A row of the trace: a device or a link, or what does not fit into its row beside others."""
+    """A row of the trace: a device or a link; slices of one that overlap have further rows."""
 
     name: str
     is_device: bool
@@ -333,12 +84,12 @@ class Lane:
 
 @dataclass(frozen=True)
 class Trace:
-    """One step.
+    """One step, as pictures and the report show it.
 
     Attributes:
-        kind: `measured` or `simulated`, as the trace says.
+        kind: `measured` or `simulated`.
         lanes: in order of display.
-        slices: ops and transfers, by lane and start.
+        slices: ops and transfers, by lane and start; a transfer over several links is in the lane of each.
         memory: by device: when its allocated bytes changed, in seconds, and to what; ascending.
     """
 
@@ -362,6 +113,16 @@ class Trace:
         return self.lanes[op.lane].owner
 
     @classmethod
+    def of_timeline(cls, timeline: Timeline, graph: OpGraph, host: Host) -> Trace:
+        """The slices of a timeline; source ops, which take no time, are left out.
+
+        Raises:
+            InvalidValue: a timeline of another graph.
+        """
+        step = _Step("timeline", timeline, graph, host)
+        return cls(timeline.source, tuple(step.lanes), tuple(step.slices), dict(step.memory()))
+
+    @classmethod
     def of(cls, data: Mapping[str, Any], where: str) -> Trace:
         """The first process of a Chrome trace, as `write_chrome_trace` writes it.
 
@@ -381,6 +142,195 @@ class Trace:
                 raise InvalidValue(f"traceEvents[{index}]", described(event), "an object", where=where)
             reader.take(event)
         return reader.trace()
+
+
+def chrome_trace(timelines: Mapping[str, Timeline], graph: OpGraph, host: Host) -> dict[str, Any]:
+    """A Chrome trace with one process for each timeline.
+
+    A process has one row for each device and for each link that carried a transfer, an arrow from the op that made a
+    sent tensor over its transfer to the first op that reads the copy, and a counter of each device's memory. Source
+    ops, which take no time, are left out.
+
+    Args:
+        timelines: name of the process (`measured`, `simulated`) to timeline, in order of display.
+        graph: the graph they are of.
+        host: the host they are on.
+
+    Returns:
+        The trace as plain data: `{"traceEvents": [...], "displayTimeUnit": "ms", "otherData": {...}}`.
+
+    Raises:
+        InvalidValue: a timeline of another graph.
+    """
+    events: list[Event] = []
+    num_arrows = 0
+    for pid, (name, timeline) in enumerate(timelines.items(), 1):
+        events += _Step(f"timeline {name!r}", timeline, graph, host).events(pid, name, num_arrows)
+        num_arrows += timeline.transfer_tensor.size
+    facts = {"host": host.name, "graph_fingerprint": graph.fingerprint, "host_fingerprint": host.fingerprint}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": facts}
+
+
+def write_chrome_trace(
+    path: str | os.PathLike[str], timelines: Mapping[str, Timeline], graph: OpGraph, host: Host
+) -> None:
+    """Writes `chrome_trace` of the same arguments to `path`, whole or not at all.
+
+    Raises:
+        FileProblem: the file cannot be written.
+        InvalidValue: a timeline of another graph.
+    """
+    write_json_atomic(path, chrome_trace(timelines, graph, host), indent=None)
+
+
+class _Step:
+    """A timeline as lanes of slices, and the slice of each op and transfer."""
+
+    def __init__(self, where: str, timeline: Timeline, graph: OpGraph, host: Host) -> None:
+        if len(timeline.op_device) != graph.num_ops:
+            actual, expected = f"{len(timeline.op_device)} entries", f"{graph.num_ops}, one for each op"
+            raise InvalidValue("op_device", actual, expected, where=where)
+        self._timeline, self._graph, self._host = timeline, graph, host
+        self._names = [device.name for device in host.devices]
+        self.lanes: list[Lane] = []
+        self.slices: list[Slice] = []
+        self._of_op: dict[int, Slice] = {}
+        self._of_transfer: dict[int, Slice] = {}  # the slice of its first link
+        for index, name in enumerate(self._names):
+            ops = np.flatnonzero((timeline.op_device == index) & ~graph.is_source).tolist()
+            lanes = self._lanes_for(name, timeline.op_start_s[ops], timeline.op_end_s[ops], is_device=True)
+            self._of_op |= {op: self._op(op, lane) for op, lane in zip(ops, lanes, strict=True)}
+        self.slices += self._of_op.values()
+        links_of = {(route.source, route.destination): route.links for route in host.routes}
+        sent = zip(timeline.transfer_source.tolist(), timeline.transfer_destination.tolist(), strict=True)
+        links = [links_of.get((self._names[source], self._names[destination]), ()) for source, destination in sent]
+        for link in host.links:
+            transfers = [k for k, held in enumerate(links) if link.name in held]
+            start_s, end_s = timeline.transfer_start_s[transfers], timeline.transfer_end_s[transfers]
+            for k, lane in zip(transfers, self._lanes_for(link.name, start_s, end_s, is_device=False), strict=True):
+                self.slices.append(self._transfer(k, lane))
+                if links[k][0] == link.name:
+                    self._of_transfer[k] = self.slices[-1]
+
+    def memory(self) -> Iterator[tuple[str, tuple[tuple[float, int], ...]]]:
+        """By device: every instant at which its level changes, and the level after all changes of that instant."""
+        timeline, time_ns = self._timeline, _ns(self._timeline.memory_time_s)
+        for index, name in enumerate(self._names):
+            points = np.flatnonzero(timeline.memory_device == index)
+            points = points[np.argsort(time_ns[points], kind="stable")]
+            last = points[np.append(np.diff(time_ns[points]) > 0, True)[: points.size]]
+            levels = timeline.memory_bytes[last].tolist()
+            yield name, tuple(zip(timeline.memory_time_s[last].tolist(), levels, strict=True))
+
+    def events(self, pid: int, name: str, first_arrow: int) -> Iterator[Event]:
+        """The events of a process; ids of its arrows begin with `first_arrow`."""
+        step_s = max((one.end_s for one in self.slices), default=0.0)
+        for key, value in (("name", name), ("labels", f"step {format_seconds(step_s)}"), ("sort_index", pid)):
+            yield {"ph": "M", "name": f"process_{key}", "pid": pid, "args": {key: value}}
+        for row, lane in enumerate(self.lanes):
+            at = {"ph": "M", "pid": pid, "tid": _tid(pid, row)}
+            yield at | {"name": "thread_name", "args": {"name": lane.name}}
+            yield at | {"name": "thread_sort_index", "args": {"sort_index": row}}
+        for one in self.slices:
+            at = {"ph": "X", "pid": pid, "tid": _tid(pid, one.lane), "ts": _us(one.start_s)}
+            yield at | {"name": one.name, "cat": _category(one), "dur": _us(one.end_s, one.start_s), "args": _args(one)}
+        for transfer, tensor in enumerate(self._timeline.transfer_tensor.tolist()):
+            stops = self._stops(transfer, tensor)
+            for place, (row, us) in enumerate(stops if len(stops) > 1 else ()):
+                ends = {"ph": "f", "bp": "e"} if place == len(stops) - 1 else {"ph": "t" if place else "s"}
+                at = {"pid": pid, "tid": _tid(pid, row), "ts": us}
+                yield {"name": TRANSFER, "cat": TRANSFER, "id": first_arrow + transfer, **at, **ends}
+        for device, points in self.memory():
+            for time_s, level in points:
+                at = {"ph": "C", "pid": pid, "ts": _us(time_s)}
+                yield at | {"name": f"{_MEMORY}{device}", "args": {"bytes": level}}
+
+    def _stops(self, transfer: int, tensor: int) -> list[tuple[int, float]]:
+        """Lanes and microseconds of an arrow: from the producer, over the transfer, to its first reader there.
+
+        Each stop binds to the slice that it is in.
+        """
+        stops = []
+        if (made := self._of_op.get(int(self._graph.tensor_op[tensor]))) is not None:
+            stops.append((made.lane, max(_us(made.start_s), _us(made.end_s) - 1e-3)))
+        offsets, ops = self._graph.readers
+        readers = ops[offsets[tensor] : offsets[tensor + 1]]
+        readers = readers[self._timeline.op_device[readers] == self._timeline.transfer_destination[transfer]]
+        first = min(readers.tolist(), key=lambda op: _us(float(self._timeline.op_start_s[op])), default=-1)
+        for one in (self._of_transfer.get(transfer), self._of_op.get(first)):
+            if one is not None:
+                stops.append((one.lane, _us(one.start_s)))
+        return stops
+
+    def _op(self, op: int, lane: int) -> Slice:
+        timeline, phase = self._timeline, PHASES[self._graph.phases[op]]
+        start_s, end_s = float(timeline.op_start_s[op]), float(timeline.op_end_s[op])
+        return self._slice(op, lane, phase, start_s, end_s, int(self._graph.output_bytes[op]))
+
+    def _transfer(self, transfer: int, lane: int) -> Slice:
+        timeline, tensor = self._timeline, int(self._timeline.transfer_tensor[transfer])
+        start_s, end_s = float(timeline.transfer_start_s[transfer]), float(timeline.transfer_end_s[transfer])
+        op, size = int(self._graph.tensor_op[tensor]), int(self._graph.tensor_bytes[tensor])
+        ends = self._names[timeline.transfer_source[transfer]], self._names[timeline.transfer_destination[transfer]]
+        return replace(self._slice(op, lane, TRANSFER, start_s, end_s, size), ends=ends, tensor=tensor)
+
+    def _slice(self, op: int, lane: int, kind: str, start_s: float, end_s: float, size: int) -> Slice:
+        graph = self._graph
+        about = graph.targets[op], graph.modules[op]
+        return Slice(lane, graph.names[op], kind, int(graph.micro_batch[op]), start_s, end_s, *about, size)
+
+    def _lanes_for(
+        self, name: str, start_s: NDArray[np.float64], end_s: NDArray[np.float64], *, is_device: bool
+    ) -> list[int]:
+        """A lane for each slice: one, and further ones where slices overlap (a row cannot show that)."""
+        numbers, first = _lanes(_ns(start_s).tolist(), _ns(end_s).tolist()), len(self.lanes)
+        count = max(numbers, default=0 if is_device else -1) + 1
+        self.lanes += [Lane(f"{name} ({number + 1})" if number else name, is_device) for number in range(count)]
+        return [first + number for number in numbers]
+
+
+def _category(one: Slice) -> str:
+    """Phase and micro-batch: categories can be searched for and switched off."""
+    is_cut = one.micro_batch >= 0 and one.kind != TRANSFER
+    return f"{one.kind},micro-batch {one.micro_batch}" if is_cut else one.kind
+
+
+def _args(one: Slice) -> Event:
+    args: Event = {"target": one.target, "module": one.module}
+    if one.micro_batch >= 0:
+        args["micro_batch"] = one.micro_batch
+    sent = {"tensor": one.tensor, "from": one.ends[0], "to": one.ends[1]} if one.ends else {}
+    return {**args, "bytes": one.num_bytes, **sent}
+
+
+def _tid(pid: int, row: int) -> int:
+    return pid * _ROWS_A_PROCESS + row
+
+
+def _us(end_s: float, start_s: float = 0.0) -> float:
+    """Microseconds between two instants, each rounded to a nanosecond."""
+    return (round(end_s * 1e9) - round(start_s * 1e9)) / 1e3
+
+
+def _ns(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.rint(seconds * 1e9).astype(np.int64)
+
+
+def _lanes(starts: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """For each interval the lowest lane that is free at its start."""
+    lanes = [0] * len(starts)
+    running: list[tuple[int, int]] = []  # (end, lane)
+    free: list[int] = []
+    num_lanes = 0
+    for index in sorted(range(len(starts)), key=lambda i: (starts[i], ends[i])):
+        while running and running[0][0] <= starts[index]:
+            heapq.heappush(free, heapq.heappop(running)[1])
+        if free:
+            lanes[index] = heapq.heappop(free)
+        else:
+            lanes[index], num_lanes = num_lanes, num_lanes + 1
+        heapq.heappush(running, (ends[index], lanes[index]))
+    return lanes
 
 
 class _Reader:
@@ -413,20 +363,21 @@ class _Reader:
             self._memory[name.removeprefix(_MEMORY)].append((self._seconds(event, "ts"), self._whole(args, "bytes")))
 
     def _slice(self, event: Mapping[str, Any], args: Mapping[str, Any], name: str) -> None:
-        kind, _, micro_batch = self._text(event, "cat").partition(",micro-batch ")
+        kind = self._text(event, "cat").partition(",")[0]
         start_s, tid = self._seconds(event, "ts"), self._whole(event, "tid")
         self._rows[tid].append(
             Slice(
                 lane=tid,
                 name=name,
                 kind=kind,
-                micro_batch=int(micro_batch) if micro_batch.isdecimal() and len(micro_batch) < _MOST_DIGITS else -1,
+                micro_batch=self._whole(args, "micro_batch", -1),
                 start_s=start_s,
                 end_s=start_s + self._seconds(event, "dur"),
                 target=self._text(args, "target"),
                 module=self._text(args, "module"),
                 num_bytes=self._whole(args, "bytes"),
                 ends=(self._text(args, "from"), self._text(args, "to")) if kind == TRANSFER else (),
+                tensor=self._whole(args, "tensor", -1),
             )
         )
 
@@ -435,10 +386,11 @@ class _Reader:
         tids = sorted({*self._names, *self._rows})
         is_link = {tid for tid, row in self._rows.items() if any(one.kind == TRANSFER for one in row)}
         lanes = tuple(Lane(self._names.get(tid, f"row {tid}"), tid not in is_link) for tid in tids)
-        slices: list[Slice] = []
-        for lane, tid in enumerate(tids):
-            row = sorted(self._rows[tid], key=lambda one: (one.start_s, one.end_s))
-            slices += [replace(one, lane=lane) for one in row]
+        slices = [
+            replace(one, lane=lane)
+            for lane, tid in enumerate(tids)
+            for one in sorted(self._rows[tid], key=lambda one: (one.start_s, one.end_s))
+        ]
         memory = {name: tuple(sorted(points, key=lambda point: point[0])) for name, points in self._memory.items()}
         return Trace(self._kind, lanes, tuple(slices), memory)
 
@@ -448,8 +400,8 @@ class _Reader:
             raise InvalidValue(key, described(value), "text", where=self._where)
         return value
 
-    def _whole(self, data: Mapping[str, Any], key: str) -> int:
-        value = data.get(key, 0)
+    def _whole(self, data: Mapping[str, Any], key: str, default: int = 0) -> int:
+        value = data.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:
             raise InvalidValue(key, described(value), "a whole number", where=self._where)
         return value
@@ -461,7 +413,7 @@ class _Reader:
         return float(value) / 1e6
 
 
-def covered_s(slices: list[Slice]) -> float:
+def covered_s(slices: Iterable[Slice]) -> float:
     """Seconds in which at least one of the slices runs."""
     total, until = 0.0, -math.inf
     for one in sorted(slices, key=lambda one: one.start_s):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlplace.locks import measuring_alone
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import versions_line
-from rlplace.runs.host_lock import measuring_alone
 from rlplace.store.log import StoreLog, open_log
 
 

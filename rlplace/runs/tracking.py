@@ -37,7 +37,6 @@ class Tracker(Protocol):
 
     def log(self, values: Mapping[str, float]) -> None:
         """Records figures by name; those that are not finite are left out."""
-        ...
 
     def log_search(
         self, *, placements: int, mean_s: float, best_s: float, vs_single: float, infeasible_rate: float
@@ -51,11 +50,9 @@ class Tracker(Protocol):
             vs_single: best step time over that of the best single device.
             infeasible_rate: share of the latest batch that failed.
         """
-        ...
 
     def log_best(self, *, step_time_s: float, placement: Path, timeline_png: Path | None = None) -> None:
         """Records a new best placement: its file, and the picture of its timeline."""
-        ...
 
     def log_best_so_far(self, method: str, best: BestSoFar, single_s: float) -> None:
         """Records what `method` has come to, over placements measured and over seconds.
@@ -65,28 +62,22 @@ class Tracker(Protocol):
             best: the best step time by now, and what was spent by now.
             single_s: step time on the best single device; not finite where there is none.
         """
-        ...
 
     def log_picture(self, name: str, path: Path) -> None:
         """Records the PNG file `path` under `name`."""
-        ...
 
     def log_table(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Records the final table: rows of `result.json`."""
-        ...
 
     def log_files(self, name: str, paths: Sequence[Path]) -> None:
         """Records files of the run together, under `name` (`config`, `policy`)."""
-        ...
 
     @property
     def how_to_sync(self) -> str:
         """What to run to send the record to a server; empty where there is nothing to send."""
-        ...
 
     def finish(self, *, is_complete: bool = True) -> None:
         """Ends the record; one that is not complete is marked as failed."""
-        ...
 
 
 def make_tracker(mode: str, run_dir: str | os.PathLike[str], config: Mapping[str, object]) -> Tracker:

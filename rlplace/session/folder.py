@@ -11,7 +11,7 @@ from typing import Any
 from rlplace.decode import described
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import PARTIAL_ENDING, read_json, refuse_link, write_json_atomic, write_text_atomic
-from rlplace.runs.lock import LOCK_FILE, FolderLock
+from rlplace.locks import LOCK_FILE, FolderLock
 
 RUN_FILES = (
     "config.json",

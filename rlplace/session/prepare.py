@@ -20,13 +20,13 @@ from rlplace.errors import CaptureError, InvalidValue, RunnerError
 from rlplace.format import format_seconds
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.locks import measuring_alone
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate.isolated_runner import make_runner
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.console import make_progress
-from rlplace.runs.host_lock import measuring_alone
 from rlplace.search.methods import find
 from rlplace.search.rules.baselines import nearest_allowed, single
 from rlplace.search.task import Budget

@@ -9,9 +9,8 @@ from rlplace.env.rewards import make_reward
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.grouping.groups import GroupingRule
 from rlplace.measure.host_model import load_priors
-from rlplace.policy.checks import check_fit
-from rlplace.policy.config import LearnConfig
-from rlplace.policy.registry import LEARNERS, POLICIES
+from rlplace.policy.options import LearnConfig
+from rlplace.policy.policies import LEARNERS, POLICIES, check_fit
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import TrainConfig
 from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, SCHEDULE, method_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.policy.config import LearnConfig
+from rlplace.policy.options import LearnConfig
 from rlplace.runs.tracking import TRACKING_MODES
 from rlplace.seeds import check_seed, is_whole
 from rlplace.training.agent.config import MOST_EVALUATIONS, AgentConfig

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from rlplace.measure.problem import Problem
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.policy.checks import checked_learner, checked_policy
-from rlplace.policy.config import LearnConfig
+from rlplace.policy.base import Policy
 from rlplace.policy.learn.state import LearnerFile
-from rlplace.policy.protocols import Policy
+from rlplace.policy.options import LearnConfig
+from rlplace.policy.policies import checked_learner, checked_policy
 from rlplace.search.groupings import majority_devices
 from rlplace.search.guide import ListSchedule
 from rlplace.search.methods import METHODS
@@ -34,7 +34,6 @@ class Scheduling(Protocol):
 
     def schedules(self, count: int) -> Sequence[ListSchedule]:
         """At most `count` names of groupings with weights of the list scheduler, the best guess first."""
-        ...
 
 
 @one_thread_here()  # as of `policy`: a team of threads slows tiny ops down, and must not decide what is found

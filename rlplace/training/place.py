@@ -7,13 +7,13 @@ from typing import Any
 
 from rlplace.errors import RunnerError
 from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.locks import measuring_alone
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
-from rlplace.runs.host_lock import measuring_alone
 from rlplace.search.methods import find
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget

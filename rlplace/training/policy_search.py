@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from rlplace.env.rewards import Scorer, make_reward
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.policy.checks import checked_learner, checked_policy
-from rlplace.policy.config import LearnConfig
+from rlplace.policy.base import Policy
 from rlplace.policy.learn.state import LearnerFile
-from rlplace.policy.protocols import Policy
+from rlplace.policy.options import LearnConfig
+from rlplace.policy.policies import checked_learner, checked_policy
 from rlplace.search.groupings import majority_devices
 from rlplace.search.improve.anneal import anneal_finer
 from rlplace.search.improve.portfolio import tuned_start

@@ -9,12 +9,12 @@ import numpy as np
 
 from rlplace.env.schedule_batch import ListSchedules
 from rlplace.measure.timing.threads import one_thread_here
+from rlplace.policy.base import Policy
 from rlplace.policy.checkpoint import pretrained_path
-from rlplace.policy.config import LearnConfig
 from rlplace.policy.learn.state import LearnerFile
-from rlplace.policy.protocols import Policy
-from rlplace.policy.schedule.network import KIND, load_network
-from rlplace.policy.schedule.proposals import propose
+from rlplace.policy.options import LearnConfig
+from rlplace.policy.schedule import propose
+from rlplace.policy.schedule_network import KIND, load_network
 from rlplace.search.improve.portfolio import vary
 from rlplace.search.improve.starting_points import check_budget, score_weights
 from rlplace.search.parallel.hybrid import parallel_starts

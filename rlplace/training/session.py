@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlplace.errors import FileProblem, RlplaceError
 from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.locks import measuring_alone
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.runs.host_lock import measuring_alone
 from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.folder import RunFolder
 from rlplace.session.steps import Steps

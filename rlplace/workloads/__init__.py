@@ -13,9 +13,18 @@ from rlplace.workloads.build import (
     parse_workload,
     without_memory,
 )
-from rlplace.workloads.catalog import CATALOG, CONFIGS, Family, describe_workloads, register_workload
-from rlplace.workloads.configs import InceptionV3Config, NMTConfig
-from rlplace.workloads.workload import OPTIMIZERS, SIZES, Optimizer, Parts, Size, Workload, WorkloadConfig
+from rlplace.workloads.catalog import (
+    CATALOG,
+    CONFIGS,
+    OPTIMIZERS,
+    Family,
+    Optimizer,
+    Parts,
+    Workload,
+    describe_workloads,
+    register_workload,
+)
+from rlplace.workloads.configs import SIZES, InceptionV3Config, NMTConfig, Size, WorkloadConfig
 
 if TYPE_CHECKING:
     from rlplace.workloads.networks.inception_v3 import InceptionV3, InceptionV3Output

@@ -29,8 +29,8 @@ from typing import Any
 
 from rlplace.decode import described, shortened
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.workloads.catalog import CATALOG, CONFIGS, MULTI
-from rlplace.workloads.workload import SIZES, Size, Workload, WorkloadConfig
+from rlplace.workloads.catalog import CATALOG, CONFIGS, MULTI, Workload
+from rlplace.workloads.configs import SIZES, Size, WorkloadConfig
 
 MOST_GROWTH = 16.0
 """How much larger than its named sizes a workload may be that a run folder is believed."""

@@ -1,4 +1,6 @@
-"""`CATALOG`: every named workload, its options, its builder and what must be installed for it; imports no torch.
+"""`Workload`: a model and all that one step of it needs; and the parts that builders make it of.
+
+`CATALOG`: every named workload, its options, its builder and what must be installed for it; imports no torch.
 
 `register_workload` adds one for this process; an installed package brings more as entry points of
 `rlplace.workloads`, each of which is a `Family`.
@@ -17,31 +19,73 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rlplace.errors import InvalidValue, UserError
 from rlplace.files import read_json
 from rlplace.registry import Registry
 from rlplace.workloads.configs import (
-    BertConfig,
-    ClipConfig,
+    SIZES,
+    ZOO,
     DLRMConfig,
     EvoformerConfig,
-    GPT2Config,
     InceptionV3Config,
-    LlamaConfig,
-    MixtralConfig,
+    Loss,
     NMTConfig,
-    ResNet50Config,
     RNNLMConfig,
-    T5Config,
-    ViTConfig,
-    WhisperConfig,
+    WorkloadConfig,
 )
-from rlplace.workloads.workload import SIZES, Parts, WorkloadConfig
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    Inputs = tuple[Tensor, ...] | dict[str, Tensor]
+
+Optimizer = Literal["sgd", "momentum", "adam", "adamw"]
+OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "momentum", "adam", "adamw")
+BatchDims = tuple[int | None, ...]
+"""The dimension of the batch of every input, then every target; None for one that is not cut."""
 MULTI = "multi"
 """The name of several workloads as one, which no workload can have."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    """A model and all that one step of it needs."""
+
+    name: str
+    """As the user wrote it, size and options included."""
+    model: nn.Module
+    inputs: Inputs
+    """Positional arguments of the model, or keyword arguments in a dict."""
+    loss_fn: Callable[..., Tensor] | None
+    """From the model's output and the targets to a scalar; None makes the step an inference."""
+    optimizer: Optimizer | None
+    """What updates the parameters; None leaves them as they are."""
+    targets: tuple[Tensor, ...] = ()
+    """What the loss needs of a batch besides the model's output."""
+    batch_dims: BatchDims | None = None
+    """What is cut into micro-batches; None leaves it to sizes: dimension 0 of tensors as long there as the first."""
+    loss: Loss = "auto"
+    """How micro-batches make the loss, for whoever does not ask for one."""
+
+
+class Parts(NamedTuple):
+    """What the builder of a named workload makes; labels are inputs, so no tensor hides in a closure."""
+
+    model: nn.Module
+    inputs: Inputs
+    loss_fn: Callable[[Any], Tensor]
+    batch_dims: BatchDims | None = None
+    """What is cut into micro-batches, see `Workload`."""
+    loss: Loss = "auto"
+    """How micro-batches make the loss; `separate` says that labels are never padded."""
+
+
+def loss_of(output: Any) -> Tensor:
+    """The loss that a model computed itself from the labels among its inputs."""
+    loss: Tensor = output.loss
+    return loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,26 +146,16 @@ class Family:
 NETWORKS = "rlplace.workloads.networks"
 
 
-def _zoo(config: type[WorkloadConfig]) -> Family:
-    """A family that is made of a model of `transformers`."""
-    return Family(config, f"{NETWORKS}.zoo:build_{config.NAME}", package="transformers", extra="zoo")
-
-
 _BUILT_IN: dict[str, Family] = {
-    "bert": _zoo(BertConfig),
-    "clip": _zoo(ClipConfig),
     "dlrm": Family(DLRMConfig, f"{NETWORKS}.dlrm:build"),
     "evoformer": Family(EvoformerConfig, f"{NETWORKS}.evoformer:build"),
-    "gpt2": _zoo(GPT2Config),
     "inception_v3": Family(InceptionV3Config, f"{NETWORKS}.inception_v3:build"),
-    "llama": _zoo(LlamaConfig),
-    "mixtral": _zoo(MixtralConfig),
     "nmt": Family(NMTConfig, f"{NETWORKS}.nmt:build"),
-    "resnet50": _zoo(ResNet50Config),
     "rnnlm": Family(RNNLMConfig, f"{NETWORKS}.nmt:build_rnnlm"),
-    "t5": _zoo(T5Config),
-    "vit": _zoo(ViTConfig),
-    "whisper": _zoo(WhisperConfig),
+    **{
+        name: Family(row.options_type(name), f"{NETWORKS}.zoo:build", package="transformers", extra="zoo")
+        for name, row in ZOO.items()
+    },
 }
 
 CATALOG = Registry[Family]("workload", _BUILT_IN, group="rlplace.workloads", entry_type=Family)

@@ -1,122 +1,81 @@
 """The options of every named workload, with the sizes `small` and `paper`; none imports torch.
 
-Those built from `transformers` follow these papers: `bert` Devlin et al. 2018 (arXiv:1810.04805), `clip` Radford et al.
-2021 (arXiv:2103.00020), `gpt2` Radford et al. 2019 (Language Models are Unsupervised Multitask Learners), `llama`
-Touvron et al. 2023 (arXiv:2302.13971), `mixtral` Jiang et al. 2024 (arXiv:2401.04088), `resnet50` He et al. 2015
-(arXiv:1512.03385), `t5` Raffel et al. 2019 (arXiv:1910.10683), `vit` Dosovitskiy et al. 2020 (arXiv:2010.11929) and
-`whisper` Radford et al. 2022 (arXiv:2212.04356). Written here: `dlrm` of Naumov et al. 2019 (arXiv:1906.00091),
-`evoformer`, the MSA and pair tracks of AlphaFold (Jumper et al. 2021, doi:10.1038/s41586-021-03819-2), and
-`inception_v3`, `nmt` and `rnnlm`, which Mirhoseini et al. (2017) place.
+`ZOO`: the models that are built from `transformers`, one row each. Written here: `dlrm` of Naumov et al. 2019
+(arXiv:1906.00091), `evoformer`, the MSA and pair tracks of AlphaFold (Jumper et al. 2021,
+doi:10.1038/s41586-021-03819-2), and `inception_v3`, `nmt` and `rnnlm`, which Mirhoseini et al. (2017) place.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Self
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import ClassVar, Literal, Self, cast
 
-from rlplace.workloads.workload import WorkloadConfig
+from rlplace.errors import InvalidValue
 
-
-@dataclass(frozen=True, slots=True)
-class BertConfig(WorkloadConfig):
-    """Options of `bert`; the defaults are its `small` size.
-
-    BERT-large is `bert@paper,layers=24,width=1024,heads=16`.
-
-    Example:
-        >>> BertConfig.paper().layers
-        12
-    """
-
-    NAME: ClassVar[str] = "bert"
-    LEAST: ClassVar[dict[str, int]] = {"vocab": 2}
-
-    layers: int = 4
-    """Transformer layers."""
-    width: int = 256
-    """Width of a token; feed-forward layers are four times as wide."""
-    heads: int = 4
-    """Attention heads; a divisor of `width`."""
-    batch: int = 4
-    """Sequences per step."""
-    tokens: int = 64
-    """Tokens in a sequence."""
-    vocab: int = 8000
-    """Number of tokens."""
-    dropout: float = 0.0
-    """Probability of dropping a feature or an attention weight; 0 keeps the step deterministic."""
-
-    def _check(self) -> None:
-        self._require_divisor("heads", "width")
-
-    @classmethod
-    def paper(cls) -> Self:
-        """BERT-base (section 3): 12 layers, 768 wide, 12 heads, 30,522 word pieces, sequences of 512 tokens.
-
-        The paper's batch of 256 is spread over 16 chips; 16 sequences a step is our choice.
-        """
-        return cls(layers=12, width=768, heads=12, batch=16, tokens=512, vocab=30522)
+Loss = Literal["auto", "separate", "joined", "accumulated"]
+"""How the micro-batches of a step make its loss; `auto` is found by a check."""
+Size = Literal["small", "paper"]
+SIZES: tuple[Size, ...] = ("small", "paper")
+MOST = 1 << 31
+"""Largest value of an integer: tensors count their elements."""
+COPIES = ("layers", "blocks", "steps", "experts", "tables")
+"""Options that count what is built one by one."""
+MOST_COPIES = 10_000
+"""Largest value of those: more would take hours to build."""
 
 
 @dataclass(frozen=True, slots=True)
-class ClipConfig(WorkloadConfig):
-    """Options of `clip`; the defaults are its `small` size.
+class WorkloadConfig(ABC):
+    """Options of a named workload; the defaults are its `small` size.
 
-    Example:
-        >>> ClipConfig.paper().tokens
-        77
+    An option is an integer of at least 1 (or what `LEAST` says), a share from 0 up to but not including 1, or a bool.
+
+    Raises:
+        InvalidValue: an option is of the wrong type or out of range, or options cannot be had together.
     """
 
-    NAME: ClassVar[str] = "clip"
-    LEAST: ClassVar[dict[str, int]] = {"vocab": 3}
+    NAME: ClassVar[str]
+    """What users call the workload."""
+    LEAST: ClassVar[dict[str, int]] = {}
+    """Smallest value of integers that must exceed 1."""
 
-    layers: int = 2
-    """Transformer layers in each tower."""
-    width: int = 192
-    """Width of a patch in the image tower; feed-forward layers are four times as wide."""
-    heads: int = 3
-    """Attention heads of the image tower; a divisor of `width`."""
-    text_width: int = 128
-    """Width of a token in the text tower."""
-    text_heads: int = 2
-    """Attention heads of the text tower; a divisor of `text_width`."""
-    shared_width: int = 128
-    """Width of the space where images and texts are compared."""
-    batch: int = 4
-    """Pairs of an image and a text per step."""
-    image_size: int = 96
-    """Height and width of an image in pixels."""
-    patch_size: int = 32
-    """Height and width of a patch in pixels; a divisor of `image_size`."""
-    tokens: int = 32
-    """Tokens in a text."""
-    vocab: int = 4000
-    """Number of tokens."""
-
-    def _check(self) -> None:
-        self._require_divisor("heads", "width")
-        self._require_divisor("text_heads", "text_width")
-        self._require_divisor("patch_size", "image_size")
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            name, value, kind = option.name, getattr(self, option.name), type(cast(object, option.default))
+            if kind is int:
+                least, most = self.LEAST.get(name, 1), MOST_COPIES if name in COPIES else MOST
+                is_right = type(value) is int and least <= value <= most
+                self._require(is_right, name, f"an integer of at least {least} and at most {most:,}")
+            elif kind is float:
+                self._require(
+                    type(value) in (int, float) and 0 <= value < 1, name, "a number of at least 0 and below 1"
+                )
+            else:
+                self._require(type(value) is bool, name, "true or false")
+        self._check()
 
     @classmethod
-    def paper(cls) -> Self:
-        """ViT-B/32 (table 20): 12 layers a tower, 768 and 512 wide, images of 224 pixels, texts of 77 tokens.
+    def small(cls) -> Self:
+        """A step of well under a second on one core."""
+        return cls()
 
-        The paper's batch of 32,768 is spread over hundreds of GPUs; 64 pairs a step is our choice.
-        """
-        return cls(
-            layers=12,
-            width=768,
-            heads=12,
-            text_width=512,
-            text_heads=8,
-            shared_width=512,
-            batch=64,
-            image_size=224,
-            patch_size=32,
-            tokens=77,
-            vocab=49408,
-        )
+    @classmethod
+    @abstractmethod
+    def paper(cls) -> Self:
+        """The size of the paper."""
+
+    def _check(self) -> None:  # noqa: B027 - most options can always be had together
+        """Raises where options, each valid alone, cannot be had together."""
+
+    def _require(self, is_met: bool, name: str, expected: str, hint: str = "") -> None:
+        if not is_met:
+            raise InvalidValue(name, getattr(self, name), expected, where=f"workload {self.NAME}", hint=hint)
+
+    def _require_divisor(self, name: str, of: str) -> None:
+        whole = getattr(self, of)
+        self._require(whole % getattr(self, name) == 0, name, f"a divisor of {of}={whole}")
 
 
 CRITEO_ROWS = (
@@ -215,48 +174,6 @@ class EvoformerConfig(WorkloadConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class GPT2Config(WorkloadConfig):
-    """Options of `gpt2`; the defaults are its `small` size.
-
-    The paper's four sizes: `gpt2@paper` itself, medium `gpt2@paper,layers=24,width=1024,heads=16`, large
-    `gpt2@paper,layers=36,width=1280,heads=20`, XL `gpt2@paper,layers=48,width=1600,heads=25`.
-
-    Example:
-        >>> GPT2Config.paper().tokens
-        1024
-    """
-
-    NAME: ClassVar[str] = "gpt2"
-    LEAST: ClassVar[dict[str, int]] = {"vocab": 2, "tokens": 2}
-
-    layers: int = 4
-    """Transformer layers."""
-    width: int = 256
-    """Width of a token; feed-forward layers are four times as wide."""
-    heads: int = 4
-    """Attention heads; a divisor of `width`."""
-    batch: int = 4
-    """Sequences per step."""
-    tokens: int = 64
-    """Tokens in a sequence."""
-    vocab: int = 8000
-    """Number of tokens."""
-    dropout: float = 0.0
-    """Probability of dropping a feature or an attention weight; 0 keeps the step deterministic."""
-
-    def _check(self) -> None:
-        self._require_divisor("heads", "width")
-
-    @classmethod
-    def paper(cls) -> Self:
-        """The smallest of the paper's four (table 2): 12 layers, 768 wide, 50,257 tokens, contexts of 1,024 tokens.
-
-        The paper's batch of 512 takes many machines; 8 sequences a step is our choice.
-        """
-        return cls(layers=12, width=768, heads=12, batch=8, tokens=1024, vocab=50257)
-
-
-@dataclass(frozen=True, slots=True)
 class InceptionV3Config(WorkloadConfig):
     """Options of `inception_v3`; the defaults are its `small` size.
 
@@ -303,113 +220,6 @@ class InceptionV3Config(WorkloadConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaConfig(WorkloadConfig):
-    """Options of `llama`; the defaults are its `small` size.
-
-    LLaMA-13B is `llama@paper,layers=40,width=5120,heads=40,kv_heads=40,mlp=13824`.
-
-    Example:
-        >>> LlamaConfig.paper().mlp
-        11008
-    """
-
-    NAME: ClassVar[str] = "llama"
-    LEAST: ClassVar[dict[str, int]] = {"vocab": 2, "tokens": 2}
-
-    layers: int = 4
-    """Transformer layers."""
-    width: int = 256
-    """Width of a token."""
-    heads: int = 4
-    """Attention heads; a divisor of `width`, which leaves each head an even width."""
-    kv_heads: int = 4
-    """Heads of keys and values; a divisor of `heads`."""
-    mlp: int = 688
-    """Width of the gated feed-forward layers."""
-    batch: int = 4
-    """Sequences per step."""
-    tokens: int = 64
-    """Tokens in a sequence."""
-    vocab: int = 8000
-    """Number of tokens."""
-
-    def _check(self) -> None:
-        self._require_divisor("heads", "width")
-        self._require_divisor("kv_heads", "heads")
-        self._require(self.width // self.heads % 2 == 0, "heads", f"to leave width={self.width} even heads")
-
-    @classmethod
-    def paper(cls) -> Self:
-        """LLaMA-7B (table 2): 32 layers, 4,096 wide, 32 heads, 32,000 tokens, contexts of 2,048 tokens.
-
-        The paper's batch of 4 million tokens takes many machines; one sequence a step is our choice.
-        """
-        return cls(layers=32, width=4096, heads=32, kv_heads=32, mlp=11008, batch=1, tokens=2048, vocab=32000)
-
-
-@dataclass(frozen=True, slots=True)
-class MixtralConfig(WorkloadConfig):
-    """Options of `mixtral`; the defaults are its `small` size.
-
-    Example:
-        >>> MixtralConfig.paper().experts
-        8
-    """
-
-    NAME: ClassVar[str] = "mixtral"
-    LEAST: ClassVar[dict[str, int]] = {"vocab": 2, "tokens": 2}
-
-    layers: int = 2
-    """Transformer layers."""
-    width: int = 128
-    """Width of a token."""
-    heads: int = 4
-    """Attention heads; a divisor of `width`, which leaves each head an even width."""
-    kv_heads: int = 2
-    """Heads of keys and values; a divisor of `heads`."""
-    mlp: int = 256
-    """Width of an expert's gated feed-forward layers."""
-    experts: int = 4
-    """Experts in a layer."""
-    chosen: int = 2
-    """Experts that a token is sent to; at most `experts`."""
-    capacity: int = 125
-    """Tokens that an expert has room for, in percent of an even share; the others skip it (see `Experts`)."""
-    batch: int = 2
-    """Sequences per step."""
-    tokens: int = 32
-    """Tokens in a sequence."""
-    vocab: int = 4000
-    """Number of tokens."""
-
-    def _check(self) -> None:
-        self._require_divisor("heads", "width")
-        self._require_divisor("kv_heads", "heads")
-        self._require(self.width // self.heads % 2 == 0, "heads", f"to leave width={self.width} even heads")
-        self._require(self.chosen <= self.experts, "chosen", f"at most experts={self.experts}")
-
-    @classmethod
-    def paper(cls) -> Self:
-        """Mixtral 8x7B (table 1): 32 layers, 4,096 wide, 32 heads, 8 of keys and values, 2 of 8 experts a token.
-
-        The paper's context is 32,768 tokens; one sequence of 2,048 a step is our choice. Its experts drop no token;
-        ours have the room of Switch (Fedus et al. 2021), 1.25 of an even share.
-        """
-        return cls(
-            layers=32,
-            width=4096,
-            heads=32,
-            kv_heads=8,
-            mlp=14336,
-            experts=8,
-            chosen=2,
-            batch=1,
-            tokens=2048,
-            vocab=32000,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class NMTConfig(WorkloadConfig):
     """Options of `nmt`; the defaults are its `small` size.
 
@@ -443,36 +253,6 @@ class NMTConfig(WorkloadConfig):
         The batch of 64 is our choice.
         """
         return cls(layers=2, units=1024, batch=64, steps=50, vocab=32000)
-
-
-@dataclass(frozen=True, slots=True)
-class ResNet50Config(WorkloadConfig):
-    """Options of `resnet50`; the defaults are its `small` size. Its 50 layers are what they are.
-
-    Example:
-        >>> ResNet50Config.paper().image_size
-        224
-    """
-
-    NAME: ClassVar[str] = "resnet50"
-    LEAST: ClassVar[dict[str, int]] = {"image_size": 33, "classes": 2}
-
-    batch: int = 2
-    """Images per step."""
-    image_size: int = 64
-    """Height and width of an image in pixels."""
-    classes: int = 1000
-    """Number of labels."""
-    width: int = 64
-    """Channels after the stem; the four stages have 4, 8, 16 and 32 times as many."""
-
-    @classmethod
-    def paper(cls) -> Self:
-        """Images of 224 pixels and 1,000 classes (section 3.4).
-
-        The paper's batch of 256 is spread over GPUs; 32 images a step is our choice, as in `inception_v3`.
-        """
-        return cls(batch=32, image_size=224)
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,136 +293,408 @@ class RNNLMConfig(WorkloadConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class T5Config(WorkloadConfig):
-    """Options of `t5`; the defaults are its `small` size.
+class Option:
+    """One option of a model of the zoo.
 
-    T5-large is `t5@paper,layers=24,width=1024,heads=16`.
-
-    Example:
-        >>> T5Config.paper().tokens, T5Config.paper().target_tokens
-        (512, 114)
+    Attributes:
+        small: its value in the size `small`.
+        paper: its value in the size `paper`.
+        doc: what it is.
+        least: its smallest value, of an integer.
+        divides: the option that it must divide.
+        leaves_even: whether the quotient must be even as well: rotary positions take a head's features in pairs.
+        most: the option that it must not exceed.
+        is_even: whether it must be even.
     """
 
-    NAME: ClassVar[str] = "t5"
-    LEAST: ClassVar[dict[str, int]] = {"vocab": 2}
+    small: int | float
+    paper: int | float
+    doc: str
+    least: int = 1
+    divides: str = ""
+    leaves_even: bool = False
+    most: str = ""
+    is_even: bool = False
 
-    layers: int = 2
-    """Transformer layers in the encoder, and as many in the decoder."""
-    width: int = 256
-    """Width of a token; feed-forward layers are four times as wide."""
-    heads: int = 4
-    """Attention heads; a divisor of `width`."""
-    batch: int = 4
-    """Pairs of texts per step."""
-    tokens: int = 64
-    """Tokens in a source text."""
-    target_tokens: int = 32
-    """Tokens in a target text."""
-    vocab: int = 8000
-    """Number of tokens."""
-    dropout: float = 0.0
-    """Probability of dropping a feature or an attention weight; 0 keeps the step deterministic."""
 
-    def _check(self) -> None:
-        self._require_divisor("heads", "width")
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A random input: integers below `high`, which names an option or is a number; normal numbers where it is None."""
 
-    @classmethod
-    def paper(cls) -> Self:
-        """The paper's baseline, T5-base (section 3.1): 12 + 12 layers, 768 wide, 12 heads, 32,128 tokens.
+    high: str | int | None
+    shape: tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ZooModel:
+    """A model of `transformers`, with random or fake weights: its options, its config and its inputs.
+
+    Attributes:
+        doc: the paper, what its size `paper` is, and larger sizes.
+        model: the class of the model.
+        config: the class of its config.
+        options: by name.
+        arguments: of the config: an option by its name, `4*width`, `width//heads`, `vocab-1`, or a constant.
+        inputs: keyword arguments of the model, in the order in which they are drawn; a text copies another input.
+        loss: how micro-batches make the loss.
+    """
+
+    doc: str
+    model: str
+    config: str
+    options: Mapping[str, Option]
+    arguments: Mapping[str, object]
+    inputs: Mapping[str, Draw | str]
+    loss: Loss = "separate"
+
+    def options_type(self, name: str) -> type[WorkloadConfig]:
+        """The class of the options."""
+        options = self.options
+
+        def check(config: WorkloadConfig) -> None:
+            for key, option in options.items():
+                value = getattr(config, key)
+                if option.divides:
+                    config._require_divisor(key, option.divides)
+                    is_even = getattr(config, option.divides) // value % 2 == 0 or not option.leaves_even
+                    config._require(is_even, key, f"a divisor that leaves {option.divides} an even part")
+                if option.most:
+                    most = getattr(config, option.most)
+                    config._require(value <= most, key, f"at most {option.most}={most}")
+                config._require(value % 2 == 0 or not option.is_even, key, "an even number")
+
+        def paper(cls: type[WorkloadConfig]) -> WorkloadConfig:
+            return cls(**{key: option.paper for key, option in options.items()})
+
+        return make_dataclass(
+            f"{name.capitalize()}Config",
+            [(key, type(option.small), field(default=option.small)) for key, option in options.items()],
+            bases=(WorkloadConfig,),
+            namespace={
+                "__doc__": self.doc,
+                "NAME": name,
+                "LEAST": {key: option.least for key, option in options.items() if option.least > 1},
+                "paper": classmethod(paper),
+                "_check": check,
+            },
+            frozen=True,
+            slots=True,
+        )
+
+
+_DROPOUT = Option(0.0, 0.0, "Probability of dropping a feature or an attention weight; 0 keeps the step deterministic.")
+_OWN_LABELS: dict[str, Draw | str] = {"input_ids": Draw("vocab", ("batch", "tokens")), "labels": "input_ids"}
+"""Tokens are their own labels, shifted by one inside of the model."""
+_LABELLED_IMAGES: dict[str, Draw | str] = {
+    "pixel_values": Draw(None, ("batch", 3, "image_size", "image_size")),
+    "labels": Draw("classes", ("batch",)),
+}
+
+
+_LLAMA: dict[str, object] = {
+    "vocab_size": "vocab",
+    "hidden_size": "width",
+    "intermediate_size": "mlp",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "max_position_embeddings": "tokens",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "use_cache": False,
+}
+
+
+_ENCODER: dict[str, object] = {
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "intermediate_size": "4*width",
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), "dropout"),
+}
+
+
+def _transformer(layers: tuple[int, int], width: tuple[int, int], heads: tuple[int, int]) -> dict[str, Option]:
+    """Options of a stack of transformer layers, each as (small, paper)."""
+    return {
+        "layers": Option(*layers, "Transformer layers; of two stacks, in each."),
+        "width": Option(*width, "Width of a token or patch; feed-forward layers are four times as wide."),
+        "heads": Option(*heads, "Attention heads.", divides="width"),
+    }
+
+
+ZOO: dict[str, ZooModel] = {
+    "bert": ZooModel(
+        """Devlin et al. 2018 (arXiv:1810.04805): BERT-base (section 3), 30,522 word pieces, sequences of 512 tokens.
+
+        The paper's batch of 256 is spread over 16 chips; 16 sequences a step is our choice. BERT-large is
+        `bert@paper,layers=24,width=1024,heads=16`.
+        """,
+        "BertForPreTraining",
+        "BertConfig",
+        options=_transformer((4, 12), (256, 768), (4, 12))
+        | {
+            "batch": Option(4, 16, "Sequences per step."),
+            "tokens": Option(64, 512, "Tokens in a sequence."),
+            "vocab": Option(8000, 30522, "Number of tokens.", least=2),
+            "dropout": _DROPOUT,
+        },
+        arguments={
+            **_ENCODER,
+            "vocab_size": "vocab",
+            "max_position_embeddings": "tokens",
+        },
+        inputs={
+            "input_ids": Draw("vocab", ("batch", "tokens")),
+            "labels": Draw("vocab", ("batch", "tokens")),
+            "next_sentence_label": Draw(2, ("batch",)),
+        },
+    ),
+    "clip": ZooModel(
+        """Radford et al. 2021 (arXiv:2103.00020): ViT-B/32 (table 20), images of 224 pixels, texts of 77 tokens.
+
+        The paper's batch of 32,768 is spread over hundreds of GPUs; 64 pairs a step is our choice. Pairs are their own
+        labels.
+        """,
+        "CLIPModel",
+        "CLIPConfig",
+        options=_transformer((2, 12), (192, 768), (3, 12))
+        | {
+            "text_width": Option(128, 512, "Width of a token in the text tower; `width` is of the image tower."),
+            "text_heads": Option(2, 8, "Attention heads of the text tower.", divides="text_width"),
+            "shared_width": Option(128, 512, "Width of the space where images and texts are compared."),
+            "batch": Option(4, 64, "Pairs of an image and a text per step."),
+            "image_size": Option(96, 224, "Height and width of an image in pixels."),
+            "patch_size": Option(32, 32, "Height and width of a patch in pixels.", divides="image_size"),
+            "tokens": Option(32, 77, "Tokens in a text."),
+            "vocab": Option(4000, 49408, "Number of tokens.", least=3),
+        },
+        arguments={
+            "text_config": {
+                "vocab_size": "vocab",
+                "hidden_size": "text_width",
+                "intermediate_size": "4*text_width",
+                "num_hidden_layers": "layers",
+                "num_attention_heads": "text_heads",
+                "max_position_embeddings": "tokens",
+                "projection_dim": "shared_width",
+                "pad_token_id": 0,
+                "bos_token_id": "vocab-2",
+                "eos_token_id": "vocab-1",
+            },
+            "vision_config": {
+                "hidden_size": "width",
+                "intermediate_size": "4*width",
+                "num_hidden_layers": "layers",
+                "num_attention_heads": "heads",
+                "image_size": "image_size",
+                "patch_size": "patch_size",
+                "projection_dim": "shared_width",
+            },
+            "projection_dim": "shared_width",
+        },
+        inputs={
+            "input_ids": Draw("vocab-1", ("batch", "tokens-1")),
+            "pixel_values": Draw(None, ("batch", 3, "image_size", "image_size")),
+        },
+        loss="joined",
+    ),
+    "gpt2": ZooModel(
+        """Radford et al. 2019 (Language Models are Unsupervised Multitask Learners): the smallest of four (table 2).
+
+        50,257 tokens, contexts of 1,024 tokens. The paper's batch of 512 takes many machines; 8 sequences a step is our
+        choice. Medium is `gpt2@paper,layers=24,width=1024,heads=16`, large `gpt2@paper,layers=36,width=1280,heads=20`,
+        XL `gpt2@paper,layers=48,width=1600,heads=25`.
+        """,
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        options=_transformer((4, 12), (256, 768), (4, 12))
+        | {
+            "batch": Option(4, 8, "Sequences per step."),
+            "tokens": Option(64, 1024, "Tokens in a sequence.", least=2),
+            "vocab": Option(8000, 50257, "Number of tokens.", least=2),
+            "dropout": _DROPOUT,
+        },
+        arguments={
+            "vocab_size": "vocab",
+            "n_positions": "tokens",
+            "n_embd": "width",
+            "n_layer": "layers",
+            "n_head": "heads",
+            "resid_pdrop": "dropout",
+            "embd_pdrop": "dropout",
+            "attn_pdrop": "dropout",
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+            "use_cache": False,
+        },
+        inputs=_OWN_LABELS,
+    ),
+    "llama": ZooModel(
+        """Touvron et al. 2023 (arXiv:2302.13971): LLaMA-7B (table 2), 32,000 tokens, contexts of 2,048 tokens.
+
+        The paper's batch of 4 million tokens takes many machines; one sequence a step is our choice. LLaMA-13B is
+        `llama@paper,layers=40,width=5120,heads=40,kv_heads=40,mlp=13824`.
+        """,
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        options={
+            "layers": Option(4, 32, "Transformer layers."),
+            "width": Option(256, 4096, "Width of a token."),
+            "heads": Option(4, 32, "Attention heads.", divides="width", leaves_even=True),
+            "kv_heads": Option(4, 32, "Heads of keys and values.", divides="heads"),
+            "mlp": Option(688, 11008, "Width of the gated feed-forward layers."),
+            "batch": Option(4, 1, "Sequences per step."),
+            "tokens": Option(64, 2048, "Tokens in a sequence.", least=2),
+            "vocab": Option(8000, 32000, "Number of tokens.", least=2),
+        },
+        arguments=_LLAMA,
+        inputs=_OWN_LABELS,
+    ),
+    "mixtral": ZooModel(
+        """Jiang et al. 2024 (arXiv:2401.04088): Mixtral 8x7B (table 1), 2 of 8 experts a token.
+
+        The paper's context is 32,768 tokens; one sequence of 2,048 a step is our choice. Its experts drop no token;
+        ours have the room of Switch (Fedus et al. 2021), 1.25 of an even share.
+        """,
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        options={
+            "layers": Option(2, 32, "Transformer layers."),
+            "width": Option(128, 4096, "Width of a token."),
+            "heads": Option(4, 32, "Attention heads.", divides="width", leaves_even=True),
+            "kv_heads": Option(2, 8, "Heads of keys and values.", divides="heads"),
+            "mlp": Option(256, 14336, "Width of an expert's gated feed-forward layers."),
+            "experts": Option(4, 8, "Experts in a layer."),
+            "chosen": Option(2, 2, "Experts that a token is sent to.", most="experts"),
+            "capacity": Option(
+                125, 125, "Tokens that an expert has room for, in percent of an even share (see `Experts`)."
+            ),
+            "batch": Option(2, 1, "Sequences per step."),
+            "tokens": Option(32, 2048, "Tokens in a sequence.", least=2),
+            "vocab": Option(4000, 32000, "Number of tokens.", least=2),
+        },
+        arguments=_LLAMA | {"num_local_experts": "experts", "num_experts_per_tok": "chosen"},
+        inputs=_OWN_LABELS,
+        loss="accumulated",
+    ),
+    "resnet50": ZooModel(
+        """He et al. 2015 (arXiv:1512.03385): images of 224 pixels and 1,000 classes (section 3.4); always 50 layers.
+
+        The paper's batch of 256 is spread over GPUs; 32 images a step is our choice, as in `inception_v3`.
+        """,
+        "ResNetForImageClassification",
+        "ResNetConfig",
+        options={
+            "batch": Option(2, 32, "Images per step."),
+            "image_size": Option(64, 224, "Height and width of an image in pixels.", least=33),
+            "classes": Option(1000, 1000, "Number of labels.", least=2),
+            "width": Option(64, 64, "Channels after the stem; the four stages have 4, 8, 16 and 32 times as many."),
+        },
+        arguments={
+            "embedding_size": "width",
+            "hidden_sizes": ["4*width", "8*width", "16*width", "32*width"],
+            "num_labels": "classes",
+        },
+        inputs=_LABELLED_IMAGES,
+    ),
+    "t5": ZooModel(
+        """Raffel et al. 2019 (arXiv:1910.10683): the paper's baseline, T5-base (section 3.1), 32,128 tokens.
 
         Sources of 512 tokens, of which 15 % in spans of 3 are predicted: targets of 114, as in the authors' code. The
-        paper's batch of 128 is spread over many chips; 8 pairs a step is our choice.
-        """
-        return cls(layers=12, width=768, heads=12, batch=8, tokens=512, target_tokens=114, vocab=32128)
+        paper's batch of 128 is spread over many chips; 8 pairs a step is our choice. T5-large is
+        `t5@paper,layers=24,width=1024,heads=16`.
+        """,
+        "T5ForConditionalGeneration",
+        "T5Config",
+        options=_transformer((2, 12), (256, 768), (4, 12))
+        | {
+            "batch": Option(4, 8, "Pairs of texts per step."),
+            "tokens": Option(64, 512, "Tokens in a source text."),
+            "target_tokens": Option(32, 114, "Tokens in a target text."),
+            "vocab": Option(8000, 32128, "Number of tokens.", least=2),
+            "dropout": _DROPOUT,
+        },
+        arguments={
+            "vocab_size": "vocab",
+            "d_model": "width",
+            "d_kv": "width//heads",
+            "d_ff": "4*width",
+            "num_layers": "layers",
+            "num_heads": "heads",
+            "dropout_rate": "dropout",
+            "decoder_start_token_id": 0,
+            "use_cache": False,
+        },
+        inputs={
+            "input_ids": Draw("vocab", ("batch", "tokens")),
+            "labels": Draw("vocab", ("batch", "target_tokens")),
+        },
+    ),
+    "vit": ZooModel(
+        """Dosovitskiy et al. 2020 (arXiv:2010.11929): ViT-Base with patches of 16 pixels (table 1).
 
+        The paper's batch of 4,096 is spread over many chips; 32 images a step is our choice. ViT-Large is
+        `vit@paper,layers=24,width=1024,heads=16`.
+        """,
+        "ViTForImageClassification",
+        "ViTConfig",
+        options=_transformer((4, 12), (192, 768), (3, 12))
+        | {
+            "batch": Option(4, 32, "Images per step."),
+            "image_size": Option(112, 224, "Height and width of an image in pixels."),
+            "patch_size": Option(16, 16, "Height and width of a patch in pixels.", divides="image_size"),
+            "classes": Option(1000, 1000, "Number of labels.", least=2),
+            "dropout": _DROPOUT,
+        },
+        arguments={
+            **_ENCODER,
+            "image_size": "image_size",
+            "patch_size": "patch_size",
+            "num_labels": "classes",
+        },
+        inputs=_LABELLED_IMAGES,
+    ),
+    "whisper": ZooModel(
+        """Radford et al. 2022 (arXiv:2212.04356): Whisper's `base` (table 1), 30 s of 80 mels, 448 of 51,865 tokens.
 
-@dataclass(frozen=True, slots=True)
-class ViTConfig(WorkloadConfig):
-    """Options of `vit`; the defaults are its `small` size.
-
-    ViT-Large is `vit@paper,layers=24,width=1024,heads=16`.
-
-    Example:
-        >>> ViTConfig.paper().patch_size
-        16
-    """
-
-    NAME: ClassVar[str] = "vit"
-    LEAST: ClassVar[dict[str, int]] = {"classes": 2}
-
-    layers: int = 4
-    """Transformer layers."""
-    width: int = 192
-    """Width of a patch; feed-forward layers are four times as wide."""
-    heads: int = 3
-    """Attention heads; a divisor of `width`."""
-    batch: int = 4
-    """Images per step."""
-    image_size: int = 112
-    """Height and width of an image in pixels."""
-    patch_size: int = 16
-    """Height and width of a patch in pixels; a divisor of `image_size`."""
-    classes: int = 1000
-    """Number of labels."""
-    dropout: float = 0.0
-    """Probability of dropping a feature or an attention weight; 0 keeps the step deterministic."""
-
-    def _check(self) -> None:
-        self._require_divisor("heads", "width")
-        self._require_divisor("patch_size", "image_size")
-
-    @classmethod
-    def paper(cls) -> Self:
-        """ViT-Base with patches of 16 pixels (table 1): 12 layers, 768 wide, 12 heads, images of 224 pixels.
-
-        The paper's batch of 4,096 is spread over many chips; 32 images a step is our choice.
-        """
-        return cls(layers=12, width=768, heads=12, batch=32, image_size=224)
-
-
-@dataclass(frozen=True, slots=True)
-class WhisperConfig(WorkloadConfig):
-    """Options of `whisper`; the defaults are its `small` size.
-
-    Whisper's own sizes from its `small` on: `whisper@paper,layers=12,width=768,heads=12`, then 24 layers, 1,024 wide,
-    16 heads, and 32 layers, 1,280 wide, 20 heads. The encoder's positions are sinusoids that are never trained.
-
-    Example:
-        >>> WhisperConfig.paper().frames
-        3000
-    """
-
-    NAME: ClassVar[str] = "whisper"
-    LEAST: ClassVar[dict[str, int]] = {"vocab": 2, "frames": 2}
-
-    layers: int = 2
-    """Transformer layers in the encoder, and as many in the decoder."""
-    width: int = 192
-    """Width of a frame or token; feed-forward layers are four times as wide."""
-    heads: int = 3
-    """Attention heads; a divisor of `width`, which is even."""
-    batch: int = 2
-    """Recordings per step."""
-    mels: int = 80
-    """Frequencies of a spectrogram."""
-    frames: int = 200
-    """Spectra in a recording, 100 a second; the encoder's convolutions halve it, so it is even."""
-    tokens: int = 32
-    """Tokens in a transcript."""
-    vocab: int = 8000
-    """Number of tokens."""
-    dropout: float = 0.0
-    """Probability of dropping a feature or an attention weight; 0 keeps the step deterministic."""
-
-    def _check(self) -> None:
-        self._require_divisor("heads", "width")
-        self._require(self.width % 2 == 0 and self.width > 2, "width", "an even number above 2")
-        self._require(self.frames % 2 == 0, "frames", "an even number")
-
-    @classmethod
-    def paper(cls) -> Self:
-        """Whisper's `base` (table 1): 6 + 6 layers, 512 wide, 8 heads; 30 s of 80 mels, 448 of 51,865 tokens.
-
-        The paper's batch of 256 is spread over many GPUs; 8 recordings a step is our choice.
-        """
-        return cls(layers=6, width=512, heads=8, batch=8, mels=80, frames=3000, tokens=448, vocab=51865)
+        The paper's batch of 256 is spread over many GPUs; 8 recordings a step is our choice. Whisper's own sizes from
+        its `small` on: `whisper@paper,layers=12,width=768,heads=12`, then 24 layers, 1,024 wide, 16 heads, and 32
+        layers, 1,280 wide, 20 heads. The encoder's positions are sinusoids that are never trained.
+        """,
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        options={
+            "layers": Option(2, 6, "Transformer layers in the encoder, and as many in the decoder."),
+            "width": Option(192, 512, "Width of a frame or token.", least=4, is_even=True),
+            "heads": Option(3, 8, "Attention heads.", divides="width"),
+            "batch": Option(2, 8, "Recordings per step."),
+            "mels": Option(80, 80, "Frequencies of a spectrogram."),
+            "frames": Option(200, 3000, "Spectra in a recording, 100 a second.", least=2, is_even=True),
+            "tokens": Option(32, 448, "Tokens in a transcript."),
+            "vocab": Option(8000, 51865, "Number of tokens.", least=2),
+            "dropout": _DROPOUT,
+        },
+        arguments={
+            "vocab_size": "vocab",
+            "num_mel_bins": "mels",
+            "d_model": "width",
+            "encoder_layers": "layers",
+            "encoder_attention_heads": "heads",
+            "encoder_ffn_dim": "4*width",
+            "decoder_layers": "layers",
+            "decoder_attention_heads": "heads",
+            "decoder_ffn_dim": "4*width",
+            "max_source_positions": "frames//2",
+            "max_target_positions": "tokens",
+            **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), "dropout"),
+            **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 0),
+            "use_cache": False,
+        },
+        inputs={
+            "input_features": Draw(None, ("batch", "mels", "frames")),
+            "labels": Draw("vocab", ("batch", "tokens")),
+        },
+    ),
+}
+"""Models of `transformers`; their `small` sizes take well under a second a step on one core."""

@@ -22,7 +22,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from rlplace.errors import InvalidValue, RlplaceError, UnknownName
 from rlplace.graphs.program import LossByName
-from rlplace.workloads.workload import OPTIMIZERS, BatchDims, Loss, Optimizer, Parts, Workload
+from rlplace.workloads.catalog import OPTIMIZERS, BatchDims, Optimizer, Parts, Workload
+from rlplace.workloads.configs import Loss
 
 RETURNED = "(model, inputs[, loss_fn[, optimizer[, targets]]])"
 

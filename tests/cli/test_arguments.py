@@ -7,9 +7,10 @@ import re
 
 import pytest
 
-from rlplace.cli.arguments import GroupingOptions, PlacementOptions, finite, parse_duration
+from rlplace.cli.arguments import GroupingOptions, PlacementOptions, parse_duration
 from rlplace.cli.main import COMMANDS, main
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.files import jsonable
 from rlplace.graphs.grouping.groups import group_ops
 from rlplace.measure.hosts.resolve import resolve_host
 
@@ -28,7 +29,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 
 def test_what_is_not_finite_becomes_null() -> None:
-    assert finite({"a": [float("inf"), 1.0], "b": {"c": float("nan")}}) == {"a": [None, 1.0], "b": {"c": None}}
+    assert jsonable({"a": [float("inf"), 1.0], "b": {"c": float("nan")}}) == {"a": [None, 1.0], "b": {"c": None}}
 
 
 SEEDED = ("train", "place", "compare", "advise", "measure", "fidelity")

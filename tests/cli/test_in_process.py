@@ -29,7 +29,7 @@ def _seeing(seen: list[Any], what: str) -> Any:
     [
         ("measure", "rlplace.runs.step_time.time_placement", "keyword"),
         ("fidelity", "rlplace.runs.fidelity.run_fidelity", "keyword"),
-        ("advise", "rlplace.runs.advise.session.advise_workload", "keyword"),
+        ("advise", "rlplace.advice.advising.advise_workload", "keyword"),
         ("train", "rlplace.training.session.run_training", "config"),
         ("compare", "rlplace.compare.run_compare.run_compare", "config"),
     ],

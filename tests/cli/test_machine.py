@@ -14,9 +14,9 @@ import pytest
 
 import rlplace
 from rlplace.cli.main import main
+from rlplace.doctor import Check, Finding, System
 from rlplace.measure.hosts.host_file import load_host
 from rlplace.measure.hosts.resolve import HOST_WORDS, list_presets, resolve_host
-from rlplace.runs.doctor import Check, Finding, System
 
 WIDE = "200"
 
@@ -36,7 +36,7 @@ FAILURE = Finding("torch", "fail", "cannot be imported", "pip install 'torch>=2.
 def test_the_table_is_for_people_and_warnings_are_no_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rlplace.runs.doctor.CHECKS", answering(FINE, WARNING))
+    monkeypatch.setattr("rlplace.doctor.CHECKS", answering(FINE, WARNING))
     monkeypatch.setenv("COLUMNS", WIDE)
     assert main(["doctor"]) == 0
     said = capsys.readouterr()
@@ -53,7 +53,7 @@ def test_the_table_is_for_people_and_warnings_are_no_failure(
 def test_a_failure_exits_with_1_and_is_still_shown(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rlplace.runs.doctor.CHECKS", answering(FINE, FAILURE))
+    monkeypatch.setattr("rlplace.doctor.CHECKS", answering(FINE, FAILURE))
     monkeypatch.setenv("COLUMNS", WIDE)
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -63,7 +63,7 @@ def test_a_failure_exits_with_1_and_is_still_shown(
 
 
 def test_json_is_one_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("rlplace.runs.doctor.CHECKS", answering(FINE, WARNING))
+    monkeypatch.setattr("rlplace.doctor.CHECKS", answering(FINE, WARNING))
     assert main(["doctor", "--json"]) == 0
     said = capsys.readouterr()
     assert said.err == ""

@@ -15,8 +15,8 @@ from rlplace.cli.main import main
 from rlplace.cluster import Cluster
 from rlplace.errors import FileProblem
 from rlplace.graphs.formats import save_graph
-from rlplace.training.pretrain.config import PretrainConfig
-from rlplace.training.pretrain.run import pretrain
+from rlplace.policy.options import PretrainConfig
+from rlplace.pretrain.pretraining import pretrain
 
 TINY = PretrainConfig(
     num_drawn=3,

@@ -244,13 +244,13 @@ def test_a_pinned_group_stays_where_it_may_be() -> None:
     ("options", "words"),
     [
         ({"methods": ("anneall",)}, "anneall"),
-        ({"methods": "learned"}, "a tuple of names"),
+        ({"methods": "learned"}, "methods is 'learned', expected a list"),
         ({"evaluations": 0}, "evaluations"),
         ({"seconds": 0.0}, "seconds"),
         ({"seconds": math.inf}, "finite"),
         ({"seeds": 0}, "seeds"),
         ({"seed": -1}, "seed"),
-        ({"seed": 2**32 - 1, "seeds": 2}, "the last of"),
+        ({"seed": 2**32 - 1, "seeds": 2}, "at most 1 from seed 4294967295 on"),
         ({"methods": ("learned",), "measured": 0}, "measured"),
         ({"methods": ("anneal",), "measured": 4}, "none without learned"),
         ({"methods": ("learned",), "measured": 4, "objective": "throughput"}, "latency beside measured"),
@@ -376,7 +376,7 @@ def test_a_method_that_raises_is_one_row_and_the_others_go_on(monkeypatch: pytes
     comparison = compare(two_chains(), CompareConfig(("single", "blocks", "random"), evaluations=4))
     single, blocks, random = comparison.rows
     assert (single.status, blocks.status, random.status) == ("ok", "error", "ok")
-    assert blocks.why.startswith("ZeroDivisionError: no device is left (test_run.py, line ")
+    assert blocks.why.startswith("ZeroDivisionError: no device is left (test_equal_budgets.py, line ")
     told = comparison.to_dict()["rows"]
     assert "in failing" in told[1]["traceback"]
     assert "traceback" not in told[0]

@@ -75,7 +75,7 @@ def test_each_row_has_measurements_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         (RunnerError("no luck"), "error", "no luck"),
         (MissingExtra("ortools", "exact"), "skipped", "rlplace[exact]"),
         (MemoryError(), "error", "out of memory"),
-        (KeyError("d:9"), "error", "KeyError: 'd:9' (test_true.py"),
+        (KeyError("d:9"), "error", "KeyError: 'd:9' (test_hidden_truth.py"),
     ],
 )
 def test_a_row_that_fails_is_one_row(
@@ -124,7 +124,7 @@ def test_budgets_are_equal() -> None:
     [
         ({"methods": ("learnt",)}, "did you mean 'learned'"),
         ({"measured": 0}, "measured"),
-        ({"methods": "learned"}, "a tuple of names"),
+        ({"methods": "learned"}, "methods is 'learned', expected a list"),
         ({"evaluations": 0}, "evaluations"),
         ({"seconds": 0.0}, "seconds"),
         ({"seconds": np.inf}, "finite"),

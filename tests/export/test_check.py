@@ -103,6 +103,23 @@ def test_models_that_compute_parts_in_float32_are_checked_in_float64_throughout(
     assert result.max_param_rel_diff < 1e-9
 
 
+def test_tensors_of_the_default_type_are_checked_in_float64_too() -> None:
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            shares = torch.softmax(torch.zeros(x.shape[0], 8), 1)
+            return torch.bmm(shares.unsqueeze(1), self.linear(x).unsqueeze(2)) * torch.tensor(0.1)
+
+    graph = capture(Routed(), torch.randn(5, 6), mean_square, "adam")
+    problem = Problem.profile(graph, Host.detect("cores"), num_groups=4)
+    result = check_export(graph, problem.host, Simulator(problem).plan(baselines.single(problem, 0)))
+    assert result.max_loss_rel_diff < 1e-12
+    assert torch.get_default_dtype() is torch.float32
+
+
 def test_a_step_with_casts_cannot_be_checked_in_float64() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         graph = capture(normed(), torch.ones(5, 6), mean_square, "sgd")

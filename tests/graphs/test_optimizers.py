@@ -14,6 +14,7 @@ from rlplace.graphs.program import OptimizerSpec
 
 SPECS = {
     **OPTIMIZERS,
+    "momentum of 0": OptimizerSpec("momentum", lr=0.1, momentum=0.0),
     "momentum_decay": OptimizerSpec("momentum", lr=0.1, momentum=0.8, weight_decay=0.1),
     "adam_decay": OptimizerSpec("adam", lr=0.1, betas=(0.5, 0.6), eps=1e-3, weight_decay=0.1),
 }
@@ -142,3 +143,20 @@ def test_names_resolve_and_mistyped_ones_offer_the_nearest() -> None:
     with pytest.raises(UnknownName) as unknown:
         resolve_optimizer("adm")
     assert unknown.value.nearest[0] == "adam"
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_spec_has_the_defaults_of_its_name(name: str) -> None:
+    """And those are PyTorch's: AdamW decays weights by 0.01."""
+    spec = OptimizerSpec(name, lr=1e-3)
+    assert spec == OPTIMIZERS[name] == resolve_optimizer(name)
+    own = torch_optimizer(OPTIMIZERS[name], [torch.nn.Parameter(random(2))]).defaults
+    plain = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}.get(name, torch.optim.SGD)
+    expected = plain([torch.nn.Parameter(random(2))]).defaults
+    assert spec.weight_decay == own["weight_decay"] == expected["weight_decay"]
+    assert spec.momentum == (0.9 if name == "momentum" else 0.0)
+
+
+def test_sgd_with_a_momentum_is_momentum() -> None:
+    spec = OptimizerSpec("sgd", lr=0.1, momentum=0.8, weight_decay=0.1)
+    assert resolve_optimizer(spec) == OptimizerSpec("momentum", lr=0.1, momentum=0.8, weight_decay=0.1)

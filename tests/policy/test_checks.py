@@ -14,7 +14,7 @@ from search_problems import barred
 
 from rlplace.errors import InvalidValue
 from rlplace.policy import LEARNERS, POLICIES, LearnConfig
-from rlplace.policy.checks import CheckedPolicy, checked_learner, checked_policy
+from rlplace.policy.policies import CheckedPolicy, checked_learner, checked_policy
 from rlplace.search.task import Budget, Task
 from rlplace.training.policy_search import solve
 

@@ -12,7 +12,7 @@ from search_problems import barred
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.policy import LEARNERS, POLICIES, LearnConfig, PlacerArchitecture, Seq2SeqConfig, load_policy
-from rlplace.policy.checks import check_fit, checked_policy
+from rlplace.policy.policies import check_fit, checked_policy
 
 SMALL = {
     "placer": PlacerArchitecture(hidden=8, num_layers=1),

@@ -16,9 +16,9 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.policy.checkpoint import pretrained_kinds, pretrained_path
-from rlplace.policy.schedule.network import load_network
-from rlplace.policy.schedule.proposals import propose
-from rlplace.training.pretrain.run import draw, over_groupings
+from rlplace.policy.schedule import propose
+from rlplace.policy.schedule_network import load_network
+from rlplace.pretrain.pretraining import draw, over_groupings
 
 
 def test_shipped_weights_are_in_the_package_and_small() -> None:

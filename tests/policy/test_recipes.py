@@ -6,7 +6,7 @@ import pytest
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.policy import LearnConfig
-from rlplace.policy.config import Recipe
+from rlplace.policy.options import Recipe
 
 
 def test_nothing_named_is_the_placer_beside_search() -> None:

@@ -12,7 +12,8 @@ from run_files import HOSTILE, rows_of
 
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.report import Curve, save_best_so_far_png, save_fidelity_png
-from rlplace.report.drawing import KIND_COLORS, LINE_COLORS, band_of, bands_of, save_field_png
+from rlplace.report.drawing import save_field_png
+from rlplace.report.plots import SERIES_COLORS, band_of, bands_of
 
 SHAPE = (840, 1800, 4)
 FORMULA = r"$\frac{ of $1"
@@ -29,9 +30,9 @@ def curve(method: str, *history: tuple[float, float, float, float], spent: tuple
     return Curve(method, history, spent, single_s=2.0)
 
 
-def has_color(picture: np.ndarray, color: str) -> bool:
+def has_color(picture: np.ndarray, color: str, within: float = 0.05) -> bool:
     rgb = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    return bool(np.any(np.abs(picture[..., :3] - rgb).max(axis=-1) < 0.05))
+    return bool(np.any(np.abs(picture[..., :3] - rgb).max(axis=-1) < within))
 
 
 def test_a_value_holds_until_the_next_and_to_the_end() -> None:
@@ -97,8 +98,8 @@ def test_every_method_has_its_colour(tmp_path: Path, reach: float) -> None:
     save_best_so_far_png(tmp_path / "a.png", curves, title="three methods")
     picture = imread(tmp_path / "a.png")
     assert picture.shape == SHAPE
-    assert all(has_color(picture, color) for color in LINE_COLORS[:3])
-    assert not has_color(picture, LINE_COLORS[5])
+    assert all(has_color(picture, color) for color in SERIES_COLORS[:3])
+    assert not has_color(picture, SERIES_COLORS[5])
 
 
 def test_a_long_name_widens_the_picture(tmp_path: Path) -> None:
@@ -115,11 +116,11 @@ def test_pictures_of_little_or_nothing(tmp_path: Path) -> None:
     save_best_so_far_png(path, [], title="nothing")
     assert imread(path).shape == SHAPE
     save_best_so_far_png(path, [Curve("stuck", [], (50, 0, 1.0))], title="nothing found")
-    assert not has_color(imread(path), LINE_COLORS[0])
+    assert not has_color(imread(path), SERIES_COLORS[0])
     save_best_so_far_png(
         path, [Curve("m", [[1, 1, 0.0, 2.0]], (1, 1, 0.0), INF)], title="no device holds it", kind="measured"
     )
-    assert has_color(imread(path), LINE_COLORS[0])
+    assert has_color(imread(path), SERIES_COLORS[0])
 
 
 def test_a_history_of_another_shape_is_refused(tmp_path: Path) -> None:
@@ -132,15 +133,10 @@ def test_a_history_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 def test_names_are_no_formulas(tmp_path: Path) -> None:
     save_best_so_far_png(tmp_path / "a.png", [curve(FORMULA, (1, 0, 0.0, 1.0), spent=(1, 0, 1.0))], title=FORMULA)
-    assert has_color(imread(tmp_path / "a.png"), LINE_COLORS[0])
+    assert has_color(imread(tmp_path / "a.png"), SERIES_COLORS[0])
 
 
 SCATTER_SHAPE = (1050, 1080, 4)
-
-
-def has_scatter_color(picture: np.ndarray, color: str) -> bool:
-    rgb = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    return bool(np.any(np.abs(picture[..., :3] - rgb).max(axis=-1) < 0.12))
 
 
 @pytest.mark.parametrize("spread", [1.0, 20.0])
@@ -152,9 +148,9 @@ def test_each_kind_has_its_colour_on_both_scales(tmp_path: Path, spread: float) 
     )
     picture = imread(path)
     assert picture.shape == SCATTER_SHAPE
-    assert has_scatter_color(picture, KIND_COLORS[0])
-    assert has_scatter_color(picture, KIND_COLORS[1])
-    assert not has_scatter_color(picture, KIND_COLORS[5])
+    assert has_color(picture, SERIES_COLORS[0], 0.12)
+    assert has_color(picture, SERIES_COLORS[1], 0.12)
+    assert not has_color(picture, SERIES_COLORS[5], 0.12)
 
 
 def test_failed_placements_are_left_out(tmp_path: Path) -> None:
@@ -172,7 +168,7 @@ def test_lengths_must_agree(tmp_path: Path) -> None:
 def test_names_of_kinds_are_no_formulas(tmp_path: Path) -> None:
     formula = r"$\frac{ of $1"
     save_fidelity_png(tmp_path / "a.png", [0.1], [0.1], [formula], {formula: 1.0}, title=formula)
-    assert has_scatter_color(imread(tmp_path / "a.png"), KIND_COLORS[0])
+    assert has_color(imread(tmp_path / "a.png"), SERIES_COLORS[0], 0.12)
 
 
 def columns_of(picture: np.ndarray, color: str) -> int:

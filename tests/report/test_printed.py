@@ -22,6 +22,7 @@ from micrographs import op_graph
 from random_problems import plain_host
 from rich.console import Console
 
+from rlplace.advice.verdict import WORDS, Figures, decide
 from rlplace.compare.comparison import Comparison, Row
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import OpGraph
@@ -33,7 +34,6 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report import results_table
 from rlplace.report.printed import NO_PLACEMENT_NOTE, advice_panel, compare_table, explanation_tables, graph_table
-from rlplace.runs.advise.verdict import WORDS, Figures, decide
 
 ROWS: list[dict[str, object]] = [
     {"method": "single", "step_time_s": 0.2, "spread_s": 0.001, "placements": 2, "placement": True, "status": "ok"},

@@ -55,7 +55,7 @@ def test_only_the_first_process_counts_and_micro_batches_are_known() -> None:
     for event in data["traceEvents"][-8:]:
         event["pid"] = 2
     op = next(event for event in data["traceEvents"] if event["ph"] == "X")
-    op["cat"] = "backward,micro-batch 3"
+    op["cat"], op["args"]["micro_batch"] = "backward,micro-batch 3", 3
     trace = Trace.of(data, "t")
     assert (trace.ops[0].kind, trace.ops[0].micro_batch) == ("backward", 3)
     assert len({one.name for one in trace.ops} & {"a"}) == 1

@@ -15,7 +15,7 @@ import yaml
 
 from rlplace.cli.main import main
 from rlplace.policy import LearnConfig
-from rlplace.policy.checks import check_fit
+from rlplace.policy.policies import check_fit
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 TINY = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"

@@ -56,7 +56,7 @@ def test_a_value_in_yaml_that_holds_itself_is_refused(text: str) -> None:
 
 def test_devices_that_multiply_are_counted(tmp_path: Path) -> None:
     host = {"name": "many", "devices": [DEVICE | {"name": f"d{k}", "count": 1000} for k in range(50)]}
-    with pytest.raises(InvalidValue, match="devices is '2000 or more', expected at most 1024"):
+    with pytest.raises(InvalidValue, match="devices is 50000, expected at most 1024"):
         host_from_dict(host, "host.json")
     topology = [{"name": f"t{k}", "ports": ["gpu:*"], "bandwidth_bytes_per_s": 1e9} for k in range(1000)]
     host = {"name": "wired", "devices": [DEVICE | {"count": 1000}], "topology": topology}
@@ -69,7 +69,7 @@ def test_devices_that_multiply_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cores", [[0] * 3000, [0, 0], [-1], list(range(5000))])
 def test_cores_that_are_none_or_too_many_are_refused(cores: list[int]) -> None:
-    with pytest.raises(InvalidValue, match="expected at most 4096 different cores, numbered from 0"):
+    with pytest.raises(InvalidValue, match=r"devices.0..cores"):
         host_from_dict({"name": "h", "devices": [DEVICE | {"backend": "cpu", "cores": cores}]}, "host.json")
 
 
@@ -78,7 +78,7 @@ def test_a_route_over_too_many_links_is_refused() -> None:
     ends = {"source": "a", "destination": "b"}, {"source": "b", "destination": "a"}
     routes = [end | {"links": [link["name"] for link in links]} for end in ends]
     host = {"name": "h", "devices": [DEVICE | {"name": name} for name in "ab"], "links": links, "routes": routes}
-    with pytest.raises(InvalidValue, match="links is '65 on one route', expected at most 64"):
+    with pytest.raises(InvalidValue, match=r"routes.0..links is a list of 65 values, expected at most 64"):
         host_from_dict(host, "host.json")
 
 

@@ -12,11 +12,11 @@ import pytest
 from run_files import write_run
 
 from rlplace.errors import FileProblem, UserError
+from rlplace.locks import LOCK_FILE
 from rlplace.measure import load_placement
 from rlplace.measure.host_model import load_learned_host
 from rlplace.measure.hosts.host_file import load_host
 from rlplace.policy import load_policy
-from rlplace.runs.lock import LOCK_FILE
 from rlplace.runs.tracking import make_tracker
 from rlplace.session.folder import RUN_FILES, RunFolder
 from rlplace.store import MeasurementStore

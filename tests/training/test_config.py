@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.policy.config import LearnConfig, PPOConfig
+from rlplace.policy.options import LearnConfig, PPOConfig
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.checks import check_names
 from rlplace.training.config import SearchConfig, TrainConfig

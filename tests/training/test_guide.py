@@ -15,7 +15,7 @@ from rlplace.measure.host_model import Prior
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
 from rlplace.policy import LearnConfig, Policy
-from rlplace.policy.config import GuideConfig
+from rlplace.policy.options import GuideConfig
 from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.training import SearchConfig, TrainConfig

@@ -10,8 +10,8 @@ from search_problems import Counting, brute_force_s, fork_problem
 
 from rlplace.errors import InvalidValue
 from rlplace.policy.checkpoint import pretrained_path
-from rlplace.policy.schedule.network import load_network
-from rlplace.policy.schedule.proposals import propose
+from rlplace.policy.schedule import propose
+from rlplace.policy.schedule_network import load_network
 from rlplace.search.parallel.hybrid import parallel_starts
 from rlplace.search.task import Budget, Task
 from rlplace.training.methods import METHODS, SCHEDULE

@@ -81,7 +81,7 @@ def test_unknown_name_offers_the_nearest(text, nearest):
         ("nmt@batch=0", "at least 1"),
         ("nmt@bidirectional=1", "true or false"),
         ("inception_v3@dropout=much", "a number"),
-        ("inception_v3@dropout=nan", "a finite number"),
+        ("inception_v3@dropout=nan", "at least 0 and below 1"),
         ("inception_v3@batch=1,image_size=75", "at least 107"),
         ("inception_v3@small,image_size=75", "at least 107"),
         ("module:function@small", "no size and no options"),

@@ -25,6 +25,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.plan import Plan
+from rlplace.records import Described
 
 MOST_SHOWN = 200
 """Characters of a call in a message."""
@@ -92,8 +93,13 @@ class Arguments:
                 paths, _ = pytree.tree_flatten_with_path((args, kwargs))
                 name = f"inputs{pytree.keystr(paths[position][0][1:])}"
                 if isinstance(value, np.ndarray):
-                    hint = "Pass `torch.from_numpy(...)` of it."
-                    raise InvalidValue(name, _word(value), "a tensor, as captured", where="placed step", hint=hint)
+                    raise InvalidValue(
+                        name,
+                        _word(value),
+                        "a tensor, as captured",
+                        where="placed step",
+                        hint="Pass `torch.from_numpy(...)` of it.",
+                    )
                 raise InvalidValue(
                     name,
                     _word(value),
@@ -132,19 +138,31 @@ class Arguments:
         is_dict = isinstance(targets, Mapping)
         if self._num_targets and targets is not None and (targets.keys() != {*names} if is_dict else names):
             expected = f"a dict of {', '.join(names)}" if names else "a tensor or a tuple of tensors"
-            found = _Word(f"a dict of {', '.join(map(str, targets)) or 'nothing'}" if is_dict else _kind(targets))
-            hint = "" if is_dict else "Without names, two targets could be taken for each other."
-            raise InvalidValue("targets", found, f"{expected}, as captured", where="placed step", hint=hint)
+            raise InvalidValue(
+                "targets",
+                Described(f"a dict of {', '.join(map(str, targets)) or 'nothing'}" if is_dict else _kind(targets)),
+                f"{expected}, as captured",
+                where="placed step",
+                hint="" if is_dict else "Without names, two targets could be taken for each other.",
+            )
         given = as_targets({name: targets[name] for name in names} if is_dict and names else targets)
         if len(given) == self._num_targets:
             return given
         actual = f"{len(given)} tensors" if given else None
         if not self._num_targets:
-            hint = "Capture with `capture(..., targets=...)`, and let `loss_fn(output, *targets)` take them."
-            raise InvalidValue("targets", actual, "None, as captured", where="placed step", hint=hint)
-        hint = "Pass the labels of this batch: `step(*inputs, targets=...)`."
+            raise InvalidValue(
+                "targets",
+                actual,
+                "None, as captured",
+                where="placed step",
+                hint="Capture with `capture(..., targets=...)`, and let `loss_fn(output, *targets)` take them.",
+            )
         raise InvalidValue(
-            "targets", actual, f"{self._num_targets} tensors, as captured", where="placed step", hint=hint
+            "targets",
+            actual,
+            f"{self._num_targets} tensors, as captured",
+            where="placed step",
+            hint="Pass the labels of this batch: `step(*inputs, targets=...)`.",
         )
 
 
@@ -160,19 +178,22 @@ def check_data(tensors: Sequence[torch.Tensor], where: str) -> None:
         UserError: the call is in a transform of `torch.func`, or one carries a tangent of forward-mode AD.
     """
     is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    if is_transformed or any(map(_has_tangent, tensors if forward_ad._current_level >= 0 else ())):
+    if is_transformed or any(
+        forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+        for tensor in (tensors if forward_ad._current_level >= 0 else ())
+    ):
         raise UserError(
             f"a {where} runs what was captured, which `torch.func` (`jvp`, `vmap`, `grad`) and forward-mode AD cannot "
             "transform: call the model itself there"
         )
     for position, tensor in enumerate(tensors):
         if tensor.is_meta:
-            field = f"device of tensor {position} of the call"
-            raise InvalidValue(field, _Word("meta"), "one whose tensors have data", where=where)
-
-
-def _has_tangent(tensor: torch.Tensor) -> bool:
-    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+            raise InvalidValue(
+                f"device of tensor {position} of the call",
+                Described("meta"),
+                "one whose tensors have data",
+                where=where,
+            )
 
 
 class InputCutter:
@@ -234,30 +255,20 @@ def _in_order(value: Any, captured: Any) -> Any:
     return value
 
 
-class _Word:
-    """Text that a message shows without quotes."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
-
-
-def _word(value: object) -> _Word:
+def _word(value: object) -> Described:
     if isinstance(value, np.ndarray):
-        return _Word(f"a NumPy array ({value.dtype} {value.shape})")
-    return _Word("tensor" if isinstance(value, torch.Tensor) else repr(value))
+        return Described(f"a NumPy array ({value.dtype} {value.shape})")
+    return Described("tensor" if isinstance(value, torch.Tensor) else repr(value))
 
 
 def _kind(value: object) -> str:
     return "a tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
-def _shown(call: tuple[tuple[Any, ...], dict[str, Any]]) -> _Word:
+def _shown(call: tuple[tuple[Any, ...], dict[str, Any]]) -> Described:
     args, kwargs = pytree.tree_map(_word, call)
     shown = f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
-    return _Word(shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}...")
+    return Described(shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}...")
 
 
 def _agree(value: object, captured: object) -> bool:

@@ -55,7 +55,6 @@ class PlacedState:
             for name, parameter in model.named_parameters()
         }
         self.buffers = {name: tensors[name] for name, _ in model.named_buffers()}
-        self.devices = {name: devices[op] for name, op in ops.items()}
         updates = {
             program.sources[residents.updated(op)].key: residents.update_state(op, devices[op])
             for op, call in program.calls.items()
@@ -114,22 +113,31 @@ class PlacedState:
         gradients_out = "Leave gradients out (`step.backward`) to an optimizer of your own"
         for name, parameter in self.parameters.items():
             if parameter.requires_grad and not self._is_trained[name]:
-                hint = (
-                    "Capture the model while it requires one; with gradients out, freeze it and let it go as you like."
-                )
                 raise InvalidValue(
-                    f"requires_grad of {name}", True, "False, as captured", where="placed step", hint=hint
+                    f"requires_grad of {name}",
+                    True,
+                    "False, as captured",
+                    where="placed step",
+                    hint="Capture the model while it requires one; with gradients out, it may change at any time.",
                 )
             if not is_updating or name not in self.updates:
                 continue
             if not parameter.requires_grad:
-                hint = f"{gradients_out}, or capture the model with this parameter frozen."
                 raise InvalidValue(
-                    f"requires_grad of {name}", False, "True, as captured", where="placed step", hint=hint
+                    f"requires_grad of {name}",
+                    False,
+                    "True, as captured",
+                    where="placed step",
+                    hint=f"{gradients_out}, or capture the model with this parameter frozen.",
                 )
             if has_hooks(parameter):
-                hint = f"{gradients_out}, or register hooks with the model before it is captured."
-                raise InvalidValue(f"hooks of {name}", "set", "none", where="placed step", hint=hint)
+                raise InvalidValue(
+                    f"hooks of {name}",
+                    "set",
+                    "none",
+                    where="placed step",
+                    hint=f"{gradients_out}, or register hooks with the model before it is captured.",
+                )
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor of a parameter or buffer.
@@ -182,11 +190,19 @@ class PlacedState:
         """
         for name in (*self.parameters, *self.buffers):
             if name not in tensors:
-                hint = "Copy to the model that was captured, or to one of its class and sizes."
-                raise UnknownName("parameter or buffer of the model", name, tensors, hint=hint)
+                raise UnknownName(
+                    "parameter or buffer of the model",
+                    name,
+                    tensors,
+                    hint="Copy to the model that was captured, or to one of its class and sizes.",
+                )
             if tensors[name].shape != (own := self.tensor(name)).shape:
-                expected = f"{tuple(own.shape)}, as that of the step"
-                raise InvalidValue(f"shape of {name}", tuple(tensors[name].shape), expected, where="copy_to")
+                raise InvalidValue(
+                    f"shape of {name}",
+                    tuple(tensors[name].shape),
+                    f"{tuple(own.shape)}, as that of the step",
+                    where="copy_to",
+                )
         with torch.no_grad():
             for name in (*self.parameters, *self.buffers):
                 tensors[name].copy_(self.tensor(name))
@@ -202,8 +218,9 @@ class PlacedState:
         for name, value in tensors.items():
             own = self.tensor(name)
             if value.shape != own.shape or value.dtype != own.dtype:
-                expected = f"{own.dtype} {tuple(own.shape)}"
-                raise InvalidValue(name, f"{value.dtype} {tuple(value.shape)}", expected, where="state")
+                raise InvalidValue(
+                    name, f"{value.dtype} {tuple(value.shape)}", f"{own.dtype} {tuple(own.shape)}", where="state"
+                )
         with torch.no_grad():
             for name, value in tensors.items():
                 self.tensor(name).copy_(value)
@@ -334,8 +351,13 @@ class CapturedOptimizer:
         group = self.as_torch.param_groups[0]
         for name in _NOT_CAPTURED:
             if group.get(name):
-                hint = "Use gradients out (`step.backward`) with an optimizer of your own."
-                raise InvalidValue(name, group[name], "as captured, without it", where="placed step", hint=hint)
+                raise InvalidValue(
+                    name,
+                    group[name],
+                    "as captured, without it",
+                    where="placed step",
+                    hint="Use gradients out (`step.backward`) with an optimizer of your own.",
+                )
         self._set({name: group[name] for name in self.options})
 
     def note_step(self) -> None:

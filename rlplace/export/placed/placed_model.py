@@ -168,8 +168,13 @@ class PlacedModel:
             UserError: as in a call.
         """
         if not self._program.is_training:
-            hint = "Capture with `capture(..., loss_fn, targets=...)`."
-            raise InvalidValue("loss_fn", None, "a step captured with a loss", where="backward", hint=hint)
+            raise InvalidValue(
+                "loss_fn",
+                None,
+                "a step captured with a loss",
+                where="backward",
+                hint="Capture with `capture(..., loss_fn, targets=...)`.",
+            )
         scale = float(loss_scale)
         if not math.isfinite(scale):
             raise InvalidValue("loss_scale", scale, "a finite number", where="backward")
@@ -274,8 +279,13 @@ class PlacedModel:
             InvalidValue: the step was captured without one.
         """
         if self._optimizer is None:
-            hint = "Make one over `step.parameters()`, and fill `grad` by `step.backward(...)`."
-            raise InvalidValue("optimizer", None, "a step captured with one", where="placed step", hint=hint)
+            raise InvalidValue(
+                "optimizer",
+                None,
+                "a step captured with one",
+                where="placed step",
+                hint="Make one over `step.parameters()`, and fill `grad` by `step.backward(...)`.",
+            )
         return self._optimizer
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -352,8 +362,13 @@ class PlacedModel:
 
     def __reduce__(self) -> Any:
         """Refuses to be copied or pickled: it has threads."""
-        hint = "Save it with `save`, make another with `to_step` and `load` that; or copy the model itself."
-        raise InvalidValue("step", "a placed one", "a model to be copied or pickled", where="copy", hint=hint)
+        raise InvalidValue(
+            "step",
+            "a placed one",
+            "a model to be copied or pickled",
+            where="copy",
+            hint="Save it with `save`, make another with `to_step` and `load` that; or copy the model itself.",
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

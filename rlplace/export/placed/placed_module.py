@@ -33,6 +33,9 @@ from rlplace.measure.timing.threads import keep_freed_memory
 
 _log = logging.getLogger(__name__)
 
+Slot = tuple[str, dict[str, Any], str]
+"""Where a tensor is held: its dotted name, the dict of its module, and its key there."""
+
 
 class PlacedModule(nn.Module):
     """What `to_module` adds to a copy of a model: its `forward` runs as placed."""
@@ -66,8 +69,13 @@ class PlacedModule(nn.Module):
 
     def __reduce__(self) -> Any:
         """Refuses to be copied or pickled: it has threads."""
-        hint = "Take the original model (`AveragedModel(model)`, say), and load `state_dict()` of this one."
-        raise InvalidValue("module", "a placed one", "a model to be copied or pickled", where="copy", hint=hint)
+        raise InvalidValue(
+            "module",
+            "a placed one",
+            "a model to be copied or pickled",
+            where="copy",
+            hint="Take the original model (`AveragedModel(model)`, say), and load `state_dict()` of this one.",
+        )
 
 
 class PlacedForward:
@@ -98,8 +106,10 @@ class PlacedForward:
         }
         self._modules = list(module.named_modules())
         self._structure = _structure(self._modules)
-        self._parameters, self._buffers = _slots(module, "_parameters"), _slots(module, "_buffers")
-        self._tied = _tied(self._modules)
+        parameters, buffers = _slots(module, "_parameters"), _slots(module, "_buffers")
+        self._trained = [slots[0] for slots in parameters]
+        self._first = [slots[0] for slots in (*parameters, *buffers)]
+        self._tied = [(first, other) for first, *others in (*parameters, *buffers) for other in others]
         for name, tensor in self._state().items():
             tensor.data = tensor.data.to(self.places[name])
         self._layouts = {name: _layout(tensor) for name, tensor in self._state().items()}
@@ -115,7 +125,7 @@ class PlacedForward:
         self._check_structure()
         state = self._state()
         check_data([*tensors, *state.values()] if forward_ad._current_level >= 0 else tensors, "placed module")
-        is_trained = bytes(state[name].requires_grad for name, _, _ in self._parameters)
+        is_trained = bytes(state[name].requires_grad for name, _, _ in self._trained)
         differentiated = tuple(k for k, tensor in enumerate(tensors) if tensor.requires_grad)
         has_backward = torch.is_grad_enabled() and bool(any(is_trained) or differentiated)
         differentiated = differentiated if has_backward else ()
@@ -152,8 +162,7 @@ class PlacedForward:
 
     def _state(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers as the module has them now, by dotted name."""
-        slots = (*self._parameters, *self._buffers)
-        return {name: tensor for name, holder, key in slots if (tensor := holder[key]) is not None}
+        return {name: tensor for name, holder, key in self._first if (tensor := holder[key]) is not None}
 
     def _check_structure(self) -> None:
         """Refuses changes of modules, of the names of their tensors, and of hooks: what runs was captured without them.
@@ -171,14 +180,21 @@ class PlacedForward:
             return
         path, name, _ = (new or gone)[0]
         if name == _HOOK:
-            hint = "Register hooks with the model before it is captured, or with the placed module itself."
-            raise InvalidValue(f"hooks of {path}", "changed", "as they were placed", where="placed module", hint=hint)
-        word = "new" if new else "gone"
-        if new and gone and gone[0][:2] == (path, name):
-            word = "replaced"
-        field = f"{path}.{name}" if path else name
-        hint = "Change the model, capture it again and place that: a placed module runs what was captured."
-        raise InvalidValue(field, word, "as it was placed", where="placed module", hint=hint)
+            raise InvalidValue(
+                f"hooks of {path}",
+                "changed",
+                "as they were placed",
+                where="placed module",
+                hint="Register hooks with the model before it is captured, or with the placed module itself.",
+            )
+        is_replaced = bool(new and gone) and gone[0][:2] == (path, name)
+        raise InvalidValue(
+            f"{path}.{name}" if path else name,
+            "replaced" if is_replaced else "new" if new else "gone",
+            "as it was placed",
+            where="placed module",
+            hint="Change the model, capture it again and place that: a placed module runs what was captured.",
+        )
 
     def _follow(self, state: Mapping[str, torch.Tensor]) -> None:
         """Takes over parameters and buffers that were replaced (`load_state_dict(assign=True)`, `module.to`).
@@ -187,10 +203,15 @@ class PlacedForward:
             UnknownName: one is new.
             InvalidValue: one is on another device than the placement has it, or of another dtype or shape.
         """
-        for name, holder, key, first, first_key in self._tied:
+        for (_, first, first_key), (name, holder, key) in self._tied:
             if holder[key].data_ptr() != first[first_key].data_ptr():
-                hint = "Untie them in the model, capture it again and place that."
-                raise InvalidValue(name, "untied", "tied, as it was placed", where="placed module", hint=hint)
+                raise InvalidValue(
+                    name,
+                    "untied",
+                    "tied, as it was placed",
+                    where="placed module",
+                    hint="Untie them in the model, capture it again and place that.",
+                )
         now: list[object] = [(tensor.data_ptr(), tensor.stride(), *_layout(tensor)) for tensor in state.values()]
         if now == self._bound:
             return
@@ -198,15 +219,21 @@ class PlacedForward:
             if name not in self.places:
                 raise UnknownName("parameter", name, self.places)
             if tensor.device != self.places[name]:
-                hint = "Where parameters are is what the placement says: do not move the module."
-                expected = f"on {self.places[name]}, as placed"
-                raise InvalidValue(name, f"on {tensor.device}", expected, where="placed module", hint=hint)
-            if (found := _layout(tensor)) != self._layouts[name]:
-                hint = (
-                    "Change dtypes or shapes of the model, capture it again and place that; or take `torch.autocast`."
+                raise InvalidValue(
+                    name,
+                    f"on {tensor.device}",
+                    f"on {self.places[name]}, as placed",
+                    where="placed module",
+                    hint="Where parameters are is what the placement says: do not move the module.",
                 )
-                expected = f"{_shown_layout(self._layouts[name])}, as placed"
-                raise InvalidValue(name, _shown_layout(found), expected, where="placed module", hint=hint)
+            if (found := _layout(tensor)) != self._layouts[name]:
+                raise InvalidValue(
+                    name,
+                    _shown_layout(found),
+                    f"{_shown_layout(self._layouts[name])}, as placed",
+                    where="placed module",
+                    hint="Change the model, capture it again and place that; or take `torch.autocast`.",
+                )
         for graph in self.graphs.values():
             graph.adopt(state)
         self._bound = now
@@ -228,30 +255,15 @@ def _structure(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, str,
     return found
 
 
-def _slots(module: nn.Module, kind: str) -> list[tuple[str, dict[str, Any], str]]:
-    """Where the module's parameters or buffers are held: dotted name, dict and key of each, those of two names once."""
-    slots, seen = [], set()
+def _slots(module: nn.Module, kind: str) -> list[list[Slot]]:
+    """Where the module's parameters or buffers are held; those of several names have several slots, the first first."""
+    held: dict[int, list[Slot]] = {}
     for path, owner in module.named_modules():
         holder = getattr(owner, kind)
         for key, tensor in holder.items():
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
-                slots.append((f"{path}.{key}" if path else key, holder, key))
-    return slots
-
-
-def _tied(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, dict[str, Any], str, dict[str, Any], str]]:
-    """Further names of tensors with several: name, dict and key, and dict and key of the first."""
-    tied, seen = [], dict[int, tuple[dict[str, Any], str]]()
-    for path, owner in modules:
-        for holder in (owner._parameters, owner._buffers):
-            for key, tensor in holder.items():
-                if tensor is None:
-                    continue
-                if id(tensor) in seen:
-                    tied.append((f"{path}.{key}" if path else key, holder, key, *seen[id(tensor)]))
-                seen.setdefault(id(tensor), (holder, key))
-    return tied
+            if tensor is not None:
+                held.setdefault(id(tensor), []).append((f"{path}.{key}" if path else key, holder, key))
+    return list(held.values())
 
 
 def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:

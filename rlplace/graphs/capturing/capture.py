@@ -116,11 +116,10 @@ def capture(
             verdict = loss
             if isinstance(verdict, str):
                 verdict = judge_loss(model, args, kwargs, loss_fn, wanted, slicing, asked=verdict)
-            weights = slicing.weights(verdict.weights)
             micro = MicroBatches(
                 slicing,
                 verdict.kind,
-                weights,
+                slicing.weights(verdict.weights),
                 has_own_statistics=verdict.normalises_batch,
                 is_checked=verdict.is_checked,
                 why=verdict.why,

@@ -8,6 +8,7 @@ Where a traced op comes from: the module that called it, in the forward and in t
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import operator
 import traceback
@@ -71,8 +72,7 @@ class ConstantCheck(TorchFunctionMode):
         self._held = {_storage(value) for value in held if isinstance(value, Tensor)}
         self._held_arrays = [value for value in held if isinstance(value, np.ndarray)]
         self._arguments = {memory(tensor) for tensor in arguments}
-        state = [*model.parameters(), *model.buffers()]
-        self._changing = {*self._arguments, *map(memory, state)}
+        self._changing = {*self._arguments, *map(memory, [*model.parameters(), *model.buffers()])}
         self._trainable = {_storage(tensor): name for name, tensor in trainable.items()}
         self._lines: dict[int, str] = {}
         self._seen: dict[int, Tensor] = {}  # by storage
@@ -370,7 +370,8 @@ def referenced(functions: Iterable[object]) -> Iterator[Named]:
             yield name, value
             left.append((name, value.__wrapped__))
         else:
-            left.extend(_below(name, value))
+            with contextlib.suppress(Exception):  # raised by attributes of an object of the user's
+                left.extend([*_below(name, value)])
 
 
 def forwards(model: nn.Module) -> Iterator[object]:
@@ -396,13 +397,13 @@ def _below(name: str, value: object) -> Iterator[Named]:
         yield "self", value.__self__
         yield name, value.__func__
     elif isinstance(value, types.FunctionType):
-        if not value.__module__ or not value.__module__.startswith("torch."):
+        if not str(value.__module__).startswith("torch."):
             yield from _of_function(value)
     elif isinstance(value, types.ModuleType):
         return  # only what a function names in it, see `_of_function`
-    elif hasattr(value, "__dict__"):
+    elif isinstance(attributes := getattr(value, "__dict__", None), dict):
         prefix = f"{name}." if name else ""
-        yield from ((f"{prefix}{key}", item) for key, item in vars(value).items() if not key.startswith("__"))
+        yield from ((f"{prefix}{key}", item) for key, item in attributes.items() if not str(key).startswith("__"))
         call: Any = getattr(type(value), "__call__", None)  # noqa: B004 - the function, not whether there is one
         if isinstance(call, types.FunctionType):
             yield name, call
@@ -415,25 +416,35 @@ def _of_function(function: Callable[..., Any]) -> Iterator[Named]:
             yield name, cell.cell_contents
         except ValueError:  # nothing was assigned to it yet
             continue
-    names = _names(code)
-    for name in names:
+    loaded, attributes = _names(code)
+    for name in loaded:
         if name not in function.__globals__:
             continue
         value = function.__globals__[name]
         if not isinstance(value, types.ModuleType):
             yield name, value
         elif not value.__name__.startswith(("torch", "numpy")):
-            yield from ((f"{name}.{other}", vars(value)[other]) for other in names if other in vars(value))
+            yield from ((f"{name}.{other}", vars(value)[other]) for other in attributes if other in vars(value))
     positional = code.co_varnames[: code.co_argcount]
     defaults = function.__defaults__ or ()
     yield from zip(positional[len(positional) - len(defaults) :], defaults, strict=True)
     yield from (function.__kwdefaults__ or {}).items()
 
 
-def _names(code: types.CodeType) -> list[str]:
-    """Global names and attributes that the code, or a function defined in it, mentions."""
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return [*code.co_names, *(name for const in inner for name in _names(const))]
+@functools.lru_cache(maxsize=1 << 14)
+def _names(code: types.CodeType) -> tuple[list[str], list[str]]:
+    """Global names that the code, or a function defined in it, reads; and the attributes that it reads."""
+    loaded: dict[str, None] = {}  # dicts keep the order
+    attributes: dict[str, None] = {}
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            loaded[step.argval] = None
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            attributes[step.argval] = None
+        elif isinstance(step.argval, types.CodeType):
+            for found, inner in zip((loaded, attributes), _names(step.argval), strict=True):
+                found.update(dict.fromkeys(inner))
+    return [*loaded], [*attributes]
 
 
 @contextlib.contextmanager

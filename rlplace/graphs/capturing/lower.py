@@ -89,9 +89,8 @@ def lower(trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_t
             else:
                 ops.add_update(name, Ref(position), gradient, optimizer, (ops.producer(gradient),))
     ops.check_apart()
-    result = pytree.tree_map_only(Output, lambda output: step.results[output.index], trace.result)
     return ops.graph(
-        result,
+        pytree.tree_map_only(Output, lambda output: step.results[output.index], trace.result),
         step.results,
         optimizer,
         origin,
@@ -117,7 +116,9 @@ class _Lowering:
         self.built, self.sources, self.calls = self.ops.built, self.ops.sources, self.ops.calls
         self.constants: dict[tuple[Any, ...], Ref] = {}  # by the memory that they show
         self.ops.folded.update({id(each.tensor): each for each in trace.folded})
-        self.refs: dict[torch.fx.Node, Any] = {}  # a Ref, or for an op with several outputs a list of Ref | None
+        self.refs: dict[
+            torch.fx.Node, Any
+        ] = {}  # a Ref, a list of Ref | None (of several outputs), or a complex number
 
     def run(self) -> LoweredStep:
         live = self._live_nodes()
@@ -202,6 +203,8 @@ class _Lowering:
                 self.refs[node] = found[index]  # type: ignore[index]
                 return
             self._add_view(node, found)
+        elif node.target is aten._conj.default and isinstance(node.args[0], complex):  # by the backward of `x * 1j`
+            self.refs[node] = node.args[0].conjugate()
         elif isinstance(node.target, torch._ops.OpOverload) and is_view(node.target):
             self._add_view(node, self._ref(node.args[0]))
         else:
@@ -272,7 +275,10 @@ class _Lowering:
         return ref
 
     def _refs(self, value: Any) -> Any:
-        return _plain(torch.fx.node.map_arg(value, self._ref))  # type: ignore[arg-type]
+        def of(node: torch.fx.Node) -> Any:
+            return found if isinstance(found := self.refs[node], complex) else self._ref(node)
+
+        return _plain(torch.fx.node.map_arg(value, of))
 
 
 def _is_store(node: torch.fx.Node) -> bool:

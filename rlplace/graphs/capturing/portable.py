@@ -491,8 +491,7 @@ attention_backward = torch.ops.rlplace.attention_backward.default
 
 
 def _fake_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    dtype = logsumexp_dtype(query.dtype)
-    return empty_out(query), query.new_empty(query.shape[:-1], dtype=dtype)
+    return empty_out(query), query.new_empty(query.shape[:-1], dtype=logsumexp_dtype(query.dtype))
 
 
 def _fake_attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Gradients:
@@ -645,5 +644,4 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *saved, mask = ctx.saved_tensors
-        gradients = attention_backward(grad, *saved, mask, ctx.is_causal, ctx.scale)
-        return (*gradients, None, None, None)
+        return (*attention_backward(grad, *saved, mask, ctx.is_causal, ctx.scale), None, None, None)

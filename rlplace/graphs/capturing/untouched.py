@@ -516,7 +516,10 @@ def _collection(value: object) -> tuple[Any, bool]:
     is_opaque = package in _OPAQUE and not isinstance(value, SimpleNamespace)
     if is_opaque or isinstance(value, (type, FunctionType, ModuleType, enum.Enum)):
         return None, False
-    return getattr(value, "__dict__", None), True
+    with contextlib.suppress(Exception):  # a proxy may raise; of a C library, `__dict__` is something else
+        attributes = getattr(value, "__dict__", None)
+        return (attributes if type(attributes) is dict else None), True
+    return None, False
 
 
 def _copied(value: Any) -> Any:

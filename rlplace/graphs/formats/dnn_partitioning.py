@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field
 
 from rlplace.errors import InvalidValue
 from rlplace.files import read_json, write_json_atomic
-from rlplace.graphs.formats.own_json import LARGEST_COUNT, Fields
-from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
+from rlplace.graphs.graph_builder import GraphBuilder, OpRow
+from rlplace.graphs.opgraph import BACKWARD, FORWARD, LARGEST_COUNT, OpGraph
 from rlplace.graphs.paths import topological_order
+from rlplace.records import Number, Whole, described, read_record, record
 
 TRANSFER_BYTES_PER_MS = float(1 << 31) / 1e3
 """What a transfer's milliseconds are turned into bytes with: 2 GiB/s, the benchmark's own figure."""
@@ -28,6 +32,52 @@ MOST_DEVICES = 256
 LARGEST_BYTES = 1e15
 
 Floats = NDArray[np.float64]
+T = TypeVar("T")
+
+Id = Annotated[Whole, Field(ge=-LARGEST_COUNT, le=LARGEST_COUNT)]
+Milliseconds = Annotated[Number, Field(ge=0, le=LARGEST_MS)]
+Bytes = Annotated[Number, Field(ge=0, le=LARGEST_BYTES)]
+NumDevices = Annotated[Whole, Field(ge=0, le=MOST_DEVICES)]
+
+
+def _flag(value: object) -> object:
+    return bool(value) if isinstance(value, int | float) and value in (0, 1) else value
+
+
+Flag = Annotated[bool, BeforeValidator(_flag)]
+"""True, false, 0 or 1."""
+
+
+@record(frozen=True, slots=True)
+class _Node:
+    """A node, under the benchmark's own names: an FPGA is an accelerator."""
+
+    id: Id
+    supportedOnFpga: Flag
+    cpuLatency: Milliseconds
+    fpgaLatency: Milliseconds
+    isBackwardNode: Flag
+    size: Bytes
+    name: str = ""
+    colorClass: Id | None = None
+    layerId: Id | None = None
+
+
+@record(frozen=True, slots=True)
+class _Edge:
+    sourceId: Id
+    destId: Id
+    cost: Milliseconds
+    size: Bytes = 0.0
+
+
+@record(frozen=True, slots=True)
+class _File:
+    maxFPGAs: NumDevices
+    maxCPUs: NumDevices
+    maxSizePerFPGA: Bytes
+    nodes: Annotated[tuple[_Node, ...], Field(min_length=1)]
+    edges: tuple[_Edge, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +135,7 @@ class DnnPartitioning:
     def units(self) -> NDArray[np.int32]:
         """(N,) int32: what moves together, numbered by first op: a colour class, or an op without one."""
         first: dict[int, int] = {}
-        classes = self.graph.colocation.tolist()
-        keys = [class_ if class_ >= 0 else -1 - op for op, class_ in enumerate(classes)]
+        keys = [class_ if class_ >= 0 else -1 - op for op, class_ in enumerate(self.graph.colocation.tolist())]
         return np.array([first.setdefault(key, len(first)) for key in keys], dtype=np.int32)
 
     @cached_property
@@ -145,139 +194,116 @@ def load_dnn_partitioning(path: str | os.PathLike[str]) -> DnnPartitioning:
 
 def parse_dnn_partitioning(document: object, *, where: str = "workload") -> DnnPartitioning:
     """The workload in a parsed document; see `load_dnn_partitioning`."""
-    top = Fields(document, where=where)
-    num_accelerators = top.integer("maxFPGAs", high=MOST_DEVICES)
-    num_cpus = top.integer("maxCPUs", high=MOST_DEVICES)
-    if num_accelerators + num_cpus == 0:
+    file = read_known(_File, document, where, nodes=_Node, edges=_Edge)
+    if file.maxFPGAs + file.maxCPUs == 0:
         raise InvalidValue("maxFPGAs", 0, "at least one accelerator or CPU", where=where)
-    capacity = top.number("maxSizePerFPGA", LARGEST_BYTES)
-    nodes, edges = top.objects("nodes"), top.objects("edges")
-    if not nodes:
-        raise InvalidValue("nodes", 0, "at least one node", where=where)
+    nodes = file.nodes
     position: dict[int, int] = {}
     for i, node in enumerate(nodes):
-        number = node.integer("id", low=-LARGEST_COUNT)
-        if position.setdefault(number, i) != i:
-            raise InvalidValue(node.full_name("id"), number, "an id that no other node has", where=where)
-    links = _read_edges(edges, position)
-    order = _topological_order(len(nodes), [(source, reader) for source, reader, _, _ in links], nodes, where)
-    return _build(nodes, links, order, num_accelerators, num_cpus, capacity)
+        if position.setdefault(node.id, i) != i:
+            raise InvalidValue(f"nodes[{i}].id", node.id, "an id that no other node has", where=where)
+    transfer_ms = _check_edges(file.edges, position, where)
+    links = [(position[edge.sourceId], position[edge.destId]) for edge in file.edges]
+    order = topological_order(len(nodes), dict.fromkeys(links))
+    if len(order) < len(nodes):
+        stuck = nodes[min(set(range(len(nodes))) - set(order))].id
+        raise InvalidValue("edges", f"a cycle that node {stuck} is on or behind", "a graph without cycles", where=where)
+    lost = next((i for i in order if not nodes[i].supportedOnFpga), None)
+    if lost is not None and not file.maxCPUs:
+        raise InvalidValue(f"nodes[{lost}].supportedOnFpga", False, "true, as there are no CPUs", where=where)
+    return _built(file, links, order, transfer_ms)
 
 
-def _read_edges(edges: list[Fields], position: dict[int, int]) -> list[tuple[int, int, float, float]]:
-    """(source, reader, cost in ms, bytes) of each edge, nodes by place in the file; an edge given twice is one."""
-    found: dict[tuple[int, int], tuple[int, int, float, float]] = {}
-    costs: dict[int, float] = {}
-    for edge in edges:
-        ends = []
-        for key in ("sourceId", "destId"):
-            number = edge.integer(key, low=-LARGEST_COUNT)
-            if number not in position:
-                raise InvalidValue(edge.full_name(key), number, "the id of a node", where=edge.where)
-            ends.append(position[number])
-        source, reader = ends
-        cost = edge.number("cost", LARGEST_MS)
-        if not math.isclose(costs.setdefault(source, cost), cost, rel_tol=1e-9, abs_tol=1e-12):
-            expected = f"{costs[source]!r}, the cost of the source's other edges"
-            raise InvalidValue(edge.full_name("cost"), cost, expected, where=edge.where)
-        size = edge.number("size", LARGEST_BYTES) if "size" in edge.data else 0.0
-        found.setdefault((source, reader), (source, reader, costs[source], size))
-    return list(found.values())
+def read_known(kind: type[T], data: object, where: str, **rows: type) -> T:
+    """A record from parsed JSON of others, whose fields that it does not have are ignored.
+
+    Args:
+        kind: the record.
+        data: what the file holds.
+        where: the file, for messages.
+        **rows: by field that holds a list of records, their kind.
+
+    Raises:
+        InvalidValue: a field is missing or wrong; names it.
+    """
+    if not isinstance(data, dict):
+        raise InvalidValue("file", described(data), "a JSON object", where=where)
+    found = _known(kind, data)
+    found |= {
+        name: [_known(row, each) for each in found[name]]
+        for name, row in rows.items()
+        if isinstance(found.get(name), list)
+    }
+    return read_record(kind, found, where)
 
 
-def _topological_order(num_nodes: int, links: list[tuple[int, int]], nodes: list[Fields], where: str) -> list[int]:
-    """Places in the file, every source before its readers and otherwise as in the file."""
-    order = topological_order(num_nodes, links)
-    if len(order) < num_nodes:
-        stuck = min(set(range(num_nodes)) - set(order))
-        raise InvalidValue(
-            "edges",
-            f"a cycle that node {nodes[stuck].data['id']} is on or behind",
-            "a graph without cycles",
-            where=where,
-        )
-    return order
+def _known(kind: Any, row: Any) -> Any:
+    return {each.name: row[each.name] for each in fields(kind) if each.name in row} if isinstance(row, dict) else row
 
 
-def _build(
-    nodes: list[Fields],
-    links: list[tuple[int, int, float, float]],
-    order: list[int],
-    num_accelerators: int,
-    num_cpus: int,
-    capacity: float,
+def _check_edges(edges: Sequence[_Edge], position: Mapping[int, int], where: str) -> dict[int, float]:
+    """The cost of each node's edges, in ms.
+
+    Raises:
+        InvalidValue: an end is no node, or edges of one source differ in cost.
+    """
+    cost_ms: dict[int, float] = {}
+    for i, edge in enumerate(edges):
+        for field, end in (("sourceId", edge.sourceId), ("destId", edge.destId)):
+            if end not in position:
+                raise InvalidValue(f"edges[{i}].{field}", end, "the id of a node", where=where)
+        first = cost_ms.setdefault(edge.sourceId, edge.cost)
+        if not math.isclose(first, edge.cost, rel_tol=1e-9, abs_tol=1e-12):
+            expected = f"{first!r}, the cost of the source's other edges"
+            raise InvalidValue(f"edges[{i}].cost", edge.cost, expected, where=where)
+    return cost_ms
+
+
+def _built(
+    file: _File, links: Sequence[tuple[int, int]], order: Sequence[int], cost_ms: Mapping[int, float]
 ) -> DnnPartitioning:
-    n, where = len(nodes), nodes[0].where
-    class_ids: dict[int, int] = {}
-    colocation = np.full(n, -1)
-    ids, labels, modules = np.zeros(n, dtype=np.int64), [], []
-    accelerator_ms, cpu_ms, size_bytes = np.zeros(n), np.zeros(n), np.zeros(n)
-    supported, backward = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
-    for op, i in enumerate(order):
-        node = nodes[i]
-        ids[op] = node.integer("id", low=-LARGEST_COUNT)
-        labels.append(node.text("name", default=""))
-        modules.append(f"{_LAYER}{node.integer('layerId', low=-LARGEST_COUNT)}" if "layerId" in node.data else "")
-        accelerator_ms[op] = node.number("fpgaLatency", LARGEST_MS)
-        cpu_ms[op] = node.number("cpuLatency", LARGEST_MS)
-        size_bytes[op] = node.number("size", LARGEST_BYTES)
-        supported[op] = node.flag("supportedOnFpga")
-        backward[op] = node.flag("isBackwardNode")
-        if "colorClass" in node.data:
-            color = node.integer("colorClass", low=-LARGEST_COUNT)
-            colocation[op] = class_ids.setdefault(color, len(class_ids))
-    stuck = ~supported if num_accelerators else np.ones(n, dtype=np.bool_)
-    if not num_cpus and np.any(stuck):
-        field = f"nodes[{order[int(np.argmax(stuck))]}].supportedOnFpga"
-        raise InvalidValue(field, False, "true, as there are no CPUs", where=where)
-    place = np.empty(n, dtype=np.int64)
-    place[order] = np.arange(n)
-    table = sorted((int(place[reader]), int(place[source]), cost, size) for source, reader, cost, size in links)
-    transfer_ms = np.zeros(n)
-    for _, source, cost, _ in table:
-        transfer_ms[source] = cost
-    counts = np.bincount(np.array([reader for reader, *_ in table], dtype=np.int64), minlength=n)
-    names = tuple(str(number) for number in ids.tolist())
-    bytes_ = np.rint(transfer_ms * TRANSFER_BYTES_PER_MS).astype(np.int64)
-    graph = OpGraph(
-        names=names,
-        targets=("published",) * n,
-        modules=tuple(modules),
-        signatures=names,
-        phases=np.where(backward, BACKWARD, FORWARD).astype(np.int8),
-        flops=np.zeros(n),
-        bytes_moved=np.zeros(n),
-        parameter_bytes=np.zeros(n, dtype=np.int64),
-        gradient_bytes=np.zeros(n, dtype=np.int64),
-        state_bytes=np.zeros(n, dtype=np.int64),
-        workspace_bytes=np.zeros(n, dtype=np.int64),
-        colocation=colocation.astype(np.int32),
-        tensor_op=np.arange(n, dtype=np.int32),
-        tensor_output=np.zeros(n, dtype=np.int32),
-        tensor_bytes=bytes_,
-        tensor_shapes=tuple((b,) for b in bytes_.tolist()),
-        tensor_dtypes=("uint8",) * n,
-        input_offsets=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
-        input_tensors=np.array([source for _, source, _, _ in table], dtype=np.int32),
-        mutation_op=np.zeros(0, dtype=np.int32),
-        mutation_tensor=np.zeros(0, dtype=np.int32),
-        output_tensors=np.zeros(0, dtype=np.int32),
-    )
-    edge_bytes = np.array([size for *_, size in table], dtype=np.float64)
-    for array in (ids, accelerator_ms, cpu_ms, transfer_ms, size_bytes, supported, edge_bytes):
-        array.flags.writeable = False
+    """The workload, its nodes in `order`; `links` are the ends of each edge, an edge that is given twice is one."""
+    place = {old: op for op, old in enumerate(order)}
+    edge_bytes: dict[tuple[int, int], float] = {}  # by reader and source
+    for (source, reader), edge in zip(links, file.edges, strict=True):
+        edge_bytes.setdefault((place[reader], place[source]), edge.size)
+    reads: list[list[int]] = [[] for _ in order]
+    for reader, source in sorted(edge_bytes):
+        reads[reader].append(source)
+    nodes = [file.nodes[i] for i in order]
+    classes = dict.fromkeys(node.colorClass for node in nodes if node.colorClass is not None)
+    numbers = {color: number for number, color in enumerate(classes)}
+    transfer_ms = _column([cost_ms.get(node.id, 0.0) for node in nodes])
+    builder = GraphBuilder()
+    for node, read, milliseconds in zip(nodes, reads, transfer_ms.tolist(), strict=True):
+        row = OpRow(
+            str(node.id),
+            "published",
+            "" if node.layerId is None else f"{_LAYER}{node.layerId}",
+            BACKWARD if node.isBackwardNode else FORWARD,
+            str(node.id),
+            read,
+            colocation=-1 if node.colorClass is None else numbers[node.colorClass],
+        )
+        builder.add_outputs(builder.add(row), [round(milliseconds * TRANSFER_BYTES_PER_MS)])
     return DnnPartitioning(
-        graph,
-        ids,
-        tuple(labels),
-        tuple(class_ids),
-        accelerator_ms,
-        cpu_ms,
-        transfer_ms,
-        size_bytes,
-        supported,
-        edge_bytes,
-        num_accelerators,
-        num_cpus,
-        capacity,
+        graph=builder.graph(),
+        ids=_column([node.id for node in nodes], np.int64),
+        labels=tuple(node.name for node in nodes),
+        class_ids=tuple(classes),
+        accelerator_ms=_column([node.fpgaLatency for node in nodes]),
+        cpu_ms=_column([node.cpuLatency for node in nodes]),
+        transfer_ms=transfer_ms,
+        size_bytes=_column([node.size for node in nodes]),
+        supported=_column([node.supportedOnFpga for node in nodes], np.bool_),
+        edge_bytes=_column([edge_bytes[link] for link in sorted(edge_bytes)]),
+        num_accelerators=file.maxFPGAs,
+        num_cpus=file.maxCPUs,
+        capacity_bytes=file.maxSizePerFPGA,
     )
+
+
+def _column(values: Sequence[Any], dtype: Any = np.float64) -> NDArray[Any]:
+    column = np.array(values, dtype=dtype)
+    column.flags.writeable = False
+    return column

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Literal
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import read_json, write_text_atomic
-from rlplace.graphs.formats.networkx_graph import is_node_link, read_node_link
+from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
+from rlplace.graphs.formats.graphml import load_graphml, read_graphml, save_graphml
+from rlplace.graphs.formats.networkx_graph import from_networkx, given_times_s, is_node_link, read_node_link
+from rlplace.graphs.formats.onnx_file import load_onnx
+from rlplace.graphs.formats.own_json import graph_from_json, save_json
+from rlplace.graphs.formats.pipedream import load_pipedream, pipedream_times_s
 from rlplace.graphs.opgraph import PHASES, OpGraph
 
 if TYPE_CHECKING:
@@ -49,26 +54,18 @@ def load_graph(
         UnknownName: a field, or a format, that nobody knows.
         MissingExtra: an ONNX file, and `onnx` is not installed.
     """
-    path = Path(path)
-    kind = ENDINGS.get(path.suffix.lower()) or _sniff(path)
+    path, kind = _known_kind(path, micro_batches)
     if dims and kind != "onnx":
         raise InvalidValue("dims", dict(dims), "none: only an ONNX model has dynamic dimensions", where=str(path))
-    _check_micro_batches(path, kind, micro_batches)
+    if kind == "dot":
+        raise FileProblem(
+            path, "DOT is for looking at: it does not hold a whole graph. Load a .json, .graphml or .onnx."
+        )
     if kind == "json":
         return _load_json(path)
-    if kind == "graphml":
-        from rlplace.graphs.formats.graphml import load_graphml
-
-        return load_graphml(path)
     if kind == "onnx":
-        from rlplace.graphs.formats.onnx_file import load_onnx
-
         return load_onnx(path, dims=dims)
-    if kind == "pipedream":
-        from rlplace.graphs.formats.pipedream import load_pipedream
-
-        return load_pipedream(path, micro_batches)
-    raise FileProblem(path, "DOT is for looking at: it does not hold a whole graph. Load a .json, .graphml or .onnx.")
+    return load_pipedream(path, micro_batches) if kind == "pipedream" else load_graphml(path)
 
 
 def load_times_s(path: str | os.PathLike[str], *, micro_batches: int = 1) -> NDArray[np.float64] | None:
@@ -83,18 +80,10 @@ def load_times_s(path: str | os.PathLike[str], *, micro_batches: int = 1) -> NDA
     Raises:
         FileProblem, InvalidValue, UnknownName: as `load_graph`; or a time is negative or no number.
     """
-    from rlplace.graphs.formats.networkx_graph import given_times_s
-
-    path = Path(path)
-    kind = ENDINGS.get(path.suffix.lower()) or _sniff(path)
-    _check_micro_batches(path, kind, micro_batches)
+    path, kind = _known_kind(path, micro_batches)
     if kind == "pipedream":
-        from rlplace.graphs.formats.pipedream import pipedream_times_s
-
         return pipedream_times_s(path, micro_batches)
     if kind == "graphml":
-        from rlplace.graphs.formats.graphml import read_graphml
-
         return given_times_s(read_graphml(path), where=str(path))
     data = read_json(path) if kind == "json" else None
     return given_times_s(read_node_link(data, where=str(path)), where=str(path)) if is_node_link(data) else None
@@ -110,17 +99,8 @@ def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
         FileProblem: the file cannot be written.
         InvalidValue: a name that the format cannot hold.
     """
-    kind = format_to_write(path)
-    if kind == "json":
-        from rlplace.graphs.formats.own_json import save_json
-
-        save_json(graph, path)
-    elif kind == "graphml":
-        from rlplace.graphs.formats.graphml import save_graphml
-
-        save_graphml(graph, path)
-    else:
-        save_dot(graph, path)
+    writers = {"json": save_json, "graphml": save_graphml, "dot": save_dot}
+    writers[format_to_write(path)](graph, path)
 
 
 def format_to_write(path: str | os.PathLike[str]) -> Format:
@@ -142,7 +122,9 @@ def is_dnn_partitioning(data: object) -> bool:
     return is_graph and not is_node_link(data)
 
 
-def _check_micro_batches(path: Path, kind: Format, micro_batches: int) -> None:
+def _known_kind(path: str | os.PathLike[str], micro_batches: int) -> tuple[Path, Format]:
+    path = Path(path)
+    kind = ENDINGS.get(path.suffix.lower()) or _sniff(path)
     if micro_batches != 1 and kind != "pipedream":
         raise InvalidValue(
             "micro_batches",
@@ -151,22 +133,17 @@ def _check_micro_batches(path: Path, kind: Format, micro_batches: int) -> None:
             where=str(path),
             hint="Of graph files only a layer profile can be cut; name the model that this graph was captured from.",
         )
+    return path, kind
 
 
 def _load_json(path: Path) -> OpGraph:
     data = read_json(path)
     if is_dnn_partitioning(data):
-        from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
-
         return load_dnn_partitioning(path).graph
     if is_node_link(data):
-        from rlplace.graphs.formats.networkx_graph import from_networkx
-
         return from_networkx(read_node_link(data, where=str(path)), where=str(path))
     if isinstance(data, dict) and {"cpus", "fpgas"} & set(data):
         raise FileProblem(path, "a split of a dnn-partitioning workload, expected a graph: load the workload itself.")
-    from rlplace.graphs.formats.own_json import graph_from_json
-
     return graph_from_json(data, where=str(path))
 
 
@@ -230,11 +207,9 @@ def to_dot(graph: OpGraph, *, max_ops: int = MAX_OPS, depth: int = 3) -> str:
         "rankdir=TB;",
     ]
     for number, (module, ops) in enumerate(clusters.items()):
-        if module:
-            lines.append(f"subgraph cluster_{number} {{ label={_quoted(module)}; color=gray;")
-        lines += [_box(graph, op) for op in ops]
-        if module:
-            lines.append("}")
+        boxes = [_box(graph, op) for op in ops]
+        head = f"subgraph cluster_{number} {{ label={_quoted(module)}; color=gray;"
+        lines += [head, *boxes, "}"] if module else boxes
     lines += _arrows(graph, num_shown)
     if num_shown < graph.num_ops:
         lines.append(f'rest [label="... and {graph.num_ops - num_shown} more ops" shape=plaintext style=""];')
@@ -249,13 +224,11 @@ def _box(graph: OpGraph, op: int) -> str:
 
 
 def _arrows(graph: OpGraph, num_shown: int) -> list[str]:
-    num_edges = int(graph.input_offsets[num_shown])
+    tensors = graph.input_tensors[: graph.input_offsets[num_shown]]
     total: dict[tuple[int, int], int] = defaultdict(int)
-    producers, sizes = graph.tensor_op[graph.input_tensors[:num_edges]], graph.tensor_bytes
-    for tensor, producer, reader in zip(
-        graph.input_tensors[:num_edges].tolist(), producers.tolist(), graph.edge_op[:num_edges].tolist(), strict=True
-    ):
-        total[producer, reader] += int(sizes[tensor])
+    columns = (graph.tensor_op[tensors], graph.edge_op[: len(tensors)], graph.tensor_bytes[tensors])
+    for producer, reader, size in zip(*(column.tolist() for column in columns), strict=True):
+        total[producer, reader] += size
     return [f'n{i} -> n{j} [tooltip="{num_bytes} bytes"];' for (i, j), num_bytes in total.items()]
 
 

@@ -9,16 +9,15 @@ import json
 import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
-from rlplace.decode import described
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, write_text_atomic
+from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, parse_json, read_plain, write_text_atomic
 from rlplace.graphs.formats.networkx_graph import EDGE_NAMES, NODE_NAMES, SCHEMA, from_networkx, to_networkx
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.records import described
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -83,15 +82,7 @@ def read_graphml(path: str | os.PathLike[str]) -> nx.DiGraph[Any]:
     Where two nodes have several edges, it is a `MultiDiGraph`. A default that no reader of graphs asks for is that of
     the first node or edge alone.
     """
-    path = Path(path)
-    try:
-        if not path.is_file():
-            raise FileProblem(path, "no such file.")
-        if path.stat().st_size > LARGEST_JSON_BYTES:
-            raise FileProblem(path, f"{path.stat().st_size} bytes, expected at most {LARGEST_JSON_BYTES}.")
-        content = path.read_bytes()
-    except OSError as error:
-        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+    content = read_plain(path, largest_bytes=LARGEST_JSON_BYTES, holds="GraphML", follows_links=True)
     return _Reader(str(path)).read(content)
 
 
@@ -113,6 +104,7 @@ class _Reader:
         self.edges: list[tuple[str, str, dict[str, Any], int]] = []
         self.num_graphs = 0
         self.num_values = 0
+        self.num_characters = 0  # of lists in JSON
         self.parser = expat.ParserCreate("utf-8")
         self.parser.buffer_text = True
         self.parser.StartDoctypeDeclHandler = self._doctype
@@ -243,15 +235,20 @@ class _Reader:
         for row in [*rows, *(row for *_, row in self.graph.edges(data=True))]:
             for name in _STRUCTURED:
                 if name in row:
-                    try:
-                        row[name] = json.loads(str(row[name]))
-                    except (ValueError, RecursionError) as error:
-                        raise InvalidValue(name, described(row[name]), "a list in JSON", where=self.path) from error
+                    row[name] = self._parsed(name, str(row[name]))
         numbers = {node: int(node[1:]) if re.fullmatch(r"n[0-9]{1,9}", node) else node for node in self.graph}
         if len(set(numbers.values())) != len(numbers):
             raise InvalidValue("id", "one number twice", "an id of its own for each node", where=self.path)
         relabelled: nx.DiGraph[Any] = nx.relabel_nodes(self.graph, numbers)
         return relabelled
+
+    def _parsed(self, name: str, text: str) -> Any:
+        """What a list in JSON holds; all of the file count together, since a default may be that of every node."""
+        self.num_values += 1 + sum(map(text.count, ",[{"))
+        self.num_characters += len(text)
+        if self.num_values > MOST_JSON_VALUES or self.num_characters > LARGEST_JSON_BYTES:
+            raise self._too_many()
+        return parse_json(text, f"{self.path}, {name}")
 
     def _too_many(self) -> FileProblem:
         return FileProblem(self.path, f"XML with too many values, expected at most {MOST_JSON_VALUES:,}.")

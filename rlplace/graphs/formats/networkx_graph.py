@@ -2,11 +2,9 @@
 
 `docs/graph-files.md` lists the attributes and what stands in for those that a graph of others lacks.
 
-Tensors on their way from a `networkx.DiGraph` into an `OpGraph`: those of one of our graphs, or made up.
-
 `check_spelling`: attributes of a `networkx` graph that nobody reads, and that look like one that is read.
 
-What nodes and edges of a `networkx.DiGraph` say: attributes under any of their common names, checked.
+`read`: what nodes and edges say, under any of its common names, checked.
 
 Node-link JSON: what `networkx.node_link_data` writes, under either of its names for edges.
 """
@@ -15,18 +13,21 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from rlplace.decode import described, shortened
 from rlplace.errors import InvalidValue
-from rlplace.graphs.formats.own_json import LARGEST_COUNT
-from rlplace.graphs.opgraph import PHASES, OpGraph
+from rlplace.graphs.formats.own_json import Size
+from rlplace.graphs.graph_builder import GraphBuilder, OpRow, TensorRow, unique_names
+from rlplace.graphs.opgraph import LARGEST_COUNT, LONGEST_TEXT, PHASES, OpGraph, check_texts
+from rlplace.records import described, read_record, record, shortened
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -96,63 +97,19 @@ def from_networkx(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> O
 
     Raises:
         InvalidValue: the graph is cyclic or undirected, or an attribute is wrong, or misspelt.
+        UnknownName: a tensor of one of our graphs has a field that does not exist.
     """
     nodes = topological_nodes(graph, where)
     check_spelling(graph.nodes(data=True), graph.edges(data=True), where)
-    index = {node: i for i, node in enumerate(nodes)}
-    rows = [graph.nodes[node] for node in nodes]
-    is_ours = all("tensors" in row for row in rows) and graph.graph.get("schema") == SCHEMA
-    tensors, reads, ids = (own_tensors if is_ours else made_up_tensors)(graph, nodes, index, where)
-    mutations, outputs = read_results(graph, ids, index, reads, is_ours, where)
-    offsets = np.cumsum([0, *map(len, reads)])
-    flat = np.array([tensor for read in reads for tensor in sorted(read)], dtype=np.int32)
-    table = Attributes(nodes, rows, where)
-    names = _names(table)
-    targets = table.column(lambda row: read_text(row, "target", "op"))
-    moved = moved_bytes_of(len(rows), tensors, reads)
-    try:
-        return OpGraph(
-            names=tuple(names),
-            targets=tuple(targets),
-            modules=tuple(table.column(lambda row: read_text(row, "module", ""))),
-            signatures=tuple(
-                signature if signature or is_ours else f"{target}:{name}"
-                for signature, target, name in zip(
-                    table.column(lambda row: read_text(row, "signature", "")), targets, names, strict=True
-                )
-            ),
-            phases=np.array(table.column(read_phase), dtype=np.int8),
-            flops=np.array(table.column(lambda row: read_number(row, "flops", 0.0)), dtype=np.float64),
-            bytes_moved=np.array(
-                [
-                    moved_bytes if given < 0 else given
-                    for given, moved_bytes in zip(
-                        table.column(lambda row: read_number(row, "bytes_moved", -1.0)), moved, strict=True
-                    )
-                ],
-                dtype=np.float64,
-            ),
-            parameter_bytes=table.counts("parameter_bytes"),
-            gradient_bytes=table.counts("gradient_bytes"),
-            state_bytes=table.counts("state_bytes"),
-            workspace_bytes=table.counts("workspace_bytes"),
-            colocation=_colocation(rows, is_ours, where),
-            tensor_op=np.array([tensor.producer for tensor in tensors], dtype=np.int32),
-            tensor_output=np.array([tensor.output for tensor in tensors], dtype=np.int32),
-            tensor_bytes=np.array([tensor.num_bytes for tensor in tensors], dtype=np.int64),
-            tensor_shapes=tuple(tensor.shape for tensor in tensors),
-            tensor_dtypes=tuple(tensor.dtype for tensor in tensors),
-            input_offsets=offsets,
-            input_tensors=flat,
-            mutation_op=np.array([op for op, _ in mutations], dtype=np.int32),
-            mutation_tensor=np.array([tensor for _, tensor in mutations], dtype=np.int32),
-            output_tensors=np.array(outputs, dtype=np.int32),
-            micro_batch=_micro_batch(table),
-        )
-    except InvalidValue as error:
-        if error.where != "graph":  # already says which node
-            raise
-        raise InvalidValue(error.field, error.actual, error.expected, where=where) from error
+    is_ours = graph.graph.get("schema") == SCHEMA and all("tensors" in graph.nodes[node] for node in nodes)
+    step = _Reading(graph, nodes, where, is_ours=is_ours)
+    for op, node in enumerate(nodes):
+        with located(where, node):
+            step.add_op(op, node)
+    outputs = step.add_own_edges() if is_ours else step.add_edges()
+    step.fill()
+    with located(where):
+        return step.graph(outputs)
 
 
 def given_times_s(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> NDArray[np.float64] | None:
@@ -164,12 +121,13 @@ def given_times_s(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> N
     Raises:
         InvalidValue: the graph is cyclic or undirected, or a time is negative or no number.
     """
-    nodes = topological_nodes(graph, where)
-    rows = [graph.nodes[node] for node in nodes]
-    if all(find_attribute(row, "time_s")[1] is None for row in rows):
+    times_s = []
+    for node in topological_nodes(graph, where):
+        with located(where, node):
+            times_s.append(read(graph.nodes[node], "time_s", None))
+    if all(each is None for each in times_s):
         return None
-    table = Attributes(nodes, rows, where)
-    return np.array(table.column(lambda row: read_number(row, "time_s", 0.0)), dtype=np.float64)
+    return np.array([each or 0.0 for each in times_s], dtype=np.float64)
 
 
 def topological_nodes(graph: nx.DiGraph[Any], where: str = "networkx graph") -> list[Hashable]:
@@ -183,181 +141,162 @@ def topological_nodes(graph: nx.DiGraph[Any], where: str = "networkx graph") -> 
     if not graph.is_directed():
         raise InvalidValue("edges", "undirected", "a directed graph", where=where)
     place = {node: i for i, node in enumerate(graph)}
+    order: list[Hashable] = []
     try:
-        return list(nx.lexicographical_topological_sort(graph, key=place.__getitem__))
+        for node in nx.lexicographical_topological_sort(graph, key=place.__getitem__):
+            order.append(node)
     except nx.NetworkXUnfeasible as error:
-        cycle = " -> ".join(str(source) for source, *_ in nx.find_cycle(graph)[:6])
+        cycle = " -> ".join(map(str, _cycle_of(graph, set(order))[:6]))
         raise InvalidValue("edges", f"a cycle ({described(cycle)})", "an acyclic graph", where=where) from error
+    return order
 
 
-def _names(table: Attributes) -> list[str]:
-    given = table.column(lambda row: read_text(row, "name", ""))
-    names = [name or str(node) for node, name in zip(table.nodes, given, strict=True)]
-    return names if len(set(names)) == len(names) else [f"{name}#{i}" for i, name in enumerate(names)]
+def _cycle_of(graph: nx.DiGraph[Any], ordered: set[Hashable]) -> list[Hashable]:
+    """The nodes of one cycle, where a topological sort could order the nodes `ordered` alone.
+
+    Every other node is on a cycle or behind one, so it has a predecessor that is not ordered either: going from one to
+    the next ends in a cycle, in time linear in the edges (`nx.find_cycle` takes quadratic time).
+    """
+    node = next(node for node in graph if node not in ordered)
+    steps: dict[Hashable, int] = {}
+    while node not in steps:
+        steps[node] = len(steps)
+        node = next(source for source in graph.predecessors(node) if source not in ordered)
+    return list(steps)[steps[node] :][::-1]
 
 
-def _colocation(rows: Sequence[Mapping[str, Any]], is_ours: bool, where: str) -> NDArray[np.int32]:
-    """Classes as they are in one of our graphs; of a graph of others, any value names a class, and are numbered."""
-    found = [find_attribute(row, "colocation") for row in rows]
-    if is_ours:
-        bad = next((value for _, value in found if type(value) is not int or not -1 <= value < len(rows)), None)
-        if bad is not None or any(value is None for _, value in found):
-            raise InvalidValue("colocation", described(bad), f"an integer in -1..{len(rows) - 1}", where=where)
-        return np.array([value for _, value in found], dtype=np.int32)
-    classes: dict[str, int] = {}
-    free = (None, -1, "")
-    return np.array(
-        [-1 if value in free else classes.setdefault(str(value), len(classes)) for _, value in found], dtype=np.int32
-    )
+@contextmanager
+def located(where: str, part: Hashable = None) -> Iterator[None]:
+    """While active, an error about a value also says where it is: in which file, at which node or edge."""
+    try:
+        yield
+    except InvalidValue as error:
+        at = where if part is None else place_of(where, part)
+        raise InvalidValue(error.field, error.actual, error.expected, where=at) from error
 
 
-def _micro_batch(table: Attributes) -> NDArray[np.int32]:
-    """(N,) int32: the slice of the batch that each node works on, -1 where it says none."""
-    most = len(table.rows) - 1
-
-    def read(row: Mapping[str, Any]) -> int:
-        value = row.get("micro_batch", -1)
-        if type(value) is not int or not -1 <= value <= most:
-            raise InvalidValue("micro_batch", described(value), f"an integer in -1..{most}")
-        return value
-
-    return np.array(table.column(read), dtype=np.int32)
+def place_of(where: str, part: object) -> str:
+    """A node or an edge of a graph, for messages."""
+    return f"{where}, {described(str(part))}"
 
 
-@dataclass
-class Tensor:
-    """A tensor on its way into an `OpGraph`."""
+@record(frozen=True, slots=True)
+class _Tensor:
+    """A tensor as a node of one of our graphs lists it."""
 
-    producer: int
-    output: int
-    num_bytes: int
-    shape: tuple[int, ...]
+    id: Size
+    output: Annotated[Size, Field(lt=2**31)]
+    bytes: Size
+    shape: tuple[Size, ...]
     dtype: str
 
 
-def own_tensors(
-    graph: nx.DiGraph[Any], nodes: Sequence[Hashable], index: Mapping[Hashable, int], where: str
-) -> tuple[list[Tensor], list[set[int]], dict[int, int]]:
-    """Tensors as one of our graphs lists them, the tensors (by place) that each node reads, and places by id.
+@record(frozen=True, slots=True)
+class _Results:
+    """What one of our graphs says of its tensors besides."""
 
-    Raises:
-        InvalidValue: a record or an edge's list is malformed.
-    """
-    tensors: list[Tensor] = []
-    ids: dict[int, int] = {}
-    for node in nodes:
-        records = graph.nodes[node]["tensors"]
-        if not isinstance(records, list):
-            raise InvalidValue("tensors", described(records), "a list of tensors", where=place_of(where, node))
-        for record in records:
-            tensor = _read_tensor(record, index[node], place_of(where, node))
-            if record["id"] in ids:
-                raise InvalidValue(
-                    "tensors", f"id {record['id']} twice", "ids of their own", where=place_of(where, node)
-                )
-            ids[record["id"]] = len(tensors)
-            tensors.append(tensor)
-    reads: list[set[int]] = [set() for _ in nodes]
-    for source, reader, row in graph.edges(data=True):
-        read = row.get("tensors")
-        if not isinstance(read, list) or not read or any(type(t) is not int or t not in ids for t in read):
-            raise InvalidValue(
-                "tensors", described(read), "a list of ids of tensors", where=place_of(where, f"{source} -> {reader}")
+    outputs: tuple[Size, ...]
+    mutations: tuple[tuple[Size, Size], ...]
+
+
+class _Reading(GraphBuilder):
+    """An `OpGraph` in the making: first the ops, then what they read."""
+
+    def __init__(self, graph: nx.DiGraph[Any], nodes: Sequence[Hashable], where: str, *, is_ours: bool) -> None:
+        super().__init__()
+        self._graph, self._nodes, self._where, self._is_ours = graph, nodes, where, is_ours
+        self._index = {node: op for op, node in enumerate(nodes)}
+        self._reads: list[set[int]] = [set() for _ in nodes]
+        self._classes: dict[str, int] = {}
+
+    def add_op(self, op: int, node: Hashable) -> None:
+        row, most = self._graph.nodes[node], len(self._nodes) - 1
+        self.add(
+            OpRow(
+                read(row, "name", "") or str(node),
+                read(row, "target", "op"),
+                read(row, "module", ""),
+                read(row, "phase", 0),
+                read(row, "signature", ""),
+                flops=read(row, "flops", 0.0),
+                bytes_moved=read(row, "bytes_moved", -1.0),
+                colocation=self._class(row, most),
+                micro_batch=_integer("micro_batch", row.get("micro_batch", -1), most),
+                **{name: read(row, name, 0) for name in COUNTS},
             )
-        for tensor_id in read:
-            if tensors[ids[tensor_id]].producer != index[source]:
-                raise InvalidValue(
-                    "tensors", tensor_id, "tensors of the edge's source", where=place_of(where, f"{source} -> {reader}")
-                )
-            reads[index[reader]].add(ids[tensor_id])
-    return tensors, reads, ids
+        )
 
+    def _class(self, row: Mapping[str, Any], most: int) -> int:
+        """The co-location class; in a graph of others, any value names one, and -1 and "" none."""
+        value = find_attribute(row, "colocation")[1]
+        if self._is_ours:
+            return _integer("colocation", value, most)
+        return -1 if value in (None, -1, "") else self._classes.setdefault(str(value), len(self._classes))
 
-def _read_tensor(record: Any, producer: int, where: str) -> Tensor:
-    expected = {"id": int, "output": int, "bytes": int, "shape": list, "dtype": str}
-    if not isinstance(record, dict):
-        raise InvalidValue("tensors", described(record), "tensors with id, output, bytes, shape and dtype", where=where)
-    for key, kind in expected.items():
-        value = record.get(key)
-        if type(value) is not kind or (isinstance(value, int) and not 0 <= value <= LARGEST_COUNT):
-            raise InvalidValue(f"tensors.{key}", described(value), f"a {kind.__name__}", where=where)
-    shape = record["shape"]
-    if any(type(size) is not int or not 0 <= size <= LARGEST_COUNT for size in shape):
-        raise InvalidValue("tensors.shape", described(shape), "sizes", where=where)
-    if record["output"] > np.iinfo(np.int32).max:
-        raise InvalidValue("tensors.output", record["output"], "an output index", where=where)
-    return Tensor(producer, record["output"], record["bytes"], tuple(shape), record["dtype"])
+    def add_own_edges(self) -> list[int]:
+        """Adds what one of our graphs says of tensors; returns its outputs.
 
+        Raises:
+            InvalidValue: a tensor, an edge's list or a result is malformed.
+        """
+        ids: dict[int, int] = {}
+        for op, node in enumerate(self._nodes):
+            with located(self._where, node):
+                for each in read_record(tuple[_Tensor, ...], self._graph.nodes[node]["tensors"], "tensors"):
+                    if each.id in ids:
+                        raise InvalidValue("tensors", f"id {each.id} twice", "ids of their own")
+                    ids[each.id] = self.add_tensor(TensorRow(op, each.output, each.bytes, each.shape, each.dtype))
+        for source, reader, row in self._graph.edges(data=True):
+            sent, producer = row.get("tensors"), self._index[source]
+            with located(self._where, f"{source} -> {reader}"):
+                if not isinstance(sent, list) or not sent or any(type(t) is not int or t not in ids for t in sent):
+                    raise InvalidValue("tensors", described(sent), "a list of ids of tensors")
+                if any(self.tensors[ids[each]].op != producer for each in sent):
+                    raise InvalidValue("tensors", described(sent), "tensors of the edge's source")
+            self._reads[self._index[reader]].update(ids[each] for each in sent)
+        given = {name: self._graph.graph.get(name) for name in ("outputs", "mutations")}
+        results = read_record(_Results, given, self._where)
+        if not ids.keys() >= {*results.outputs, *(tensor for _, tensor in results.mutations)}:
+            raise InvalidValue("outputs, mutations", "no tensors of this graph", "ids of tensors", where=self._where)
+        if not self._index.keys() >= {op for op, _ in results.mutations}:
+            raise InvalidValue("mutations", "of no ops of this graph", "pairs of an op and a tensor", where=self._where)
+        self.mutations = [(self._index[op], ids[tensor]) for op, tensor in results.mutations]
+        return [ids[tensor] for tensor in results.outputs]
 
-def made_up_tensors(
-    graph: nx.DiGraph[Any], nodes: Sequence[Hashable], index: Mapping[Hashable, int], where: str
-) -> tuple[list[Tensor], list[set[int]], dict[int, int]]:
-    """One tensor for each size that a node's edges give; one of the node's own size where they give none.
+    def add_edges(self) -> list[int]:
+        """Adds a tensor for each size that a node's edges give, or one of the node's own size; returns no outputs.
 
-    The rest comes back as from `own_tensors`, no ids.
+        Raises:
+            InvalidValue: a size is wrong.
+        """
+        for op, node in enumerate(self._nodes):
+            with located(self._where, node):
+                own = read(self._graph.nodes[node], "output_bytes", 0)
+            by_size: dict[int, int] = {}
+            for _, reader, row in self._graph.out_edges(node, data=True):
+                with located(self._where, f"{node} -> {reader}"):
+                    size = read(row, "bytes", own)
+                if size not in by_size:
+                    by_size[size] = self.add_tensor(TensorRow(op, len(by_size), size, (size,), "uint8"))
+                self._reads[self._index[reader]].add(by_size[size])
+            if not by_size:
+                self.add_outputs(op, [own])
+        return []
 
-    Raises:
-        InvalidValue: a size is wrong.
-    """
-    tensors: list[Tensor] = []
-    reads: list[set[int]] = [set() for _ in nodes]
-    for i, node in enumerate(nodes):
-        own = int(Attributes([node], [graph.nodes[node]], where).counts("output_bytes")[0])
-        by_size: dict[int, int] = {}
-        for _, reader, row in graph.out_edges(node, data=True):
-            try:
-                size = read_count(row, "bytes", own)
-            except InvalidValue as error:
-                where_edge = place_of(where, f"{node} -> {reader}")
-                raise InvalidValue(error.field, error.actual, error.expected, where=where_edge) from error
-            if size not in by_size:
-                by_size[size] = len(tensors)
-                tensors.append(Tensor(i, len(by_size) - 1, size, (size,), "uint8"))
-            reads[index[reader]].add(by_size[size])
-        if not by_size:
-            tensors.append(Tensor(i, 0, own, (own,), "uint8"))
-    return tensors, reads, {}
+    def fill(self) -> None:
+        """Sets what follows from all ops and tensors together."""
+        made = [0] * len(self.ops)
+        for tensor in self.tensors:
+            made[tensor.op] += tensor.bytes
+        names = unique_names([row.name for row in self.ops])
+        if not self._is_ours:  # a signature is made of both, and a default of GraphML may be the target of every node
+            check_texts([*names, *(row.target for row in self.ops)], self._where)
+        for row, size, name, reads in zip(self.ops, made, names, self._reads, strict=True):
+            row.name, row.reads = name, sorted(reads)
+            row.signature = row.signature or ("" if self._is_ours else f"{row.target}:{name}")
+            if row.bytes_moved < 0:
+                row.bytes_moved = float(size + self.bytes_of(row.reads))
 
-
-def read_results(
-    graph: nx.DiGraph[Any],
-    ids: Mapping[int, int],
-    index: Mapping[Hashable, int],
-    reads: Sequence[set[int]],
-    is_ours: bool,
-    where: str,
-) -> tuple[list[tuple[int, int]], list[int]]:
-    """In-place updates and outputs of one of our graphs; of a graph of others, none: what nobody reads is freed.
-
-    Raises:
-        InvalidValue: they name what is not there.
-    """
-    if not is_ours:
-        return [], []
-    outputs, mutations = graph.graph.get("outputs"), graph.graph.get("mutations")
-    if not isinstance(outputs, list) or any(type(t) is not int or t not in ids for t in outputs):
-        raise InvalidValue("outputs", described(outputs), "a list of ids of tensors", where=where)
-    pairs = (
-        [tuple(pair) if isinstance(pair, list | tuple) else () for pair in mutations or ()]
-        if isinstance(mutations, list)
-        else [()]
-    )
-    if any(len(p) != 2 or set(map(type, p)) != {int} or p[0] not in index or p[1] not in ids for p in pairs):
-        raise InvalidValue("mutations", described(mutations), "a list of pairs of an op and a tensor", where=where)
-    return [(index[op], ids[tensor]) for op, tensor in pairs], [ids[tensor] for tensor in outputs]
-
-
-def moved_bytes_of(num_ops: int, tensors: Sequence[Tensor], reads: Sequence[set[int]]) -> list[float]:
-    """Bytes of each op's inputs and outputs."""
-    moved = [0.0] * num_ops
-    for tensor in tensors:
-        moved[tensor.producer] += tensor.num_bytes
-    for op, read in enumerate(reads):
-        moved[op] += sum(tensors[tensor].num_bytes for tensor in read)
-    return moved
-
-
-Item = TypeVar("Item")
 
 ALIASES = {
     "name": ("name", "label"),
@@ -372,72 +311,31 @@ ALIASES = {
 """Attributes of graphs of others, by what they stand for; the first that is there counts."""
 
 
-@dataclass(frozen=True)
-class Attributes:
-    """What nodes say: what is wrong with one is said with its name.
-
-    Attributes:
-        nodes: N of them.
-        rows: (N,) what each says.
-        where: for messages.
-    """
-
-    nodes: Sequence[Hashable]
-    rows: Sequence[Mapping[str, Any]]
-    where: str
-
-    def column(self, read: Callable[[Mapping[str, Any]], Item]) -> list[Item]:
-        """(N,) what `read` makes of each row.
-
-        Raises:
-            InvalidValue: `read` did; it names the node.
-        """
-        values: list[Item] = []
-        try:
-            for row in self.rows:
-                values.append(read(row))
-        except InvalidValue as error:
-            where = place_of(self.where, self.nodes[len(values)])
-            raise InvalidValue(error.field, error.actual, error.expected, where=where) from error
-        return values
-
-    def counts(self, field: str) -> NDArray[np.int64]:
-        """(N,) int64: `read_count` of each row; raises as `column` does."""
-        return np.array(self.column(lambda row: read_count(row, field)), dtype=np.int64)
-
-
 def find_attribute(row: Mapping[str, Any], field: str) -> tuple[str, Any]:
     """The name under which a row gives `field`, and its value; None where it does not."""
-    for key in ALIASES.get(field, (field,)):
-        value = row.get(key)
-        if value is not None:
-            return key, value
-    return field, None
+    found = ((key, row[key]) for key in ALIASES.get(field, (field,)) if row.get(key) is not None)
+    return next(found, (field, None))
 
 
-def read_text(row: Mapping[str, Any], field: str, default: str) -> str:
-    """`field` of a row as text.
+def read(row: Mapping[str, Any], field: str, default: Any) -> Any:
+    """`field` of a row, as the type that it has in an `OpGraph`.
 
     Raises:
-        InvalidValue: it is neither text nor a number.
+        InvalidValue: it has another type, or is out of range.
     """
     key, value = find_attribute(row, field)
-    if value is None:
-        return default
-    if not isinstance(value, str | int | float):
+    return default if value is None else _READERS.get(field, _count)(key, value)
+
+
+def _text(key: str, value: object, longest: float = LONGEST_TEXT) -> str:
+    if not isinstance(value, str | int | float) or (isinstance(value, int) and abs(value) > LARGEST_COUNT):
         raise InvalidValue(key, described(value), "text")
-    return str(value)
+    if len(text := str(value)) > longest:
+        raise InvalidValue(key, described(text), f"text of at most {longest:,} characters")
+    return text
 
 
-def read_number(row: Mapping[str, Any], field: str, default: float) -> float:
-    """`field` of a row as a number.
-
-    Raises:
-        InvalidValue: it is none, or negative, or not finite.
-    """
-    key, value = find_attribute(row, field)
-    if value is None:
-        return default
+def _number(key: str, value: object) -> float:
     if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
         raise InvalidValue(key, described(value), "a number")
     number = value if isinstance(value, int) else float(value)  # a float32 overflows where it meets 1e300
@@ -446,32 +344,36 @@ def read_number(row: Mapping[str, Any], field: str, default: float) -> float:
     return float(number)
 
 
-def read_count(row: Mapping[str, Any], field: str, default: int = 0) -> int:
-    """`field` of a row as a whole number, rounded up; raises as `read_number` does, and where it is too large."""
-    value = read_number(row, field, float(default))
-    if value > LARGEST_COUNT:
-        raise InvalidValue(field, value, f"at most {LARGEST_COUNT}")
-    return math.ceil(value)
+def _count(key: str, value: object) -> int:
+    """A whole number, rounded up."""
+    number = _number(key, value)
+    if number > LARGEST_COUNT:
+        raise InvalidValue(key, number, f"at most {LARGEST_COUNT}")
+    return math.ceil(number)
 
 
-def read_phase(row: Mapping[str, Any]) -> int:
-    """The phase of a row, by name or number, as an index of `PHASES`.
+def _integer(key: str, value: object, most: int) -> int:
+    if type(value) is not int or not -1 <= value <= most:
+        raise InvalidValue(key, described(value), f"an integer in -1..{most}")
+    return value
 
-    Raises:
-        InvalidValue: there is no such phase.
-    """
-    value = row.get("phase", 0)
+
+def _phase(key: str, value: object) -> int:
+    """By its name, or by its number."""
     if isinstance(value, str) and value in PHASES:
         return PHASES.index(value)
     if type(value) is int and 0 <= value < len(PHASES):
         return value
-    raise InvalidValue("phase", described(value), f"one of {', '.join(PHASES)}")
+    raise InvalidValue(key, described(value), f"one of {', '.join(PHASES)}")
 
 
-def place_of(where: str, part: object) -> str:
-    """A node or an edge of a graph, for messages."""
-    return f"{where}, {described(str(part))}"
-
+_READERS: dict[str, Callable[[str, object], Any]] = {
+    **dict.fromkeys(("name", "target", "module"), _text),
+    "signature": partial(_text, longest=math.inf),
+    **dict.fromkeys(("flops", "bytes_moved", "time_s"), _number),
+    "phase": _phase,
+}
+"""How fields are read; others are counts."""
 
 _EDGE_FIELDS = ("bytes",)
 _NODE_ONLY = (
@@ -564,42 +466,38 @@ def read_node_link(data: dict[str, Any], *, where: str) -> nx.DiGraph[Any]:
     if data.get("directed") is not True:
         raise InvalidValue("directed", described(data.get("directed", False)), "true", where=where)
     edges_key = next((key for key in _EDGES if key in data), "edges")
-    facts = _node_link_table(data.get("graph", {}), "graph", where)
     graph: nx.DiGraph[Any] = nx.MultiDiGraph() if data.get("multigraph") is True else nx.DiGraph()
+    if not isinstance(facts := data.get("graph", {}), dict):
+        raise InvalidValue("graph", described(facts), "an object", where=where)
     graph.graph.update(facts)
-    for i, entry in enumerate(_rows(data, "nodes", where)):
-        row = _node_link_table(entry, f"nodes[{i}]", where)
+    for i, row in enumerate(_rows(data, "nodes", where)):
         node = _node(row, "id", f"nodes[{i}]", where)
         if node in graph:
             raise InvalidValue(f"nodes[{i}].id", described(node), "an id of its own for each node", where=where)
         graph.add_node(node)
         graph.nodes[node].update({key: value for key, value in row.items() if key != "id"})
-    for i, entry in enumerate(_rows(data, edges_key, where)):
-        row = _node_link_table(entry, f"{edges_key}[{i}]", where)
-        ends = [_node(row, end, f"{edges_key}[{i}]", where) for end in ("source", "target")]
-        for field, node in zip(("source", "target"), ends, strict=True):
+    for i, row in enumerate(_rows(data, edges_key, where)):
+        ends = {field: _node(row, field, f"{edges_key}[{i}]", where) for field in ("source", "target")}
+        for field, node in ends.items():
             if node not in graph:
                 raise InvalidValue(f"{edges_key}[{i}].{field}", described(node), "the id of a node", where=where)
-        graph.add_edge(*ends)
-        last = graph[ends[0]][ends[1]]
+        source, target = ends.values()
+        graph.add_edge(source, target)
+        last = graph[source][target]
         said = {name: value for name, value in row.items() if name not in ("source", "target", "key")}
         (last[max(last)] if graph.is_multigraph() else last).update(said)
     return graph
 
 
-def _rows(data: dict[str, Any], field: str, where: str) -> list[Any]:
+def _rows(data: dict[str, Any], field: str, where: str) -> list[dict[str, Any]]:
     rows = data.get(field)
     if not isinstance(rows, list):
         raise InvalidValue(field, "missing" if rows is None else described(rows), "a list of objects", where=where)
     if len(rows) > MOST_ROWS:
         raise InvalidValue(field, f"{len(rows)} of them", f"at most {MOST_ROWS}", where=where)
+    if (bad := next((i for i, row in enumerate(rows) if not isinstance(row, dict)), None)) is not None:
+        raise InvalidValue(f"{field}[{bad}]", described(rows[bad]), "an object", where=where)
     return rows
-
-
-def _node_link_table(entry: object, field: str, where: str) -> dict[str, Any]:
-    if not isinstance(entry, dict):
-        raise InvalidValue(field, described(entry), "an object", where=where)
-    return entry
 
 
 def _node(row: dict[str, Any], field: str, place: str, where: str) -> str | int | float:

@@ -10,26 +10,22 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlplace.decode import described, shortened
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, RlplaceError
-from rlplace.graphs.formats.own_json import LARGEST_COUNT
-from rlplace.graphs.opgraph import FORWARD, OpGraph
+from rlplace.files import read_plain
+from rlplace.graphs.formats.onnx_limits import check_functions, check_lengths, check_message
+from rlplace.graphs.graph_builder import GraphBuilder, OpRow, TensorRow, unique_names
+from rlplace.graphs.opgraph import FORWARD, LARGEST_COUNT, MOST_DIMENSIONS, MOST_TEXT, OpGraph
+from rlplace.records import described, shortened
 
 LARGEST_BYTES = 2**31 - 1
 """What a protobuf message can hold; models with more keep their weights in other files."""
-MOST_NODES = 100_000
-"""Of a model with functions, theirs counted as often as they are called: a kilobyte may stand for millions."""
-MOST_FUNCTION_BYTES = 256 << 20
-"""Of functions, each counted as often as it is called."""
-_DEEPEST = 100
-"""Functions that call one another in turn."""
 
 
 @dataclass(frozen=True)
@@ -79,19 +75,17 @@ def _read(path: Path) -> Any:
     except ImportError as error:
         raise MissingExtra("onnx", "onnx") from error
     try:
-        if not path.is_file():
-            raise FileProblem(path, "no such file.")
-        if path.stat().st_size > LARGEST_BYTES:
-            raise FileProblem(path, f"{path.stat().st_size} bytes, expected at most {LARGEST_BYTES}.")
-        model = onnx.load_model_from_string(path.read_bytes())
-        _check_functions(model, path)
+        content = read_plain(path, largest_bytes=LARGEST_BYTES, holds="ONNX", follows_links=True)
+        check_message(content, onnx.ModelProto.DESCRIPTOR)
+        model = onnx.load_model_from_string(content)
+        del content
+        check_functions(model, path)
         if model.functions:
             model = inliner.inline_local_functions(model)
+        check_lengths(model, path)
         is_text = all(isinstance(text, str) for text in _texts(model.graph))
     except RlplaceError:
         raise
-    except OSError as error:
-        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
     except Exception as error:  # protobuf and onnx raise classes of their own, of no common root
         raise FileProblem(path, f"not a valid ONNX model: {shortened(str(error))}") from error
     if not is_text:  # protobuf gives bytes then
@@ -99,48 +93,6 @@ def _read(path: Path) -> Any:
     if not model.graph.node:
         raise InvalidValue("graph.node", "empty", "at least one node", where=str(path))
     return model
-
-
-def _check_functions(model: Any, path: Path) -> None:
-    """Refuses a model that is small only as long as its functions are not put where they are called.
-
-    Raises:
-        FileProblem: too many nodes or bytes, or functions that call one another too deeply, or themselves.
-    """
-
-    def key_of(holder: Any, name: str) -> tuple[str, str, str]:
-        domain = "" if holder.domain == "ai.onnx" else holder.domain  # two names of one
-        return domain, name, getattr(holder, "overload", "")
-
-    functions = {key_of(each, each.name): each for each in model.functions}
-    known: dict[object, tuple[int, int]] = {}  # nodes and bytes, all that they call included
-
-    def total(nodes: Iterable[Any], depth: int) -> tuple[int, int]:
-        if depth > _DEEPEST:
-            raise FileProblem(path, f"functions or graphs in one another, more than {_DEEPEST} deep, or in a circle.")
-        count = size = 0
-        for node in nodes:
-            count, size = count + 1, size + node.ByteSize()
-            graphs = [graph for each in node.attribute for graph in ([each.g] if each.HasField("g") else each.graphs)]
-            inner = [total(graph.node, depth + 1) for graph in graphs]
-            key = key_of(node, node.op_type)
-            if key in functions:
-                if key not in known:
-                    known[key] = total(functions[key].node, depth + 1)
-                inner.append(known[key])
-            count, size = count + sum(each[0] for each in inner), size + sum(each[1] for each in inner)
-            if functions and count > MOST_NODES:
-                raise FileProblem(
-                    path, f"too many nodes once its functions are called, expected at most {MOST_NODES:,}."
-                )
-            if functions and size - own_bytes > MOST_FUNCTION_BYTES:
-                raise FileProblem(
-                    path, f"too large once its functions are called, expected {MOST_FUNCTION_BYTES} bytes."
-                )
-        return count, size
-
-    own_bytes = model.ByteSize()
-    total(model.graph.node, 0)
 
 
 class _Builder:
@@ -153,6 +105,7 @@ class _Builder:
         self.path = path
         self.base: dict[str, str] = {}  # the value whose memory a value shows; itself if it is no view
         self.items: list[_Item] = []
+        self.num_characters = 0  # of signatures
 
     def graph(self) -> OpGraph:
         graph = self.onnx_graph
@@ -228,43 +181,21 @@ class _Builder:
         return live[::-1], needed
 
     def _assemble(self, items: list[_Item], needed: set[str], results: list[str]) -> OpGraph:
-        tensors = [
-            (op, place, name)
-            for op, item in enumerate(items)
-            for place, name in enumerate(item.outputs)
-            if name in needed or item.target == "input"
-        ]
-        ids = {name: number for number, (_, _, name) in enumerate(tensors)}
-        sizes = [self._known(name, items[op]) for op, _, name in tensors]
-        reads = [sorted(ids[name] for name in item.reads) for item in items]
-        facts = [self._facts(item, needed) for item in items]
-        zeros = np.zeros(len(items), dtype=np.int64)
-        parameters = [self.values[i.outputs[0]].num_bytes if i.target == "parameter" else 0 for i in items]
+        builder = GraphBuilder()
+        modules, names = _modules(items), unique_names([item.name for item in items])
+        ids: dict[str, int] = {}
+        for op, (item, name, module) in enumerate(zip(items, names, modules, strict=True)):
+            is_parameter = item.target == "parameter"
+            signature, flops, moved = self._facts(item, needed)
+            row = OpRow(name, item.target, module, FORWARD, signature, [ids[each] for each in item.reads], flops, moved)
+            row.parameter_bytes = self.values[item.outputs[0]].num_bytes if is_parameter else 0
+            builder.add(row)
+            for place, output in enumerate(item.outputs):
+                if output in needed or item.target == "input":
+                    value = self._known(output, item)
+                    ids[output] = builder.add_tensor(TensorRow(op, place, value.num_bytes, value.shape, value.dtype))
         try:
-            return OpGraph(
-                names=_unique([item.name for item in items]),
-                targets=tuple(item.target for item in items),
-                modules=_modules(items),
-                signatures=tuple(signature for signature, _, _ in facts),
-                phases=np.full(len(items), FORWARD),
-                flops=np.array([flops for _, flops, _ in facts]),
-                bytes_moved=np.array([moved for _, _, moved in facts]),
-                parameter_bytes=np.array(parameters, dtype=np.int64),
-                gradient_bytes=zeros,
-                state_bytes=zeros,
-                workspace_bytes=zeros,
-                colocation=np.full(len(items), -1),
-                tensor_op=np.array([op for op, _, _ in tensors], dtype=np.int32),
-                tensor_output=np.array([place for _, place, _ in tensors], dtype=np.int32),
-                tensor_bytes=np.array([value.num_bytes for value in sizes], dtype=np.int64),
-                tensor_shapes=tuple(value.shape for value in sizes),
-                tensor_dtypes=tuple(value.dtype for value in sizes),
-                input_offsets=np.cumsum([0, *map(len, reads)]),
-                input_tensors=np.array([tensor for read in reads for tensor in read], dtype=np.int32),
-                mutation_op=np.empty(0, dtype=np.int32),
-                mutation_tensor=np.empty(0, dtype=np.int32),
-                output_tensors=np.array(sorted({ids[name] for name in results}), dtype=np.int32),
-            )
+            return builder.graph(sorted({ids[name] for name in results}))
         except InvalidValue as error:
             raise InvalidValue(error.field, error.actual, error.expected, where=str(self.path)) from error
 
@@ -277,8 +208,12 @@ class _Builder:
         made = [self._known(name, item) for name in item.outputs if name in needed]
         parts = [f"{value.dtype}{value.shape}" for value in given if value.dtype]
         parts += [f"{name}={value}" for name, value in sorted(attributes.items())]
+        signature = f"{item.target}({', '.join(parts)})"
+        self.num_characters += len(signature)
+        if self.num_characters > MOST_TEXT:
+            raise FileProblem(self.path, "nodes with too many inputs or attributes.")
         return (
-            f"{item.target}({', '.join(parts)})",
+            signature,
             node_flops(op_type, [value.shape for value in given], [value.shape for value in made], attributes),
             node_bytes(op_type, [value.num_bytes for value in given], [value.num_bytes for value in made]),
         )
@@ -343,10 +278,6 @@ def _modules(items: list[_Item]) -> tuple[str, ...]:
         item.module or (first.get(item.outputs[0], "") if item.target in ("parameter", "constant") else "")
         for item in items
     )
-
-
-def _unique(names: list[str]) -> tuple[str, ...]:
-    return tuple(names) if len(set(names)) == len(names) else tuple(f"{name}#{i}" for i, name in enumerate(names))
 
 
 _LARGEST_FOLDED = 1024
@@ -444,7 +375,8 @@ class _Inference:
     def __init__(self, model: Any, path: Path) -> None:
         self.model = model
         self.path = path
-        self.opsets = {entry.domain: entry.version for entry in model.opset_import}
+        self.opset_imports = list(model.opset_import)
+        self.opsets = {entry.domain: entry.version for entry in self.opset_imports}
         self.types: dict[str, Any] = {}
         self.constants: dict[str, Any] = {}  # small TensorProtos, by value
         self.reasons: dict[str, str] = {}
@@ -477,13 +409,12 @@ class _Inference:
 
         domain = "" if node.domain == "ai.onnx" else node.domain
         try:
-            schema = onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain)
             return onnx.shape_inference.infer_node_outputs(
-                schema,
+                onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain),
                 node,
                 {name: self.types[name] for name in node.input if name},
                 {name: self.constants[name] for name in node.input if name in self.constants},
-                opset_imports=list(self.model.opset_import),
+                opset_imports=self.opset_imports,
                 ir_version=self.model.ir_version,
             )
         except Exception as error:  # onnx raises classes of its own and of pybind11, of no common root
@@ -538,6 +469,13 @@ class _Inference:
     def _value(self, name: str, kind: Any) -> Value:
         shape = tuple(dim.dim_value for dim in kind.shape.dim)
         dtype, half_bytes = _DTYPES.get(kind.elem_type, ("uint8", 2))
+        if len(shape) > MOST_DIMENSIONS:
+            raise InvalidValue(
+                f"shape of {shortened(name)!r}",
+                f"of {len(shape)} dimensions",
+                f"at most {MOST_DIMENSIONS}",
+                where=str(self.path),
+            )
         num_bytes = (_num_elements(shape) * half_bytes + 1) // 2
         if any(not 0 <= size <= LARGEST_COUNT for size in shape) or num_bytes > LARGEST_COUNT:
             expected = f"sizes of at most {LARGEST_COUNT} bytes"
@@ -643,8 +581,7 @@ def node_flops(
     """
     out = math.prod(outputs[0]) if outputs else 0
     if op_type in _PRODUCTS and len(inputs) >= 2 and inputs[0]:
-        depth = inputs[0][-2] if attributes.get("transA") and len(inputs[0]) > 1 else inputs[0][-1]
-        return 2.0 * out * depth
+        return 2.0 * out * (inputs[0][-2] if attributes.get("transA") and len(inputs[0]) > 1 else inputs[0][-1])
     if op_type in ("Gemm", "FusedGemm") and len(inputs) >= 2 and len(inputs[0]) == 2:
         return 2.0 * out * inputs[0][0 if attributes.get("transA") else 1]
     if op_type == "QLinearMatMul" and inputs and inputs[0]:

@@ -13,18 +13,19 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.decode import shortened
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.graphs.formats.own_json import LARGEST_COUNT
+from rlplace.files import read_plain
 from rlplace.graphs.graph_builder import GradientSum, GraphBuilder, OpRow, gradient_sums
-from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
+from rlplace.graphs.opgraph import BACKWARD, FORWARD, LARGEST_COUNT, UPDATE, OpGraph
 from rlplace.graphs.paths import topological_order
+from rlplace.records import shortened
 
 LARGEST_FILE_BYTES = 1 << 26
 LONGEST_LINE = 1 << 16
@@ -62,7 +63,7 @@ def pipedream_times_s(path: str | os.PathLike[str], micro_batches: int = 1) -> N
 
 def read_layers(path: str | os.PathLike[str]) -> list[Layer]:
     """The layers of a profile, each after those that it reads; raises as `load_pipedream`."""
-    rows: dict[str, _Row] = {}
+    layers: dict[str, Layer] = {}
     edges: list[tuple[str, str, str]] = []
     for number, line in enumerate(_lines(Path(path)), start=1):
         if not line.strip():
@@ -73,8 +74,8 @@ def read_layers(path: str | os.PathLike[str]) -> list[Layer]:
         if len(parts) == 2 and all(parts) and "=" not in line:
             edges.append((parts[0], parts[1], where))
         elif len(parts) in (3, 4) and parts[0] and (len(parts) == 3 or parts[3].startswith("stage_id=")):
-            row = _read_row(parts[1], parts[2], where)
-            if rows.setdefault(parts[0], row) is not row:
+            layer = _read_layer(parts[0], parts[1], parts[2], where)
+            if layers.setdefault(parts[0], layer) is not layer:
                 raise InvalidValue("node", parts[0], "an id that no other node has", where=where)
         else:
             raise FileProblem(
@@ -82,20 +83,9 @@ def read_layers(path: str | os.PathLike[str]) -> list[Layer]:
                 f"line {number} is {shortened(line.strip())!r}, expected `ID -- NAME -- {FIELDS[0]}=..., ...` for a "
                 "node, or `ID -- ID` for an edge.",
             )
-    if not rows:
+    if not layers:
         raise FileProblem(path, "no node, expected lines of `ID -- NAME -- forward_compute_time=..., ...`.")
-    return _ordered(rows, edges, str(path))
-
-
-@dataclass(frozen=True)
-class _Row:
-    """What the line of a node says."""
-
-    name: str
-    forward_ms: float
-    backward_ms: float
-    activation_bytes: int
-    parameter_bytes: int
+    return _ordered(layers, edges, str(path))
 
 
 def _steps(path: str | os.PathLike[str], micro_batches: int) -> LayerSteps:
@@ -105,83 +95,67 @@ def _steps(path: str | os.PathLike[str], micro_batches: int) -> LayerSteps:
 
 
 def _lines(path: Path) -> list[str]:
+    content = read_plain(path, largest_bytes=LARGEST_FILE_BYTES, holds="a profile", follows_links=True)
     try:
-        if not path.is_file():
-            raise FileProblem(path, "no such file.")
-        if (size := path.stat().st_size) > LARGEST_FILE_BYTES:
-            raise FileProblem(path, f"{size} bytes, expected a profile of at most {LARGEST_FILE_BYTES}.")
-        return path.read_text(encoding="utf-8-sig").splitlines()
+        return content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise FileProblem(
             path, f"not UTF-8 text ({error.reason} at byte {error.start}), expected a profile."
         ) from error
-    except OSError as error:
-        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
 
 
-def _read_row(layer: str, text: str, where: str) -> _Row:
+def _read_layer(node: str, name: str, text: str, where: str) -> Layer:
+    """The layer that a line describes, without what it reads."""
     fields: dict[str, str] = {}
     end = 0
     while end < len(text):
         match = _FIELD.match(text, end)
-        name = match[1].strip() if match else ""
-        if match is None or name not in FIELDS or name in fields:
+        field = match[1].strip() if match else ""
+        if match is None or field not in FIELDS or field in fields:
             expected = f"{', '.join(FIELDS)}, each once as NAME=NUMBER"
             raise InvalidValue("fields", shortened(text[end:].strip()), expected, where=where)
-        fields[name] = match[2].strip()
+        fields[field] = match[2].strip()
         end = match.end()
-    for field in FIELDS:
-        if field not in fields:
-            raise InvalidValue(field, "missing", "a field of that name", where=where)
-    sizes = fields["activation_size"]
+    if missing := next((field for field in FIELDS if field not in fields), None):
+        raise InvalidValue(missing, "missing", "a field of that name", where=where)
+    forward, backward, activation, parameter = FIELDS
+    sizes = fields[activation]
     outputs = sizes[1:-1].split(";") if sizes.startswith("[") else [sizes]
-    return _Row(
-        layer,
-        _number(fields[FIELDS[0]], FIELDS[0], LARGEST_MS, where),
-        _number(fields[FIELDS[1]], FIELDS[1], LARGEST_MS, where),
-        sum(math.ceil(_number(output, FIELDS[2], LARGEST_COUNT, where)) for output in outputs),
-        math.ceil(_number(fields[FIELDS[3]], FIELDS[3], LARGEST_COUNT, where)),
+    return Layer(
+        _module(node, name),
+        _number(fields[forward], forward, LARGEST_MS, where) / 1e3,
+        _number(fields[backward], backward, LARGEST_MS, where) / 1e3,
+        sum(math.ceil(_number(output, activation, LARGEST_COUNT, where)) for output in outputs),
+        math.ceil(_number(fields[parameter], parameter, LARGEST_COUNT, where)),
     )
 
 
 def _number(text: str, field: str, largest: float, where: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= largest:
-        raise InvalidValue(field, shortened(text.strip()), f"a number in 0..{largest:g}", where=where)
-    return value
+    with suppress(ValueError):
+        if 0 <= (value := float(text)) <= largest:
+            return value
+    raise InvalidValue(field, shortened(text.strip()), f"a number in 0..{largest:g}", where=where)
 
 
-def _ordered(rows: dict[str, _Row], edges: list[tuple[str, str, str]], path: str) -> list[Layer]:
-    ids = list(rows)
-    place = {name: index for index, name in enumerate(ids)}
-    reads: list[set[int]] = [set() for _ in ids]
+def _ordered(layers: dict[str, Layer], edges: list[tuple[str, str, str]], path: str) -> list[Layer]:
+    """The layers in a topological order, with what they read."""
+    place = {name: index for index, name in enumerate(layers)}
+    links: set[tuple[int, int]] = set()
     for source, reader, where in edges:
         for end in (source, reader):
             if end not in place:
                 raise InvalidValue("edge", shortened(end), "the id of a node", where=where)
-        reads[place[reader]].add(place[source])
-    order = topological_order(len(ids), [(source, reader) for reader, read in enumerate(reads) for source in read])
-    if len(order) < len(ids):
-        stuck = ids[min(set(range(len(ids))) - set(order))]
+        links.add((place[source], place[reader]))
+    order = topological_order(len(layers), links)
+    if len(order) < len(layers):
+        stuck = list(layers)[min(set(range(len(layers))) - set(order))]
         raise InvalidValue("edges", f"a cycle that {stuck} is on or behind", "a graph without cycles", where=path)
     new = {old: index for index, old in enumerate(order)}
-    layers = []
-    for old in order:
-        row = rows[ids[old]]
-        layers.append(
-            Layer(
-                module=_module(ids[old], row.name),
-                forward_s=row.forward_ms / 1e3,
-                backward_s=row.backward_ms / 1e3,
-                activation_bytes=row.activation_bytes,
-                parameter_bytes=row.parameter_bytes,
-                reads=tuple(sorted(new[source] for source in reads[old])),
-            )
-        )
-    return layers
+    reads: list[list[int]] = [[] for _ in order]
+    for old_source, old_reader in links:
+        reads[new[old_reader]].append(new[old_source])
+    found = list(layers.values())
+    return [replace(found[old], reads=tuple(sorted(read))) for old, read in zip(order, reads, strict=True)]
 
 
 def _module(node: str, name: str) -> str:
@@ -211,7 +185,7 @@ class Layer:
     backward_s: float
     activation_bytes: int
     parameter_bytes: int
-    reads: tuple[int, ...]
+    reads: tuple[int, ...] = ()
 
 
 class LayerSteps(GraphBuilder):

@@ -133,12 +133,11 @@ class MergedGroups:
         """Merges the ops of each label >= 0, come what may."""
         members = np.flatnonzero(labels >= 0)
         _, leader, inverse = np.unique(labels[members], return_index=True, return_inverse=True)
-        anywhere = np.ones((len(labels), 1), dtype=np.bool_)
         merging.merge_along(
             self._parent,
             self._cost_s,
             self._load_bytes,
-            anywhere,
+            np.ones((len(labels), 1), dtype=np.bool_),
             np.zeros_like(self._fence),
             members[leader][inverse],
             members,

@@ -211,8 +211,7 @@ def modules_matching(graph: OpGraph, pattern: str) -> NDArray[np.int64]:
     number: dict[str, int] = {"": -1}
     label = {}
     for path in sorted(set(graph.modules)):
-        prefix = _matched_prefix(glob, path)
-        label[path] = number.setdefault(prefix, len(number) - 1)
+        label[path] = number.setdefault(_matched_prefix(glob, path), len(number) - 1)
     return np.array([label[path] for path in graph.modules], dtype=np.int64)
 
 

@@ -153,25 +153,19 @@ def group_ops(
 
 def _follow(groups: Coarsening, rule: GroupingRule, cost_s: NDArray[np.float64], num_groups: int) -> list[str]:
     """Merges by the rule; returns what had to be dropped of it."""
-    dropped: list[str] = []
+    followed: dict[str, bool] = {}
     if rule.name == "heavy-edge":
         groups.merge_inseparable(INSEPARABLE, LARGEST_SHARE * groups.total_s)
     elif rule.name == "module":
-        if not groups.join_alike(_modules(groups.graph, rule.depth, is_apart=rule.is_apart)):
-            dropped.append("module")
+        followed["module"] = groups.join_alike(_modules(groups.graph, rule.depth, is_apart=rule.is_apart))
     elif rule.name == "colocation":
         for pattern in rule.cells:
-            if not groups.join_alike(modules_matching(groups.graph, pattern)):
-                dropped.append(f"cell {pattern}")
-        if not groups.join_pairs(_twins(groups.graph)):
-            dropped.append("gradient")
-        if not groups.join_single_consumers():
-            dropped.append("single consumer")
+            followed[f"cell {pattern}"] = groups.join_alike(modules_matching(groups.graph, pattern))
+        followed["gradient"] = groups.join_pairs(_twins(groups.graph))
+        followed["single consumer"] = groups.join_single_consumers()
     elif rule.name == "metis":
-        labels = _parts(groups, num_groups)
-        if not groups.join_alike(labels):
-            dropped.append("metis")
-    return dropped
+        followed["metis"] = groups.join_alike(_parts(groups, num_groups))
+    return [name for name, is_followed in followed.items() if not is_followed]
 
 
 def _reach(groups: Coarsening, num_groups: int) -> None:

@@ -21,6 +21,22 @@ def find(parent: Longs, op: int) -> int:
 
 
 @kernel
+def _share_device(allowed: Bools, one: int, other: int) -> bool:
+    """Whether a device is allowed for both groups. (A loop: whole-row expressions take seconds to compile.)"""
+    found = False
+    for device in range(allowed.shape[1]):
+        found = found or (allowed[one, device] and allowed[other, device])
+    return found
+
+
+@kernel
+def _narrow(allowed: Bools, low: int, high: int) -> None:
+    """Allow group `low` the devices that group `high` may use too."""
+    for device in range(allowed.shape[1]):
+        allowed[low, device] = allowed[low, device] and allowed[high, device]
+
+
+@kernel
 def merge_along(
     parent: Longs,
     cost_s: Floats,
@@ -62,12 +78,12 @@ def merge_along(
             continue
         if weight_s[pair] < least_ratio * min(cost_s[low], cost_s[high]):
             continue
-        if fence[low] != fence[high] or not np.any(allowed[low] & allowed[high]):
+        if fence[low] != fence[high] or not _share_device(allowed, low, high):
             continue
         parent[high] = low
         cost_s[low] += cost_s[high]
         load_bytes[low] += load_bytes[high]
-        allowed[low] &= allowed[high]
+        _narrow(allowed, low, high)
         grew[low] = True
         num_merged += 1
     return num_merged
@@ -87,14 +103,14 @@ def merge_cheapest(
     while num_merged < limit and len(heap) > 1:
         _, one = heapq.heappop(heap)
         _, other = heap[0]
-        if load_bytes[one] + load_bytes[other] > cap_bytes or not np.any(allowed[one] & allowed[other]):
+        if load_bytes[one] + load_bytes[other] > cap_bytes or not _share_device(allowed, one, other):
             continue
         heapq.heappop(heap)
         low, high = min(one, other), max(one, other)
         parent[high] = low
         cost_s[low] += cost_s[high]
         load_bytes[low] += load_bytes[high]
-        allowed[low] &= allowed[high]
+        _narrow(allowed, low, high)
         heapq.heappush(heap, (cost_s[low], low))
         num_merged += 1
     return num_merged

@@ -98,8 +98,7 @@ class _Classes:
                 self.label[op] = self.label[op] if self.label[op] is not None else INPUTS
                 continue
             is_target = program is not None and program.sources[op].kind == "target"
-            is_input = graph.targets[op] == "input" and not is_target
-            self.label[op] = INPUTS if is_input else None
+            self.label[op] = INPUTS if (graph.targets[op] == "input" and not is_target) else None
 
     def _tie_tensors(self) -> None:
         for names in self.tree.tied:
@@ -322,8 +321,7 @@ def _mixing(graph: OpGraph, moving: frozenset[str]) -> frozenset[str]:
         for tensor in inputs[offsets[op] : offsets[op + 1]]:
             producer = producers[tensor]
             if is_source[producer] and not is_resident[producer]:
-                is_read = graph.targets[producer] == "input" and path not in moving
-                reads[op] |= OUTSIDE if is_read else 0
+                reads[op] |= OUTSIDE if (graph.targets[producer] == "input" and path not in moving) else 0
                 continue
             home = graph.modules[producer]
             if home == path:

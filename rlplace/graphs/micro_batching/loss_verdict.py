@@ -176,8 +176,7 @@ def _judged(
             f" {_OUTSIDE}; or `loss='separate'` (--loss separate) where no label is ever ignored; or {_INSTEAD}."
         )
     ops = _mixing(trial, ways, deadline, has_loss=loss_fn is not None)
-    words = cut_words(call[0], call[1], targets, slicing)
-    raise _refused(ops, found, words, ways, has_loss=loss_fn is not None)
+    raise _refused(ops, found, cut_words(call[0], call[1], targets, slicing), ways, has_loss=loss_fn is not None)
 
 
 @dataclass(frozen=True)

@@ -491,8 +491,7 @@ def _candidates(tensor: Tensor, compared: Collection[float], *, is_input: bool) 
     if not tensor.is_floating_point():
         info = torch.iinfo(tensor.dtype)
         near = {float(math.floor(value)) for value in near if info.min <= value <= info.max}
-    ranked = sorted(near, key=lambda value: (value not in compared, math.isnan(value), abs(value), value))
-    return ranked[:MOST_VALUES]
+    return sorted(near, key=lambda value: (value not in compared, math.isnan(value), abs(value), value))[:MOST_VALUES]
 
 
 class Part(NamedTuple):

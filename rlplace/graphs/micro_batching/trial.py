@@ -151,8 +151,7 @@ def _widened(value: Any) -> Any:
 
 def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by their names in the schema of an op."""
-    names = [argument.name for argument in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    return {**dict(zip([argument.name for argument in func._schema.arguments], args, strict=False)), **kwargs}
 
 
 def _statistics(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -179,8 +178,7 @@ def _drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if drawn.is_floating_point() or drawn.is_complex():
         return drawn.fill_(DRAWN)
     given = _named(func, args, kwargs)
-    least = given.get("low", given.get("from", 0))
-    return drawn.fill_(True if drawn.dtype is torch.bool else least)
+    return drawn.fill_(True if drawn.dtype is torch.bool else given.get("low", given.get("from", 0)))
 
 
 _PERMUTATIONS: set[Callable[..., Any]] = {aten.randperm.default, aten.randperm.generator}

@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.decode import described
 from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Device, Host
+from rlplace.records import described
 from rlplace.say import counted
 
 LARGEST = 1 << 50

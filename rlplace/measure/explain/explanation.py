@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Annotated, Any, Final, Literal
 
-from rlplace.decode import decode_record
+from pydantic import Field
+
 from rlplace.errors import InvalidValue
 from rlplace.files import read_json, write_json_atomic
+from rlplace.records import Count, Seconds, read_record, record
 
-SCHEMA = 1
+SCHEMA: Final = 1
 FILE = "explanation.json"
 """Its name in a run folder."""
 
@@ -19,43 +20,39 @@ Kind = Literal["simulated", "measured"]
 """Where step times come from."""
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class DeviceShare:
     """What one device does during the step: `busy_s + transfer_s + idle_s` is the step."""
 
     name: str
     kind: str
-    num_ops: int
+    num_ops: Count
     """Ops placed on it, sources left out."""
-    busy_s: float
+    busy_s: Seconds
     """It runs an op, of its own or of a gang that it is a member of."""
-    transfer_s: float
+    transfer_s: Seconds
     """It runs no op, but a copy from it or to it is on its way."""
-    idle_s: float
+    idle_s: Seconds
     """Neither."""
-    sent_bytes: int
-    received_bytes: int
-    peak_bytes: int
+    sent_bytes: Count
+    received_bytes: Count
+    peak_bytes: Count
     """Most that was allocated at once."""
-    capacity_bytes: int
+    capacity_bytes: Count
     """What it may hold; of a pool, what all its devices together may."""
     memory_pool: str = ""
     """The pool that it shares its memory in; empty for a memory of its own."""
     members: tuple[str, ...] = ()
     """Devices that it is a gang of; empty for a single device."""
 
-    def __post_init__(self) -> None:
-        _check_not_negative(self, "num_ops", "busy_s", "transfer_s", "idle_s", "sent_bytes", "received_bytes")
-        _check_not_negative(self, "peak_bytes", "capacity_bytes")
 
-
-@dataclass(frozen=True)
+@record(frozen=True)
 class PathPart:
     """A stretch of the critical path: ops of one module in a row, one transfer, or a wait."""
 
     kind: Literal["op", "transfer", "wait"]
-    start_s: float
-    end_s: float
+    start_s: Seconds
+    end_s: Seconds
     device: str
     """Where the ops run, where the transfer goes, or which device waits."""
     name: str
@@ -66,16 +63,16 @@ class PathPart:
     """Of that op: `forward`, `backward` or `update`."""
     source: str = ""
     """Where a transfer comes from; empty for others."""
-    num_ops: int = 0
+    num_ops: Count = 0
     """Ops of the stretch; 0 for others."""
-    num_bytes: int = 0
+    num_bytes: Count = 0
     """What a transfer sends; 0 for others."""
     what: Literal["", "parameter", "input", "activation", "gradient"] = ""
     """What that is; empty for others."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start_s <= self.end_s < math.inf:
-            raise InvalidValue("end_s", self.end_s, f"a finite time, not before start_s = {self.start_s}")
+        if self.end_s < self.start_s:
+            raise InvalidValue("end_s", self.end_s, f"a time not before start_s = {self.start_s}")
 
     @property
     def seconds(self) -> float:
@@ -83,29 +80,29 @@ class PathPart:
         return self.end_s - self.start_s
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class ModuleShare:
     """What the ops of a module in a phase take on the critical path."""
 
     module: str
     """Dotted path; empty at the root."""
     phase: str
-    seconds: float
-    num_ops: int
+    seconds: Seconds
+    num_ops: Count
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class RouteShare:
     """What the transfers between two devices take on the critical path."""
 
     source: str
     destination: str
-    seconds: float
-    num_transfers: int
-    num_bytes: int
+    seconds: Seconds
+    num_transfers: Count
+    num_bytes: Count
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class CriticalPath:
     """The chain of ops, transfers and waits that ends the step: its parts follow each other from 0 to the end.
 
@@ -115,9 +112,9 @@ class CriticalPath:
 
     parts: tuple[PathPart, ...]
     """In order of time, without gaps."""
-    op_s: float
-    transfer_s: float
-    wait_s: float
+    op_s: Seconds
+    transfer_s: Seconds
+    wait_s: Seconds
     modules: tuple[ModuleShare, ...]
     """Longest first."""
     routes: tuple[RouteShare, ...]
@@ -129,7 +126,7 @@ class CriticalPath:
         return self.parts[-1].end_s if self.parts else 0.0
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class CutEdge:
     """A tensor that is sent to another device."""
 
@@ -141,22 +138,19 @@ class CutEdge:
     reader: str
     """The first op that reads it at the destination."""
     reader_module: str
-    num_readers: int
+    num_readers: Count
     """Ops that read it there."""
     source: str
     destination: str
-    num_bytes: int
-    start_s: float
-    seconds: float
+    num_bytes: Count
+    start_s: Seconds
+    seconds: Seconds
     """How long the transfer takes once it has its links."""
     is_critical: bool
     """Whether it is on the critical path."""
 
-    def __post_init__(self) -> None:
-        _check_not_negative(self, "num_readers", "num_bytes", "start_s", "seconds")
 
-
-@dataclass(frozen=True)
+@record(frozen=True)
 class MemoryCurve:
     """Allocated bytes of a device over the step: `num_bytes[i]` from `time_s[i]` on."""
 
@@ -170,25 +164,21 @@ class MemoryCurve:
             raise InvalidValue("num_bytes", f"{len(self.num_bytes)} values", f"{len(self.time_s)}, one for each time")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Alternative:
     """What the step would cost otherwise."""
 
     name: str
     """`one device`, `data parallel`, `eager`, ..."""
-    step_time_s: float | None
-    """None where it cannot be had."""
+    step_time_s: Seconds | None
+    """None where there is none."""
     kind: Literal["measured", "simulated", "estimated"]
     """How the step time was found."""
     note: str = ""
-    """On what it stands, or why it cannot be had."""
-
-    def __post_init__(self) -> None:
-        if self.step_time_s is not None:
-            _check_not_negative(self, "step_time_s")
+    """What it is based on, or why there is none."""
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Advice:
     """One sentence on what to do, and the rule that gave it."""
 
@@ -197,32 +187,32 @@ class Advice:
     sentence: str
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Explanation:
     """Where the time and memory of one placed step go; what `explanation.json` holds."""
 
-    schema: int
+    schema: Literal[1]
     graph_fingerprint: str
     host: str
     method: str
     """What found the placement."""
     kind: Kind
     """Whether the explained step was run or simulated."""
-    step_time_s: float
+    step_time_s: Seconds
     """Median step time of the placement."""
-    explained_s: float
+    explained_s: Seconds
     """The one step that everything below is of, a typical one."""
-    bound_s: float
+    bound_s: Seconds
     """No placement's step is shorter, by the costs that are known."""
     bound: str
     """The name of that bound."""
-    num_ops: int
-    num_micro_batches: int
-    num_transfers: int
+    num_ops: Count
+    num_micro_batches: Count
+    num_transfers: Count
     """In the whole step, hand-overs left out ..."""
-    transfer_bytes: int
+    transfer_bytes: Count
     """... and what they send."""
-    devices: tuple[DeviceShare, ...]
+    devices: Annotated[tuple[DeviceShare, ...], Field(min_length=1)]
     path: CriticalPath
     cuts: tuple[CutEdge, ...]
     """The costliest, longest first."""
@@ -230,18 +220,10 @@ class Explanation:
     """One a device; empty where memory was not followed."""
     alternatives: tuple[Alternative, ...]
     advice: Advice
-    spread_s: float = 0.0
+    spread_s: Seconds = 0.0
     """Half the interquartile range of the measured steps; 0 where they were simulated, or nobody said."""
     disturbed: str = ""
     """Why what was measured is to be doubted, in a sentence; empty where nothing shows."""
-
-    def __post_init__(self) -> None:
-        if self.schema != SCHEMA:
-            raise InvalidValue("schema", self.schema, str(SCHEMA))
-        _check_not_negative(self, "step_time_s", "explained_s", "bound_s", "num_ops", "num_transfers", "transfer_bytes")
-        _check_not_negative(self, "spread_s")
-        if not self.devices:
-            raise InvalidValue("devices", "empty", "one device at least")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `explanation.json` keeps it and `rlplace explain --json` prints it."""
@@ -259,7 +241,7 @@ class Explanation:
             InvalidValue: a missing, mistyped or inconsistent field.
             UnknownName: a field that explanations do not have.
         """
-        return decode_record(cls, data, where)
+        return read_record(cls, data, where)
 
 
 def save_explanation(explanation: Explanation, path: str | os.PathLike[str]) -> None:
@@ -276,10 +258,3 @@ def load_explanation(path: str | os.PathLike[str]) -> Explanation:
     """
     hint = "Expected an explanation, as `rlplace train` leaves it in a run folder."
     return Explanation.from_dict(read_json(path, hint=hint), str(path))
-
-
-def _check_not_negative(record: object, *names: str) -> None:
-    for name in names:
-        value = getattr(record, name)
-        if not 0 <= value < math.inf:
-            raise InvalidValue(name, value, "a finite number >= 0")

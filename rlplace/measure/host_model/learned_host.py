@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from scipy.optimize import minimize_scalar
 
-from rlplace.decode import decode_record, described
 from rlplace.errors import InvalidValue
 from rlplace.files import read_json, refuse_link, write_json_atomic
 from rlplace.measure.costs.costs import CostSource
@@ -36,70 +37,48 @@ from rlplace.measure.host_model.scales import (
     median_of,
 )
 from rlplace.measure.problem import Problem
+from rlplace.records import Number, described, read_record, record
 
-SCHEMA = 1
+SCHEMA: Final = 1
 FILE = "host_model.json"
 """Its name in a run folder."""
 LARGEST_BYTES = 64 << 20
-LARGEST_LOG, LEAST_DEVIATION = 100.0, 1e-30
+Log = Annotated[Number, Field(ge=-100, le=100)]
+Deviation = Annotated[Number, Field(ge=1e-30, le=100)]
 """Logarithms of factors beyond these are of no host, and their squares would leave what floats hold."""
 DIGITS = 8
 """Of a number of an equation, that are kept."""
-LARGEST_SLOPE, LARGEST_TARGET = 1e6, 1e8
-"""Of an equation that is read: far beyond what measured steps give."""
 
 
-MOST_FACTORS, MOST_EQUATIONS = 5_000, 20_000
-"""Matrices of factors by factors are made of them; 16 devices with a link for each two have fewer than 1,000."""
-
-
-@dataclass(frozen=True)
+@record(frozen=True)
 class LearnedFactor:
     """One factor: a normal distribution of its natural logarithm."""
 
     kind: Kind
     name: str
     """Op type and kind of device, device, or link."""
-    log_mean: float
-    log_deviation: float
+    log_mean: Log
+    log_deviation: Deviation
     """Given all that was measured; that of the factor alone, whatever the others are."""
-    prior_deviation: float
+    prior_deviation: Deviation
     """Before anything was measured, around `prior_mean`."""
-    median: float = 0.0
+    median: Annotated[Number, Field(ge=0, le=math.exp(100))] = 0.0
     """The prior's figure that it is a factor on, in seconds or as a share; 0 where it is on a figure of the problem."""
-    prior_mean: float = 0.0
+    prior_mean: Log = 0.0
     """Of the logarithm before anything was measured: 0, unless other workloads had taught something."""
 
-    def __post_init__(self) -> None:
-        for name in ("log_deviation", "prior_deviation"):
-            if not LEAST_DEVIATION <= getattr(self, name) <= LARGEST_LOG:
-                expected = f"a finite number > 0, at most {LARGEST_LOG:g}"
-                raise InvalidValue(name, getattr(self, name), expected, where="factor")
-        for name in ("log_mean", "prior_mean"):
-            if not abs(getattr(self, name)) <= LARGEST_LOG:
-                raise InvalidValue(name, getattr(self, name), f"at most {LARGEST_LOG:g} from 0", where="factor")
-        if not 0 <= self.median <= math.exp(LARGEST_LOG):
-            raise InvalidValue("median", self.median, "a finite number >= 0", where="factor")
 
-
-@dataclass(frozen=True)
+@record(frozen=True)
 class Equation:
     """What measured steps say of all factors at once, as one linear equation in their logarithms x: the sum of
     `slopes[i] * x[i]` is `target`, with a standard deviation of 1."""
 
-    target: float
-    slopes: tuple[float, ...]
-    """One for each factor, in their order."""
-
-    def __post_init__(self) -> None:
-        numbers = (("target", (self.target,), LARGEST_TARGET), ("slopes", self.slopes, LARGEST_SLOPE))
-        for name, values, largest in numbers:
-            for value in values:
-                if not abs(value) <= largest:
-                    raise InvalidValue(name, value, f"numbers from -{largest:g} to {largest:g}", where="equation")
+    target: Annotated[float, Field(ge=-1e8, le=1e8)]
+    slopes: tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...]
+    """One for each factor, in their order. Ranges are far beyond what measured steps give."""
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class LearnedHost:
     """What `host_model.json` holds."""
 
@@ -108,23 +87,19 @@ class LearnedHost:
     cost_source: CostSource
     """Of the problem whose figures the factors are on."""
     prior: Prior
-    factors: tuple[LearnedFactor, ...]
+    factors: Annotated[tuple[LearnedFactor, ...], Field(max_length=5_000)]
+    """Matrices of factors by factors are made of them; 16 devices with a link for each two have fewer than 1,000."""
     lines: tuple[str, ...]
     """What it means, in words."""
-    schema: int = SCHEMA
-    equations: tuple[Equation, ...] = ()
+    schema: Literal[1] = SCHEMA
+    equations: Annotated[tuple[Equation, ...], Field(max_length=20_000)] = ()
     """What the measured steps alone say, the prior aside; empty in files of before there were any."""
 
     def __post_init__(self) -> None:
-        if self.schema != SCHEMA:
-            raise InvalidValue("schema", self.schema, f"{SCHEMA}", where="host model")
-        for name, most in (("factors", MOST_FACTORS), ("equations", MOST_EQUATIONS)):
-            if (count := len(getattr(self, name))) > most:
-                raise InvalidValue(name, count, f"at most {most:,} of them", where="host model")
         for place, equation in enumerate(self.equations):
             if len(equation.slopes) != len(self.factors):
                 expected = f"{len(self.factors)} numbers, one for each factor"
-                raise InvalidValue(f"equations[{place}].slopes", len(equation.slopes), expected, where="host model")
+                raise InvalidValue(f"equations[{place}].slopes", len(equation.slopes), expected)
 
     @classmethod
     def of(cls, posterior: Posterior) -> LearnedHost:
@@ -184,10 +159,9 @@ def load_learned_host(path: str | os.PathLike[str]) -> LearnedHost:
         refuse_link(file)
     hint = f"Name run folders with a {FILE}: runs of the method `learned` have one."
     data = read_json(file, largest_bytes=LARGEST_BYTES, hint=hint)
-    if not isinstance(data, Mapping) or "schema" not in data:
-        expected = f"a mapping with schema {SCHEMA}"
-        raise InvalidValue("host model", described(data), expected, where=str(file), hint=hint)
-    return decode_record(LearnedHost, data, str(file))
+    if not isinstance(data, dict) or "factors" not in data:
+        raise InvalidValue("host model", described(data), "a mapping with `factors`", where=str(file), hint=hint)
+    return read_record(LearnedHost, data, str(file))
 
 
 def _file(path: str | os.PathLike[str]) -> Path:

@@ -11,52 +11,46 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.decode import decode_record, described, shortened
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.files import read_json, write_json_atomic
 from rlplace.measure.costs.costs import CostSource
-from rlplace.measure.hosts.host import Host, Link
+from rlplace.measure.hosts.host import Host, Link, NotNegative
 from rlplace.measure.problem import Problem
+from rlplace.records import Described, read_record, record, shortened
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Prior:
     """Standard deviations of the natural logarithms of factors; 0.7 is about a factor of 2 either way, 0 is known."""
 
-    op_type: float = 0.5
+    op_type: NotNegative = 0.5
     """Of the time of an op type on a kind of device."""
-    device: float = 0.12
+    device: NotNegative = 0.12
     """Of a device's speed beside others of its kind."""
-    bandwidth: float = 0.6
+    bandwidth: NotNegative = 0.6
     """Of a link's bandwidth."""
-    latency: float = 0.3
+    latency: NotNegative = 0.3
     """Of a link's latency."""
-    overhead_s: float = 5e-6
+    overhead_s: NotNegative = 5e-6
     """Median of the seconds that are added to every op on a device: launches that nothing hides."""
-    overhead: float = 1.0
+    overhead: NotNegative = 1.0
     """Of these seconds."""
-    dispatch_s: float = 5e-6
+    dispatch_s: NotNegative = 5e-6
     """Median of the seconds that a dispatcher takes to launch an op or a copy, where nothing says what it is."""
-    dispatch: float = 0.0
+    dispatch: NotNegative = 0.0
     """Of these seconds."""
-    corun: float = 0.05
+    corun: NotNegative = 0.05
     """Median of how much a busy device slows another that shares its memory, where nothing says what it is."""
-    corun_deviation: float = 0.0
+    corun_deviation: NotNegative = 0.0
     """Of that slowdown."""
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not (math.isfinite(value) and value >= 0):
-                raise InvalidValue(field.name, value, "a finite number >= 0", where="prior")
 
-
-SCHEMA = 1
+SCHEMA: Final = 1
 SHIPPED = Path(__file__).with_name("priors.json")
 """The file that is used where no other is named."""
 Section = Literal["estimated", "profiled"]
@@ -66,11 +60,11 @@ FIGURES = tuple(field.name for field in fields(Prior))
 LARGEST_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Figure:
     """One figure of a `Prior`."""
 
-    value: float
+    value: NotNegative
     source: str
     """A line: the paper, the measurements that it was fitted to, or that it is assumed."""
 
@@ -79,7 +73,7 @@ class Figure:
             raise InvalidValue("source", shortened(self.source), "one line that says where the value comes from")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Priors:
     """What a priors file holds: every figure of `Prior`, twice."""
 
@@ -87,19 +81,14 @@ class Priors:
     """By name, for costs from data sheets."""
     profiled: dict[str, Figure]
     """By name, for costs and links that were measured on the host."""
-    schema: int = SCHEMA
+    schema: Literal[1] = SCHEMA
 
     def __post_init__(self) -> None:
-        if self.schema != SCHEMA:
-            raise InvalidValue("schema", self.schema, f"{SCHEMA}", where="priors")
-        for section in ("estimated", "profiled"):
-            figures = self.section(section)
-            for name in figures:
-                if name not in FIGURES:
-                    raise UnknownName(f"figure of {section} priors", name, FIGURES)
-            if missing := [name for name in FIGURES if name not in figures]:
-                raise InvalidValue(f"{section}.{missing[0]}", None, "a value and its source", where="priors")
-            self.prior(section)
+        for section, figures in (("estimated", self.estimated), ("profiled", self.profiled)):
+            for name in figures.keys() - set(FIGURES):
+                raise UnknownName(f"figure of {section} priors", name, FIGURES)
+            for name in sorted(set(FIGURES) - figures.keys()):
+                raise InvalidValue(f"{section}.{name}", Described("missing"), "a value and its source")
 
     def section(self, section: Section) -> dict[str, Figure]:
         """The figures of one section by name."""
@@ -107,10 +96,7 @@ class Priors:
 
     def prior(self, section: Section) -> Prior:
         """The prior of one section."""
-        try:
-            return Prior(**{name: figure.value for name, figure in self.section(section).items()})
-        except InvalidValue as error:
-            raise InvalidValue(f"{section}.{error.field}", error.actual, error.expected, where="priors") from error
+        return Prior(**{name: figure.value for name, figure in self.section(section).items()})
 
     def of(self, source: CostSource) -> Prior:
         """The prior of problems whose costs have this source."""
@@ -130,10 +116,7 @@ def load_priors(path: str | os.PathLike[str] | None = None) -> Priors:
     """
     path = SHIPPED if path is None else Path(path)
     hint = "Name a file that `rlplace fit-priors` wrote."
-    data = read_json(path, largest_bytes=LARGEST_BYTES, hint=hint)
-    if not isinstance(data, Mapping) or "schema" not in data:
-        raise InvalidValue("priors", described(data), f"a mapping with schema {SCHEMA}", where=str(path), hint=hint)
-    return decode_record(Priors, data, str(path))
+    return read_record(Priors, read_json(path, largest_bytes=LARGEST_BYTES, hint=hint), str(path))
 
 
 def save_priors(priors: Priors, path: str | os.PathLike[str]) -> None:

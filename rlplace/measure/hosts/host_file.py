@@ -21,16 +21,17 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import Field
 
-from rlplace.decode import decode_list, decode_record, described
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import parse_json, write_text_atomic
-from rlplace.measure.hosts.host import Device, Host, Link, Route
+from rlplace.measure.hosts.host import Device, Host, Link, NotNegative, Positive, Route
+from rlplace.records import Whole, described, read_record, record
 
 ENDINGS = (".json", ".yaml", ".yml")
 
@@ -86,6 +87,68 @@ def host_to_dict(host: Host) -> dict[str, object]:
     return {"schema": SCHEMA, "fingerprint": host.fingerprint, **host.to_dict()}
 
 
+@record(frozen=True)
+class Wiring:
+    """Links of one kind, and the pairs of devices that they connect.
+
+    Either `pairs`: a wire of its own for each pair, one link a direction, called `nvlink:cuda:0>cuda:1`. Or `ports`: a
+    switch, or a host's memory, that every port reaches by one link up and one link down (`pcie:cuda:0:up`); a transfer
+    holds the link up of its source's port and the link down of its destination's.
+    """
+
+    name: str
+    """What the links are, e.g. `nvlink`; sources are cited under it."""
+    bandwidth_bytes_per_s: Positive
+    latency_s: NotNegative = 0.0
+    pairs: tuple[tuple[str, ...], ...] = ()
+    """Pairs of device names."""
+    ports: tuple[str, ...] = ()
+    """Devices; `cuda:*` is a port for each match, `cuda:0+cuda:1` is one port that two devices share."""
+    root: str = ""
+    """The device, if any, that owns the memory behind the ports: it needs no port of its own."""
+
+    def __post_init__(self) -> None:
+        if not self.name or ":" in self.name:
+            raise InvalidValue("name", self.name, "a name without a colon")
+        if bool(self.pairs) == bool(self.ports):
+            raise InvalidValue("pairs", self.pairs, "either pairs or ports, and not both")
+        if self.root and not self.ports:
+            raise InvalidValue("root", self.root, "nothing, since there are no ports")
+        for pair in self.pairs:
+            if len(pair) != 2 or pair[0] == pair[1]:
+                raise InvalidValue("pairs", pair, "pairs of two different devices")
+
+
+@record(frozen=True)
+class DeviceEntry(Device):
+    """A device as a host file has it."""
+
+    count: Annotated[Whole, Field(ge=1, le=_MOST_DEVICES)] | None = None
+    """It stands for so many devices, `NAME:0`, `NAME:1`, ...; without it, for itself."""
+
+    def devices(self) -> list[Device]:
+        """The devices that it stands for."""
+        facts = {each.name: getattr(self, each.name) for each in fields(Device)}
+        names = [self.name] if self.count is None else [f"{self.name}:{copy}" for copy in range(self.count)]
+        return [Device(**facts | {"name": name}) for name in names]
+
+
+@record(frozen=True)
+class HostFile:
+    """The fields of a host file that may have a short form, and those that no host has."""
+
+    devices: tuple[DeviceEntry, ...]
+    links: tuple[Link, ...] = ()
+    routes: tuple[Route, ...] = ()
+    topology: tuple[Wiring, ...] = ()
+    schema: Literal[1] = 1
+    fingerprint: str | None = None
+
+    def __post_init__(self) -> None:
+        if (count := sum(entry.count or 1 for entry in self.devices)) > _MOST_DEVICES:
+            raise InvalidValue("devices", count, f"at most {_MOST_DEVICES}")
+
+
 def host_from_dict(data: object, where: str) -> Host:
     """The host that plain data (`Host.to_dict`, `host_to_dict`, or what a host file holds) describes.
 
@@ -100,63 +163,18 @@ def host_from_dict(data: object, where: str) -> Host:
     """
     if not isinstance(data, Mapping):
         raise InvalidValue("host", described(data), "a mapping of fields", where=where)
-    facts = dict(data)
-    schema, fingerprint = facts.pop("schema", SCHEMA), facts.pop("fingerprint", None)
-    if isinstance(schema, bool) or schema != SCHEMA:
-        raise InvalidValue("schema", described(schema), str(SCHEMA), where=where)
-    wirings = decode_list(Wiring, facts.pop("topology", []), where, "topology")
-    links = decode_list(Link, facts.get("links", []), where, "links")
-    routes = decode_list(Route, facts.get("routes", []), where, "routes")
-    if "devices" in facts:
-        devices = _read_devices(facts["devices"], where)
-        names = [device.name for device in devices]
-        laid_links, laid_routes = lay_routes(wirings, names, where)
-        given = {(route.source, route.destination) for route in routes}
-        links += laid_links
-        routes += tuple(route for route in laid_routes if (route.source, route.destination) not in given)
-        _check_names(devices, links, routes, where)
-        facts |= {"devices": devices, "links": links, "routes": routes}
-    host = decode_record(Host, facts, where)
-    if fingerprint not in (None, host.fingerprint):
+    short = {each.name for each in fields(HostFile)} & set(data)
+    file = read_record(HostFile, {name: data[name] for name in short}, where)
+    devices = [device for entry in file.devices for device in entry.devices()]
+    links, laid = lay_routes(file.topology, [device.name for device in devices], where)
+    given = {(route.source, route.destination) for route in file.routes}
+    routes = (*file.routes, *(route for route in laid if (route.source, route.destination) not in given))
+    spelled_out = {"devices": devices, "links": (*file.links, *links), "routes": routes}
+    host = read_record(Host, {name: data[name] for name in data if name not in short} | spelled_out, where)
+    if file.fingerprint not in (None, host.fingerprint):
         hint = "The file was edited since it was written: remove the fingerprint."
-        raise InvalidValue("fingerprint", described(fingerprint), repr(host.fingerprint), where=where, hint=hint)
+        raise InvalidValue("fingerprint", file.fingerprint, repr(host.fingerprint), where=where, hint=hint)
     return host
-
-
-def _read_devices(data: object, where: str) -> tuple[Device, ...]:
-    if not isinstance(data, list | tuple):
-        raise InvalidValue("devices", described(data), "a list", where=where)
-    devices: list[Device] = []
-    for index, entry in enumerate(data):
-        at = f"devices[{index}]"
-        if not isinstance(entry, Mapping) or "count" not in entry:
-            devices.append(decode_record(Device, entry, where, at))
-        else:
-            count = entry["count"]
-            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_DEVICES:
-                expected = f"a whole number from 1 to {_MOST_DEVICES}"
-                raise InvalidValue(f"{at}.count", described(count), expected, where=where)
-            device = decode_record(Device, {key: entry[key] for key in entry if key != "count"}, where, at)
-            devices += [replace(device, name=f"{device.name}:{copy}") for copy in range(count)]
-        if len(devices) > _MOST_DEVICES:
-            raise InvalidValue("devices", f"{len(devices)} or more", f"at most {_MOST_DEVICES}", where=where)
-    return tuple(devices)
-
-
-def _check_names(devices: Sequence[Device], links: Sequence[Link], routes: Sequence[Route], where: str) -> None:
-    device_names = {device.name for device in devices}
-    link_names = {link.name for link in links}
-    for index, device in enumerate(devices):
-        for member in device.members:
-            if member not in device_names:
-                raise UnknownName(f"device in devices[{index}].members of {where}", member, device_names)
-    for index, route in enumerate(routes):
-        for field, end in (("source", route.source), ("destination", route.destination)):
-            if end not in device_names:
-                raise UnknownName(f"device in routes[{index}].{field} of {where}", end, device_names)
-        for link in route.links:
-            if link not in link_names:
-                raise UnknownName(f"link in routes[{index}].links of {where}", link, link_names)
 
 
 def _check_ending(path: Path) -> None:
@@ -252,38 +270,6 @@ def _num_values(data: object, known: dict[int, int | None]) -> int:
 
 _MOST_PAIRS = 4 << 20
 """Of devices, in all wirings together, each of which may connect all of them."""
-
-
-@dataclass(frozen=True)
-class Wiring:
-    """Links of one kind, and the pairs of devices that they connect.
-
-    Either `pairs`: a wire of its own for each pair, one link a direction, called `nvlink:cuda:0>cuda:1`. Or `ports`: a
-    switch, or a host's memory, that every port reaches by one link up and one link down (`pcie:cuda:0:up`); a transfer
-    holds the link up of its source's port and the link down of its destination's.
-    """
-
-    name: str
-    """What the links are, e.g. `nvlink`; sources are cited under it."""
-    bandwidth_bytes_per_s: float
-    latency_s: float = 0.0
-    pairs: tuple[tuple[str, ...], ...] = ()
-    """Pairs of device names."""
-    ports: tuple[str, ...] = ()
-    """Devices; `cuda:*` is a port for each match, `cuda:0+cuda:1` is one port that two devices share."""
-    root: str = ""
-    """The device, if any, that owns the memory behind the ports: it needs no port of its own."""
-
-    def __post_init__(self) -> None:
-        if not self.name or ":" in self.name:
-            raise InvalidValue("name", self.name, "a name without a colon")
-        if bool(self.pairs) == bool(self.ports):
-            raise InvalidValue("pairs", self.pairs, "either pairs or ports, and not both")
-        if self.root and not self.ports:
-            raise InvalidValue("root", self.root, "nothing, since there are no ports")
-        for pair in self.pairs:
-            if len(pair) != 2 or pair[0] == pair[1]:
-                raise InvalidValue("pairs", pair, "pairs of two different devices")
 
 
 def lay_routes(

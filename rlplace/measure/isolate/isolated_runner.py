@@ -485,19 +485,15 @@ class Runner(Protocol):
         deadline_s: float = float("inf"),
     ) -> list[Measurement]:
         """A measurement for each plan, then one for each of `others`, all in one race."""
-        ...
 
     def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2) -> list[Timeline]:
         """Measured timelines of steps of `plan`, in order of step time."""
-        ...
 
     def timer(self, plan: Plan) -> Timer:
         """What runs one step of `plan`, which is loaded now, to be raced by another runner."""
-        ...
 
     def close(self) -> None:
         """Ends its threads, and its worker."""
-        ...
 
 
 def is_isolated(asked: bool | None) -> bool:

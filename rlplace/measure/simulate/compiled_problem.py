@@ -5,15 +5,13 @@ Routes, gangs, memory accounts and in-place updates become tables; `default_prio
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.opgraph import FORWARD, OpGraph
 from rlplace.graphs.paths import longest_after, ready_order, topological_order
-from rlplace.jit import Bytes, Floats, Ints, Longs
+from rlplace.jit import Block, Bytes, Floats, Ints, Longs
 from rlplace.measure.costs.costs import allocated
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
@@ -159,7 +157,7 @@ MAX_SLOTS = 63
 """Devices and first links of routes that the fast planner can follow, a bit of a word for each."""
 
 
-class Compiled(NamedTuple):
+class Compiled(Block):
     """Every figure that the kernels read. Names as in `OpGraph`, `Host` and docs/step-time-model.md.
 
     Offsets are CSR. Tables over pairs of devices are flat, `source * num_devices + destination`.
@@ -326,7 +324,7 @@ def _rounded(num_bytes: Longs, granularities: list[int]) -> Longs:
     return np.concatenate([allocated(num_bytes, granularity) for granularity in granularities])
 
 
-class Updates(NamedTuple):
+class Updates(Block):
     """In-place updates, and what it takes to know which ops they wait for. CSR over ops, over tensors, over ops."""
 
     updated_offsets: Ints  # tensors that an op updates

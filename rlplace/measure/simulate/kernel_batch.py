@@ -259,7 +259,7 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
     recent_place, users, last_use_s = pointer(s.recent_place), pointer(s.users), pointer(s.last_use_s)
     size_class, pool, devices = pointer(p.size_class), pointer(p.pool), pointer(placement)
     tensor_size, workspace_size = pointer(p.tensor_size), pointer(p.workspace_size)
-    time_s, num_bytes = pointer(s.events), pointer(s.events.view(np.int64))
+    time_s, num_bytes = pointer(s.events), pointer(s.event_bytes)
     base, count = pointer(s.event_base), pointer(s.event_count)
     s.atom_free_s[:] = 0.0
     s.link_free_s[:] = 0.0
@@ -502,7 +502,7 @@ def note(
 @kernel
 def find_peaks(p: Compiled, s: Scratch) -> bool:
     """Whether every account stays within its capacity; the peaks are left in the scratch."""
-    time_s, num_bytes = pointer(s.events), pointer(s.events.view(np.int64))
+    time_s, num_bytes = pointer(s.events), pointer(s.event_bytes)
     base, count = s.event_base, s.event_count
     fits = True
     for account in range(p.num_accounts):

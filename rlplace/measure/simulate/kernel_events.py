@@ -6,38 +6,35 @@ cost time, for each dispatcher (`dispatch_order="plan"`) or each device's launch
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
-from rlplace.jit import Ints, Longs, kernel, lowest_bit, pointer
+from rlplace.jit import Block, Floats, Ints, Longs, kernel, lowest_bit, pointer
 from rlplace.measure.simulate.compiled_problem import HANDOVER, JOB, Compiled
 from rlplace.measure.simulate.kernel_plan import count_updates, waiting_updates
 from rlplace.measure.simulate.kernel_plan_general import earliest, slow_down
 from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch
 
 
-class EventScratch(NamedTuple):
+class EventScratch(Block):
     """Working memory for timing event by event."""
 
-    lane_base: NDArray[np.int64]  # (lanes + 1,)
-    lane_head: NDArray[np.int64]  # (lanes,)
-    lane_items: NDArray[np.int32]
-    item_lanes: NDArray[np.int32]  # lanes of each item, for each of its turns ...
-    item_base: NDArray[np.int64]  # (N + K,) ... from here ...
-    item_end: NDArray[np.int64]  # (N + K,) ... to here
-    place: NDArray[np.int32]  # place of the item in each of its lanes, aligned with `item_lanes`
-    duration_s: NDArray[np.float64]  # (N + K,)
-    slot: NDArray[np.int32]  # (N + K,) where the running item is kept; -1 for items that take no time
-    bounded: NDArray[np.int32]  # (N + K,) how many of its lanes, the first ones, bound its launch by `run_ahead`
-    data_waiting: NDArray[np.int32]  # (N + K,)
-    first_transfer: NDArray[np.int32]  # (T,)
-    next_transfer: NDArray[np.int32]  # (K,)
-    startable: NDArray[np.int32]  # (N + K,)
-    launch_end_s: NDArray[np.float64]  # (dispatchers,)
-    launch_lane: NDArray[np.int64]  # (dispatchers,)
-    request_s: NDArray[np.float64]  # (D,)
+    lane_base: Longs  # (lanes + 1,)
+    lane_head: Longs  # (lanes,)
+    lane_items: Ints
+    item_lanes: Ints  # lanes of each item, for each of its turns ...
+    item_base: Longs  # (N + K,) ... from here ...
+    item_end: Longs  # (N + K,) ... to here
+    place: Ints  # place of the item in each of its lanes, aligned with `item_lanes`
+    duration_s: Floats  # (N + K,)
+    slot: Ints  # (N + K,) where the running item is kept; -1 for items that take no time
+    bounded: Ints  # (N + K,) how many of its lanes, the first ones, bound its launch by `run_ahead`
+    data_waiting: Ints  # (N + K,)
+    first_transfer: Ints  # (T,)
+    next_transfer: Ints  # (K,)
+    startable: Ints  # (N + K,)
+    launch_end_s: Floats  # (dispatchers,)
+    launch_lane: Longs  # (dispatchers,)
+    request_s: Floats  # (D,)
 
 
 def new_event_scratch(p: Compiled) -> EventScratch:

@@ -46,7 +46,7 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
     waiting, ended, arrived, found = pointer(s.waiting), pointer(s.ended), pointer(s.arrived), s.found
     leaf, middle, top = pointer(s.ready_leaf), pointer(s.ready_middle), pointer(s.ready_top)
     num_leaf, num_middle, num_top = p.num_leaf, p.num_middle, p.num_top
-    slot_end_s, slot_bits = pointer(s.slot_end_s), pointer(s.slot_end_s.view(np.int64))
+    slot_end_s, slot_bits = pointer(s.slot_end_s), pointer(s.slot_end_bits)
     slot_item, slot_tail, slot_next = pointer(s.slot_item), pointer(s.slot_tail), pointer(s.slot_next)
     follower, link_free_s, link_last = pointer(s.follower), pointer(s.link_free_s), pointer(s.link_last)
     has_handovers, has_updates, updates = p.has_handovers, p.has_updates, p.updates

@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.jit import Bytes, Floats, Ints, Longs
+from rlplace.jit import Block, Bytes, Floats, Ints, IntTable, Longs
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled_problem import Compiled
@@ -23,7 +22,7 @@ ORIGINAL, KEPT = 1 << 28, 1 << 29
 """Flags in `Scratch.users`: the tensor was made here; it is never freed here."""
 
 
-class Scratch(NamedTuple):
+class Scratch(Block):
     """Outputs (the plan, and when each item starts and ends) and working memory. K is the most transfers there can be.
 
     An item is an op `i` or a transfer `num_ops + k`.
@@ -47,6 +46,7 @@ class Scratch(NamedTuple):
     ready_middle: Longs
     ready_top: Longs
     slot_end_s: Floats  # (slots + 1,) when the running item of a device or of a first link ends
+    slot_end_bits: Longs  # the same memory, read as int64
     slot_item: Ints  # (slots,)
     slot_tail: Ints  # (slots,)
     arrived: Ints  # (K,) tensors that arrive at one instant
@@ -79,7 +79,8 @@ class Scratch(NamedTuple):
     last_use_s: Floats  # (T * D,)
     event_base: Longs  # (2 * accounts + 1,) where each account's allocations begin, then its frees
     event_count: Longs  # (2 * accounts,)
-    events: Floats  # pairs of an event's time and its bytes; bytes are whole numbers, read as int64 in the same memory
+    events: Floats  # pairs of an event's time and its bytes
+    event_bytes: Longs  # the same memory, read as int64: bytes are whole numbers
     held_bytes: Longs  # (accounts,) from start to end of the step
 
 
@@ -87,6 +88,7 @@ def new_scratch(p: Compiled) -> Scratch:
     """Working memory for one thread."""
     n, t, d, links, k = p.num_ops, p.num_tensors, p.num_devices, p.num_links, p.max_transfers
     most_events = 2 * (2 * n + t + 2 * k) + 2 * (d + p.num_accounts)
+    events, slot_end_s = np.zeros(2 * most_events), np.zeros(p.num_slots + 1)
     return Scratch(
         state=np.zeros(2, np.int64),
         sequence=np.zeros(n + k + 1, np.int32),
@@ -104,7 +106,8 @@ def new_scratch(p: Compiled) -> Scratch:
         ready_leaf=np.zeros(d * p.num_leaf, np.int64),
         ready_middle=np.zeros(d * p.num_middle, np.int64),
         ready_top=np.zeros(d * p.num_top, np.int64),
-        slot_end_s=np.zeros(p.num_slots + 1),
+        slot_end_s=slot_end_s,
+        slot_end_bits=slot_end_s.view(np.int64),
         slot_item=np.zeros(p.num_slots, np.int32),
         slot_tail=np.zeros(p.num_slots, np.int32),
         arrived=np.zeros(k, np.int32),
@@ -134,12 +137,13 @@ def new_scratch(p: Compiled) -> Scratch:
         last_use_s=np.zeros(t * d),
         event_base=np.zeros(2 * p.num_accounts + 1, np.int64),
         event_count=np.zeros(2 * p.num_accounts, np.int64),
-        events=np.zeros(2 * most_events),
+        events=events,
+        event_bytes=events.view(np.int64),
         held_bytes=np.zeros(p.num_accounts, np.int64),
     )
 
 
-class PlanBatch(NamedTuple):
+class PlanBatch(Block):
     """B plans, one after the other, or B placements that are still to be planned (then all but `devices` is empty).
 
     Good on any host with the same devices and kinds of route.
@@ -153,7 +157,7 @@ class PlanBatch(NamedTuple):
         transfer_offsets: (B + 1,) int64.
     """
 
-    devices: Ints
+    devices: IntTable
     sequence: Ints
     sequence_offsets: Longs
     transfer_tensor: Ints

@@ -1,29 +1,38 @@
 """`GroupPPO`: proximal policy optimisation with a ratio for each group, and with self-imitation.
 
 `learn_many`: one network learns on several problems at once.
+
+`PlacerPPO`: `GroupPPO` behind the face of Stable-Baselines3's PPO, for a `PlacerPolicy` and an env.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from stable_baselines3 import PPO
+from stable_baselines3.common.buffers import DictRolloutBuffer
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 
+from rlplace.env.problem_features import index_space
 from rlplace.errors import InvalidValue
-from rlplace.policy.config import PPOConfig
-from rlplace.policy.learn.clone import cloning_loss, imitate
-from rlplace.policy.learn.elites import Elites, settle
-from rlplace.policy.learn.state import LearnerState, learner_state, load_learner_state
-from rlplace.policy.protocols import GroupPolicy
+from rlplace.policy.base import GroupPolicy
+from rlplace.policy.learn.imitation import EliteLearner, Elites, cloning_loss, descend, imitate, settle
+from rlplace.policy.options import PPOConfig
+from rlplace.policy.placer import PlacerPolicy
 
 
-class GroupPPO:
+class GroupPPO(EliteLearner):
     """Proximal policy optimisation (Schulman et al. 2017) for placements of many groups at once.
 
     - Every episode is one placement and all start in the same state, so the advantage is the reward less the mean of
@@ -39,6 +48,8 @@ class GroupPPO:
         policy: what learns, in place.
         elites: the best placements seen, which the policy clones.
     """
+
+    policy: GroupPolicy
 
     def __init__(
         self,
@@ -56,9 +67,13 @@ class GroupPPO:
             seed: of the order of minibatches.
             optimizer: of the policy's parameters, where several learners share them; an Adam of its own by default.
         """
-        self.policy, self.config = policy, config or PPOConfig()
-        self.elites = Elites(self.config.num_elites)
-        self._optimizer = optimizer or Adam(policy.parameters(), lr=self.config.learning_rate)
+        self.config = config or PPOConfig()
+        super().__init__(
+            policy,
+            learning_rate=self.config.learning_rate,
+            num_elites=self.config.num_elites,
+            optimizer=optimizer,
+        )
         self._rng = np.random.default_rng(seed)
         self._num_updates = 0
 
@@ -66,10 +81,6 @@ class GroupPPO:
         """Clones placements of groups, (G,) or (M, G), before learning from rewards."""
         imitate(self.policy, group_devices)
         settle(self.policy, self.config.flips)
-
-    def forget(self) -> None:
-        """Forgets the best placements seen, as when rewards come to mean something else."""
-        self.elites.clear()
 
     def update(
         self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
@@ -93,20 +104,14 @@ class GroupPPO:
         figures = {name: float(np.mean(values)) for name, values in log.items()}
         return figures | {"best_reward": float(self.elites.rewards[0]), "n_updates": float(self._num_updates)}
 
-    def state(self) -> LearnerState:
-        """All that it and its policy need to go on."""
-        facts = {"shuffling": self._rng.bit_generator.state, "n_updates": self._num_updates}
-        return learner_state(self.policy, self._optimizer, self.elites, facts)
+    def facts(self) -> dict[str, Any]:
+        """The generator of minibatches, and the number of passes so far."""
+        return {"shuffling": self._rng.bit_generator.state, "n_updates": self._num_updates}
 
-    def load_state(self, state: LearnerState) -> None:
-        """Goes on from the state of another one, made for the same problem with the same options.
-
-        Raises:
-            KeyError, RuntimeError, ValueError: it is of another policy.
-        """
-        load_learner_state(state, self.policy, self._optimizer, self.elites)
-        self._rng.bit_generator.state = state.facts["shuffling"]
-        self._num_updates = operator.index(state.facts["n_updates"])
+    def load_facts(self, facts: Mapping[str, Any]) -> None:
+        """Takes the `facts` of another one."""
+        self._rng.bit_generator.state = facts["shuffling"]
+        self._num_updates = operator.index(facts["n_updates"])
 
     def _minibatches(self, num_rows: int) -> Iterator[NDArray[np.int64]]:
         size = self.config.batch_size
@@ -124,10 +129,7 @@ class GroupPPO:
         loss, approx_kl = self._loss(rows_BG, advantages_B, old_BG, log)
         if self.config.target_kl is not None and approx_kl > 1.5 * self.config.target_kl:
             return False
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
-        self._optimizer.step()
+        descend(self._optimizer, loss, self.config.max_grad_norm)
         return True
 
     def _loss(
@@ -142,18 +144,13 @@ class GroupPPO:
         elite_loss = cloning_loss(self.policy, self.elites.group_devices, config.elite_smoothing).mean()
         loss = policy_loss - config.ent_coef * entropy + config.elite_coef * elite_loss
         with torch.no_grad():
-            approx_kl = float((log_ratio_BG.exp() - 1 - log_ratio_BG).mean())
-            clip_fraction = float(((log_ratio_BG.exp() - 1).abs() > config.clip_range).float().mean())
-        for name, value in (
-            ("policy_gradient_loss", policy_loss.item()),
-            ("entropy", entropy.item()),
-            ("elite_loss", elite_loss.item()),
-            ("approx_kl", approx_kl),
-            ("clip_fraction", clip_fraction),
-            ("loss", loss.item()),
-        ):
-            log[name].append(value)
-        return loss, approx_kl
+            approx_kl = (log_ratio_BG.exp() - 1 - log_ratio_BG).mean()
+            clip_fraction = ((log_ratio_BG.exp() - 1).abs() > config.clip_range).float().mean()
+        figures = {"policy_gradient_loss": policy_loss, "entropy": entropy, "elite_loss": elite_loss, "loss": loss}
+        figures |= {"approx_kl": approx_kl, "clip_fraction": clip_fraction}
+        for name, value in figures.items():
+            log[name].append(value.item())
+        return loss, float(approx_kl)
 
 
 def relative_advantages(rewards: NDArray[np.floating], *, normalize: bool) -> Tensor:
@@ -223,3 +220,92 @@ def learn_many(
             if on_update is not None:
                 on_update(index, figures)
     return learners
+
+
+class PlacerPPO(PPO):
+    """Stable-Baselines3's PPO with its loop, callbacks and logs, of which every rollout is an update of `GroupPPO`.
+
+    The env may be exchanged by `set_env` for one that measures otherwise, also with another number of envs.
+    """
+
+    policy: PlacerPolicy
+
+    def __init__(
+        self, policy: PlacerPolicy, env: VecEnv, config: PPOConfig | None = None, *, seed: int = 0, **options: Any
+    ) -> None:
+        """A learner for `policy`.
+
+        Args:
+            policy: learns, in place.
+            env: one-step episodes: `PlacementVecEnv`.
+            config: how; or give its fields as keywords.
+            seed: of sampling and shuffling.
+            options: fields of `PPOConfig`, over those of `config`.
+
+        Raises:
+            InvalidValue: fewer than two placements a rollout, or an option out of range.
+        """
+        self.config = dataclasses.replace(config or PPOConfig(), **options)
+        num_placements = self.config.n_steps * env.num_envs
+        if num_placements < 2:
+            raise InvalidValue("n_steps * num_envs", num_placements, "at least 2", where="PlacerPPO")
+        self._given_policy, self._learner = policy, GroupPPO(policy, self.config, seed=seed)
+        super().__init__(
+            PlacerPolicy,
+            env,
+            learning_rate=self.config.learning_rate,
+            n_steps=self.config.n_steps,
+            batch_size=num_placements,
+            n_epochs=self.config.n_epochs,
+            vf_coef=0.0,  # every episode starts in the same state: the mean of a rollout is the better baseline
+            seed=seed,
+            device="cpu",
+        )
+        self._logger = Logger(folder=None, output_formats=[])  # until `learn` makes one
+
+    @property
+    def elites(self) -> Elites:
+        """The best placements seen on this env, which the policy clones."""
+        return self._learner.elites
+
+    def _setup_model(self) -> None:
+        self._setup_lr_schedule()
+        self.policy = self._given_policy
+        self.rollout_buffer = self._make_buffer()
+        self.set_random_seed(self.seed)
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """Seeds everything that this learner draws; with None, nothing.
+
+        The global generators of Python, NumPy and PyTorch, which Stable-Baselines3 seeds too, belong to the user.
+        """
+        if seed is not None:
+            self.action_space.seed(seed)
+            if self.env is not None:
+                self.env.seed(seed)
+            self.policy.generator.manual_seed(seed)
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """Goes on with another env of the same spaces; what was best on the old one is forgotten."""
+        env = self._wrap_env(env, self.verbose)
+        if env.num_envs != self.n_envs:
+            self.n_envs = env.num_envs
+            self.rollout_buffer = self._make_buffer()
+        super().set_env(env, force_reset=force_reset)
+        self._learner.forget()
+
+    def imitate(self, group_devices: NDArray[np.integer]) -> None:
+        """Clones placements of groups, (G,) or (M, G), before learning from rewards."""
+        self._learner.imitate(group_devices)
+
+    def train(self) -> None:
+        """Updates the policy from the rollout, and logs."""
+        rows_BG = self.rollout_buffer.actions.reshape(-1, self.policy.num_groups)
+        progress = 1.0 - self._current_progress_remaining
+        for name, value in self._learner.update(
+            rows_BG, self.rollout_buffer.rewards.ravel(), progress=progress
+        ).items():
+            self.logger.record(f"train/{name}", value)
+
+    def _make_buffer(self) -> DictRolloutBuffer:
+        return DictRolloutBuffer(self.n_steps, index_space(), self.action_space, device=self.device, n_envs=self.n_envs)

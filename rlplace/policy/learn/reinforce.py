@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -10,11 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlplace.errors import InvalidValue
-from rlplace.policy.config import ReinforceConfig
-from rlplace.policy.learn.clone import cloning_loss
-from rlplace.policy.learn.elites import Elites, settle
-from rlplace.policy.learn.state import LearnerState, finite, learner_state, load_learner_state
-from rlplace.policy.protocols import GroupPolicy, LearnedPolicy, Policy, StartsSomewhere
+from rlplace.policy.base import GroupPolicy, LearnedPolicy, Policy, StartsSomewhere
+from rlplace.policy.learn.imitation import EliteLearner, cloning_loss, descend, settle
+from rlplace.policy.learn.state import finite
+from rlplace.policy.options import ReinforceConfig
 
 IMITATION_STEPS, IMITATION_RATE = 100, 1e-2
 """Most gradient steps (Adam) of an imitation, and their learning rate."""
@@ -31,7 +31,7 @@ class Noisy(Protocol):
     logit_noise: float
 
 
-class Reinforce:
+class Reinforce(EliteLearner):
     """REINFORCE (Williams 1992) as Mirhoseini et al. 2017 (section 3.1) use it.
 
     The gradient is that of the mean over a batch of (reward - baseline) log-probability, with a moving average of
@@ -52,6 +52,8 @@ class Reinforce:
         baseline: moving average of the rewards so far; None before the first.
     """
 
+    policy: LearnedPolicy
+
     def __init__(self, policy: Policy, config: ReinforceConfig | None = None) -> None:
         """A learner for `policy`, which learns in place.
 
@@ -64,14 +66,13 @@ class Reinforce:
         """
         if not isinstance(policy, LearnedPolicy):
             raise InvalidValue("policy", type(policy).__name__, "one with `parameters()`", where="learner reinforce")
-        self.policy, self.config = policy, config or ReinforceConfig()
+        self.config = config or ReinforceConfig()
         if not isinstance(policy, GroupPolicy):
             for name in ("ent_coef", "elite_coef"):
                 if value := getattr(self.config, name):
                     raise InvalidValue(name, value, "0 for a policy without `evaluate`", where="learner reinforce")
+        super().__init__(policy, learning_rate=self.config.learning_rate, num_elites=1)
         self.baseline: float | None = None
-        self._best = Elites(1)
-        self._optimizer = torch.optim.Adam(policy.parameters(), lr=self.config.learning_rate)
         self._set_noise(0.0)
 
     def imitate(self, group_devices: NDArray[np.integer]) -> None:
@@ -92,9 +93,7 @@ class Reinforce:
                 raise InvalidValue("group_devices", "one that is impossible", expected, where="imitate")
             if loss.item() < IMITATED:
                 break
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            descend(optimizer, loss)
 
     def update(
         self,
@@ -115,7 +114,7 @@ class Reinforce:
         self._set_noise(progress)
         rewards_B = np.asarray(rewards, dtype=np.float64)
         ran_B = np.ones(len(rewards_B), dtype=np.bool_) if ran is None else np.asarray(ran)
-        self._best.add(group_devices, rewards_B)
+        self.elites.add(group_devices, rewards_B)
         figures = {"mean_reward": float(rewards_B.mean()), "failed": float(1.0 - ran_B.mean())}
         if progress >= self.config.failing_until:
             group_devices, rewards_B = np.asarray(group_devices)[ran_B], rewards_B[ran_B]
@@ -124,35 +123,25 @@ class Reinforce:
         mean = float(rewards_B.mean())
         baseline = mean if self.baseline is None else self.baseline
         loss, parts = self._loss(group_devices, torch.from_numpy(rewards_B - baseline))
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
-        self._optimizer.step()
-        settle(self.policy, self.config.flips, self._best)
+        norm = descend(self._optimizer, loss, self.config.max_grad_norm)
+        settle(self.policy, self.config.flips, self.elites)
         self.baseline = self.config.baseline_decay * baseline + (1.0 - self.config.baseline_decay) * mean
-        return figures | parts | {"loss": loss.item(), "baseline": self.baseline, "gradient_norm": float(norm)}
+        return figures | parts | {"loss": loss.item(), "baseline": self.baseline, "gradient_norm": norm}
 
     def forget(self) -> None:
         """Forgets the baseline and the best placement, as when rewards come to mean something else."""
+        super().forget()
         self.baseline = None
-        self._best.clear()
 
-    def state(self) -> LearnerState:
-        """All that it and its policy need to go on."""
-        facts = {"baseline": self.baseline, "logit_noise": getattr(self.policy, "logit_noise", None)}
-        return learner_state(self.policy, self._optimizer, self._best, facts, elites_name="best")
+    def facts(self) -> dict[str, Any]:
+        """The baseline, and the noise of the policy's samples."""
+        return {"baseline": self.baseline, "logit_noise": getattr(self.policy, "logit_noise", None)}
 
-    def load_state(self, state: LearnerState) -> None:
-        """Goes on from the state of another one, made for the same problem with the same options.
-
-        Raises:
-            KeyError, RuntimeError, ValueError: it is of another policy.
-        """
-        load_learner_state(state, self.policy, self._optimizer, self._best, elites_name="best")
-        baseline = state.facts["baseline"]
-        self.baseline = None if baseline is None else finite(baseline)
+    def load_facts(self, facts: Mapping[str, Any]) -> None:
+        """Takes the `facts` of another one."""
+        self.baseline = None if facts["baseline"] is None else finite(facts["baseline"])
         if isinstance(self.policy, Noisy):
-            self.policy.logit_noise = finite(state.facts["logit_noise"])
+            self.policy.logit_noise = finite(facts["logit_noise"])
 
     def _loss(self, group_devices: NDArray[np.integer], advantages_B: Tensor) -> tuple[Tensor, dict[str, float]]:
         """-(R - b) log p, the mean over the batch, with an entropy bonus and self-imitation, and what these are."""
@@ -166,7 +155,7 @@ class Reinforce:
             loss = loss - config.ent_coef * entropy
             figures["entropy"] = entropy.item()
         if config.elite_coef:
-            elite_loss = cloning_loss(self.policy, self._best.group_devices, ELITE_SMOOTHING).mean()
+            elite_loss = cloning_loss(self.policy, self.elites.group_devices, ELITE_SMOOTHING).mean()
             loss = loss + config.elite_coef * elite_loss
             figures["elite_loss"] = elite_loss.item()
         return loss, figures

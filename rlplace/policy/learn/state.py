@@ -1,6 +1,6 @@
-"""`LearnerState`: all that a learner and its policy need to go on to the bit, as tensors and plain data.
+"""`LearnerState`: everything that a learner and its policy need to go on to the bit, as tensors and plain data.
 
-`LearnerFile`: a learner's state in one file, from time to time, for a process that goes on with it.
+`save_learner` and `resume_learner` keep it in one file; `LearnerFile` does so from time to time.
 """
 
 from __future__ import annotations
@@ -17,18 +17,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.files import jsonable, parse_json, read_plain, write_bytes_atomic
-from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint
-from rlplace.policy.learn.elites import Elites
-from rlplace.policy.protocols import Policy
-
-KIND = "learner"
-"""What its files say they are of."""
+from rlplace.policy.base import Policy
+from rlplace.policy.checkpoint import refusing
 
 
 @dataclass(frozen=True)
@@ -69,75 +64,10 @@ class Resumable(Protocol):
     """A learner that can be stopped, and gone on with to the bit."""
 
     def state(self) -> LearnerState:
-        """All that it and its policy need to go on: weights, optimizer, baseline, generators, best placements."""
-        ...
+        """Weights, optimizer, baseline, generators and best placements: of the learner and its policy."""
 
     def load_state(self, state: LearnerState) -> None:
         """Goes on from the state of another one, made for the same problem with the same options."""
-        ...
-
-
-def save_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
-    """Writes a learner's state, its policy's with it, to `path` (safetensors) and beside it (`.json`).
-
-    Raises:
-        FileProblem: a file cannot be written.
-        InvalidValue: its policy is no `torch.nn.Module` with a `generator`.
-    """
-    state = learner.state()
-    about = {"schema": SCHEMA, "kind": KIND, "learner": type(learner).__name__, "facts": dict(state.facts)}
-    save_checkpoint(path, about, state.tensors)
-
-
-def resume_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
-    """Puts a learner, and its policy, where `save_learner` left one made for the same problem with the same options.
-
-    Raises:
-        FileProblem: a file is missing, malformed, or of another learner or policy.
-    """
-    about, tensors = load_checkpoint(path, KIND)
-    about_path = Path(path).with_suffix(".json")
-    if about.get("learner") != type(learner).__name__ or not isinstance(about.get("facts"), dict):
-        raise FileProblem(about_path, f"the state of a {about.get('learner')}, expected of a {type(learner).__name__}.")
-    try:
-        learner.load_state(LearnerState(tensors, about["facts"]))
-    except _STRANGE as error:
-        raise FileProblem(path, f"not the state of this learner and its policy: {error}.") from error
-
-
-def learner_state(
-    policy: object,
-    optimizer: torch.optim.Optimizer,
-    elites: Elites,
-    facts: Mapping[str, Any] | None = None,
-    *,
-    elites_name: str = "elites",
-) -> LearnerState:
-    """What every learner keeps: its policy, its optimizer and the best placements seen, beside facts of its own.
-
-    Raises:
-        InvalidValue: the policy is no `torch.nn.Module` with a `generator`.
-    """
-    state = LearnerState({}, facts or {}).with_part("policy", policy_state(policy))
-    return state.with_part("optimizer", optimizer_state(optimizer)).with_part(elites_name, elites_state(elites))
-
-
-def load_learner_state(
-    state: LearnerState,
-    policy: object,
-    optimizer: torch.optim.Optimizer,
-    elites: Elites,
-    *,
-    elites_name: str = "elites",
-) -> None:
-    """Takes what `learner_state` gave, but for the facts.
-
-    Raises:
-        KeyError, RuntimeError, ValueError: it is of another learner or policy.
-    """
-    load_policy_state(policy, state.part("policy"))
-    load_optimizer_state(optimizer, state.part("optimizer"))
-    load_elites_state(elites, state.part(elites_name), policy)
 
 
 def policy_state(policy: object) -> LearnerState:
@@ -152,20 +82,20 @@ def policy_state(policy: object) -> LearnerState:
 
 
 def load_policy_state(policy: object, state: LearnerState) -> None:
-    """Takes what `policy_state` gave, but for the buffers that describe the problem: these stay.
+    """Takes the state of `policy_state`, but for the buffers that describe the problem: these stay.
 
     Raises:
         KeyError, RuntimeError, ValueError: it is of another policy.
     """
     module, generator = _parts(policy)
-    own = module.state_dict()
+    own, kept = module.state_dict(), state.part("module").tensors
     fixed = {name: own[name] for name in getattr(policy, "problem_buffers", ())}
-    for name, tensor in state.part("module").tensors.items():
+    for name, tensor in kept.items():
         if name not in fixed and name in own and bool(torch.isfinite(own[name]).all()):
-            _check_finite(name, tensor)
-    module.load_state_dict({**state.part("module").tensors, **fixed})
+            check_finite(name, tensor)
+    module.load_state_dict({**kept, **fixed})
     if isinstance(policy, Policy):
-        _check_devices("its best guess", torch.from_numpy(policy.mode()), policy)
+        check_devices("its best guess", torch.from_numpy(policy.mode()), policy)
     _check_generator(state.tensors["generator"])
     generator.set_state(state.tensors["generator"])
 
@@ -182,7 +112,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> LearnerState:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: LearnerState) -> None:
-    """Takes what `optimizer_state` gave of an optimizer of the same kind, over parameters of the same shapes.
+    """Takes the state of an optimizer of the same kind, over parameters of the same shapes.
 
     Raises:
         KeyError, ValueError: it is of another optimizer.
@@ -193,7 +123,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: LearnerState) 
         index, _, name = key.partition(".")
         if not 0 <= int(index) < len(parameters) or tensor.shape not in (parameters[int(index)].shape, ()):
             raise ValueError(f"the moment {key} of {tuple(tensor.shape)} is of no parameter")
-        _check_finite(key, tensor)
+        check_finite(key, tensor)
         moments.setdefault(int(index), {})[name] = tensor.clone()
     groups = optimizer.state_dict()["param_groups"]
     for group, learning_rate in zip(groups, state.facts["learning_rates"], strict=True):
@@ -201,29 +131,6 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: LearnerState) 
             raise ValueError(f"a learning rate of {learning_rate}")
         group["lr"] = float(learning_rate)
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
-
-
-def elites_state(elites: Elites) -> LearnerState:
-    """The best placements seen, their rewards, and how often each came."""
-    tensors = {"group_devices": elites.group_devices, "rewards": elites.rewards, "counts": elites.counts}
-    return LearnerState({name: torch.from_numpy(np.array(array)) for name, array in tensors.items()})
-
-
-def load_elites_state(elites: Elites, state: LearnerState, policy: object) -> None:
-    """Takes what `elites_state` gave, of placements of this policy.
-
-    Raises:
-        KeyError, ValueError: it is no such state.
-    """
-    devices, rewards, counts = (state.tensors[name] for name in ("group_devices", "rewards", "counts"))
-    if len(devices):
-        _check_devices("group_devices", devices, policy)
-    if len(devices) > elites.capacity or not len(devices) == len(rewards) == len(counts):
-        raise ValueError(f"{len(devices)} placements, {len(rewards)} rewards and {len(counts)} counts")
-    _check_finite("rewards", rewards)
-    if counts.is_floating_point() or counts.dim() != 1 or rewards.dim() != 1 or bool((counts < 1).any()):
-        raise ValueError("rewards and counts that are none")
-    elites.restore(devices.numpy(), rewards.numpy(), counts.numpy())
 
 
 def finite(value: float) -> float:
@@ -237,13 +144,14 @@ def finite(value: float) -> float:
     return float(value)
 
 
-def _check_finite(name: str, tensor: Tensor) -> None:
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Refuses infinities and NaN."""
     if not bool(torch.isfinite(tensor).all()):
         raise ValueError(f"{name} holds numbers that are not finite")
 
 
-def _check_devices(name: str, tensor: Tensor, policy: object) -> None:
-    """Refuses what is no placement, or several, of the policy's groups (..., G)."""
+def check_devices(name: str, tensor: Tensor, policy: object) -> None:
+    """Refuses tensors that are not placements (..., G) of the policy's groups."""
     num_groups, num_devices = getattr(policy, "num_groups", None), getattr(policy, "num_devices", 0)
     is_whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
     if not is_whole or tensor.shape[-1:] != (num_groups,) or not bool(((tensor >= 0) & (tensor < num_devices)).all()):
@@ -257,7 +165,7 @@ def _check_generator(state: Tensor) -> None:
     next one's place (8).
     """
     if state.dtype != torch.uint8 or len(state) < _TWISTER_BYTES:
-        return  # `set_state` knows
+        return  # `set_state` refuses it
     _, left, _, following = struct.unpack_from("=QiiQ", state[:24].numpy().tobytes())
     if left < 1 or left + following > 625:
         raise ValueError(f"a generator at number {following} with {left} left")
@@ -273,27 +181,60 @@ def _parts(policy: object) -> tuple[nn.Module, torch.Generator]:
 
 _TWISTER_BYTES = 5000
 """The state of a generator on the CPU is longer, that of one on a GPU shorter."""
-_STRANGE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a state of something else raises."""
-EVERY_S = 5.0
-"""So long at least between two writes ..."""
-SHARE = 0.05
-"""... and as long as keeps their share of the time below this."""
 LARGEST_BYTES = 1 << 30
 """A larger file is not read: that of a policy with its optimizer has some ten megabytes."""
 RECORDS = "records"
 """The tensor that holds the facts, as JSON: one file is written whole or not at all, two are not."""
 
 
+def save_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
+    """Writes the state of a learner and its policy to `path` (safetensors).
+
+    Raises:
+        FileProblem: the file cannot be written.
+        InvalidValue: the policy is no `torch.nn.Module` with a `generator`.
+    """
+    _write(path, learner, learner.state())
+
+
+def _write(path: str | os.PathLike[str], learner: Resumable, state: LearnerState) -> None:
+    facts = jsonable({"learner": type(learner).__name__, "facts": dict(state.facts)})
+    text = json.dumps(facts, allow_nan=False).encode("utf-8")
+    records = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
+    tensors = {name: tensor.detach().contiguous() for name, tensor in state.tensors.items()}
+    write_bytes_atomic(path, save({RECORDS: records, **tensors}))
+
+
+def resume_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
+    """Puts a learner, and its policy, where `save_learner` left one made for the same problem with the same options.
+
+    Raises:
+        FileProblem: the file is missing, malformed, or of another learner or policy.
+    """
+    data, name = read_plain(path, largest_bytes=LARGEST_BYTES, holds="a learner's state"), type(learner).__name__
+    with refusing(path, "not the state of this learner and its policy"):
+        tensors = load(data)
+        about = parse_json(tensors.pop(RECORDS).numpy().tobytes().decode("utf-8"), path)
+        if about["learner"] != name:
+            raise FileProblem(path, f"the state of a {about['learner']}, expected of a {name}.")
+        learner.load_state(LearnerState(tensors, about["facts"]))
+
+
+EVERY_S = 5.0
+"""Least time between two writes ..."""
+SHARE = 0.05
+"""... and the largest share of the time that they take."""
+
+
 class LearnerFile:
-    """Keeps the state of a learner, and its policy's with it, and gives it to the next one of its kind.
+    """Keeps the state of a learner and its policy, and gives it to the next one of its kind.
 
     A learner that is not `Resumable` is left alone: it begins anew.
 
     Args:
         path: of the file, safetensors.
-        is_resumed: whether a learner goes on from what is there; otherwise that is replaced.
-        say: told what cannot be gone on from.
+        is_resumed: whether a learner goes on from the file; otherwise the file is replaced.
+        say: told why a learner begins anew.
         clock: seconds that never go back.
     """
 
@@ -314,12 +255,10 @@ class LearnerFile:
         if begun is None or not isinstance(learner, Resumable):
             return
         try:
-            learner.load_state(self._read(type(learner).__name__))
+            resume_learner(self._path, learner)
         except FileProblem as error:
-            self._say(f"warning: {error} The learner begins anew.")
-        except _STRANGE as error:
             learner.load_state(begun)
-            self._say(f"warning: {self._path}: not the state of this learner ({error}). It begins anew.")
+            self._say(f"warning: {error} The learner begins anew.")
 
     def keep(self, learner: object) -> None:
         """Writes the learner's state, if the last time was long enough ago.
@@ -329,32 +268,16 @@ class LearnerFile:
         """
         begin_s = self._clock()
         state = _state(learner) if begin_s >= self._next_s else None
-        if state is None:
-            return
-        facts = {"learner": type(learner).__name__, "facts": dict(state.facts)}
-        text = json.dumps(jsonable(facts), allow_nan=False).encode("utf-8")
-        records = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
-        tensors = {name: tensor.detach().contiguous() for name, tensor in state.tensors.items()}
-        write_bytes_atomic(self._path, save({RECORDS: records, **tensors}))
-        self._next_s = self._clock() + max(EVERY_S, (self._clock() - begin_s) / SHARE)
-
-    def _read(self, learner: str) -> LearnerState:
-        try:
-            tensors = load(read_plain(self._path, largest_bytes=LARGEST_BYTES, holds="a learner's state"))
-            text = tensors.pop(RECORDS).numpy().tobytes().decode("utf-8")
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise FileProblem(self._path, f"not the state of a learner: {error}.") from error
-        about = parse_json(text, self._path)
-        if not isinstance(about, dict) or not isinstance(about.get("facts"), dict) or about.get("learner") != learner:
-            raise FileProblem(self._path, f"not the state of a {learner}.")
-        return LearnerState(tensors, about["facts"])
+        if state is not None and isinstance(learner, Resumable):
+            _write(self._path, learner, state)
+            self._next_s = self._clock() + max(EVERY_S, (self._clock() - begin_s) / SHARE)
 
 
 def _state(learner: object) -> LearnerState | None:
-    """The state of a learner; None of one that cannot be gone on with."""
+    """The state of a learner; None if it, or its policy, has none."""
     if not isinstance(learner, Resumable):
         return None
     try:
         return learner.state()
-    except InvalidValue:  # of a policy that does not say what it draws from
+    except InvalidValue:  # of a policy without a generator of its own
         return None

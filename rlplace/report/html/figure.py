@@ -1,27 +1,24 @@
-"""`Figure`: what plotly is to draw, as plain data that a page can hold, whatever names are in it.
+"""`Figure`: what plotly draws, as plain data, and HTML from data; every text is escaped here.
 
-HTML from data: every text is escaped here, so that no name of a run can become markup.
-
-Names of a run as text that markup cannot hide in: for HTML, and for plotly's own small markup language.
+So no name of a run can become markup, neither of HTML nor of plotly's own small markup language.
 """
 
 from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlplace.files import jsonable
+from rlplace.report.plots import Axis, Plot
 from rlplace.say import clean
 
 INK, FAINT, GRID, CARD, ACCENT = "@ink", "@faint", "@grid", "@card", "@accent"
 """Colours of the page, which the page's script replaces by those of its light or dark style."""
 
-PHASE_COLORS = {"forward": "#0072B2", "backward": "#E69F00", "update": "#009E73", "transfer": "#CC79A7"}
-"""Of Okabe and Ito's palette (2008), as in the pictures of timelines."""
-SERIES_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "@ink")
 DEVICE_COLORS = ("#44AA99", "#CC6677", "#88CCEE", "#DDCC77", "#AA4499", "#999933", "#117733", "#882255", "#6699CC")
 """Paul Tol's `muted` scheme (2021), told apart with every common kind of colour blindness; none is of a phase."""
 MODULE_COLORS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#8C6D46", "#9A8FC1")
@@ -89,21 +86,8 @@ def figures_json(figures: Sequence[Figure]) -> str:
         False
     """
     plain = [
-        {
-            "id": figure.id,
-            "data": figure.data,
-            "layout": figure.layout,
-            "variants": [
-                {
-                    "label": variant.label,
-                    "restyle": variant.restyle,
-                    "relayout": variant.relayout,
-                    "legend": variant.legend,
-                }
-                for variant in figure.variants
-            ],
-        }
-        for figure in figures
+        {"id": one.id, "data": one.data, "layout": one.layout, "variants": [vars(each) for each in one.variants]}
+        for one in figures
     ]
     text = json.dumps(jsonable(plain), allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
@@ -138,6 +122,52 @@ def discrete_scale(colors: Sequence[str]) -> dict[str, Any]:
     count = len(colors)
     stops = [[edge / count, color] for k, color in enumerate(colors) for edge in (k, k + 1)]
     return {"colorscale": stops, "cmin": -0.5, "cmax": count - 0.5, "showscale": False}
+
+
+def drawn(plot: Plot, hover: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A plot as plotly's traces (its series, then its levels) and layout.
+
+    Args:
+        plot: what is shown.
+        hover: what a point says when it is pointed at, after the name of its series.
+    """
+    hover = f"%{{fullData.name}}{hover}<extra></extra>"
+    quiet: dict[str, Any] = {"type": "scatter", "mode": "lines", "hoverinfo": "skip"}
+    traces: list[dict[str, Any]] = []
+    if plot.tolerance:
+        ends, shares = [plot.x.low, plot.x.high], (1 - plot.tolerance, 1 + plot.tolerance)
+        sides = [end * share for end, share in zip([*ends, *reversed(ends)], [shares[0]] * 2 + [shares[1]] * 2)]
+        fill = {"fill": "toself", "fillcolor": "rgba(128,140,155,0.14)", "line": {"width": 0}}
+        traces += [quiet | fill | {"x": [*ends, *reversed(ends)], "y": sides}]
+        traces += [quiet | {"x": ends, "y": ends, "line": {"width": 1.2, "color": FAINT}}]
+    for one in plot.series:
+        color = page_color(one.color)
+        common: dict[str, Any] = {"type": "scatter", "name": plot_text(one.name), "hovertemplate": hover}
+        common |= {"x": one.x.round(5).tolist(), "y": one.y.round(5).tolist()}
+        if plot.mark == "points":
+            traces.append(common | {"mode": "markers", "marker": {"size": 8, "color": color, "opacity": 0.85}})
+        else:
+            line = {"shape": "hv", "width": 2, "color": color}
+            traces.append(common | {"mode": "lines+markers", "line": line, "marker": {"size": 5}})
+    for place, (name, level) in enumerate(sorted(plot.levels.items(), key=lambda item: item[1])):
+        # names at either end in turn: those of lines that are close to each other stay apart
+        text = ["", plot_text(f"{name}  ")] if place % 2 == 0 else [plot_text(f"  {name}"), ""]
+        looks = {"textfont": {"size": 11, "color": FAINT}, "line": {"dash": "dot", "width": 1.3, "color": FAINT}}
+        where = {"x": [plot.x.low, plot.x.high], "y": [round(level, 5)] * 2, "textposition": ["top right", "top left"]}
+        traces.append(quiet | looks | where | {"mode": "lines+text", "name": plot_text(name), "text": text})
+    return traces, base_layout(
+        xaxis=_plotly_axis(plot.x), yaxis=_plotly_axis(plot.y), margin={"l": 62, "r": 16, "t": 8, "b": 44}
+    )
+
+
+def _plotly_axis(shown: Axis) -> dict[str, Any]:
+    ends = [math.log10(end) if shown.is_log else end for end in (shown.low, shown.high)]
+    return axis(shown.title, range=ends, type="log" if shown.is_log else "linear")
+
+
+def page_color(color: str) -> str:
+    """A colour of a series on the page, where black is the page's ink."""
+    return INK if color == "#000000" else color
 
 
 @dataclass(frozen=True)

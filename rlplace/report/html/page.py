@@ -1,14 +1,7 @@
-"""`report_page`: a run as one HTML page that needs nothing else: no network, no file beside it.
+"""`report_page`: a run as one HTML page that needs no network and no other file.
 
-The head of the page: what was run, and what came of it, before any figure.
-
-What was run: a command that runs it again, every setting, and the files of the run.
-
-What the run learned about the host, in words and as factors.
-
-The table of the run: every method's placement, and plain PyTorch beside them.
-
-Where the time of the step goes: devices, the critical path, the costliest copies, and what else it would cost.
+Also the sections that are text and tables: the head, the table of methods, where the time goes, what was learned about
+the host, and what was run.
 """
 
 from __future__ import annotations
@@ -28,7 +21,7 @@ from typing import Any
 
 from rlplace.errors import MissingExtra
 from rlplace.format import NOTHING, format_bytes, format_clock, format_ms
-from rlplace.measure.explain.explanation import CutEdge, Explanation
+from rlplace.measure.explain.explanation import Explanation
 from rlplace.report.html.figure import (
     Raw,
     Section,
@@ -41,9 +34,10 @@ from rlplace.report.html.figure import (
     prose,
     table,
 )
-from rlplace.report.html.run_data import Factor, Row, RunData, Seconds
+from rlplace.report.html.run_data import Row, RunData, Seconds
 from rlplace.report.html.search import fidelity_section, learning_section
 from rlplace.report.html.step import memory_section, modules_section, timeline_section
+from rlplace.report.printed import alternative_rows, cut_rows, path_rows, share
 from rlplace.say import clean
 
 _LATEST_S = 253_402_300_799.0
@@ -87,21 +81,15 @@ def _cards(data: RunData) -> str:
         other_s = data.step_s(method)
         if other_s:
             cards.append((label, f"{best.step_s / other_s:.2f}×", f"{format_ms(other_s)} ms there"))
-    peaks = _peaks(data)
-    if peaks:
-        name, peak = max(peaks.items(), key=lambda item: item[1])
-        cards.append(("peak memory", format_bytes(peak), f"on {name}"))
-    return '<div class="cards">' + "".join(map(_card, cards)) + "</div>"
-
-
-def _card(card: tuple[str, str, str]) -> str:
-    label, value, note = map(escaped, card)
-    return f'<div class="card"><span>{label}</span><strong>{value}</strong><small>{note}</small></div>'
-
-
-def _peaks(data: RunData) -> dict[str, int]:
     memory = data.trace.memory if data.trace else {}
-    return {name: max(value for _, value in points) for name, points in memory.items() if points}
+    if peaks := [(value, name) for name, points in memory.items() for _, value in points]:
+        peak, name = max(peaks)
+        cards.append(("peak memory", format_bytes(peak), f"on {name}"))
+    shown = (
+        f'<div class="card"><span>{label}</span><strong>{value}</strong><small>{note}</small></div>'
+        for label, value, note in (map(escaped, card) for card in cards)
+    )
+    return '<div class="cards">' + "".join(shown) + "</div>"
 
 
 def _facts(data: RunData) -> str:
@@ -168,19 +156,13 @@ def command(config: Mapping[str, Any]) -> str:
 
 def _durations(durations: Seconds) -> str:
     """A row for each part that took time, or was expected to; empty where nothing is known."""
-    parts = [name for name in {**durations.expected, **durations.taken} if _some(durations, name)]
+    both = durations.expected, durations.taken
     rows = [
-        [
-            name.removesuffix("_s"),
-            *(format_clock(known.get(name, 0.0)) for known in (durations.expected, durations.taken)),
-        ]
-        for name in parts
+        [name.removesuffix("_s"), *(format_clock(known.get(name, 0.0)) for known in both)]
+        for name in {**durations.expected, **durations.taken}
+        if any(known.get(name, 0.0) >= _LEAST_S for known in both)
     ]
     return table(["part of the run", "expected, m:ss", "taken, m:ss"], rows, numbers=(1, 2)) if rows else ""
-
-
-def _some(durations: Seconds, name: str) -> bool:
-    return any(known.get(name, 0.0) >= _LEAST_S for known in (durations.expected, durations.taken))
 
 
 def _flat(value: object, path: str, depth: int = 0) -> Iterator[list[object]]:
@@ -214,27 +196,17 @@ def learned_host_section(data: RunData) -> Section | None:
     said = (
         bullets(data.host_lines) if data.host_lines else paragraph("The host is as profiled, as far as the steps tell.")
     )
-    factors = [one for one in data.factors if _is_usable(one)]
+    factors = [one for one in data.factors if abs(one.log_mean) < _LARGEST_LOG and 0 < one.log_deviation < _LARGEST_LOG]
     ranked = sorted(factors, key=lambda one: -abs(one.log_mean) / one.log_deviation)[:_MOST_ROWS]
-    rows = [[one.kind, one.name, f"{math.exp(one.log_mean):.3g}×", _interval(one), _narrowed(one)] for one in ranked]
+    rows = []
+    for one in ranked:
+        low, high = (math.exp(one.log_mean + side * _SURE * one.log_deviation) for side in (-1, 1))
+        left = f"{one.log_deviation / one.prior_deviation:.0%}" if one.prior_deviation > 0 else ""
+        rows.append([one.kind, one.name, f"{math.exp(one.log_mean):.3g}×", f"{low:.3g} to {high:.3g}", left])
     heads = ["what", "name", "factor", "95 % interval", "deviation left"]
     summary = f"{len(ranked)} of {len(factors)} factors, the surest first"
     more = details(summary, table(heads, rows, numbers=(2, 3, 4))) if rows else ""
     return Section("host", "What was learned about the host", lead, said + more)
-
-
-def _is_usable(factor: Factor) -> bool:
-    return abs(factor.log_mean) < _LARGEST_LOG and 0 < factor.log_deviation < _LARGEST_LOG
-
-
-def _interval(factor: Factor) -> str:
-    low, high = (math.exp(factor.log_mean + side * _SURE * factor.log_deviation) for side in (-1, 1))
-    return f"{low:.3g} to {high:.3g}"
-
-
-def _narrowed(factor: Factor) -> str:
-    """How much of the doubt there was before is left."""
-    return f"{factor.log_deviation / factor.prior_deviation:.0%}" if factor.prior_deviation > 0 else ""
 
 
 NO_PLACEMENT_NOTE = "† no placement: timed for comparison, cannot be handed back."
@@ -246,7 +218,7 @@ def field_section(data: RunData) -> Section:
         data.rows,
         key=lambda row: (not row.placement, row.step_s or math.inf, row.method != data.best, row.method),
     )
-    longest = max((_high(row) for row in rows), default=0.0)
+    longest = max(((row.step_s or 0.0) + (row.spread_s or 0.0) for row in rows), default=0.0)
     single_s, eager_s = data.step_s("single"), data.step_s("eager")
     cells: list[list[object]] = []
     styles: dict[int, str] = {}
@@ -264,7 +236,7 @@ def field_section(data: RunData) -> Section:
                 _over(row.step_s, eager_s),
                 f"{row.placements:,}" if row.placements else "",
                 f"{row.measured:,}" if row.measured else "",
-                _note(row),
+                ": ".join(filter(None, ("" if row.status == "ok" else row.status, row.why))),
             ]
         )
     if not any(row.step_s and row.spread_s for row in rows):
@@ -282,10 +254,6 @@ def field_section(data: RunData) -> Section:
     return Section("field", "The field", lead, body)
 
 
-def _high(row: Row) -> float:
-    return (row.step_s or 0.0) + (row.spread_s or 0.0)
-
-
 def _bar(row: Row, longest: float) -> str:
     """The step time as a bar, its spread as a line over the end; empty where it was not timed."""
     if row.step_s is None or longest <= 0:
@@ -299,15 +267,8 @@ def _over(step_s: float | None, other_s: float | None) -> str:
     return f"{step_s / other_s:.2f}×" if step_s and other_s else ""
 
 
-def _note(row: Row) -> str:
-    if row.status == "ok":
-        return row.why
-    return f"{row.status}: {row.why}" if row.why else row.status
-
-
 _MOST_MODULES = 14
 _MOST_COPIES = 10
-_ROOT = "(the model itself)"
 _PARTS = ("busy", "transfer", "idle")
 
 
@@ -323,16 +284,22 @@ def explained_section(data: RunData) -> Section | None:
     )
     advice = f'<p class="advice">{prose(explanation.advice.sentence)}</p>'
     doubt = f'<p class="warning">{prose(explanation.disturbed)}</p>' if explanation.disturbed else ""
+    rows = [cells for _, cells in path_rows(explanation, _MOST_MODULES)]
+    path_table = table(["module", "phase", "items", "ms", "share"], rows, numbers=(2, 3, 4), minor=(2,))
     body = (
         f"{doubt}{advice}<h3>Devices</h3>{_devices(explanation)}"
-        f"<h3>Critical path</h3><p>The chain that ends the step: {_share(path.op_s, step_s)} ops, "
-        f"{_share(path.transfer_s, step_s)} copies, {_share(path.wait_s, step_s)} waits.</p>{_path(explanation)}"
+        f"<h3>Critical path</h3><p>The chain that ends the step: {share(path.op_s, step_s)} ops, "
+        f"{share(path.transfer_s, step_s)} copies, {share(path.wait_s, step_s)} waits.</p>{path_table}"
     )
     if explanation.cuts:
+        heads = ["from", "to", "what", "bytes", "ms", "critical"]
+        copies = table(heads, cut_rows(explanation, _MOST_COPIES), numbers=(3, 4), minor=(2, 5))
         sent = f"{explanation.num_transfers:,} copies send {format_bytes(explanation.transfer_bytes)} in all."
-        body += f"<h3>Costliest copies</h3><p>{prose(sent)}</p>{_cuts(explanation)}"
+        body += f"<h3>Costliest copies</h3><p>{prose(sent)}</p>{copies}"
     if explanation.alternatives:
-        body += f"<h3>What else it would cost</h3>{_alternatives(explanation)}"
+        heads = ["instead", "ms", "over this", "how", "notes"]
+        others = table(heads, alternative_rows(explanation), numbers=(1, 2), minor=(4,))
+        body += f"<h3>What else it would cost</h3>{others}"
     return Section("explained", "Where the time goes", lead, body)
 
 
@@ -351,7 +318,7 @@ def _devices(explanation: Explanation) -> str:
                 device.name,
                 f"{device.num_ops:,}",
                 Raw(f'<span class="stack">{stacked}</span>'),
-                *(_share(part, explanation.explained_s) for part in parts),
+                *(share(part, explanation.explained_s) for part in parts),
                 format_bytes(device.sent_bytes),
                 format_bytes(device.received_bytes),
                 format_bytes(device.peak_bytes),
@@ -360,75 +327,6 @@ def _devices(explanation: Explanation) -> str:
         )
     heads = ["device", "ops", "", "busy", "copies alone", "idle", "sent", "received", "peak memory", "of capacity"]
     return table(heads, rows, numbers=(1, 3, 4, 5, 6, 7, 8, 9), minor=(1, 2, 6, 7, 9))
-
-
-def _path(explanation: Explanation) -> str:
-    path, step_s = explanation.path, explanation.explained_s
-    rows: list[list[object]] = [
-        [
-            module.module or _ROOT,
-            module.phase,
-            f"{module.num_ops:,}",
-            format_ms(module.seconds),
-            _share(module.seconds, step_s),
-        ]
-        for module in path.modules[:_MOST_MODULES]
-    ]
-    if others := path.modules[_MOST_MODULES:]:
-        seconds, count = sum(one.seconds for one in others), sum(one.num_ops for one in others)
-        rows.append([f"{len(others):,} more", "", f"{count:,}", format_ms(seconds), _share(seconds, step_s)])
-    rows += [
-        [
-            f"copies {route.source} → {route.destination}",
-            "",
-            f"{route.num_transfers:,}",
-            format_ms(route.seconds),
-            _share(route.seconds, step_s),
-        ]
-        for route in path.routes
-    ]
-    if path.wait_s > 0:
-        count = sum(part.kind == "wait" for part in path.parts)
-        rows.append(["waits", "", f"{count:,}", format_ms(path.wait_s), _share(path.wait_s, step_s)])
-    return table(["module", "phase", "items", "ms", "share"], rows, numbers=(2, 3, 4), minor=(2,))
-
-
-def _cuts(explanation: Explanation) -> str:
-    rows = [
-        [
-            _end(cut.source, cut.op, cut.module),
-            _end(cut.destination, cut.reader, cut.reader_module) + _more(cut),
-            cut.what,
-            format_bytes(cut.num_bytes),
-            format_ms(cut.seconds),
-            "yes" if cut.is_critical else "",
-        ]
-        for cut in explanation.cuts[:_MOST_COPIES]
-    ]
-    return table(["from", "to", "what", "bytes", "ms", "critical"], rows, numbers=(3, 4), minor=(2, 5))
-
-
-def _end(device: str, op: str, module: str) -> str:
-    return f"{device}: {op}" + (f" in {module}" if module else "")
-
-
-def _more(cut: CutEdge) -> str:
-    return f" and {cut.num_readers - 1:,} more" if cut.num_readers > 1 else ""
-
-
-def _alternatives(explanation: Explanation) -> str:
-    rows = []
-    for other in explanation.alternatives:
-        step_s = other.step_time_s
-        known = step_s is not None and explanation.step_time_s > 0
-        ratio = f"{step_s / explanation.step_time_s:.2f}×" if step_s is not None and known else NOTHING
-        shown = NOTHING if step_s is None else format_ms(step_s)
-        rows.append([other.name, shown, ratio, other.kind if known else "", other.note])
-    return table(["instead", "ms", "over this", "how", "notes"], rows, numbers=(1, 2), minor=(4,))
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}" if whole > 0 else NOTHING
 
 
 SECTIONS: tuple[tuple[str, str, Callable[[RunData], Section | None]], ...] = (
@@ -467,7 +365,11 @@ def report_page(data: RunData) -> str:
         style=_asset("style.css"),
         contents="".join(f'<a href="#{section.id}">{escaped(section.title)}</a>' for section in sections),
         overview=overview(data),
-        sections="".join(map(_markup, sections)),
+        sections="".join(
+            f'<section id="{section.id}"><h2>{escaped(section.title)}</h2>'
+            f'<p class="lead">{prose(section.lead)}</p>{section.body}</section>'
+            for section in sections
+        ),
         missing=_missing(missing),
         figures=figures_json([figure for section in sections for figure in section.figures]),
         plotly=plotly,
@@ -484,15 +386,7 @@ def plotly_script() -> str:
     found = find_spec("plotly")
     if found is None or found.origin is None:
         raise MissingExtra("plotly", how="it draws the figures of reports: pip install plotly")
-    path = Path(found.origin).parent / "package_data" / "plotly.min.js"
-    return path.read_text(encoding="utf-8")
-
-
-def _markup(section: Section) -> str:
-    return (
-        f'<section id="{section.id}"><h2>{escaped(section.title)}</h2>'
-        f'<p class="lead">{prose(section.lead)}</p>{section.body}</section>'
-    )
+    return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
 def _missing(what: Sequence[str]) -> str:

@@ -24,7 +24,6 @@ from rlplace.report.html.figure import (
     INK,
     MODULE_COLORS,
     OTHER_COLOR,
-    PHASE_COLORS,
     Figure,
     Section,
     Variant,
@@ -38,6 +37,7 @@ from rlplace.report.html.figure import (
     table,
 )
 from rlplace.report.html.run_data import DeviceFacts, RunData
+from rlplace.report.plots import PHASE_COLORS
 
 MOST_BARS = 4000
 """More slices than that are merged with their neighbours: no screen shows them one by one."""
@@ -76,10 +76,11 @@ def timeline_section(data: RunData) -> Section | None:
         return None
     bars = merged(trace)
     shown = sum(map(len, bars.values()))
+    num_transfers = len({(one.name, one.start_s, one.ends) for one in trace.slices if one.kind == TRANSFER})
     typical = ", a typical one" if data.is_measured else ""
     lead = (
         f"One {trace.kind or data.kind} step of {format_seconds(trace.step_s)}{typical}: {len(trace.ops):,} ops "
-        f"and {_num_transfers(trace):,} transfers. Drag to zoom, double-click to see all of it again."
+        f"and {num_transfers:,} transfers. Drag to zoom, double-click to see all of it again."
     )
     note = ""
     if shown < len(trace.slices):
@@ -246,11 +247,6 @@ def _table(trace: Trace) -> str:
     return table(heads, rows, numbers=range(1, 7), minor=(4, 5, 6))
 
 
-def _num_transfers(trace: Trace) -> int:
-    """Each once, also where it holds several links."""
-    return len({(one.name, one.start_s, one.ends) for one in trace.slices if one.kind == TRANSFER})
-
-
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 4)
 
@@ -398,14 +394,13 @@ def _nodes(root: Node) -> list[tuple[Node, Node | None]]:
 
 
 def _module_words(node: Node, total_s: float) -> str:
-    lines = [f"<b>{plot_text(node.path or 'the step')}</b>"]
-    lines.append(f"{node.num_ops:,} ops, {format_ms(node.total_s)} ms, {node.total_s / total_s:.1%} of all work")
-    lines += [f"{plot_text(name)}: {seconds / (node.total_s or 1):.0%}" for name, seconds in _ranked(node.seconds)]
+    lines = [
+        f"<b>{plot_text(node.path or 'the step')}</b>",
+        f"{node.num_ops:,} ops, {format_ms(node.total_s)} ms, {node.total_s / total_s:.1%} of all work",
+    ]
+    ranked = sorted(node.seconds.items(), key=lambda item: -item[1])
+    lines += [f"{plot_text(name)}: {seconds / (node.total_s or 1):.0%}" for name, seconds in ranked]
     return "<br>".join(lines)
-
-
-def _ranked(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
-    return sorted(seconds.items(), key=lambda item: -item[1])
 
 
 def _modules_table(trace: Trace, devices: Mapping[str, str]) -> str:

@@ -14,8 +14,8 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.policy.config import LearnConfig
 from rlplace.policy.learn.state import LearnerFile
+from rlplace.policy.options import LearnConfig
 from rlplace.search.guide import Guide
 from rlplace.search.methods import METHODS
 from rlplace.search.task import Budget, Task

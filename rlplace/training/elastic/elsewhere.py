@@ -9,14 +9,14 @@ from typing import Any
 
 from rlplace.errors import UserError
 from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.locks import measuring_alone
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.host_file import ENDINGS
 from rlplace.measure.problem import Problem
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.policy.checks import checked_policy
-from rlplace.policy.config import LearnConfig
+from rlplace.policy.options import LearnConfig
+from rlplace.policy.policies import checked_policy
 from rlplace.report.console import make_progress
-from rlplace.runs.host_lock import measuring_alone
 from rlplace.say import Say
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared

@@ -14,6 +14,7 @@ from rlplace.errors import UserError
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.locks import measuring_alone
 from rlplace.measure.host_model import LearnedHost, Posterior, Scales, knowledge_of
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import check_present
@@ -22,8 +23,7 @@ from rlplace.measure.placement import check_plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.policy.config import LearnConfig
-from rlplace.runs.host_lock import measuring_alone
+from rlplace.policy.options import LearnConfig
 from rlplace.say import Say
 from rlplace.search.methods import SearchResult
 from rlplace.search.task import Budget, Task

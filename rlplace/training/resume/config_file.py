@@ -12,7 +12,8 @@ from rlplace.decode import decode_record, described
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
-from rlplace.policy.config import WEIGHTS_ENDING, LearnConfig
+from rlplace.policy.options import WEIGHTS_ENDING, LearnConfig
+from rlplace.records import read_record
 from rlplace.seeds import check_seed
 from rlplace.session.cut import WHOLE, CutOptions, Loss, parse_count
 from rlplace.session.folder import RunFolder
@@ -187,7 +188,7 @@ def read_request(run: RunFolder) -> KeptRequest:
 def _config(data: Mapping[str, Any], where: str) -> TrainConfig:
     plain = dict(data)
     constraints = plain.pop("constraints", None)
-    learn = decode_record(LearnConfig, plain.pop("learn", None), where, "asked.train.learn")
+    learn = read_record(LearnConfig, plain.pop("learn", None), f"{where}: asked.train.learn")
     agent = decode_record(AgentConfig, plain.pop("agent", None), where, "asked.train.agent")
     search = dict(_mapping(plain.pop("search", None), "asked.train.search", where))
     priors = search.pop("priors", None)

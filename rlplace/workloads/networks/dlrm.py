@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rlplace.workloads.catalog import Parts, loss_of
 from rlplace.workloads.configs import DLRMConfig
-from rlplace.workloads.workload import Parts, loss_of
 
 
 class DLRMOutput(NamedTuple):

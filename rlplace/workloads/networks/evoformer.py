@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rlplace.workloads.catalog import Parts, loss_of
 from rlplace.workloads.configs import AMINO_ACIDS, DISTANCE_BINS, EvoformerConfig
-from rlplace.workloads.workload import Parts, loss_of
 
 IGNORED = -100
 """Label of what is not masked."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
+from rlplace.workloads.catalog import Parts, loss_of
 from rlplace.workloads.configs import InceptionV3Config
-from rlplace.workloads.workload import Parts, loss_of
 
 AUX_WEIGHT = 0.4
 """Weight of the auxiliary head's loss in the released training code (`inception_model.py` of tensorflow/models)."""

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rlplace.workloads.catalog import Parts, loss_of
 from rlplace.workloads.configs import NMTConfig, RNNLMConfig
-from rlplace.workloads.workload import Parts, loss_of
 
 State = tuple[Tensor, Tensor]
 """Hidden and cell state of one LSTM layer, (B, H) each."""

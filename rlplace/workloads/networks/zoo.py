@@ -1,4 +1,4 @@
-"""Workloads built from configs of `transformers`: each `build_*` returns a model, its inputs and its loss.
+"""Workloads built from configs of `transformers`, as the rows of `ZOO` say.
 
 Weights are random or fake; nothing is downloaded.
 """
@@ -6,7 +6,9 @@ Weights are random or fake; nothing is downloaded.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+import operator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -16,18 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, silu
 
 from rlplace.errors import MissingExtra
-from rlplace.workloads.configs import (
-    BertConfig,
-    ClipConfig,
-    GPT2Config,
-    LlamaConfig,
-    MixtralConfig,
-    ResNet50Config,
-    T5Config,
-    ViTConfig,
-    WhisperConfig,
-)
-from rlplace.workloads.workload import Parts, loss_of
+from rlplace.workloads.catalog import Parts, loss_of
+from rlplace.workloads.configs import ZOO, Draw, WorkloadConfig
 
 PACKAGE, EXTRA = "transformers", "zoo"
 
@@ -42,11 +34,6 @@ def transformers() -> ModuleType:
         return importlib.import_module(PACKAGE)
     except ImportError:
         raise MissingExtra(PACKAGE, EXTRA) from None
-
-
-def tokens(vocab: int, batch: int, length: int) -> Tensor:
-    """(batch, length) int64 tokens below `vocab`."""
-    return torch.randint(vocab, (batch, length))
 
 
 @contextmanager
@@ -70,27 +57,48 @@ def fake_weights_fit() -> Iterator[None]:
         yield
 
 
-def build_bert(config: BertConfig) -> Parts:
-    """The model with tokens, masked-token labels, (B, tokens), and next-sentence labels, (B,)."""
-    hf = transformers()
-    model = hf.BertForPreTraining(
-        hf.BertConfig(
-            vocab_size=config.vocab,
-            hidden_size=config.width,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            intermediate_size=4 * config.width,
-            max_position_embeddings=config.tokens,
-            hidden_dropout_prob=config.dropout,
-            attention_probs_dropout_prob=config.dropout,
-        )
-    )
-    inputs = {
-        "input_ids": tokens(config.vocab, config.batch, config.tokens),
-        "labels": tokens(config.vocab, config.batch, config.tokens),
-        "next_sentence_label": torch.randint(2, (config.batch,)),
-    }
-    return Parts(model, inputs, loss_of, loss="separate")
+def build(config: WorkloadConfig) -> Parts:
+    """The model of `config`, its inputs and its loss.
+
+    Raises:
+        MissingExtra: `transformers` is not installed.
+    """
+    hf, row = transformers(), ZOO[config.NAME]
+    with fake_weights_fit():
+        model = getattr(hf, row.model)(getattr(hf, row.config)(**_resolved(config, row.arguments)))
+    if config.NAME == "gpt2":
+        model.loss_type = "ForCausalLM"  # what it falls back to, with a warning: its class name does not say so
+    if config.NAME == "mixtral":
+        _part_experts(model, config)
+    inputs: dict[str, Tensor] = {}
+    for name, draw in row.inputs.items():
+        inputs[name] = _drawn(config, draw) if isinstance(draw, Draw) else inputs[draw].clone()
+    if config.NAME != "clip":
+        return Parts(model, inputs, loss_of, loss=row.loss)
+    ends = torch.full((len(inputs["input_ids"]), 1), model.config.text_config.eos_token_id)
+    inputs["input_ids"] = torch.cat((inputs["input_ids"], ends), dim=1)
+    return Parts(Towers(model), inputs, contrastive_loss, loss=row.loss)
+
+
+def _resolved(config: WorkloadConfig, given: Any) -> Any:
+    """What a row says, with the values of options: `width`, `4*width`, `width//heads`, `vocab-1`."""
+    if isinstance(given, Mapping):
+        return {key: _resolved(config, value) for key, value in given.items()}
+    if isinstance(given, (list, tuple)):
+        return [_resolved(config, value) for value in given]
+    if not isinstance(given, str):
+        return given
+    one, sign, other = re.findall(r"(\w+)(\*|//|-)?(\w*)", given)[0]
+    left, right = (int(word) if word.isdecimal() else getattr(config, word, 1) for word in (one, other))
+    return _SIGNS[sign](left, right) if sign else left
+
+
+_SIGNS = {"*": operator.mul, "//": operator.floordiv, "-": operator.sub}
+
+
+def _drawn(config: WorkloadConfig, draw: Draw) -> Tensor:
+    shape = _resolved(config, draw.shape)
+    return torch.randn(shape) if draw.high is None else torch.randint(_resolved(config, draw.high), shape)
 
 
 class Embeddings(NamedTuple):
@@ -129,40 +137,6 @@ def length(vectors_BW: Tensor) -> Tensor:
     return vectors_BW.pow(2).sum(dim=-1, keepdim=True).pow(0.5)
 
 
-def build_clip(config: ClipConfig) -> Parts:
-    """The model with texts, (B, tokens), and images, (B, 3, image_size, image_size); pairs are their own labels."""
-    hf = transformers()
-    end = config.vocab - 1
-    text = {
-        "vocab_size": config.vocab,
-        "hidden_size": config.text_width,
-        "intermediate_size": 4 * config.text_width,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.text_heads,
-        "max_position_embeddings": config.tokens,
-        "projection_dim": config.shared_width,
-        "pad_token_id": 0,
-        "bos_token_id": end - 1,
-        "eos_token_id": end,
-    }
-    vision = {
-        "hidden_size": config.width,
-        "intermediate_size": 4 * config.width,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "image_size": config.image_size,
-        "patch_size": config.patch_size,
-        "projection_dim": config.shared_width,
-    }
-    model = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=config.shared_width))
-    words_BT = tokens(end, config.batch, config.tokens - 1)
-    inputs = {
-        "input_ids": torch.cat((words_BT, torch.full((config.batch, 1), end)), dim=1),
-        "pixel_values": torch.randn(config.batch, 3, config.image_size, config.image_size),
-    }
-    return Parts(Towers(model), inputs, contrastive_loss, loss="joined")
-
-
 def contrastive_loss(output: Embeddings) -> Tensor:
     """Mean cross-entropy of finding the image of every text and the text of every image (figure 3)."""
 
@@ -171,75 +145,12 @@ def contrastive_loss(output: Embeddings) -> Tensor:
     return (cross_entropy(logits_BB, pairs_B) + cross_entropy(logits_BB.t(), pairs_B)) / 2
 
 
-def build_gpt2(config: GPT2Config) -> Parts:
-    """The model with tokens, (B, tokens), which are their own labels, shifted by one inside."""
-    hf = transformers()
-    model = hf.GPT2LMHeadModel(
-        hf.GPT2Config(
-            vocab_size=config.vocab,
-            n_positions=config.tokens,
-            n_embd=config.width,
-            n_layer=config.layers,
-            n_head=config.heads,
-            resid_pdrop=config.dropout,
-            embd_pdrop=config.dropout,
-            attn_pdrop=config.dropout,
-            bos_token_id=0,
-            eos_token_id=0,
-            use_cache=False,
-        )
-    )
-    model.loss_type = "ForCausalLM"  # what it falls back to, with a warning: its class name does not say so
-    text_BT = tokens(config.vocab, config.batch, config.tokens)
-    return Parts(model, {"input_ids": text_BT, "labels": text_BT.clone()}, loss_of, loss="separate")
-
-
-def build_llama(config: LlamaConfig) -> Parts:
-    """The model with tokens, (B, tokens), which are their own labels, shifted by one inside."""
-    hf = transformers()
-    model = hf.LlamaForCausalLM(
-        hf.LlamaConfig(
-            vocab_size=config.vocab,
-            hidden_size=config.width,
-            intermediate_size=config.mlp,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.kv_heads,
-            max_position_embeddings=config.tokens,
-            bos_token_id=0,
-            eos_token_id=1,
-            use_cache=False,
-        )
-    )
-    text_BT = tokens(config.vocab, config.batch, config.tokens)
-    return Parts(model, {"input_ids": text_BT, "labels": text_BT.clone()}, loss_of, loss="separate")
-
-
-def build_mixtral(config: MixtralConfig) -> Parts:
-    """The model with tokens, (B, tokens), which are their own labels, shifted by one inside."""
-    hf = transformers()
-    model = hf.MixtralForCausalLM(
-        hf.MixtralConfig(
-            vocab_size=config.vocab,
-            hidden_size=config.width,
-            intermediate_size=config.mlp,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.kv_heads,
-            num_local_experts=config.experts,
-            num_experts_per_tok=config.chosen,
-            max_position_embeddings=config.tokens,
-            bos_token_id=0,
-            eos_token_id=1,
-            use_cache=False,
-        )
-    )
+def _part_experts(model: Any, config: Any) -> None:
+    """Gives every layer experts that can be placed one by one."""
     for layer in model.model.layers:
         layer.mlp.experts = Experts(
             config.width, config.mlp, config.experts, config.capacity, std=model.config.initializer_range
         )
-    text_BT = tokens(config.vocab, config.batch, config.tokens)
-    return Parts(model, {"input_ids": text_BT, "labels": text_BT.clone()}, loss_of, loss="accumulated")
 
 
 class Experts(nn.Module):
@@ -295,100 +206,3 @@ class Expert(nn.Module):
         """(R, W) to the same."""
         out: Tensor = self.down(silu(self.gate(x)) * self.up(x))
         return out
-
-
-def build_resnet50(config: ResNet50Config) -> Parts:
-    """The model with images, (B, 3, image_size, image_size), and labels, (B,)."""
-    hf = transformers()
-    model = hf.ResNetForImageClassification(
-        hf.ResNetConfig(
-            embedding_size=config.width,
-            hidden_sizes=[config.width * factor for factor in (4, 8, 16, 32)],
-            num_labels=config.classes,
-        )
-    )
-    inputs = {
-        "pixel_values": torch.randn(config.batch, 3, config.image_size, config.image_size),
-        "labels": torch.randint(config.classes, (config.batch,)),
-    }
-    return Parts(model, inputs, loss_of, loss="separate")
-
-
-def build_t5(config: T5Config) -> Parts:
-    """The model with source tokens, (B, tokens), and target tokens as labels, (B, target_tokens)."""
-    hf = transformers()
-    model = hf.T5ForConditionalGeneration(
-        hf.T5Config(
-            vocab_size=config.vocab,
-            d_model=config.width,
-            d_kv=config.width // config.heads,
-            d_ff=4 * config.width,
-            num_layers=config.layers,
-            num_heads=config.heads,
-            dropout_rate=config.dropout,
-            decoder_start_token_id=0,
-            use_cache=False,
-        )
-    )
-    inputs = {
-        "input_ids": tokens(config.vocab, config.batch, config.tokens),
-        "labels": tokens(config.vocab, config.batch, config.target_tokens),
-    }
-    return Parts(model, inputs, loss_of, loss="separate")
-
-
-def build_vit(config: ViTConfig) -> Parts:
-    """The model with images, (B, 3, image_size, image_size), and labels, (B,)."""
-    hf = transformers()
-    with fake_weights_fit():
-        model = hf.ViTForImageClassification(
-            hf.ViTConfig(
-                hidden_size=config.width,
-                num_hidden_layers=config.layers,
-                num_attention_heads=config.heads,
-                intermediate_size=4 * config.width,
-                hidden_dropout_prob=config.dropout,
-                attention_probs_dropout_prob=config.dropout,
-                image_size=config.image_size,
-                patch_size=config.patch_size,
-                num_labels=config.classes,
-            )
-        )
-    inputs = {
-        "pixel_values": torch.randn(config.batch, 3, config.image_size, config.image_size),
-        "labels": torch.randint(config.classes, (config.batch,)),
-    }
-    return Parts(model, inputs, loss_of, loss="separate")
-
-
-def build_whisper(config: WhisperConfig) -> Parts:
-    """The model with spectrograms, (B, mels, frames), and transcripts as labels, (B, tokens)."""
-    hf = transformers()
-    model = hf.WhisperForConditionalGeneration(
-        hf.WhisperConfig(
-            vocab_size=config.vocab,
-            num_mel_bins=config.mels,
-            d_model=config.width,
-            encoder_layers=config.layers,
-            encoder_attention_heads=config.heads,
-            encoder_ffn_dim=4 * config.width,
-            decoder_layers=config.layers,
-            decoder_attention_heads=config.heads,
-            decoder_ffn_dim=4 * config.width,
-            max_source_positions=config.frames // 2,
-            max_target_positions=config.tokens,
-            dropout=config.dropout,
-            attention_dropout=config.dropout,
-            activation_dropout=config.dropout,
-            pad_token_id=0,
-            bos_token_id=0,
-            eos_token_id=0,
-            decoder_start_token_id=0,
-            use_cache=False,
-        )
-    )
-    inputs = {
-        "input_features": torch.randn(config.batch, config.mels, config.frames),
-        "labels": tokens(config.vocab, config.batch, config.tokens),
-    }
-    return Parts(model, inputs, loss_of, loss="separate")

@@ -149,3 +149,34 @@ def test_several_groups_are_refused_by_the_captured_step() -> None:
     with pytest.raises(InvalidValue, match="param_groups is '2 groups', expected one"):
         step(x, targets=labels)
     step.close()
+
+
+def test_specs_train_as_the_optimizer_that_they_name() -> None:
+    """Weight decay of AdamW, momentum of `momentum` and of SGD with one; none where it is 0."""
+    cases: list[tuple[OptimizerSpec, type[torch.optim.Optimizer], dict[str, float]]] = [
+        (OptimizerSpec("adamw", lr=0.1), torch.optim.AdamW, {}),
+        (OptimizerSpec("momentum", lr=0.1), torch.optim.SGD, {"momentum": 0.9}),
+        (OptimizerSpec("sgd", lr=0.1, momentum=0.8), torch.optim.SGD, {"momentum": 0.8}),
+        (OptimizerSpec("momentum", lr=0.1, momentum=0.0), torch.optim.SGD, {}),
+    ]
+    for spec, plain, options in cases:
+        model = classifier()
+        eager = twin(model)
+        optimizer: Any = plain(eager.parameters(), lr=0.1, **options)  # type: ignore[call-arg]
+        with placed(captured(model, spec)) as step:
+            for x, labels in batches(3):
+                step(x, targets=labels)
+                eager_step(eager, optimizer, x, labels)
+            assert_same_state(step.state_dict(), eager.state_dict())
+
+
+def test_a_momentum_of_zero_is_plain_sgd_for_a_while() -> None:
+    model = classifier()
+    eager = twin(model)
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.1, momentum=0.9)
+    with placed(captured(model, OptimizerSpec("momentum", lr=0.1))) as step:
+        for (x, labels), momentum in zip(batches(4), (0.9, 0.0, 0.0, 0.5), strict=True):
+            step.momentum = optimizer.param_groups[0]["momentum"] = momentum
+            step(x, targets=labels)
+            eager_step(eager, optimizer, x, labels)
+        assert_same_state(step.state_dict(), eager.state_dict())

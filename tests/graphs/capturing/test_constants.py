@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from rlplace.errors import CaptureError, InvalidValue
 from rlplace.graphs import capture, run_graph
+from rlplace.graphs.capturing.constants import referenced
 
 LABELS = torch.tensor([0, 5, 2])
 TABLES = {"near": {"weights": [torch.rand(6, dtype=torch.float64)]}}
@@ -273,3 +274,52 @@ def test_targets_that_mean_nothing_are_refused(arguments: dict[str, Any], field:
     with pytest.raises(InvalidValue) as refused:
         capture(nn.Linear(4, 6), **given)
     assert refused.value.field == field
+
+
+class Odd:
+    """An object with attributes of its own making, as those of C libraries and proxies are."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        return self
+
+    def __call__(self) -> float:
+        return 1.0
+
+
+class Unbound(Odd):
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("nothing is bound to this proxy")
+
+
+odd, unbound = Odd(), Unbound()
+bias, weight = odd, unbound
+"""Names of attributes that a model reads; the objects here are no part of it."""
+
+
+def test_a_global_with_the_name_of_an_attribute_is_not_followed() -> None:
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias, self.weight = nn.Parameter(random(6)), nn.Parameter(random(4, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (lambda y: y + self.bias)(x @ self.weight)
+
+    names = {name for name, _ in referenced([Biased.forward])}
+    assert names == set()
+    capture(Biased(), random(3, 4), mean_square, "sgd")
+
+
+def test_objects_that_cannot_be_looked_into_are_passed_by() -> None:
+    class Holding(nn.Linear):
+        held = (odd, unbound)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * odd() * unbound()
+
+    def loss_fn(output: Tensor) -> Tensor:
+        return output.sum() * odd() * unbound()
+
+    capture(Holding(4, 6, dtype=torch.float64), random(3, 4), loss_fn, "sgd")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from small_models import CASES, Case, Function, PartlyFrozen, Tied, mean_square, random
 from torch import Tensor, nn
 
-from rlplace.graphs import capture
+from rlplace.graphs import capture, run_graph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import PHASES, OpGraph
 from rlplace.graphs.program import Call, Program, Update
@@ -301,3 +302,13 @@ def test_an_update_holds_a_copy_of_a_gradient_that_is_laid_out_otherwise() -> No
             parameter = program.sources[int(graph.tensor_op[call.parameter.id])].value
             assert scratch.get(graph.names[op], 0) in (0, parameter.numel() * 8)
     assert scratch
+
+
+@pytest.mark.parametrize("turned", [lambda h: torch.exp(h * 1j).real, lambda h: (h * (2 - 1j)).imag * 2])
+def test_a_gradient_through_a_complex_literal(turned: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model, x = nn.Linear(3, 2, dtype=torch.float64), random(4, 3)
+    graph = capture(model, x, lambda output: turned(output).sum(), "sgd")
+    turned(model(x)).sum().backward()
+    found = run_graph(graph)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found.gradients[name], parameter.grad)

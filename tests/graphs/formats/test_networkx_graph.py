@@ -115,7 +115,7 @@ def test_names_that_repeat_are_told_apart() -> None:
         ({"flops": -1}, r"b: flops is -1"),
         ({"flops": float("nan")}, r"b: flops is nan"),
         ({"flops": True}, r"b: flops is True"),
-        ({"size": 1e20}, r"b: output_bytes is 1e\+20"),
+        ({"size": 1e20}, r"b: size is 1e\+20"),
         ({"phase": "sideways"}, r"b: phase is 'sideways', expected one of forward"),
         ({"target": ["x"]}, r"b: target is a list of 1 values, expected text"),
         ({"state_bytes": "1"}, r"b: state_bytes"),

@@ -56,7 +56,6 @@ def test_repeated_texts_and_shapes_are_kept_once_and_shared_when_read(tmp_path: 
     [
         ({"schema": 2}, "schema"),
         ({"schema": "1"}, "schema"),
-        ({"format": "other"}, "format"),
         ({"names": ["a"]}, "targets"),
         ({"names": ["a", "b", "c", "d", "e", 6]}, "names"),
         ({"names": ["a"] * 6}, "names"),
@@ -81,9 +80,9 @@ def test_repeated_texts_and_shapes_are_kept_once_and_shared_when_read(tmp_path: 
     ],
 )
 def test_a_wrong_value_is_named(change: dict[str, Any], field: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidValue, match=f"here: {field} is ") as refused:
+    with pytest.raises(InvalidValue, match=f"here: {field}") as refused:
         graph_from_json(content(tmp_path) | change, where="here")
-    assert refused.value.field == field
+    assert refused.value.field.partition("[")[0] == field
     assert len(str(refused.value)) < 300
 
 
@@ -95,6 +94,8 @@ def test_missing_and_unknown_fields_are_named(tmp_path: Path) -> None:
                 graph_from_json({key: value for key, value in data.items() if key != name}, where="here")
     with pytest.raises(UnknownName, match="did you mean 'flops'"):
         graph_from_json(data | {"flps": []}, where="here")
+    with pytest.raises(UnknownName, match="format"):
+        graph_from_json(data | {"format": "other"}, where="here")
     with pytest.raises(InvalidValue, match="a JSON object"):
         graph_from_json([data], where="here")
 

@@ -15,9 +15,9 @@ def test_sums_belong_to_their_last_micro_batch_and_the_root_to_all() -> None:
     for k, term in enumerate(terms):
         total.add(k, term)
     built = assembly.ops.built
-    added = [op for op, target in enumerate(built.targets) if target == "aten.add.Tensor"]
-    assert [built.micro_batches[op] for op in added] == [1, 3, -1]
-    assert total.root == Ref(built.tensor_op.index(added[-1]))
+    added = [op for op, row in enumerate(built.ops) if row.target == "aten.add.Tensor"]
+    assert [built.ops[op].micro_batch for op in added] == [1, 3, -1]
+    assert total.root == Ref([row.op for row in built.tensors].index(added[-1]))
     assert total.is_sum
 
 

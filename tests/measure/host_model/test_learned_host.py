@@ -76,8 +76,8 @@ def test_the_prior_is_saved_with_nothing_to_say(tmp_path: Path) -> None:
         ({"prior": {"device": -0.1}}, InvalidValue, r"prior\.device is -0\.1"),
         ({"factors": {}}, InvalidValue, "factors is a mapping of 0 fields, expected a list"),
         ({"kind": "op types"}, UnknownName, r"unknown factors\[0\]\.kind .* did you mean 'op type'"),
-        ({"log_mean": None}, InvalidValue, r"factors\[0\]\.log_mean is empty, expected a finite number"),
-        ({"log_deviation": 0.0}, InvalidValue, r"factors\[0\]\.log_deviation is 0\.0, expected a finite number > 0"),
+        ({"log_mean": None}, InvalidValue, r"factors\[0\]\.log_mean is empty, expected a number"),
+        ({"log_deviation": 0.0}, InvalidValue, r"factors\[0\]\.log_deviation is 0\.0, expected at least"),
         ({"median": -1.0}, InvalidValue, r"factors\[0\]\.median is -1\.0"),
     ],
 )
@@ -96,13 +96,13 @@ def test_what_is_no_file_of_a_host_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match=r"host_model\.json: no such file\. Name run folders"):
         load_learned_host(tmp_path)
     (tmp_path / "host_model.json").write_text('{"devices": []}')
-    with pytest.raises(InvalidValue, match="a mapping with schema 1"):
+    with pytest.raises(InvalidValue, match=r"a mapping with `factors`\. Name run folders"):
         load_learned_host(tmp_path)
 
 
 def test_another_file_of_a_run_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"schema": 1, "workload": "nmt"}))
-    with pytest.raises(UnknownName, match=r"unknown field of learned host in .*config\.json 'workload'"):
+    with pytest.raises(InvalidValue, match=r"config\.json: host model .* Name run folders"):
         load_learned_host(tmp_path / "config.json")
 
 
@@ -116,7 +116,7 @@ def test_equations_are_kept_and_a_mistake_in_them_is_named(tmp_path: Path) -> No
     facts = dataclasses.asdict(learned)
     for change, words in (
         ({"slopes": [1.0]}, rf"equations\[0\]\.slopes is 1, expected {len(scales)} numbers"),
-        ({"slopes": [1e300] * len(scales)}, r"equations\[0\]\.slopes is 1e\+300, expected numbers from"),
+        ({"slopes": [1e300] * len(scales)}, r"equations\[0\]\.slopes\[0\] is 1e\+300, expected at most"),
         ({"target": "2"}, r"equations\[0\]\.target is '2'"),
     ):
         wrong = json.loads(json.dumps(facts))

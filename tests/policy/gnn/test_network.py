@@ -8,9 +8,9 @@ from permuted_devices import permuted
 from random_problems import random_problem
 
 from rlplace.env import problem_features
-from rlplace.policy.config import GnnConfig
+from rlplace.policy.base import LEAST_WEIGHT, ProblemTensors
 from rlplace.policy.gnn import FIELD_FEATURES, AssignmentNetwork, fields
-from rlplace.policy.module import LEAST_WEIGHT, ProblemTensors
+from rlplace.policy.options import GnnConfig
 
 
 def lively(seed: int = 0) -> AssignmentNetwork:

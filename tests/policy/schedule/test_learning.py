@@ -9,8 +9,8 @@ from search_problems import brute_force_s, fork_problem
 
 from rlplace.env.rewards import make_reward
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.policy.config import LearnConfig
-from rlplace.policy.registry import LEARNERS, POLICIES
+from rlplace.policy.options import LearnConfig
+from rlplace.policy.policies import LEARNERS, POLICIES
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 from rlplace.env import DECISION_FEATURES
 from rlplace.env.schedule_batch import FEATURES, FIRST_WEIGHTS
 from rlplace.errors import InvalidValue
-from rlplace.policy.schedule.network import (
+from rlplace.policy.schedule_network import (
     ALLOWED,
     GROUP_FEATURES,
     MARKS,

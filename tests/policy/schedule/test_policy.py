@@ -18,10 +18,10 @@ from rlplace.env import SequentialBatch
 from rlplace.env.schedule_batch import FIRST_WEIGHTS
 from rlplace.errors import FileProblem
 from rlplace.measure.problem import Problem
-from rlplace.policy.config import ScheduleConfig
-from rlplace.policy.protocols import GroupPolicy
-from rlplace.policy.schedule.network import ScheduleNetwork, new_network
-from rlplace.policy.schedule.policy import LOG_PROB_BARRED, SchedulePolicy
+from rlplace.policy.base import GroupPolicy
+from rlplace.policy.options import ScheduleConfig
+from rlplace.policy.schedule import LOG_PROB_BARRED, SchedulePolicy
+from rlplace.policy.schedule_network import ScheduleNetwork, new_network
 from rlplace.search.schedule.greedy import Greedy
 
 

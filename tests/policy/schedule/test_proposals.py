@@ -8,8 +8,8 @@ import torch
 from search_problems import barred, fork_problem
 
 from rlplace.env.schedule_batch import FIRST_WEIGHTS, ListSchedules
-from rlplace.policy.schedule.network import Components, ScheduleNetwork, new_network
-from rlplace.policy.schedule.proposals import choose, propose
+from rlplace.policy.schedule import choose, propose
+from rlplace.policy.schedule_network import Components, ScheduleNetwork, new_network
 
 
 def test_guesses_are_placements_and_no_two_are_the_same() -> None:

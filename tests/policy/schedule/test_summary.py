@@ -11,7 +11,7 @@ from micro_batched import cut_graph, layered_step, step_problem
 from permuted_devices import permuted
 from random_problems import plain_host, random_problem
 
-from rlplace.policy.schedule.network import GROUP_FEATURES, SUMMARY, group_features, problem_summary
+from rlplace.policy.schedule_network import GROUP_FEATURES, SUMMARY, group_features, problem_summary
 
 
 def told(problem: object) -> dict[str, float]:

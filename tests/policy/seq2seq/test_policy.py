@@ -18,7 +18,7 @@ from torch import Tensor
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.measure.problem import Problem
 from rlplace.policy import PlacerArchitecture, Seq2SeqConfig, Seq2SeqPolicy, make_policy
-from rlplace.policy.protocols import GroupPolicy, Loadable
+from rlplace.policy.base import GroupPolicy, Loadable
 from rlplace.policy.seq2seq import seq2seq_inputs
 
 SMALL = Seq2SeqConfig(hidden=6, type_embedding=3, device_embedding=4, attention=5, tanh_constant=2.0, temperature=0.7)
@@ -174,7 +174,7 @@ def test_a_policy_takes_the_weights_that_another_one_kept(tmp_path: Path) -> Non
 def test_weights_of_another_kind_size_or_graph_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
     make(chain_problem(4)).save(path)
-    with pytest.raises(FileProblem, match=r"another size: .* is \(\d+, \d+\), expected"):
+    with pytest.raises(FileProblem, match=r"another size: .*, expected"):
         make(chain_problem(5)).load(path)
     with pytest.raises(FileProblem, match="graph of other op types"):
         make(chain_with_a_parameter()).load(path)

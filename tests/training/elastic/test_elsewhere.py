@@ -20,7 +20,7 @@ from rlplace.measure.hosts.host_file import save_host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import load_placement
 from rlplace.measure.timing.threads import usable_cores
-from rlplace.policy.config import LearnConfig
+from rlplace.policy.options import LearnConfig
 from rlplace.training import SearchConfig, TrainConfig
 from rlplace.training.checks import check_names
 from rlplace.training.elastic.elsewhere import folder_for, resume_elsewhere

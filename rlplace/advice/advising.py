@@ -1,0 +1,400 @@
+"""`advise`: whether a step is worth placing, from its bound, a short search, and on a real host a short race.
+
+`advise_workload`: what `rlplace advise` does, from words to a verdict.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.advice.verdict import Figures, Verdict, Words, decide
+from rlplace.errors import InvalidValue, RlplaceError, UserError
+from rlplace.format import format_seconds
+from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.locks import measuring_alone
+from rlplace.measure.bounds import even_split_s, lower_bound_s
+from rlplace.measure.costs.profile import profile_costs, profile_links
+from rlplace.measure.evaluator import Evaluator
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.plan import capacity_bytes, single_device_peak_bytes
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.eager_step import EagerRecipe, EagerStep, check_has_values
+from rlplace.measure.timing.race import RaceProtocol
+from rlplace.measure.timing.threads import one_thread_here
+from rlplace.report.console import Progress, make_progress
+from rlplace.search.methods import find
+from rlplace.search.rules.baselines import best_single, plain_devices
+from rlplace.search.task import Budget
+from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.prepare import describe_cut
+from rlplace.session.steps import Steps, make_problem
+from rlplace.workloads import WorkloadSpec
+
+SEARCH = "portfolio"
+EVALUATIONS = 2000
+"""Placements that a search may simulate, of every number of micro-batches."""
+FIRST_EVALUATIONS = 50
+"""Simulated whatever the time."""
+WARM_UP_EVALUATIONS = 400
+"""Before the clock starts: every kernel is called once, and compiled where that has never happened on this machine."""
+SEARCH_SHARE, SIMULATED_SHARE = 0.5, 0.9
+"""Part of the time for all searches, where a race follows and where none does."""
+RACE = RaceProtocol(warmup=1, min_rounds=3, max_rounds=9, hopeless=math.inf, margin=math.inf)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """The best placement of one number of micro-batches."""
+
+    problem: Problem
+    simulator: Simulator
+    devices: NDArray[np.int32] | None = field(repr=False)
+    step_s: float
+    evaluations: int
+
+    @property
+    def count(self) -> int:
+        return self.problem.graph.num_micro_batches
+
+
+@one_thread_here()
+def advise(
+    problem: Problem,
+    *,
+    seconds: float = 30.0,
+    evaluations: int = EVALUATIONS,
+    seed: int = 0,
+    cuts: Mapping[int, Callable[[], Problem]] | None = None,
+    words: Words | None = None,
+    say: Say | None = None,
+    isolated: bool | None = None,
+) -> Verdict:
+    """Whether the step of `problem` is worth placing on its host, with the reason and the gain to expect.
+
+    On a host of this machine, one device, eager PyTorch and the best placement that a short search finds are raced; on
+    a simulated one the simulator says. Where the problem is not cut, and `cuts` is empty, an even split of its batch is
+    estimated.
+
+    Args:
+        problem: what is to be placed.
+        seconds: all of it takes about so long; what has begun is brought to an end.
+        evaluations: placements that each search may simulate.
+        seed: of the search.
+        cuts: what makes the problem in other numbers of micro-batches, by number; tried while there is time.
+        words: how the step is called where it was asked for; by default as in Python.
+        say: told what is found; nobody by default.
+        isolated: whether placements run in a worker process; see `Evaluator`.
+
+    Raises:
+        InvalidValue: no time, or no evaluations.
+        RunnerError: nothing could be run to its end.
+    """
+    if not seconds > 0:
+        raise InvalidValue("seconds", seconds, "more than 0", where="advise")
+    if evaluations < 1:
+        raise InvalidValue("evaluations", evaluations, "at least 1", where="advise")
+    say = say or (lambda _: None)
+    find(problem, SEARCH, Simulator(problem), Budget(WARM_UP_EVALUATIONS), seed=seed)
+    begin_s = time.monotonic()
+    searching_s = seconds * (SIMULATED_SHARE if problem.host.is_simulated else SEARCH_SHARE)
+    search_s = searching_s / (1 + len(cuts or {}))
+    found, is_refused = [_search(problem, search_s, evaluations, seed)], False
+    say(f"{_each(found[0].count)}: {_words(found[0])}")
+    for count, make in (cuts or {}).items():
+        if time.monotonic() - begin_s > searching_s:
+            say(f"{_each(count)}: left out, the time is up")
+            continue
+        try:
+            found.append(_search(make(), search_s, evaluations, seed))
+        except UserError as error:
+            is_refused = True
+            say(f"{_each(count)}: left out ({str(error).splitlines()[0]})")
+            continue
+        say(f"{_each(count)}: {_words(found[-1])}")
+    figures = _simulated(found)
+    if is_refused:  # a batch that cannot be cut cannot be split over devices either
+        figures = replace(figures, split_s=None)
+    if not problem.host.is_simulated:
+        say("racing one device, the best placement and plain PyTorch")
+        with measuring_alone(problem.host, say=say):
+            figures = _measured(figures, found, begin_s + seconds, seed, isolated)
+    return decide(figures, words)
+
+
+def _search(problem: Problem, seconds: float, evaluations: int, seed: int) -> _Found:
+    """What a short search comes to."""
+    simulator = Simulator(problem)
+    first = find(problem, SEARCH, simulator, Budget(min(FIRST_EVALUATIONS, evaluations)), seed=seed)
+    best, spent = first, first.evaluations
+    if evaluations > FIRST_EVALUATIONS:
+        more = find(problem, SEARCH, simulator, Budget(evaluations - FIRST_EVALUATIONS, max(seconds, 0.1)), seed=seed)
+        best, spent = min((more, first), key=lambda one: one.step_time_s), spent + more.evaluations
+    return _Found(problem, simulator, best.devices, best.step_time_s, spent)
+
+
+def _simulated(found: list[_Found]) -> Figures:
+    """The figures by simulation: of the first problem, which may be cut itself, and of the best of the others."""
+    first = found[0]
+    problem, simulator = first.problem, first.simulator
+    single = best_single(problem, simulator)
+    single_s = float(simulator.step_times(single[None])[0])
+    device = int(np.bincount(single, minlength=problem.host.num_devices).argmax())
+    if math.isinf(single_s):
+        device = max(plain_devices(problem), key=lambda index: capacity_bytes(problem.host, index))
+    bound_s, bound = min((lower_bound_s(one.problem) for one in found), key=lambda pair: pair[0])
+    whole = [one for one in found if one.count == 1]
+    cut = min((one for one in found if one.count > 1), key=lambda one: one.step_s, default=None)
+    return Figures(
+        kind="simulated",
+        costs=problem.costs.source,
+        bound_s=bound_s,
+        bound=bound,
+        single_s=_finite(single_s),
+        single_device=problem.host.devices[device].name,
+        single_bytes=single_device_peak_bytes(problem.graph, problem.host, device, problem.workspace_bytes[:, device]),
+        single_capacity_bytes=capacity_bytes(problem.host, device),
+        placed_s=_finite(min((single_s, *(one.step_s for one in whole)))) if whole else None,
+        num_placements=sum(one.evaluations for one in found),
+        cut_s=None if cut is None else _finite(cut.step_s),
+        cut_count=1 if cut is None else cut.count,
+        counts=tuple(one.count for one in found),
+        split_s=_finite(even_split_s(problem)) if first.count == 1 else None,
+        eager_why="the host is simulated" if problem.host.is_simulated else "",
+    )
+
+
+def _measured(figures: Figures, found: list[_Found], deadline_s: float, seed: int, isolated: bool | None) -> Figures:
+    """The figures with step times that were measured: the first problem's, then those of the best in micro-batches.
+
+    What is cut is raced only where the simulator has it ahead. The bound and the even split, which op times give, are
+    scaled by what one device measured over what it takes by simulation: a busy machine is slower than its profile.
+    """
+    first = found[0]
+    cut = min((one for one in found[1:] if one.count > 1), key=lambda one: one.step_s, default=None)
+    single, placed, eager, why = _race(first, deadline_s, seed, isolated)
+    single_s = _step_s(single)
+    ratio = single_s / figures.single_s if single_s is not None and figures.single_s else 1.0
+    spreads = [outcome.spread_s / outcome.step_time_s for outcome in (single, placed, eager) if outcome and outcome.ok]
+    figures = replace(
+        figures,
+        kind="measured",
+        bound_s=figures.bound_s * ratio,
+        split_s=None if figures.split_s is None else figures.split_s * ratio,
+        single_s=single_s,
+        eager_s=_step_s(eager),
+        eager_why=why,
+        spread=max(spreads, default=0.0),
+        placed_s=_step_s(placed) if first.count == 1 else None,
+        cut_s=_step_s(placed) if first.count > 1 else figures.cut_s,
+    )
+    if cut is None:
+        return figures
+    if cut.step_s >= first.step_s:
+        return replace(figures, cut_s=None, cut_count=1)
+    _, placed, _, _ = _race(cut, deadline_s, seed, isolated)
+    return replace(figures, cut_s=_step_s(placed))
+
+
+def _race(
+    one: _Found, deadline_s: float, seed: int, isolated: bool | None
+) -> tuple[Measurement | None, Measurement | None, Measurement | None, str]:
+    """Measurements of the best single device, the best placement and eager, and why there is none of eager."""
+    problem, simulator = one.problem, one.simulator
+    devices = [best_single(problem, simulator), *([] if one.devices is None else [one.devices])]
+    plans = [simulator.plan(row) for row in devices]
+    eager, why = [EagerRecipe()], ""
+    try:
+        check_has_values(problem.graph)
+    except RlplaceError as error:
+        eager, why = [], str(error)
+    evaluator = Evaluator(problem, simulator, seed=seed, isolated=isolated)
+    try:
+        outcomes = evaluator.measure_plans(plans, RACE, others=eager, deadline_s=deadline_s)
+    finally:
+        evaluator.close()
+    plain = outcomes[len(plans)] if eager else None
+    if plain is not None and not plain.ok:
+        why = plain.why or plain.status
+    return outcomes[0], outcomes[1] if len(plans) > 1 else None, plain, why
+
+
+def _step_s(outcome: Measurement | None) -> float | None:
+    return outcome.step_time_s if outcome is not None and outcome.ok else None
+
+
+def _finite(step_s: float) -> float | None:
+    return step_s if math.isfinite(step_s) else None
+
+
+def _each(count: int) -> str:
+    return "the whole batch" if count == 1 else f"{count} micro-batches"
+
+
+def _words(one: _Found) -> str:
+    if math.isinf(one.step_s):
+        return f"none of {one.evaluations:,} placements fits"
+    return f"{format_seconds(one.step_s)} simulated, the best of {one.evaluations:,} placements"
+
+
+MOST_COUNT = 16
+"""Most micro-batches that `auto` tries."""
+PROFILE_SHARE = 0.2
+"""Part of the time for traced steps of the whole batch."""
+LEAST_STEPS, MOST_STEPS = 1, 8
+"""Of one kind of device that are traced."""
+COPIES = 7
+"""Of each size over each link."""
+
+
+@one_thread_here()
+def advise_workload(
+    spec: WorkloadSpec,
+    host: Host,
+    *,
+    host_word: str,
+    seconds: float = 30.0,
+    seed: int = 0,
+    workload_seed: int = 0,
+    constraints: Constraints | None = None,
+    asked: CutOptions = WHOLE,
+    is_waiting: bool = True,
+    isolated: bool | None = None,
+    is_quiet: bool = False,
+) -> dict[str, Any]:
+    """What `--json` prints: the verdict with its figures, capture_s, seconds, micro_batches.
+
+    Args:
+        spec: the workload.
+        host: where; one of this machine is profiled in a hurry.
+        host_word: as the user named it.
+        seconds: for all but building the model and capturing its step, which are told apart.
+        seed: of the search.
+        workload_seed: of the workload's weights and inputs.
+        constraints: the user's pins and exclusions.
+        asked: how the batch may be cut: a number beside the whole batch, or `auto`.
+        is_waiting: wait for another search that measures on this machine, instead of giving up.
+        isolated: whether placements run in a worker process; see `Evaluator`.
+        is_quiet: no progress.
+
+    Raises:
+        RunnerError: another search measures here, and nobody wants to wait.
+        UserError: the workload cannot be built or captured.
+    """
+    progress = make_progress(is_quiet=is_quiet)
+    with measuring_alone(host, say=progress.say, is_waiting=is_waiting):
+        seeds = seed, workload_seed
+        return _advised(spec, host, host_word, seconds, seeds, constraints, asked, isolated, progress, is_quiet)
+
+
+def _advised(
+    spec: WorkloadSpec,
+    host: Host,
+    host_word: str,
+    seconds: float,
+    seeds: tuple[int, int],
+    constraints: Constraints | None,
+    asked: CutOptions,
+    isolated: bool | None,
+    progress: Progress,
+    is_quiet: bool,
+) -> dict[str, Any]:
+    """As `advise_workload`, where nobody else measures."""
+    begin_s = time.monotonic()
+    progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
+    seed, workload_seed = seeds
+    steps = Steps(spec, host, workload_seed, asked)
+    graph = steps.graph(1)
+    capture_s = time.monotonic() - begin_s
+    progress.say(
+        f"{spec}: {graph.num_ops:,} ops after {format_seconds(capture_s)}; about {format_seconds(seconds)} from here"
+    )
+    begin_s = time.monotonic()
+    make = _estimated(spec, host, constraints, is_quiet=is_quiet)
+    if not host.is_simulated:
+        make = _profiled(graph, host, seconds, constraints, progress.say)
+    problem = make(graph, 1)
+    counts = counts_for(host) if asked.is_auto else () if asked.count == 1 else (int(asked.count),)
+    verdict = advise(
+        problem,
+        seconds=max(seconds - (time.monotonic() - begin_s), 1.0),
+        seed=seed,
+        cuts={count: partial(_cut, steps, make, count) for count in counts},
+        words=Words(str(spec), host_word),
+        say=progress.say,
+        isolated=isolated,
+    )
+    progress.close()
+    return verdict.to_dict() | {
+        "workload": str(spec),
+        "seed": seed,
+        "workload_seed": workload_seed,
+        "host": host.name,
+        "capture_s": capture_s,
+        "seconds": time.monotonic() - begin_s,
+        "micro_batches": describe_cut(graph, asked),
+    }
+
+
+Make = Callable[[OpGraph, int], Problem]
+
+
+def counts_for(host: Host) -> tuple[int, ...]:
+    """The numbers of micro-batches that `auto` tries beside the whole batch while there is time: one a device first."""
+    devices = sum(not device.members for device in host.devices)
+    wanted = (min(devices, MOST_COUNT), min(2 * devices, MOST_COUNT), 2)
+    return tuple(dict.fromkeys(count for count in wanted if count > 1))
+
+
+def _cut(steps: Steps, make: Make, count: int) -> Problem:
+    return make(steps.graph(count), count)
+
+
+def _estimated(spec: WorkloadSpec, host: Host, constraints: Constraints | None, *, is_quiet: bool) -> Make:
+    """Makes problems on a simulated host; that it is one is said once."""
+    loud, quiet = make_progress(is_quiet=is_quiet), make_progress(is_quiet=True)
+
+    def make(graph: OpGraph, count: int) -> Problem:
+        progress = loud if count == 1 else quiet
+        return make_problem(graph, host, 256, progress, spec=spec, count=count, constraints=constraints)
+
+    return make
+
+
+def _profiled(
+    graph: OpGraph, host: Host, seconds: float, constraints: Constraints | None, say: Callable[[str], None]
+) -> Make:
+    """Makes problems of this machine from as few steps and copies as the time allows."""
+    say("profiling with few steps: figures are rougher than those of `train`")
+    linked = profile_links(host, repeats=COPIES)
+    num_steps = _num_steps(graph, host, seconds)
+
+    def make(graph: OpGraph, count: int) -> Problem:
+        costs = profile_costs(graph, linked, num_steps=num_steps, warmup=1, on_progress=say)
+        return Problem.grouped(graph, linked, costs, constraints=constraints)
+
+    return make
+
+
+def _num_steps(graph: OpGraph, host: Host, seconds: float) -> int:
+    """How many steps may be traced on each kind of device, by the pace of plain PyTorch; few where that cannot run."""
+    try:
+        eager = EagerStep(graph, host, num_threads=1)
+        eager()
+        step_s = eager()
+    except RlplaceError:
+        return LEAST_STEPS
+    kinds = len({device.kind for device in host.devices})
+    return int(min(max(seconds * PROFILE_SHARE / max(step_s * kinds, 1e-9), LEAST_STEPS), MOST_STEPS))

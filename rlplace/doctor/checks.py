@@ -1,0 +1,494 @@
+"""All checks, in the order in which they are shown.
+
+Checks of places to write: the current folder, and where compiled kernels are kept.
+
+Checks of time: the clock that steps are measured with, and whether the same work takes the same time.
+
+Check of Weights & Biases: whether runs can be tracked, without a network call and without showing a key.
+
+Checks of the CPU: the cores that this process may use, who shares them, memory, threads and the allocator.
+
+Limits that a control group sets on this process, of both versions; a container is one.
+
+Checks of GPUs: whether PyTorch can use them, what they are, and whether they can read each other's memory.
+"""
+
+from __future__ import annotations
+
+import netrc
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise, permutations
+from pathlib import Path, PurePosixPath
+from statistics import median, quantiles
+from typing import Any
+from urllib.parse import urlsplit
+
+from rlplace.doctor.installation import (
+    check_extras,
+    check_packages,
+    check_python,
+    check_rlplace,
+    check_torch,
+    requirement_of,
+    torch_build,
+)
+from rlplace.doctor.system import Check, Finding, System
+from rlplace.format import format_bytes, format_seconds
+from rlplace.process import SPIN_COUNT
+
+LEAST_FREE_DISK_BYTES = 1 << 30
+
+
+def check_disk(system: System) -> Iterator[Finding]:
+    """Whether a run can be written into the current folder."""
+    try:
+        folder = Path(system.current_folder())
+    except OSError:
+        yield Finding("disk", "fail", "the current folder has been removed", "change to a folder that exists")
+        return
+    free_bytes = system.free_bytes(folder)
+    found = f"{format_bytes(free_bytes)} free in {folder}"
+    if not system.is_writable(folder):
+        remedy = "change to another folder, or name one with --run"
+        yield Finding("disk", "fail", f"{folder} cannot be written to", remedy)
+    elif free_bytes < LEAST_FREE_DISK_BYTES:
+        yield Finding("disk", "warn", found, f"free some: a run should have {format_bytes(LEAST_FREE_BYTES)}")
+    else:
+        yield Finding("disk", "ok", found)
+
+
+def check_numba(system: System) -> Iterator[Finding]:
+    """Whether kernels are compiled, and kept once they are."""
+    wanted, version = requirement_of(system, "numba"), system.version_of("numba")
+    if not version:
+        yield Finding("numba", "fail", "not installed: the simulator needs it", f"pip install '{wanted.words}'")
+        return
+    found = f"{version}; the simulator runs on {len(system.usable_cores())} threads"
+    if system.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        found = f"{version}; NUMBA_DISABLE_JIT is set: kernels are not compiled"
+        yield Finding("numba", "fail", found, "unset NUMBA_DISABLE_JIT: the simulator cannot run without")
+        return
+    folder = next((folder for folder in _cache_folders(system) if _can_be_made(system, folder)), None)
+    if folder is None:
+        found += "; nowhere to keep compiled kernels"
+        yield Finding("numba", "fail", found, "set NUMBA_CACHE_DIR to a folder that can be written to")
+    else:
+        yield Finding("numba", "ok", f"{found}, its kernels are kept in {folder}")
+
+
+def _cache_folders(system: System) -> list[Path]:
+    """Where numba tries to keep kernels, in its order (`numba.core.caching`)."""
+    asked = system.environ.get("NUMBA_CACHE_DIR")
+    caches = Path(system.environ.get("XDG_CACHE_HOME") or system.home() / ".cache")
+    return [*([Path(asked)] if asked else []), system.package / "__pycache__", caches / "numba"]
+
+
+def _can_be_made(system: System, folder: Path) -> bool:
+    """Whether the folder can be written to, or made where it is not there yet."""
+    nearest = next((path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()), None)
+    return nearest is not None and nearest.is_dir() and system.is_writable(nearest)
+
+
+SLOWEST_CALL_S = 1e-6
+NUM_CALLS = 2000
+WIDEST_SPREAD = 0.15
+MOST_LOST = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Steadiness:
+    """How much times of the same work differ."""
+
+    median_s: float
+    spread: float
+    """between the 10th and the 90th percentile, as a share of the median"""
+    lost: float
+    """share of all time beyond a median for each sample: what interruptions took"""
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether figures measured now would be worth much."""
+        return self.spread <= WIDEST_SPREAD and self.lost <= MOST_LOST
+
+
+def steadiness(times_s: Sequence[float]) -> Steadiness:
+    """How steady these times are.
+
+    Args:
+        times_s: two or more, of the same work.
+
+    >>> steadiness([1.0, 1.0, 1.0, 5.0]).lost
+    0.5
+    """
+    middle_s, deciles_s = median(times_s), quantiles(times_s, n=10, method="inclusive")
+    lost = 1 - middle_s * len(times_s) / sum(times_s)
+    return Steadiness(middle_s, (deciles_s[-1] - deciles_s[0]) / middle_s, max(lost, 0.0))
+
+
+def check_clock(system: System) -> Iterator[Finding]:
+    """How fine the clock is: what reading it costs, and its smallest step."""
+    readings_s = [system.now_s() for _ in range(NUM_CALLS)]
+    call_s = (readings_s[-1] - readings_s[0]) / (NUM_CALLS - 1)
+    steps_s = [after_s - before_s for before_s, after_s in pairwise(readings_s) if after_s > before_s]
+    source = system.read("sys/devices/system/clocksource/clocksource0/current_clocksource")
+    found = f"a reading takes {format_seconds(call_s)}"
+    if steps_s:
+        found = f"steps of {format_seconds(min(steps_s))}, {found}"
+    if source:
+        found += f", source {source}"
+    if not steps_s or max(call_s, min(steps_s)) > SLOWEST_CALL_S:
+        remedy = "short ops cannot be timed well: on Linux, see whether the clock source tsc is available"
+        yield Finding("clock", "warn", found, remedy)
+    else:
+        yield Finding("clock", "ok", found)
+
+
+def check_timing(system: System) -> Iterator[Finding]:
+    """Whether the same small work takes the same time again and again."""
+    steady = steadiness(system.op_times_s(system.import_torch()))
+    found = (
+        f"the same work takes {format_seconds(steady.median_s)}, 80 % of times within {steady.spread:.0%}; "
+        f"{steady.lost:.0%} of the time was lost to interruptions"
+    )
+    if steady.is_steady:
+        yield Finding("timing", "ok", found)
+    else:
+        yield Finding("timing", "warn", found, "end other work, and keep the CPU's frequency fixed, before measuring")
+
+
+SERVER = "https://api.wandb.ai"
+
+
+def check_wandb(system: System) -> Iterator[Finding]:
+    """Whether wandb is installed, in which mode, and whether the user is logged in."""
+    wanted, version = requirement_of(system, "wandb"), system.version_of("wandb")
+    install = f"pip install '{wanted.words}', or leave --track disabled, as it is by default"
+    if not version:
+        yield Finding("wandb", "warn", "not installed", install)
+        return
+    if not wanted.is_met_by(version):
+        yield Finding("wandb", "warn", f"{version}; rlplace needs {wanted.words}", install)
+        return
+    server = system.environ.get("WANDB_BASE_URL") or SERVER
+    found = f"{version}, WANDB_MODE {system.environ.get('WANDB_MODE', 'not set')} (--track decides)"
+    if is_logged_in(system, server):
+        yield Finding("wandb", "ok", f"{found}, logged in to {server}")
+    else:
+        yield Finding("wandb", "ok", f"{found}, not logged in", "`wandb login` for --track online; offline needs none")
+
+
+def is_logged_in(system: System, server: str) -> bool:
+    """Whether there is a key for that server: in the environment, or in the file where `wandb login` leaves it."""
+    if system.environ.get("WANDB_API_KEY"):
+        return True
+    named = system.environ.get("NETRC")
+    paths = [Path(named)] if named else [system.home() / name for name in (".netrc", "_netrc")]
+    for path in paths:
+        try:
+            if netrc.netrc(path).authenticators(urlsplit(server).netloc):
+                return True
+        except (OSError, UnicodeDecodeError, netrc.NetrcParseError):  # its message may hold a key: say nothing of it
+            continue
+    return False
+
+
+BUSY = 0.25
+"""Share of the machine's cores in use from which on measured figures move visibly."""
+LEAST_FREE_BYTES = 2 << 30
+BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_THREAD_LIMIT")
+"""Settings that work against threads pinned to the cores of their device."""
+ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
+
+
+def check_cores(system: System) -> Iterator[Finding]:
+    """How many cores this process may use, and for how much of the time."""
+    usable, cores, quota = len(system.usable_cores()), system.num_cores() or 0, cpu_quota(system)
+    model = re.search(r"^model name\s*:\s*(.+)$", system.read("proc/cpuinfo"), flags=re.MULTILINE)
+    found = f"{usable} of {cores or 'an unknown number of'} logical cores may be used"
+    if model is not None:
+        found += f", {model[1]}"
+    if quota is not None and quota < usable:
+        found += f"; a control group allows the time of {quota:g}"
+        remedy = f"raise the container's CPU limit, or use --host cores:{max(int(quota), 1)}"
+        yield Finding("cores", "warn", found, remedy)
+    elif usable < 2:
+        yield Finding(
+            "cores", "warn", found, "without GPUs there is one device, and nothing to place: allow more cores"
+        )
+    else:
+        yield Finding("cores", "ok", found)
+
+
+def check_hyper_threads(system: System) -> Iterator[Finding]:
+    """Whether devices would be hyper-threads of the same core."""
+    from rlplace.measure.hosts.detect import MAX_CORE_DEVICES
+
+    usable = list(system.usable_cores())
+    siblings = {core: _siblings(system, core) for core in usable}
+    if not all(siblings.values()):
+        yield Finding("hyper-threads", "ok", "not told by this system")
+        return
+    separate = sorted({min(found & set(usable)) for found in siblings.values()})
+    words = "logical core is one" if len(usable) == 1 else "logical cores are"
+    found = f"the {len(usable)} {words} of {len(separate)} physical ones"
+    devices = usable[:MAX_CORE_DEVICES]
+    shared = [f"{one} and {other}" for one, other in combinations(devices, 2) if other in siblings[one]]
+    if shared and len(separate) > 1:
+        remedy = f"run `taskset -c {','.join(map(str, separate))} rlplace ...`, so that each device has its own"
+        yield Finding("hyper-threads", "warn", f"{found}; devices share one: {', '.join(shared)}", remedy)
+    elif shared:
+        yield Finding("hyper-threads", "warn", found, "devices share it: expect little of placing over them")
+    else:
+        yield Finding("hyper-threads", "ok", found)
+
+
+def _siblings(system: System, core: int) -> set[int]:
+    """Logical cores of the same physical core, itself included; none where the system does not tell."""
+    told = system.read(f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+    found: set[int] = set()
+    for part in filter(None, told.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def check_load(system: System) -> Iterator[Finding]:
+    """Whether others keep the machine busy."""
+    told, cores = system.read("proc/loadavg").split(), system.num_cores() or 1
+    if not told:
+        yield Finding("load", "ok", "not told by this system")
+        return
+    load = float(told[0])
+    found = f"{load:.2f} on {cores} cores over the last minute"
+    if load > BUSY * cores:
+        remedy = "measure on an idle machine: beside other work, measured ratios move by 30 to 60 %"
+        yield Finding("load", "warn", found, remedy)
+    else:
+        yield Finding("load", "ok", found)
+
+
+def check_memory(system: System) -> Iterator[Finding]:
+    """How much memory there is, how much is left, and whether a control group allows less."""
+    told = dict(re.findall(r"^(\w+):\s+(\d+) kB$", system.read("proc/meminfo"), flags=re.MULTILINE))
+    if "MemTotal" not in told or "MemAvailable" not in told:
+        yield Finding("memory", "ok", "not told by this system")
+        return
+    total_bytes, available_bytes = (int(told[name]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    limit_bytes = memory_limit_bytes(system)
+    found = f"{format_bytes(available_bytes)} available of {format_bytes(total_bytes)}"
+    if limit_bytes is not None and limit_bytes < total_bytes:
+        found += f"; a control group allows {format_bytes(limit_bytes)}"
+        remedy = "rlplace counts on the machine's memory: raise the limit, or lower `memory_bytes` in a host file"
+        yield Finding("memory", "warn", found, remedy)
+    elif available_bytes < LEAST_FREE_BYTES:
+        yield Finding("memory", "warn", found, "end what you do not need: a large model will not fit")
+    else:
+        yield Finding("memory", "ok", found)
+
+
+def check_threads(system: System) -> Iterator[Finding]:
+    """How many threads PyTorch runs an op on, and whether settings bind threads to cores against ours."""
+    usable, environ = len(system.usable_cores()), system.environ
+    threads = int(system.import_torch().get_num_threads())
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    found = f"PyTorch runs an op on {threads} of {usable} cores; " + _settings(system, names)
+    binding = [name for name in BINDING if name in environ]
+    if binding:
+        found += f", {_settings(system, binding)}"
+        remedy = f"unset {' and '.join(binding)}: rlplace pins the threads of each device itself"
+        yield Finding("threads", "warn", found, remedy)
+    elif threads > usable:
+        yield Finding("threads", "warn", found, f"set OMP_NUM_THREADS to {usable} or unset it: threads share cores")
+    else:
+        yield Finding("threads", "ok", found)
+
+
+def check_wait_policy(system: System) -> Iterator[Finding]:
+    """How OpenMP's threads wait between ops."""
+    policy, spins = (system.environ.get(name, "").strip() for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"))
+    found = _settings(system, ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"))
+    if spins == "0" or (not spins and policy.lower() == "passive"):
+        remedy = "unset them: threads sleep between ops, which slows eager PyTorch and gangs in the same table"
+        yield Finding("wait policy", "warn", found, remedy)
+    else:
+        length = "briefly" if spins == str(SPIN_COUNT) else "between ops"
+        yield Finding("wait policy", "ok", f"{found}: OpenMP's threads spin {length}")
+
+
+def check_malloc(system: System) -> Iterator[Finding]:
+    """Whether freed memory can be kept between steps."""
+    preloaded = system.environ.get("LD_PRELOAD", "")
+    other = next((name for name in ALLOCATORS if name in preloaded), "")
+    libc = system.glibc_version()
+    if other:
+        yield Finding("malloc", "ok", f"{other} is preloaded: glibc's thresholds, which measuring raises, do not count")
+    elif libc:
+        yield Finding("malloc", "ok", f"{libc}: measuring raises its thresholds, so that freed memory is kept")
+    else:
+        remedy = "preload an allocator that keeps freed memory, or use a system with glibc"
+        yield Finding(
+            "malloc", "warn", "not glibc: freed memory goes back to the kernel, which slows large ops", remedy
+        )
+
+
+def _settings(system: System, names: Sequence[str]) -> str:
+    return ", ".join(f"{name} {system.environ.get(name, 'not set')}" for name in names)
+
+
+MOUNT = "sys/fs/cgroup"
+LARGEST_LIMIT_BYTES = 1 << 60
+"""A limit above this is none: version 1 has no other word for it."""
+
+
+def cpu_quota(system: System) -> float | None:
+    """How many cores' time this process gets; None: as much as there is."""
+    quotas = []
+    for limit in _values(system, "", "cpu.max"):  # "QUOTA PERIOD" in microseconds, or "max PERIOD"
+        quota, period = limit.split()
+        if quota != "max":
+            quotas.append(int(quota) / int(period))
+    limits = _values(system, "cpu", "cpu.cfs_quota_us")
+    periods = _values(system, "cpu", "cpu.cfs_period_us")
+    quotas.extend(int(quota) / int(period) for quota, period in zip(limits, periods) if int(quota) > 0)
+    return min(quotas, default=None)
+
+
+def memory_limit_bytes(system: System) -> int | None:
+    """The most memory that this process may use; None: as much as there is."""
+    words = [*_values(system, "", "memory.max"), *_values(system, "memory", "memory.limit_in_bytes")]
+    limits = [int(word) for word in words if word != "max"]
+    return min((limit for limit in limits if limit < LARGEST_LIMIT_BYTES), default=None)
+
+
+def _values(system: System, controller: str, name: str) -> Iterator[str]:
+    """What that file says in this process's group and in every group above it: the tightest counts.
+
+    Args:
+        system: where to look.
+        controller: of version 1; empty for version 2, which has one tree for all.
+        name: of the file.
+    """
+    for folder in _groups(system, controller):
+        if value := system.read(f"{MOUNT}/{controller}/{folder}/{name}"):
+            yield value
+
+
+def _groups(system: System, controller: str) -> list[str]:
+    """Folders of this process's group and of all above it, below the mount.
+
+    In a container the path may be that outside of it: then only the mount itself is found, which is the right one.
+    """
+    for line in system.read("proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            group = PurePosixPath(path.lstrip("/"))
+            return [str(folder) for folder in (group, *group.parents)]
+    return ["."]
+
+
+GET_TORCH = "install the PyTorch build for your GPUs: https://pytorch.org/get-started/locally"
+MOST_PAIRS = 4
+"""How many pairs are named."""
+
+
+def check_gpus(system: System) -> Iterator[Finding]:
+    """Whether there are GPUs that PyTorch can use; then one finding a GPU, and one of their pairs."""
+    torch, driver = system.import_torch(), driver_version(system)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        yield _without_gpus(torch, driver, [str(warning.message) for warning in caught], system)
+        return
+    gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+    yield Finding("cuda", "ok", f"{gpus}, {torch_build(torch)}, {f'driver {driver}' if driver else 'driver unknown'}")
+    for index in range(count):
+        yield _look_at_gpu(torch, index)
+    if count > 1:
+        yield _look_at_pairs(torch, count)
+
+
+def driver_version(system: System) -> str:
+    """Version of NVIDIA's kernel driver; empty where there is none or it cannot be told."""
+    match = re.search(r"\s(\d{3,}\.\d+(?:\.\d+)?)\s", system.read("proc/driver/nvidia/version"))
+    return match[1] if match else ""
+
+
+def _without_gpus(torch: Any, driver: str, said: list[str], system: System) -> Finding:
+    if not driver and not said:
+        return Finding("cuda", "ok", f"no GPU ({torch_build(torch)}): the CPU's cores serve as devices")
+    found = f"driver {driver or 'unknown'}, but PyTorch ({torch_build(torch)}) sees no GPU"
+    visible = system.environ.get("CUDA_VISIBLE_DEVICES")
+    if said:
+        found += f": {' '.join(said[0].split())}"
+    if not torch.version.cuda:
+        remedy = GET_TORCH
+    elif visible is not None:
+        remedy = f"CUDA_VISIBLE_DEVICES is {visible!r}: unset it, unless you mean to hide them"
+    else:
+        remedy = f"update the driver to one for CUDA {torch.version.cuda}, or {GET_TORCH}"
+    return Finding("cuda", "warn", found, remedy)
+
+
+def _look_at_gpu(torch: Any, index: int) -> Finding:
+    facts = torch.cuda.get_device_properties(index)
+    found = f"{facts.name}, {format_bytes(facts.total_memory)}, compute capability {facts.major}.{facts.minor}"
+    architectures = torch.cuda.get_arch_list()
+    if torch.version.cuda and not any(runs_on(each, facts.major, facts.minor) for each in architectures):
+        found += f"; this PyTorch has kernels for {', '.join(architectures)} only"
+        return Finding(f"cuda:{index}", "fail", found, GET_TORCH)
+    return Finding(f"cuda:{index}", "ok", found)
+
+
+def runs_on(architecture: str, major: int, minor: int) -> bool:
+    """Whether kernels for `architecture` run on a GPU of that compute capability.
+
+    Machine code (`sm_86`) runs on the same major version from its minor version on, PTX (`compute_80`) on everything
+    newer (CUDA C++ Programming Guide, "Application Compatibility"); what ends with a letter, on its own version alone.
+
+    >>> [runs_on(each, 8, 9) for each in ("sm_86", "sm_90", "compute_80", "sm_90a")]
+    [True, False, True, False]
+    """
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", architecture)
+    if match is None:
+        return False
+    kind, letter, built_for = match[1], match[4], (int(match[2]), int(match[3]))
+    if letter:
+        return built_for == (major, minor)
+    return built_for <= (major, minor) and (kind == "compute" or built_for[0] == major)
+
+
+def _look_at_pairs(torch: Any, count: int) -> Finding:
+    pairs = list(permutations(range(count), 2))
+    apart = [(one, other) for one, other in pairs if not torch.cuda.can_device_access_peer(one, other)]
+    if not apart:
+        return Finding("peer access", "ok", f"between all of {count} GPUs")
+    names = ", ".join(f"cuda:{one} to cuda:{other}" for one, other in apart[:MOST_PAIRS])
+    more = f" and {len(apart) - MOST_PAIRS} more" if len(apart) > MOST_PAIRS else ""
+    found = f"not for {len(apart)} of {len(pairs)} routes ({names}{more}): their copies go through host memory"
+    return Finding("peer access", "warn", found, "see `nvidia-smi topo -p2p r`; IOMMU and ACS settings can turn it off")
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("python", check_python),
+    Check("rlplace", check_rlplace),
+    Check("packages", check_packages),
+    Check("torch", check_torch),
+    Check("cuda", check_gpus, needs="torch"),
+    Check("cores", check_cores),
+    Check("hyper-threads", check_hyper_threads, needs="torch"),
+    Check("load", check_load),
+    Check("memory", check_memory),
+    Check("threads", check_threads, needs="torch"),
+    Check("wait policy", check_wait_policy),
+    Check("malloc", check_malloc),
+    Check("numba", check_numba),
+    Check("disk", check_disk),
+    Check("clock", check_clock),
+    Check("timing", check_timing, needs="torch"),
+    Check("wandb", check_wandb),
+    Check("extras", check_extras),
+)

@@ -1,0 +1,247 @@
+"""File locks of the kernel, which end with their process.
+
+`FolderLock`: one process at a time writes into a run folder. `measuring_alone`: one search at a time measures on a
+machine, since two would slow each other down.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shlex
+import socket
+import stat
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from rlplace.errors import FileProblem, RunnerError
+from rlplace.files import cache_folder
+from rlplace.process import close_own, keep_from_children
+
+if sys.platform != "win32":
+    import fcntl
+
+LOCK_FILE = ".rlplace.lock"
+"""Hidden, inside the folder. The kernel's lock on it ends with its process, so a file that a killed run left behind
+blocks no other run. Windows has no such locks, and none is taken there."""
+
+_MOST_BYTES = 1000
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+"""A stranger's folder could hold a link to any file of ours, which taking the lock would overwrite."""
+
+
+class FolderLock:
+    """The right to write into a folder, until `release` or the end of the process.
+
+    Args:
+        folder: an existing one.
+
+    Raises:
+        FileProblem: another run that is still going on holds it.
+        OSError: the lock file cannot be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / LOCK_FILE
+        held = take_file(path, f"process {os.getpid()} on {socket.gethostname()}")
+        if isinstance(held, str):
+            raise _in_use(folder, held)
+        self._release = weakref.finalize(self, give_free, path, held, os.getpid())
+
+    @staticmethod
+    def check(folder: Path) -> None:
+        """Checks that the lock of `folder` is free now; leaves nothing behind.
+
+        Raises:
+            FileProblem: another run that is still going on holds it.
+        """
+        try:
+            descriptor = _open(folder / LOCK_FILE, os.O_RDWR)
+        except OSError:
+            return  # no lock file, or one that cannot be opened: making the folder says why
+        holder = "" if _take(descriptor, is_shared=True) else _holder(descriptor)
+        os.close(descriptor)
+        if holder:
+            raise _in_use(folder, holder)
+
+    def release(self) -> None:
+        """Releases the folder and removes the lock file; does nothing the second time."""
+        self._release()
+
+
+def take_file(path: Path, words: str) -> int | str:
+    """The descriptor of a lock file that is ours until `give_free`, or the words of the process that holds it.
+
+    A lock file that has a second name (a hard link) may be any file of the user's: it is not written, a new file
+    takes its place.
+
+    Args:
+        path: of the file, in an existing folder.
+        words: names this process to others that wait.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    while True:
+        descriptor = _open(path, os.O_RDWR | os.O_CREAT)
+        if not _take(descriptor):
+            holder = _holder(descriptor)
+            os.close(descriptor)
+            return holder
+        if _is_at(path, descriptor):
+            if sys.platform == "win32" or os.fstat(descriptor).st_nlink <= 1:
+                break
+            path.unlink()  # while the lock is held, as in `give_free`
+        os.close(descriptor)  # else its last owner removed the file between our opening and our locking it
+    if sys.platform != "win32":
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, words.encode()[:_MOST_BYTES], 0)
+    return keep_from_children(descriptor)
+
+
+def give_free(path: Path, descriptor: int, owner: int) -> None:
+    """Ends a lock that the process `owner` took, and removes its file."""
+    if os.getpid() != owner:  # a fork: the lock is its parent's
+        return
+    if sys.platform != "win32":
+        path.unlink(missing_ok=True)  # while it is still held, so that another process's new file is not removed
+    close_own(descriptor)
+
+
+def _open(path: Path, flags: int) -> int:
+    """The descriptor of a regular file; no link is followed."""
+    descriptor = os.open(path, flags | _NO_LINK | getattr(os, "O_NONBLOCK", 0), 0o644)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "the lock is not a regular file")
+    return descriptor
+
+
+def _take(descriptor: int, *, is_shared: bool = False) -> bool:
+    """Takes the lock, unless another process holds it; whether it is ours."""
+    if sys.platform != "win32":
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks: better a run without one than none
+            return True
+    return True
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _holder(descriptor: int) -> str:
+    """The words of the process that holds the lock, on one line; it may not have written them yet."""
+    text = os.pread(descriptor, _MOST_BYTES, 0).decode("utf-8", errors="replace")
+    return "".join(letter if letter.isprintable() else " " for letter in text).strip() or "another process"
+
+
+def _in_use(folder: Path, holder: str) -> FileProblem:
+    return FileProblem(folder, f"a run that is still going on writes into this folder ({holder}): name another.")
+
+
+LOOK_EVERY_S = 0.2
+"""Pause between two looks whether the other process has ended."""
+MOST_LETTERS = 160
+"""Of a command, in messages."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Drawn by Linux when it starts."""
+
+_HELD: set[tuple[Path, int, int]] = set()
+"""Locks that this process holds, with its number and the thread's: a fork of it holds none."""
+
+
+class Measurable(Protocol):
+    """A host."""
+
+    @property
+    def is_simulated(self) -> bool: ...
+
+
+@contextmanager
+def measuring_alone(
+    host: Measurable,
+    *,
+    say: Callable[[str], None],
+    run: Path | None = None,
+    is_waiting: bool = True,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[None]:
+    """While active, no other process or thread measures on this machine; it may be used again within itself.
+
+    The lock is on a file in the user's cache folder. It ends with its process however that ends, and holds between
+    containers that share that folder. Where no such file can be made, `say` is told, and measuring goes on without.
+
+    Args:
+        host: what will be measured; a simulated one needs no lock.
+        say: told for which process it waits.
+        run: the run folder, told to others that wait.
+        is_waiting: wait until the other process has ended, instead of an error.
+        sleep: waits for so many seconds.
+
+    Raises:
+        RunnerError: another process measures here, and `is_waiting` is False.
+    """
+    path = None if host.is_simulated else _lock_file(say)
+    owner, thread = os.getpid(), threading.get_ident()
+    if path is None or (path, owner, thread) in _HELD:
+        yield
+        return
+    told, words = "", _words(run)
+    while isinstance(held := take_file(path, words), str):  # another thread of this process has to wait, too
+        what = f"another search measures on this machine: {held}"
+        if not is_waiting:
+            raise RunnerError(f"{what}. Try again when it has ended, or leave `--no-wait` out.")
+        if held != told:
+            say(f"waiting: {what} (`--no-wait` gives up instead)")
+            told = held
+        sleep(LOOK_EVERY_S)
+    _HELD.add((path, owner, thread))
+    try:
+        yield
+    finally:
+        _HELD.discard((path, owner, thread))
+        give_free(path, held, owner)
+
+
+def _lock_file(say: Callable[[str], None]) -> Path | None:
+    """One for each machine, also where several share a home folder; None where none can be made."""
+    machine = hashlib.sha256(machine_id().encode()).hexdigest()[:16]
+    try:
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / f"measuring-{machine}.lock"
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o600))
+    except (FileProblem, OSError) as error:
+        say(f"warning: nothing keeps other searches from measuring at the same time: {error}")
+        return None
+    return path
+
+
+def machine_id() -> str:
+    """An identifier of this machine: of its running kernel, which its containers share; else its name."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return socket.gethostname()
+
+
+def _words(run: Path | None) -> str:
+    """This process, as others are told: `process 4242 (rlplace train nmt) on box since 18:40:12, run folder runs/x`."""
+    command = shlex.join([Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python", *sys.argv[1:]])
+    command = command if len(command) <= MOST_LETTERS else command[: MOST_LETTERS - 3] + "..."
+    folder = "" if run is None else f", run folder {run.absolute()}"
+    return f"process {os.getpid()} ({command}) on {socket.gethostname()} since {time.strftime('%H:%M:%S')}{folder}"

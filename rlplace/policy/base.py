@@ -1,0 +1,397 @@
+"""What a policy and a learner are, and what policies share.
+
+`Policy`, `Learner` and the other protocols say what is asked of them; `PolicyModule` and `IndependentPolicy` are base
+classes with defaults, which a policy may inherit and need not. `ProblemTensors` is a problem as networks take it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from rlplace.env.problem_features import ProblemFeatures
+from rlplace.errors import InvalidValue
+from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint, set_tensors
+from rlplace.records import read_record
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A distribution over placements of a problem's G groups on D devices."""
+
+    @property
+    def num_groups(self) -> int:
+        """Groups that it places, G."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that it places them on, D."""
+
+    def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
+        """(num_samples, G) devices of groups, drawn; by the policy's own generator, or by `rng`."""
+
+    def log_prob(self, group_devices: NDArray[np.integer]) -> Tensor:
+        """(B,) log-probabilities of placements (B, G), through which gradients flow."""
+
+    def mode(self) -> NDArray[np.int32]:
+        """(G,) the likeliest placement, or nearly: the policy's best guess."""
+
+    def save(self, path: Path) -> None:
+        """Writes weights to `path` (safetensors), and what is needed to make the policy again beside it (`.json`)."""
+
+
+@runtime_checkable
+class LearnedPolicy(Policy, Protocol):
+    """A policy with parameters: what `reinforce` can teach."""
+
+    def parameters(self) -> Iterator[Parameter]:
+        """What is learned."""
+
+
+@runtime_checkable
+class GroupPolicy(LearnedPolicy, Protocol):
+    """A policy that decides group by group: what `ppo` can teach.
+
+    Its log-probability is the sum over groups of `evaluate`'s, each given the groups that were decided before it.
+    """
+
+    def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (B, G) of the devices (B, G) of groups, and entropies (B, G) in nats, with gradients."""
+
+
+@runtime_checkable
+class Loadable(Policy, Protocol):
+    """A policy that takes weights from a file: what `--init FILE` needs."""
+
+    @property
+    def kind(self) -> str:
+        """What its checkpoints say they are of."""
+
+    def load(self, path: Path) -> None:
+        """Takes the weights that `save` wrote; refuses those that do not fit."""
+
+
+@runtime_checkable
+class Straying(Protocol):
+    """A policy that can be told how far its samples stray from its best guess."""
+
+    def set_flips(self, flips: float) -> None:
+        """Lets samples differ from the best guess in about `flips` groups."""
+
+
+@runtime_checkable
+class Tempered(Protocol):
+    """A policy that divides its logits by a temperature, in samples as in log-probabilities."""
+
+    temperature: Tensor
+
+
+@runtime_checkable
+class StartsSomewhere(Protocol):
+    """A policy that proposes placements around one that is known: its log-probabilities depend on that one."""
+
+    def start_from(self, group_devices: NDArray[np.integer]) -> None:
+        """Proposes from now on around the placement (G,)."""
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """Makes a policy better, in place."""
+
+    def imitate(self, group_devices: NDArray[np.integer]) -> None:
+        """Moves the policy towards placements (G,) or (M, G) that are known to be good."""
+
+    def update(
+        self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
+    ) -> dict[str, float]:
+        """Learns from placements (B, G) and their rewards (B,); figures of the update by name.
+
+        An `update` with one more keyword, `ran`, is told (B,) bool: which placements ran to their end.
+
+        Args:
+            group_devices: devices of groups, sampled from the policy or not.
+            rewards: larger is better; all finite.
+            progress: share of learning that is done, 0 to 1, for what changes over time.
+        """
+
+    def forget(self) -> None:
+        """Drops what it remembers of rewards, as when they come to mean something else."""
+
+
+class PolicyModule(nn.Module):
+    """A network that is a distribution over placements of G groups on D devices, decided group by group.
+
+    What inherits it defines `sample`, `mode` and `evaluate`. The rest of a policy's functions have a default: its
+    log-probability is the sum over groups, and its file holds its options and weights.
+
+    Attributes:
+        kind: in its files, names the policy.
+        config: its options, a dataclass; kept in its files. None for none.
+        num_groups: groups that it places, G.
+        num_devices: devices that it places them on, D.
+        generator: draws the samples.
+        problem_buffers: names of the buffers that describe the problem; a state of a learner does not change them.
+    """
+
+    kind: str = ""
+    config: Any = None
+    problem_buffers: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, allowed_GD: NDArray[np.bool_], seed: int) -> None:
+        """A policy without weights yet.
+
+        Args:
+            allowed_GD: (G, D), where each group may be.
+            seed: of the samples.
+        """
+        super().__init__()
+        self.num_groups, self.num_devices = allowed_GD.shape
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __repr__(self) -> str:
+        """In one line: that of a network would print every layer."""
+        count = sum(parameter.numel() for parameter in self.parameters())
+        places = f"{self.num_groups:,} groups on {self.num_devices} devices"
+        return f"{type(self).__name__}({places}, {count:,} parameters)"
+
+    def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (B, G) of the devices (B, G) of groups, and entropies (B, G) in nats, with gradients."""
+        raise NotImplementedError
+
+    def log_prob(self, group_devices: NDArray[np.integer]) -> Tensor:
+        """(B,) log-probabilities of placements (B, G)."""
+        return self.evaluate(group_devices)[0].sum(dim=-1)
+
+    def drawing(self, rng: np.random.Generator | None) -> torch.Generator:
+        """The generator of samples: the policy's own, which goes on, or one that `rng` seeds."""
+        return self.generator if rng is None else torch.Generator().manual_seed(int(rng.integers(2**63)))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes weights and buffers to `path` (`policy.safetensors`), kind and options beside it (`.json`).
+
+        Raises:
+            FileProblem: a file cannot be written.
+        """
+        options = {} if self.config is None else dataclasses.asdict(self.config)
+        save_checkpoint(path, {"schema": SCHEMA, "kind": self.kind, "options": options}, self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Takes the weights that a policy with the same options saved.
+
+        Raises:
+            FileProblem: a file is missing, malformed, of another kind, or has weights of other shapes.
+            InvalidValue: the policy there has other options.
+        """
+        self.load_weights(path)
+
+    def load_weights(self, path: str | os.PathLike[str]) -> dict[str, Tensor]:
+        """As `load`; returns all tensors of the file, among them buffers that suit the same problem alone."""
+        about, tensors = load_checkpoint(path, self.kind)
+        about_path = str(Path(path).with_suffix(".json"))
+        if self.config is not None:
+            saved = read_record(type(self.config), about.get("options"), about_path)
+            if saved != self.config:
+                hint = f"Give the policy the options of {about_path}."
+                raise InvalidValue("options", str(self.config), str(saved), where=f"policy {self.kind}", hint=hint)
+        set_tensors(dict(self.named_parameters()), tensors, path)
+        return tensors
+
+
+class IndependentPolicy(PolicyModule):
+    """A policy that decides every group by itself: what inherits it defines `logits` alone.
+
+    Attributes:
+        temperature: divides logits, in samples as in log-probabilities; `set_flips` sets it.
+    """
+
+    temperature: Tensor
+
+    def logits(self) -> Tensor:
+        """(G, D) logits at temperature 1; minus infinity where a group may not be."""
+        raise NotImplementedError
+
+    def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
+        """(num_samples, G) devices of groups, drawn at the policy's temperature; by `rng` or by its own generator."""
+        with torch.no_grad():
+            log_probs_GD = torch.log_softmax(self.logits() / self.temperature, dim=-1)
+        noise_BGD = gumbel((num_samples, self.num_groups, self.num_devices), self.drawing(rng))
+        return (log_probs_GD.double() + noise_BGD).argmax(-1).numpy().astype(np.int32)
+
+    def mode(self) -> NDArray[np.int32]:
+        """(G,) the likeliest device of each group; the lower index where two are equal."""
+        with torch.no_grad():
+            return self.logits().argmax(dim=-1).numpy().astype(np.int32)
+
+    def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (B, G) of devices (B, G) of groups, and entropies (B, G), at the policy's temperature."""
+        return chosen_and_entropy((self.logits() / self.temperature)[None], group_devices)
+
+    def set_flips(self, flips: float) -> None:
+        """Sets the temperature at which a sample differs from the mode in `flips` groups, on average."""
+        with torch.no_grad():
+            self.temperature = torch.tensor(temperature_for(self.logits(), flips))
+
+
+LEAST_LOG_PROB = -1e30
+"""A finite stand-in for minus infinity, which keeps gradients finite."""
+
+
+def chosen_and_entropy(logits_BGD: Tensor, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (B, G) of devices (B, G) by logits (B or 1, G, D), and entropies (B, G) in nats.
+
+    A logit of minus infinity bars its device: it has no probability and adds nothing to the entropy.
+    """
+    devices_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
+    log_probs_BGD = torch.log_softmax(logits_BGD, dim=-1)
+    return log_prob_of(log_probs_BGD, devices_BG), entropy_of(log_probs_BGD).expand(len(devices_BG), -1)
+
+
+def log_prob_of(log_probs_BGD: Tensor, devices_BG: Tensor) -> Tensor:
+    """(B, G) log-probability of the device of each group."""
+    return log_probs_BGD.expand(len(devices_BG), -1, -1).gather(-1, devices_BG.long()[..., None])[..., 0]
+
+
+def entropy_of(log_probs_BGD: Tensor) -> Tensor:
+    """(B, G) entropy of each group, in nats."""
+    return -(log_probs_BGD.exp() * log_probs_BGD.clamp(min=LEAST_LOG_PROB)).sum(-1)
+
+
+def gumbel(
+    shape: tuple[int, ...] | torch.Size, generator: torch.Generator | None, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Noise of a shape: the largest of logits with this noise is one drawn from their softmax (Gumbel-max)."""
+    return -(-torch.rand(shape, generator=generator, dtype=dtype).log()).log()
+
+
+@contextmanager
+def seeded_weights(seed: int) -> Iterator[None]:
+    """Layers that are made within draw their weights from `seed`; PyTorch's own generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reseed GPUs too, beyond the fork
+        yield
+
+
+LEAST_WEIGHT = 0.01
+"""Weight of an edge that carries next to nothing, in mean costs of a group."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProblemTensors:
+    """A problem of G groups, K edges and D devices.
+
+    Attributes:
+        nodes: (G, F) float32.
+        edges: (K, Fe) float32.
+        edge_source, edge_target: (K,) int64.
+        edge_weight: (K,) float32, seconds of each edge in mean costs of a group.
+        devices: (D, Fd) float32: features of each device, and the summary of the problem.
+        pairs: (G, D, Fp) float32.
+        links: (D, D, Fl) float32.
+        load: (G, D) float32, what each group adds to each device, in even shares of the step.
+        held: (G, D) float32, what it adds to each device's fullness.
+        allowed: (G, D) bool.
+        twins: (D,) int64, how many devices before each one look the same.
+    """
+
+    nodes: Tensor
+    edges: Tensor
+    edge_source: Tensor
+    edge_target: Tensor
+    edge_weight: Tensor
+    devices: Tensor
+    pairs: Tensor
+    links: Tensor
+    load: Tensor
+    held: Tensor
+    allowed: Tensor
+    twins: Tensor
+
+    @classmethod
+    def of(cls, features: ProblemFeatures) -> ProblemTensors:
+        """Those of `features`."""
+        arrays = features.arrays
+        summary = torch.from_numpy(features.summary).expand(features.num_devices, -1)
+        weight_K = torch.from_numpy(arrays.edge_s() / arrays.unit_s) + LEAST_WEIGHT
+        return cls(
+            nodes=torch.from_numpy(features.nodes),
+            edges=torch.from_numpy(features.edges),
+            edge_source=torch.from_numpy(features.edge_source),
+            edge_target=torch.from_numpy(features.edge_target),
+            edge_weight=weight_K.float(),
+            devices=torch.cat([torch.from_numpy(features.devices), summary], dim=-1),
+            pairs=torch.from_numpy(features.pairs),
+            links=torch.from_numpy(features.links),
+            load=torch.from_numpy(arrays.cost_s / arrays.share_s).float(),
+            held=torch.from_numpy(arrays.held_bytes[:, None] / arrays.room_bytes).float(),
+            allowed=torch.from_numpy(features.allowed.copy()),
+            twins=torch.from_numpy(features.twins()),
+        )
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.devices)
+
+
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 1e3
+BISECTIONS = 30
+
+
+def temperature_for(logits_GD: Tensor, flips: float) -> float:
+    """The divisor of logits with which a sample differs from the mode in `flips` groups on average.
+
+    Which groups are flipped, and to what, depends on the policy: those that it is least sure of. A policy sure of
+    everything would propose one placement for ever; an unsure one would change too much at once to tell what made a
+    placement better.
+
+    Args:
+        logits_GD: (G, D), minus infinity where a group may not be.
+        flips: more than 0; where no temperature gives as many, or as few, the nearest of the range is taken.
+    """
+    logits_GD = logits_GD.double()
+    return divisor_for(flips, lambda divisor: logits_GD / divisor, LEAST_TEMPERATURE, MOST_TEMPERATURE, BISECTIONS)
+
+
+def divisor_for(flips: float, logits_of: Callable[[float], Tensor], low: float, high: float, steps: int) -> float:
+    """The largest divisor in a range with which samples differ from the mode in at most `flips` groups on average.
+
+    Args:
+        flips: groups.
+        logits_of: (G, D) logits for a divisor; the larger it is, the more alike they are.
+        low: end of the range.
+        high: its other end.
+        steps: bisections, of the logarithm.
+    """
+    for _ in range(steps):
+        middle = (low * high) ** 0.5
+        expected = (1.0 - torch.softmax(logits_of(middle), dim=-1).amax(dim=-1)).sum()
+        low, high = (low, middle) if expected > flips else (middle, high)
+    return low
+
+
+@contextmanager
+def at_temperature_1(policy: object) -> Iterator[None]:
+    """While active, a policy that has a temperature has that of 1: what it is taught holds however it is sampled."""
+    if not isinstance(policy, Tempered):
+        yield
+        return
+    before = policy.temperature
+    policy.temperature = torch.ones(())
+    try:
+        yield
+    finally:
+        policy.temperature = before

@@ -1,0 +1,273 @@
+"""`Elites`, the best placements seen, and learners that imitate.
+
+`EliteLearner`: a base class of learners that keep the best placements. `CloneLearner`: clones them, and nothing else.
+`imitate`: teaches a policy a placement before it learns from step times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.optim import Adam, Optimizer
+
+from rlplace.errors import InvalidValue
+from rlplace.policy.base import GroupPolicy, LearnedPolicy, StartsSomewhere, Straying, at_temperature_1
+from rlplace.policy.learn.state import (
+    LearnerState,
+    check_devices,
+    check_finite,
+    load_optimizer_state,
+    load_policy_state,
+    optimizer_state,
+    policy_state,
+)
+from rlplace.policy.options import CloneConfig
+
+
+class Elites:
+    """The `capacity` distinct placements with the highest mean reward, best first.
+
+    A placement that comes again counts with the mean of its rewards: on a host whose answers vary, one lucky answer
+    does not stay on top.
+
+    Example:
+        >>> elites = Elites(capacity=2)
+        >>> elites.add(np.array([[0, 1], [1, 1], [0, 0]]), np.array([-2.0, -1.0, -3.0]))
+        >>> elites.group_devices.tolist(), elites.rewards.tolist()
+        ([[1, 1], [0, 1]], [-1.0, -2.0])
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def clear(self) -> None:
+        """Forgets everything, as when rewards come to mean something else."""
+        self.group_devices: NDArray[np.int32] = np.zeros((0, 0), dtype=np.int32)
+        self.rewards: NDArray[np.float64] = np.zeros(0)
+        self._counts: dict[bytes, int] = {}
+
+    def add(self, group_devices_BG: NDArray[np.integer], rewards_B: NDArray[np.floating]) -> None:
+        """Takes note of B placements (B, G) and their rewards (B,)."""
+        mean = {row.tobytes(): reward for row, reward in zip(self.group_devices, self.rewards.tolist(), strict=True)}
+        rows = np.ascontiguousarray(group_devices_BG, dtype=np.int32)
+        for row, reward in zip(rows, np.asarray(rewards_B, dtype=np.float64).tolist(), strict=True):
+            key = row.tobytes()
+            count = self._counts.get(key, 0) + 1
+            self._counts[key] = count
+            mean[key] = mean.get(key, 0.0) + (reward - mean.get(key, 0.0)) / count
+        kept = sorted(mean, key=lambda key: -mean[key])[: self.capacity]
+        self._counts = {key: self._counts[key] for key in kept}
+        self.rewards = np.array([mean[key] for key in kept])
+        self.group_devices = np.array([np.frombuffer(key, dtype=np.int32) for key in kept], dtype=np.int32)
+
+    def state(self) -> LearnerState:
+        """The placements, their rewards, and how often each came."""
+        counts = np.array([self._counts[row.tobytes()] for row in self.group_devices], dtype=np.int64)
+        tensors = {"group_devices": self.group_devices, "rewards": self.rewards, "counts": counts}
+        return LearnerState({name: torch.from_numpy(np.array(array)) for name, array in tensors.items()})
+
+    def load_state(self, state: LearnerState, policy: object) -> None:
+        """Goes on from the `state` of another one, of placements of this policy.
+
+        Raises:
+            KeyError, ValueError: it is no such state.
+        """
+        devices, rewards, counts = (state.tensors[name] for name in ("group_devices", "rewards", "counts"))
+        if len(devices):
+            check_devices("group_devices", devices, policy)
+        if len(devices) > self.capacity or not len(devices) == len(rewards) == len(counts):
+            raise ValueError(f"{len(devices)} placements, {len(rewards)} rewards and {len(counts)} counts")
+        check_finite("rewards", rewards)
+        if counts.is_floating_point() or counts.dim() != 1 or rewards.dim() != 1 or bool((counts < 1).any()):
+            raise ValueError("rewards or counts that are none")
+        self.group_devices, self.rewards = devices.numpy().astype(np.int32), rewards.numpy().astype(np.float64)
+        self._counts = dict(zip((row.tobytes() for row in self.group_devices), counts.tolist(), strict=True))
+
+
+class EliteLearner:
+    """A base of learners: a policy, an optimizer of its weights, and the best placements seen; all can be resumed.
+
+    What inherits it defines `imitate` and `update`, and `facts` and `load_facts` for a state of its own.
+
+    Attributes:
+        policy: learns, in place.
+        elites: the best placements seen.
+    """
+
+    def __init__(
+        self,
+        policy: LearnedPolicy,
+        *,
+        learning_rate: float,
+        num_elites: int,
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        self.policy: Any = policy
+        self.elites = Elites(num_elites)
+        self._optimizer = optimizer or Adam(policy.parameters(), lr=learning_rate)
+
+    def forget(self) -> None:
+        """Forgets the best placements, as when rewards come to mean something else."""
+        self.elites.clear()
+
+    def facts(self) -> dict[str, Any]:
+        """Plain data that the learner needs to go on, besides weights, optimizer and best placements."""
+        return {}
+
+    def load_facts(self, facts: Mapping[str, Any]) -> None:
+        """Takes the `facts` of another one."""
+
+    def state(self) -> LearnerState:
+        """Everything that the learner and its policy need to go on."""
+        state = LearnerState({}, self.facts()).with_part("policy", policy_state(self.policy))
+        state = state.with_part("optimizer", optimizer_state(self._optimizer))
+        return state.with_part("elites", self.elites.state())
+
+    def load_state(self, state: LearnerState) -> None:
+        """Goes on from the state of another one, made for the same problem with the same options.
+
+        Raises:
+            KeyError, RuntimeError, TypeError, ValueError: it is of another learner or policy.
+        """
+        load_policy_state(self.policy, state.part("policy"))
+        load_optimizer_state(self._optimizer, state.part("optimizer"))
+        self.elites.load_state(state.part("elites"), self.policy)
+        self.load_facts(state.facts)
+
+
+class CloneLearner(EliteLearner):
+    """The cross-entropy method with a network for its distribution (Rubinstein 1999; de Boer et al. 2005).
+
+    Args:
+        policy: learns, in place.
+        config: how.
+    """
+
+    policy: GroupPolicy
+
+    def __init__(self, policy: GroupPolicy, config: CloneConfig | None = None) -> None:
+        self.config = config or CloneConfig()
+        super().__init__(policy, learning_rate=self.config.learning_rate, num_elites=self.config.num_elites)
+
+    def imitate(self, group_devices: NDArray[np.integer]) -> None:
+        """Clones placements (G,) or (M, G)."""
+        imitate(self.policy, group_devices)
+        settle(self.policy, self.config.flips)
+
+    def update(
+        self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
+    ) -> dict[str, float]:
+        """Keeps the best of placements (B, G) by their rewards (B,), and clones the best of all."""
+        self.elites.add(group_devices, rewards)
+        loss = torch.zeros(())
+        for _ in range(self.config.num_steps):
+            loss = cloning_loss(self.policy, self.elites.group_devices, self.config.smoothing).mean()
+            descend(self._optimizer, loss)
+        settle(self.policy, self.config.flips, self.elites)
+        return {"elite_loss": loss.item(), "best_reward": float(self.elites.rewards[0])}
+
+
+def descend(optimizer: Optimizer, loss: Tensor, max_norm: float = math.inf) -> float:
+    """Takes a gradient step along a gradient of at most `max_norm`; returns its norm before, if there is a most."""
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    norm = 0.0
+    if math.isfinite(max_norm):
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
+    optimizer.step()
+    return norm
+
+
+LEAST_WEIGHT = 0.5
+"""Weight of a group without cost against the mean group: it may hold a large parameter all the same."""
+CERTAIN = 1e-6
+"""A device whose log-probability is above minus this is not told from one that is certain."""
+
+
+def imitate(
+    policy: GroupPolicy,
+    group_devices: NDArray[np.integer],
+    *,
+    num_steps: int = 60,
+    learning_rate: float = 3e-3,
+    smoothing: float = 0.06,
+) -> float:
+    """The loss left after cloning a teacher's placement (behaviour cloning; Pomerleau 1991).
+
+    Where the policy says what its groups cost (`group_cost`, (G, D)), each counts by it. A policy that starts from a
+    placement just starts from the first teacher's, and has nothing left to learn.
+
+    Args:
+        policy: learns, in place.
+        group_devices: (G,) devices of groups, or (M, G) for several teachers to be followed alike.
+        num_steps: gradient steps (Adam).
+        learning_rate: of Adam.
+        smoothing: probability that is left for other devices than the teacher's, so that the policy keeps trying them.
+
+    Raises:
+        InvalidValue: the wrong number of groups, or a device that does not exist or that pins bar.
+    """
+    teachers_MG = np.atleast_2d(np.asarray(group_devices))
+    if teachers_MG.shape[1:] != (policy.num_groups,):
+        raise InvalidValue("group_devices", teachers_MG.shape, f"{policy.num_groups} devices, one a group")
+    if teachers_MG.size and not 0 <= teachers_MG.min() <= teachers_MG.max() < policy.num_devices:
+        raise InvalidValue("device", int(teachers_MG.max()), f"0..{policy.num_devices - 1}", where="imitate")
+    with torch.no_grad():
+        if torch.isneginf(policy.evaluate(teachers_MG)[0]).any():
+            raise InvalidValue("group_devices", "a group on a device where it may not be", "allowed devices only")
+    if isinstance(policy, StartsSomewhere):
+        policy.start_from(teachers_MG[0])
+        return 0.0
+    weight_G = _weights(policy)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=learning_rate)
+    loss = torch.zeros(())
+    for _ in range(num_steps):
+        loss = (cloning_loss(policy, teachers_MG, smoothing) * weight_G).mean()
+        descend(optimizer, loss)
+    return loss.item()
+
+
+def cloning_loss(policy: GroupPolicy, group_devices: NDArray[np.integer], smoothing: float) -> Tensor:
+    """(G,) mean cross-entropy, in nats, towards placements (M, G) with a probability of `1 - smoothing`.
+
+    It is label smoothing with two labels, the known device and all others: a policy that became certain would try
+    nothing else. It holds at a temperature of 1, however the policy samples.
+    """
+    with at_temperature_1(policy):
+        log_prob_MG, _ = policy.evaluate(group_devices)
+    log_other_MG = torch.log1p(-log_prob_MG.clamp(max=-CERTAIN).exp())
+    return -((1 - smoothing) * log_prob_MG + smoothing * log_other_MG).mean(dim=0)
+
+
+def _weights(policy: GroupPolicy) -> Tensor:
+    cost_GD = getattr(policy, "group_cost", None)
+    if cost_GD is None:
+        return torch.ones(())
+    cost_G = cost_GD.mean(dim=1)
+    weight_G: Tensor = LEAST_WEIGHT + (1 - LEAST_WEIGHT) * cost_G / cost_G.mean().clamp(min=1e-12)
+    return weight_G
+
+
+def settle(policy: object, flips: float | None = None, elites: Elites | None = None) -> None:
+    """Has a policy that can be told propose around the best placement seen, and stay near its best guess.
+
+    Args:
+        policy: any; one that is neither `StartsSomewhere` nor `Straying` is left alone.
+        flips: groups in which samples differ from the best guess on average; None leaves that as it is.
+        elites: the best placements seen.
+    """
+    if elites is not None and len(elites) and isinstance(policy, StartsSomewhere):
+        policy.start_from(elites.group_devices[0])
+    if flips is not None and isinstance(policy, Straying):
+        policy.set_flips(flips)

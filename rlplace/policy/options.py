@@ -1,0 +1,335 @@
+"""Options of policies, learners and their training; importing this imports no torch.
+
+`LearnConfig` says which policy learns, how, and from what, and holds the options of each policy and learner. `Recipe`
+is what goes together where the user leaves it open. `PretrainConfig` is for weights that suit any problem. Ranges stand
+in the types of fields: options may come from a file, and networks are made before anything is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.records import Number, Seed, Whole, record
+
+MOST_WIDTH, MOST_LAYERS = 4096, 16
+_MOST_WEIGHTS = 1 << 24
+"""Of one matrix in each layer; a layer has about six, and Adam keeps two numbers more for each."""
+
+Width = Annotated[Whole, Field(ge=1, le=MOST_WIDTH)]
+Layers = Annotated[Whole, Field(ge=0, le=MOST_LAYERS)]
+Steps = Annotated[Whole, Field(ge=1, le=10_000)]
+"""Gradient steps, samples or elites of an update."""
+Measured = Annotated[Whole, Field(ge=1, le=1_000)]
+"""Measured placements of an update, or samples for each of them."""
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Count = Annotated[Whole, Field(ge=1)]
+
+
+def _check_weights(hidden: int, layers: int) -> None:
+    if hidden * hidden * max(layers, 1) > _MOST_WEIGHTS:
+        expected = f"hidden * hidden * layers at most {_MOST_WEIGHTS:,}"
+        raise InvalidValue("hidden", f"{hidden} in {layers} layers", expected)
+
+
+@record(frozen=True)
+class GnnConfig:
+    """The size of a `GnnPolicy`."""
+
+    hidden: Width = 64
+    """Width of the network."""
+    num_layers: Layers = 2
+    """Rounds of messages between groups before devices are looked at."""
+    num_rounds: Annotated[Layers, Field(ge=1)] = 2
+    """Rounds in which groups and devices see where groups are likely to be."""
+    marks: Annotated[Whole, Field(ge=0, le=MOST_WIDTH)] = 8
+    """Random numbers that tell devices apart that are equal otherwise."""
+
+    def __post_init__(self) -> None:
+        _check_weights(self.hidden, self.num_layers + self.num_rounds)
+
+
+@record(frozen=True)
+class ImproverConfig:
+    """The size of an `ImproverPolicy`, and how far it goes."""
+
+    hidden: Width = 32
+    """Width of the network."""
+    num_layers: Layers = 2
+    """Rounds of messages between groups."""
+    moves: Positive = 2.0
+    """Groups that a pass moves on average before a learner says otherwise."""
+    explore: Annotated[Share, Field(gt=0)] = 0.5
+    """Share of the moves that are drawn at random, however much was learned: without them the same few moves that do
+    no harm would be tried for ever."""
+
+    def __post_init__(self) -> None:
+        _check_weights(self.hidden, self.num_layers)
+
+
+@record(frozen=True)
+class ScheduleConfig:
+    """The size of the policy `schedule`, and how far its samples leave its best guess."""
+
+    hidden: Width = 32
+    """Width of its networks; pretrained weights bring their own."""
+    flips: Positive = 2.0
+    """Groups in which a first sample differs from the mode, on average."""
+
+
+@record(frozen=True)
+class Seq2SeqConfig:
+    """Sizes of the policy `seq2seq`, and how its logits are bounded."""
+
+    hidden: Width = 64
+    """Width of the decoder, and of the encoder's two directions together."""
+    type_embedding: Width = 16
+    """Width of the embedding of an op type."""
+    device_embedding: Width = 16
+    """Width of the embedding of a device."""
+    attention: Width = 16
+    """Width of the layer that scores groups for attention."""
+    tanh_constant: Positive = 5.0
+    """C of the logits C tanh(u / T)."""
+    temperature: Positive = 1.0
+    """T of the logits C tanh(u / T)."""
+
+    def __post_init__(self) -> None:
+        if self.hidden % 2:
+            raise InvalidValue("hidden", self.hidden, "an even number, shared by two directions")
+
+
+INITS = ("starts", "none", "pretrained")
+WEIGHTS_ENDING = ".safetensors"
+"""How the name of a file of weights ends."""
+
+
+@record(frozen=True)
+class PlacerArchitecture:
+    """The size of a policy."""
+
+    hidden: Width = 64
+    """Width of the encoder."""
+    num_layers: Layers = 3
+    """Rounds of messages."""
+    table_scale: NotNegative = 10.0
+    """How fast the free logits of each group (a table, added to the encoder's logits) learn; 0 leaves them out."""
+
+    def __post_init__(self) -> None:
+        _check_weights(self.hidden, self.num_layers)
+
+
+@record(frozen=True)
+class PPOConfig:
+    """Options of `GroupPPO`; all can be reached from `rlplace train` as `--ppo.NAME`."""
+
+    learning_rate: Positive = 3e-3
+    """Of Adam."""
+    n_steps: Steps = 1
+    """Steps of all envs a rollout, where there are envs (`PlacerPPO`)."""
+    batch_size: Annotated[Whole, Field(ge=2)] | None = None
+    """Placements a gradient step; the whole rollout by default."""
+    n_epochs: Steps = 3
+    """Passes over a rollout."""
+    clip_range: Positive = 0.2
+    """How far the ratio of a group may leave 1."""
+    normalize_advantage: bool = True
+    """Divide the advantages of a minibatch by their spread."""
+    ent_coef: Number = 0.0
+    """Weight of the mean entropy of a group."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are scaled down to this norm."""
+    target_kl: Number | None = None
+    """End a rollout's passes early when a group's mean divergence passes 1.5 times this."""
+    flips: Positive = 2.0
+    """Groups in which a sample differs from the mode, on average."""
+    elite_coef: Number = 1.0
+    """Weight of cloning the best placements; 0 is plain PPO."""
+    num_elites: Steps = 1
+    """How many of the best to clone."""
+    elite_smoothing: Number = 0.02
+    """Probability that cloning leaves to other devices."""
+
+
+@record(frozen=True)
+class CloneConfig:
+    """Options of `CloneLearner`."""
+
+    learning_rate: Positive = 3e-3
+    """Of Adam."""
+    num_elites: Steps = 8
+    """How many of the best placements are cloned; the mode after cloning several need not be one of them."""
+    num_steps: Steps = 3
+    """Gradient steps an update."""
+    smoothing: Number = 0.02
+    """Probability that cloning leaves to other devices."""
+    flips: Positive = 2.0
+    """Groups in which a sample differs from the mode, on average."""
+
+
+@record(frozen=True)
+class GuideConfig:
+    """How far a search follows a policy that guides it; all can be reached from `rlplace train` as `--guided.NAME`."""
+
+    starts: Share = 0.1
+    """Share of a search's placements that are the policy's, to start from, where it was taught before."""
+    moves: Share = 0.1
+    """Share of annealing's moves that the policy proposes."""
+
+
+@record(frozen=True)
+class ReinforceConfig:
+    """Options of `Reinforce`."""
+
+    learning_rate: Positive = 3e-3
+    """Of Adam."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are scaled down to this norm."""
+    baseline_decay: Annotated[Number, Field(ge=0, lt=1)] = 0.9
+    """Weight of the past in the moving average of rewards that rewards are compared with."""
+    failing_until: Share = 0.5
+    """Share of learning after which placements that do not run teach nothing any more."""
+    logit_noise: NotNegative = 0.5
+    """Spread of the noise on the logits that samples are drawn with, over the size of these logits."""
+    noise_until: Share = 0.5
+    """Share of learning after which there is no such noise."""
+    ent_coef: NotNegative = 0.0
+    """Weight of the mean entropy of a group."""
+    elite_coef: NotNegative = 0.0
+    """Weight of cloning the best placement seen; 0 is plain REINFORCE."""
+    flips: Positive | None = None
+    """Groups in which a sample differs from the mode on average, where the policy can be told; None lets it be sure."""
+
+
+@record(frozen=True)
+class LearnConfig:
+    """How the methods `policy` and `guided` learn; what is None goes with the policy and the learner (`recipe`)."""
+
+    policy: str | None = None
+    """Which policy proposes placements: placer, gnn, improver, schedule, or seq2seq (of the 2017 paper); placer by
+    default."""
+    learner: str | None = None
+    """How it learns: ppo, reinforce, or clone (of the best placements seen); by default reinforce for seq2seq, ppo for
+    the others."""
+    reward: str | None = None
+    """log_speedup, or sqrt as in the 2017 paper: the default of reinforce."""
+    init: str | None = None
+    """What the policy begins with: starts (imitates the portfolio's heuristics and tuned list schedules), none,
+    pretrained (the weights that come with rlplace), or FILE.safetensors (kept by a run); by default none for seq2seq,
+    pretrained for schedule, starts for the others."""
+    share: Share | None = None
+    """Share of its search that the policy samples for; the rest anneals its best placement. 1 is the policy alone: the
+    default of all but placer, which has 0.05."""
+    num_samples: Steps | None = None
+    """Simulated placements an update; by default 64 for placer, 16 for the others."""
+    num_measured: Measured = 6
+    """Measured placements an update."""
+    screened: Measured | None = None
+    """Samples simulated for each one that is measured, beside as many of the search's best; 1 measures samples as they
+    come, and nothing else: the default of reinforce, 8 of the others."""
+    placer: PlacerArchitecture = field(default_factory=PlacerArchitecture)
+    """Of the policy `placer`."""
+    gnn: GnnConfig = field(default_factory=GnnConfig)
+    """Of the policy `gnn`."""
+    improver: ImproverConfig = field(default_factory=ImproverConfig)
+    """Of the policy `improver`."""
+    seq2seq: Seq2SeqConfig = field(default_factory=Seq2SeqConfig)
+    """Of the policy `seq2seq`."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """Of the policy `schedule`."""
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    """Of the learner `ppo`."""
+    clone: CloneConfig = field(default_factory=CloneConfig)
+    """Of the learner `clone`."""
+    reinforce: ReinforceConfig = field(default_factory=ReinforceConfig)
+    """Of the learner `reinforce`."""
+    imitate: bool = True
+    """Whether the policy imitates what search finds (expert iteration); otherwise it learns from its samples alone."""
+    guided: GuideConfig = field(default_factory=GuideConfig)
+    """Of a policy that guides a search."""
+
+    def __post_init__(self) -> None:
+        recipe = self.recipe
+        if recipe.init not in INITS and not recipe.init.endswith(WEIGHTS_ENDING):
+            raise UnknownName("init", recipe.init, INITS, hint=f"Or name a file, FILE{WEIGHTS_ENDING}.")
+        if recipe.init == "none" and not recipe.share:
+            expected = "more than 0 where init is none: without a start and samples there is nothing to search from"
+            raise InvalidValue("share", recipe.share, expected)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What was chosen, completed by what goes with the policy and the learner.
+
+        A policy decides on its learner, its start, its share of the search and its samples an update, a learner on its
+        reward and on which samples are measured. Policies and learners of other packages have the defaults of `Recipe`.
+
+        Example:
+            >>> paper = LearnConfig(policy="seq2seq").recipe
+            >>> paper.learner, paper.reward, paper.init, paper.share, paper.screened
+            ('reinforce', 'sqrt', 'none', 1.0, 1)
+        """
+        chosen = {one.name: value for one in fields(Recipe) if (value := getattr(self, one.name)) is not None}
+        of_policy = _OF_POLICY.get(self.policy or Recipe.policy, {})
+        learner = {**of_policy, **chosen}.get("learner", Recipe.learner)
+        return Recipe(**{**of_policy, **_OF_LEARNER.get(learner, {}), **chosen})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a policy learns, with nothing left open; the fields are those of `LearnConfig`."""
+
+    policy: str = "placer"
+    learner: str = "ppo"
+    reward: str = "log_speedup"
+    init: str = "starts"
+    share: float = 0.05
+    screened: int = 8
+    num_samples: int = 64
+
+
+_OF_POLICY: Mapping[str, Mapping[str, Any]] = {
+    "seq2seq": {"learner": "reinforce", "init": "none", "share": 1.0, "num_samples": 16},
+    "gnn": {"share": 1.0, "num_samples": 16},
+    "improver": {"share": 1.0, "num_samples": 16},
+    "schedule": {"init": "pretrained", "share": 1.0, "num_samples": 16},
+}
+_OF_LEARNER: Mapping[str, Mapping[str, Any]] = {"reinforce": {"reward": "sqrt", "screened": 1}}
+
+
+@record(frozen=True)
+class PretrainConfig:
+    """How weights of the policy `schedule` are trained."""
+
+    seed: Seed = 0
+    """Of problems, weights and gradient steps."""
+    num_drawn: Count = 240
+    """Weights of the list scheduler that are drawn, each tried over every grouping."""
+    drawn_problems: Count = 64
+    """Problems that they are tried on."""
+    num_bases: Count = 24
+    """Those of them that do best together, which are varied."""
+    num_varied: Count = 160
+    """Variations of them."""
+    varied_problems: Count = 120
+    """Problems that these are tried on."""
+    num_components: Count = 128
+    """Groupings with weights that the policy knows, of those tried."""
+    problems: Annotated[Whole, Field(ge=2)] = 600
+    """Problems that each of them is simulated on, for the networks to learn from."""
+    synthetic: Share = 0.4
+    """Share of problems whose graphs are synthetic; the others are captured models, or `graphs`."""
+    captured: bool = True
+    """Capture models too; without, all graphs are synthetic or of `graphs`."""
+    graphs: tuple[Path, ...] = ()
+    """Graph files that are trained on besides."""
+    hidden: Width = 32
+    """Width of the networks."""
+    steps: Count = 600
+    """Gradient steps of each network."""

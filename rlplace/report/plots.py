@@ -1,0 +1,242 @@
+"""Plots as plain records, drawn by matplotlib into files (`drawing`) and by plotly on the page (`html.figure`).
+
+What a plot shows is here: its series, its axes, its lines. How it looks is the renderers' own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rlplace.errors import InvalidValue
+
+PHASE_COLORS = {"forward": "#0072B2", "backward": "#E69F00", "update": "#009E73", "transfer": "#CC79A7"}
+"""Of Okabe and Ito's palette (2008), told apart with every common kind of colour blindness."""
+SERIES_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
+"""That palette without its yellow, in order of first use; then again with another dash or marker."""
+COLUMNS = ("evaluations", "measured", "seconds", "step_time_s")
+"""Of a history, as `--json` and `result.json` hold it; the first three are what a search spends."""
+AXIS_WORDS = {"evaluations": "placements scored", "measured": "placements measured", "seconds": "search time, seconds"}
+FEW_SEEDS = 4
+"""With fewer seeds than that the band is from the least to the greatest."""
+TOLERANCE = 0.1
+"""Half the width of the band around equal step times, as a share."""
+_LOG_X_FROM_RATIO, _LOG_Y_FROM_RATIO = 100.0, 5.0
+_PAD, _FAR = 0.07, 1.6
+"""Room beside the values, as a share of their range; a level beyond so many times the largest value is out of view."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis, and what is in view of it."""
+
+    title: str
+    low: float
+    high: float
+    is_log: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """One series of P points: steps that hold until the next point, or points alone.
+
+    Attributes:
+        name: as the user called it.
+        x: (P,) ascending where they are steps.
+        y: (P,).
+        color: `#RRGGBB`.
+        low: (P,) lower end of a band around the steps; None without one.
+        high: (P,) its upper end.
+    """
+
+    name: str
+    x: Floats
+    y: Floats
+    color: str
+    low: Floats | None = None
+    high: Floats | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Plot:
+    """Series on two axes.
+
+    Attributes:
+        mark: how the series are drawn.
+        x: the horizontal axis.
+        y: the vertical axis.
+        series: in order.
+        levels: lines across, by name.
+        tolerance: half the width of a band around the diagonal, as a share of it; 0 for neither band nor diagonal.
+    """
+
+    mark: Literal["steps", "points"]
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+    levels: Mapping[str, float] = field(default_factory=dict)
+    tolerance: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One run of one method.
+
+    Attributes:
+        method: its name; runs of the same name are seeds of one method.
+        history: (K, 4) `COLUMNS`, a row wherever the best improved; the first three columns never fall.
+        spent: evaluations, placements measured and seconds in all.
+        single_s: step time on the best single device; not finite where there is none.
+    """
+
+    method: str
+    history: ArrayLike
+    spent: tuple[float, float, float]
+    single_s: float = math.nan
+
+    def steps(self, axis: str, *, is_ratio: bool) -> tuple[Floats, Floats]:
+        """(K,) what was spent of `axis`, and (K,) step times over `single_s`, or in ms.
+
+        Raises:
+            InvalidValue: a history without four columns.
+        """
+        rows = np.asarray(self.history, dtype=np.float64)
+        if not rows.size:
+            return np.empty(0), np.empty(0)
+        if rows.ndim != 2 or rows.shape[1] != len(COLUMNS):
+            raise InvalidValue(
+                "history", rows.shape, f"(K, {len(COLUMNS)}): {', '.join(COLUMNS)}", where=f"curve of {self.method!r}"
+            )
+        return rows[:, COLUMNS.index(axis)], rows[:, -1] / self.single_s if is_ratio else rows[:, -1] * 1e3
+
+
+@dataclass(frozen=True, eq=False)
+class Band:
+    """The runs of one method, put together; (P,) each, constant from each point to the next.
+
+    Attributes:
+        x: what was spent.
+        middle: median over the runs; infinite where half of them or more had found nothing.
+        low: lower quartile, or the least of fewer than `FEW_SEEDS` runs.
+        high: upper quartile, or the greatest.
+        num_runs: how many.
+    """
+
+    x: Floats
+    middle: Floats
+    low: Floats
+    high: Floats
+    num_runs: int
+
+
+def band_of(runs: Sequence[tuple[Floats, Floats]], end: float) -> Band:
+    """Runs as (K,) x and (K,) best value each, on a grid of all their x and `end`; a value holds until the next.
+
+    Example:
+        >>> band = band_of([(np.array([1.0, 3.0]), np.array([8.0, 4.0])), (np.array([2.0]), np.array([6.0]))], 4.0)
+        >>> band.x.tolist(), band.middle.tolist()
+        ([1.0, 2.0, 3.0, 4.0], [inf, 7.0, 5.0, 5.0])
+    """
+    grid = np.unique(np.concatenate([np.array([end]), *(x for x, _ in runs)]))
+    held = [np.concatenate(([math.inf], y))[np.searchsorted(x, grid, side="right")] for x, y in runs]
+    values = np.sort(held, axis=0)
+    shares = (0.0, 0.5, 1.0) if len(runs) < FEW_SEEDS else (0.25, 0.5, 0.75)
+    low, middle, high = (_quantile(values, share) for share in shares)
+    return Band(grid, middle, low, high, len(runs))
+
+
+def _quantile(values: Floats, share: float) -> Floats:
+    """(P,) of sorted values (S, P), between two of them linearly; `numpy.quantile` has no answer beside infinities."""
+    below, part = divmod(share * (len(values) - 1), 1)
+    lower: Floats = values[int(below)]
+    return lower * (1 - part) + values[int(below) + 1] * part if part else lower
+
+
+def bands_of(curves: Sequence[Curve], axis: str, *, is_ratio: bool, is_joined: bool = True) -> dict[str, Band]:
+    """The band of each method, in order of first use.
+
+    Args:
+        curves: of any number of methods and seeds.
+        axis: one of the first three `COLUMNS`.
+        is_ratio: step times over the best single device's; in ms otherwise.
+        is_joined: whether all end where the last of them does; else each ends with its own runs.
+    """
+    runs: dict[str, list[tuple[Floats, Floats]]] = {}
+    ends: dict[str, float] = {}
+    for curve in curves:
+        x, y = curve.steps(axis, is_ratio=is_ratio)
+        runs.setdefault(curve.method, []).append((x, y))
+        ends[curve.method] = max(ends.get(curve.method, 0.0), curve.spent[COLUMNS.index(axis)], *x[-1:])
+    last = max(ends.values(), default=0.0)
+    return {method: band_of(some, last if is_joined else ends[method]) for method, some in runs.items()}
+
+
+def best_so_far(
+    curves: Sequence[Curve],
+    axis: str,
+    *,
+    kind: str,
+    is_ratio: bool,
+    is_joined: bool = True,
+    levels: Mapping[str, float] | None = None,
+) -> Plot:
+    """The best step time so far of every method that found one, over what it had spent.
+
+    Args:
+        curves: of any number of methods and seeds.
+        axis: one of the first three `COLUMNS`; logarithmic where the curves span more than two decades of it.
+        kind: of the step times: `simulated` or `measured`.
+        is_ratio: step times over the best single device's; in ms otherwise.
+        is_joined: as of `bands_of`.
+        levels: step times to compare with, by name.
+    """
+    names = list(dict.fromkeys(curve.method for curve in curves))
+    bands = bands_of(curves, axis, is_ratio=is_ratio, is_joined=is_joined)
+    series = []
+    for name, band in bands.items():
+        if (found := np.isfinite(band.middle)).any():
+            x, y, high = band.x[found], band.middle[found], band.high[found]
+            ends = (band.low[found], np.where(np.isfinite(high), high, y.max())) if band.num_runs > 1 else ()
+            series.append(Series(name, x, y, SERIES_COLORS[names.index(name) % len(SERIES_COLORS)], *ends))
+    every_x = np.concatenate([one.x for one in series] or [np.empty(0)])
+    every_y = np.concatenate([one.y for one in series] or [np.empty(0)])
+    unit = "over the best single device" if is_ratio else "ms"
+    near = [level for level in (levels or {}).values() if level <= _FAR * every_y.max(initial=0.0)]
+    vertical = _around(f"best {kind} step so far, {unit}", np.append(every_y, near))
+    positive, last = every_x[every_x > 0], float(every_x.max(initial=0.0)) * 1.02 or 1.0
+    is_log = bool(positive.size) and bool(positive.max() > _LOG_X_FROM_RATIO * positive.min())
+    horizontal = Axis(AXIS_WORDS[axis], float(positive.min()) if is_log else 0.0, last, is_log)
+    return Plot("steps", horizontal, vertical, tuple(series), levels or {})
+
+
+def agreement(pairs: Mapping[str, ArrayLike]) -> Plot:
+    """Simulated over measured step times, in ms, around the line on which they are equal.
+
+    Args:
+        pairs: by kind of placement, (P, 2) simulated and measured seconds.
+    """
+    found = {kind: np.asarray(some, dtype=np.float64).reshape(-1, 2) * 1e3 for kind, some in pairs.items()}
+    every = np.concatenate([*(some.ravel() for some in found.values())] or [np.empty(0)])
+    measured, simulated = (_around(f"{what} step, ms", every) for what in ("measured", "simulated"))
+    series = tuple(
+        Series(kind, some[:, 1], some[:, 0], SERIES_COLORS[number % len(SERIES_COLORS)])
+        for number, (kind, some) in enumerate(found.items())
+    )
+    return Plot("points", measured, simulated, series, tolerance=TOLERANCE)
+
+
+def _around(title: str, values: Floats) -> Axis:
+    """An axis with room beside the values, logarithmic where they differ by more than five times."""
+    low, high = (float(values.min()), float(values.max())) if values.size else (0.5, 1.0)
+    if low > 0 and high > _LOG_Y_FROM_RATIO * low:
+        margin = (high / low) ** _PAD
+        return Axis(title, low / margin, high * margin, is_log=True)
+    pad = _PAD * (high - low) or 0.1 * high
+    return Axis(title, max(low - pad, 0.0), high + pad)

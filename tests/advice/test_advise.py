@@ -1,0 +1,139 @@
+"""Advice on hand-made problems where the verdict is known, and on one that is run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from core_hosts import core_host
+from micrographs import op_graph
+from random_problems import plain_host
+
+import rlplace
+from rlplace.advice.advising import advise
+from rlplace.advice.verdict import Verdict
+from rlplace.errors import InvalidValue
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs.opgraph import BACKWARD, OpGraph
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.problem import Problem
+
+
+def problem_of(graph: OpGraph, host: Host, op_s: float = 1.0) -> Problem:
+    costs = np.full((graph.num_ops, host.num_devices), op_s)
+    return Problem(graph, host, Costs(costs, "estimated"), Grouping(np.arange(graph.num_ops)))
+
+
+def asked(problem: Problem, **options: object) -> Verdict:
+    return advise(problem, seconds=math.inf, evaluations=200, **options)  # type: ignore[arg-type]
+
+
+def branches(width: int, num_bytes: int = 1) -> OpGraph:
+    """One op, `width` chains of three, and one op that joins them: what several devices can share."""
+    reads: list[list[int]] = [[]]
+    ends = []
+    for _ in range(width):
+        reads += [[0], [len(reads)], [len(reads) + 1]]
+        ends.append(len(reads) - 1)
+    return op_graph([*reads, ends], num_bytes)
+
+
+def chain(length: int) -> OpGraph:
+    return op_graph([[], *([op] for op in range(length - 1))])
+
+
+def no_split(problem: Problem) -> Problem:
+    """The same with links so slow that summing gradients takes for ever; the graph holds none but says so."""
+    graph = replace(problem.graph, gradient_bytes=np.full(problem.graph.num_ops, 10**6))
+    return replace(problem, graph=graph)
+
+
+def test_parallel_branches_are_worth_placing() -> None:
+    found = asked(no_split(problem_of(branches(2), plain_host(2))))
+    assert found.verdict == "place"
+    # 2 + 6 ops on one device; on two 1 + 3 + 1 and a copy of 1 byte at 100 bytes/s, the join being where it went
+    assert found.figures.single_s == 8.0
+    assert found.figures.placed_s == pytest.approx(5.01)
+    assert found.ratio_found == pytest.approx(5.01 / 8.0)
+
+
+def test_a_chain_stays_on_one_device() -> None:
+    found = asked(no_split(problem_of(chain(6), plain_host(2))))
+    assert (found.verdict, found.ratio_found, found.ratio_least) == ("one-device", 1.0, pytest.approx(1.0))
+    assert "bound" in found.reason
+
+
+def test_branches_whose_copies_cost_more_than_they_save_stay_on_one_device() -> None:
+    assert asked(no_split(problem_of(branches(2, num_bytes=10_000), plain_host(2)))).verdict == "one-device"
+
+
+def test_a_chain_whose_batch_can_be_split_is_to_be_cut() -> None:
+    graph = chain(6)
+    found = asked(problem_of(replace(graph, phases=np.array([0, 0, 0, BACKWARD, BACKWARD, BACKWARD])), plain_host(2)))
+    assert (found.verdict, found.figures.split_s) == ("cut-batch", pytest.approx(3.0))
+    assert found.ratio_least == pytest.approx(0.5)
+
+
+def test_micro_batches_are_tried_and_recommended() -> None:
+    whole = problem_of(chain(6), plain_host(2), op_s=2.0)
+    halves = op_graph([[], [0], [1], [], [3], [4]])
+    cut = problem_of(replace(halves, micro_batch=np.array([0, 0, 0, 1, 1, 1])), plain_host(2), op_s=2.0)
+    said: list[str] = []
+    found = asked(whole, cuts={2: lambda: cut}, say=said.append)
+    assert (found.verdict, found.figures.cut_count, found.figures.counts) == ("cut-batch", 2, (1, 2))
+    assert found.figures.cut_s == 6.0
+    assert [line.split(":")[0] for line in said] == ["the whole batch", "2 micro-batches"]
+
+
+def test_a_number_that_cannot_be_cut_is_left_out_and_said() -> None:
+    def fails() -> Problem:
+        raise InvalidValue("batch", 3, "a multiple of 2")
+
+    said: list[str] = []
+    found = asked(problem_of(chain(6), plain_host(2)), cuts={2: fails}, say=said.append)
+    assert (found.verdict, found.figures.counts, found.figures.split_s) == ("one-device", (1,), None)
+    assert said[-1] == "2 micro-batches: left out (batch is 3, expected a multiple of 2.)"
+
+
+def small(host: Host, memory_bytes: int) -> Host:
+    devices = tuple(replace(device, memory_bytes=memory_bytes) for device in host.devices)
+    return replace(host, devices=devices)
+
+
+def test_what_no_device_holds_is_placed_or_cut() -> None:
+    graph = op_graph([[], [], [0, 1]], [100, 100, 1], targets=["parameter", "parameter", "aten.op"])
+    two = replace(graph, input_offsets=np.array([0, 0, 0, 1]), input_tensors=np.array([1], dtype=np.int32))
+    placed = asked(problem_of(two, small(plain_host(2), 150)))
+    assert (placed.verdict, placed.figures.single_s, placed.ratio_found) == ("place", None, None)
+    assert placed.figures.single_bytes == 201
+    nothing = asked(problem_of(graph, small(plain_host(2), 150)))
+    assert (nothing.verdict, nothing.figures.placed_s) == ("cut-batch", None)
+    assert "none of" in nothing.reason
+
+
+def test_options_are_checked() -> None:
+    problem = problem_of(chain(2), plain_host(2))
+    with pytest.raises(InvalidValue, match="seconds is 0"):
+        advise(problem, seconds=0)
+    with pytest.raises(InvalidValue, match="evaluations is 0"):
+        advise(problem, evaluations=0)
+
+
+def test_a_step_of_this_machine_is_raced_beside_eager() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    graph = rlplace.capture(model, torch.randn(4, 8), lambda output: output.square().mean(), "sgd")
+    host = core_host()
+    costs = Costs(np.full((graph.num_ops, 2), 1e-5), "profiled")
+    found = rlplace.advise(Problem.grouped(graph, host, costs, 8), seconds=2.0, evaluations=60)
+    figures = found.figures
+    assert figures.kind == "measured"
+    assert found.over == "eager"
+    for step_s in (figures.eager_s, figures.single_s, figures.placed_s):
+        assert step_s is not None
+        assert 0 < step_s < 10
+    assert figures.counts == (1,)
+    assert found.verdict in ("place", "one-device", "eager", "cut-batch")

@@ -1,0 +1,246 @@
+"""The doctor's checks on machines that are made up: GPUs, cores, memory, folders and clocks."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_machine import GIB, TOPOLOGY, Machine, fake_torch, only
+
+from rlplace.doctor import Finding
+from rlplace.doctor.checks import cpu_quota, memory_limit_bytes, steadiness
+
+DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_no_gpu_is_one_line_and_ok(machine: Machine) -> None:
+    for cuda, build in ((None, "CPU build"), ("12.8", "CUDA 12.8 build")):
+        finding = only(machine.look("cuda", import_torch=lambda cuda=cuda: fake_torch(cuda=cuda)))
+        assert (finding.verdict, finding.remedy) == ("ok", "")
+        assert finding.found == f"no GPU ({build}): the CPU's cores serve as devices"
+
+
+@pytest.mark.parametrize(
+    ("torch", "environ", "found", "remedy"),
+    [
+        (fake_torch(), {}, "driver 550.54.15, but PyTorch (CPU build) sees no GPU", "https://pytorch.org"),
+        (fake_torch(cuda="12.8"), {"CUDA_VISIBLE_DEVICES": ""}, "sees no GPU", "CUDA_VISIBLE_DEVICES is ''"),
+        (fake_torch(cuda="12.8", says="driver\n too old"), {}, "sees no GPU: driver too old", "update the driver"),
+    ],
+)
+def test_a_gpu_that_torch_does_not_see_is_a_warning(
+    machine: Machine, torch: Any, environ: dict[str, str], found: str, remedy: str
+) -> None:
+    machine.write("proc/driver/nvidia/version", DRIVER)
+    finding = only(machine.look("cuda", import_torch=lambda: torch, environ=environ))
+    assert finding.verdict == "warn"
+    assert found in finding.found
+    assert remedy in finding.remedy
+
+
+def test_one_gpu_has_no_pairs(machine: Machine) -> None:
+    machine.write("proc/driver/nvidia/version", DRIVER)
+    cuda, gpu = machine.look("cuda", import_torch=lambda: fake_torch(1, cuda="12.8"))
+    assert cuda == Finding("cuda", "ok", "1 GPU, CUDA 12.8 build, driver 550.54.15")
+    assert gpu == Finding("cuda:0", "ok", "NVIDIA H100, 80.0 GiB, compute capability 9.0")
+
+
+def test_peer_access_is_told_by_route(machine: Machine) -> None:
+    both = machine.look("cuda", import_torch=lambda: fake_torch(2, cuda="12.8", peers={(0, 1), (1, 0)}))
+    assert [finding.name for finding in both] == ["cuda", "cuda:0", "cuda:1", "peer access"]
+    assert (both[-1].verdict, both[-1].found) == ("ok", "between all of 2 GPUs")
+    one_way = machine.look("cuda", import_torch=lambda: fake_torch(2, cuda="12.8", peers={(0, 1)}))[-1]
+    assert one_way.verdict == "warn"
+    assert "1 of 2 routes (cuda:1 to cuda:0)" in one_way.found
+    none = machine.look("cuda", import_torch=lambda: fake_torch(3, cuda="12.8"))[-1]
+    assert "6 of 6 routes" in none.found
+    assert "and 2 more" in none.found
+
+
+@pytest.mark.parametrize(
+    ("architectures", "verdict"),
+    [(["sm_80", "sm_90"], "ok"), (["sm_90a"], "ok"), (["compute_80"], "ok"), (["sm_80", "sm_100"], "fail")],
+)
+def test_a_gpu_without_kernels_in_this_torch_fails(machine: Machine, architectures: list[str], verdict: str) -> None:
+    torch = fake_torch(1, cuda="12.8", architectures=architectures)
+    assert machine.look("cuda", import_torch=lambda: torch)[1].verdict == verdict
+
+
+def test_one_usable_core_is_a_warning(machine: Machine) -> None:
+    assert only(machine.look("cores")).found == "4 of 4 logical cores may be used, Abacus 9000"
+    finding = only(machine.look("cores", usable_cores=lambda: (3,)))
+    assert finding.verdict == "warn"
+    assert finding.found.startswith("1 of 4 logical cores")
+
+
+GROUPS_V1 = "5:cpu,cpuacct:/pod/box\n4:memory:/pod/box\n1:name=systemd:/"
+
+
+@pytest.mark.parametrize(
+    ("files", "cores", "limit_bytes"),
+    [
+        ({}, None, None),
+        ({"cpu.max": "max 100000", "memory.max": "max"}, None, None),
+        ({"cpu.max": "150000 100000", "memory.max": str(4 * GIB)}, 1.5, 4 * GIB),
+        ({"pod/box/cpu.max": "300000 100000", "pod/cpu.max": "200000 100000"}, 2.0, None),
+        ({"pod/box/memory.max": "max", "pod/memory.max": str(8 * GIB)}, None, 8 * GIB),
+        ({"other/cpu.max": "100000 100000"}, None, None),
+    ],
+)
+def test_limits_of_control_groups_the_tightest_counts(
+    machine: Machine, files: dict[str, str], cores: float | None, limit_bytes: int | None
+) -> None:
+    machine.write("proc/self/cgroup", "0::/pod/box")
+    for path, text in files.items():
+        machine.write(f"sys/fs/cgroup/{path}", text)
+    assert cpu_quota(machine.system()) == cores
+    assert memory_limit_bytes(machine.system()) == limit_bytes
+
+
+def test_limits_of_control_groups_of_version_1(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", GROUPS_V1)
+    for folder, quota, limit in (("pod/box", "50000", str(2 * GIB)), ("pod", "-1", "9223372036854771712")):
+        machine.write(f"sys/fs/cgroup/cpu/{folder}/cpu.cfs_quota_us", quota)
+        machine.write(f"sys/fs/cgroup/cpu/{folder}/cpu.cfs_period_us", "100000")
+        machine.write(f"sys/fs/cgroup/memory/{folder}/memory.limit_in_bytes", limit)
+    assert cpu_quota(machine.system()) == 0.5
+    assert memory_limit_bytes(machine.system()) == 2 * GIB
+
+
+def test_limits_are_warnings_that_say_what_to_do(machine: Machine) -> None:
+    machine.write("sys/fs/cgroup/cpu.max", "250000 100000")
+    machine.write("sys/fs/cgroup/memory.max", str(4 * GIB))
+    cores, memory = only(machine.look("cores")), only(machine.look("memory"))
+    assert (cores.verdict, memory.verdict) == ("warn", "warn")
+    assert "the time of 2.5" in cores.found
+    assert "--host cores:2" in cores.remedy
+    assert memory.found == "8.00 GiB available of 16.0 GiB; a control group allows 4.00 GiB"
+
+
+@pytest.mark.parametrize(
+    ("siblings", "verdict", "words"),
+    [
+        (["0", "1", "2", "3"], "ok", "4 logical cores are of 4 physical ones"),
+        (["0-1", "0-1", "2-3", "2-3"], "warn", "0 and 1, 2 and 3"),
+        (["0,2", "1,3", "0,2", "1,3"], "warn", "0 and 2, 1 and 3"),
+        (["0-3", "0-3", "0-3", "0-3"], "warn", "of 1 physical ones"),
+    ],
+)
+def test_devices_that_are_hyper_threads_of_one_core(
+    machine: Machine, siblings: list[str], verdict: str, words: str
+) -> None:
+    for core, text in enumerate(siblings):
+        machine.write(TOPOLOGY.format(core), text)
+    finding = only(machine.look("hyper-threads"))
+    assert finding.verdict == verdict
+    assert words in finding.found
+
+
+def test_the_cores_to_use_are_one_of_each_pair_that_may_be_used(machine: Machine) -> None:
+    for core, text in enumerate(["0,2", "1,3", "0,2", "1,3"]):
+        machine.write(TOPOLOGY.format(core), text)
+    assert "taskset -c 1,2 " in only(machine.look("hyper-threads", usable_cores=lambda: (1, 2, 3))).remedy
+
+
+@pytest.mark.parametrize(("load", "verdict"), [("0.90", "ok"), ("1.10", "warn")])
+def test_a_busy_machine_is_a_warning(machine: Machine, load: str, verdict: str) -> None:
+    machine.write("proc/loadavg", f"{load} 0.00 0.00 1/1 1")
+    assert only(machine.look("load")).verdict == verdict
+
+
+def test_little_memory_is_a_warning(machine: Machine) -> None:
+    machine.write("proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable: 1048576 kB")
+    assert only(machine.look("memory")).verdict == "warn"
+
+
+@pytest.mark.parametrize(
+    ("environ", "threads", "verdict", "remedy"),
+    [
+        ({"OMP_NUM_THREADS": "1"}, 1, "ok", ""),
+        ({"OMP_NUM_THREADS": "16"}, 16, "warn", "set OMP_NUM_THREADS to 4"),
+        ({"OMP_PROC_BIND": "true"}, 4, "warn", "unset OMP_PROC_BIND"),
+    ],
+)
+def test_threads_that_share_cores_or_are_bound_to_them(
+    machine: Machine, environ: dict[str, str], threads: int, verdict: str, remedy: str
+) -> None:
+    finding = only(machine.look("threads", environ=environ, import_torch=lambda: fake_torch(threads=threads)))
+    assert finding.verdict == verdict
+    assert remedy in finding.remedy
+    assert all(f"{name} {value}" in finding.found for name, value in environ.items())
+
+
+@pytest.mark.parametrize(
+    ("environ", "verdict"),
+    [
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, "warn"),
+        ({"OMP_WAIT_POLICY": "active"}, "ok"),
+        ({"GOMP_SPINCOUNT": "0"}, "warn"),
+        ({"GOMP_SPINCOUNT": "100000", "OMP_WAIT_POLICY": "passive"}, "ok"),
+    ],
+)
+def test_threads_that_sleep_between_ops_are_a_warning(machine: Machine, environ: dict[str, str], verdict: str) -> None:
+    assert only(machine.look("wait policy", environ=environ)).verdict == verdict
+
+
+def test_allocators(machine: Machine) -> None:
+    assert "glibc 2.39" in only(machine.look("malloc")).found
+    assert only(machine.look("malloc", glibc_version=lambda: "")).verdict == "warn"
+    preloaded = {"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}
+    assert "jemalloc is preloaded" in only(machine.look("malloc", environ=preloaded)).found
+
+
+def test_compiled_kernels_need_a_folder(machine: Machine) -> None:
+    package, home = machine.folder / "clone" / "rlplace", machine.folder / "home"
+    asked = {"NUMBA_CACHE_DIR": str(machine.folder / "kernels" / "mine")}
+    assert only(machine.look("numba", environ=asked)).found.endswith(asked["NUMBA_CACHE_DIR"])
+    assert only(machine.look("numba")).found.endswith(str(package / "__pycache__"))
+    read_only = only(machine.look("numba", is_writable=lambda path: path == home))
+    assert read_only.found.endswith(str(home / ".cache" / "numba"))
+    nowhere = only(machine.look("numba", is_writable=lambda path: False))
+    assert nowhere.verdict == "fail"
+    assert "NUMBA_CACHE_DIR" in nowhere.remedy
+    assert list(home.iterdir()) == []
+
+
+def test_numba_that_is_missing_or_told_not_to_compile_fails(machine: Machine) -> None:
+    assert only(machine.look("numba", versions={"rlplace": "0.1.0"})).remedy == "pip install 'numba>=0.61'"
+    assert only(machine.look("numba", environ={"NUMBA_DISABLE_JIT": "1"})).verdict == "fail"
+    assert only(machine.look("numba", environ={"NUMBA_DISABLE_JIT": "0"})).verdict == "ok"
+
+
+def test_the_disk_must_be_writable_and_should_have_space(machine: Machine) -> None:
+    assert only(machine.look("disk", is_writable=lambda path: False)).verdict == "fail"
+    full = only(machine.look("disk", free_bytes=lambda path: GIB // 2))
+    assert (full.verdict, full.found) == ("warn", f"512 MiB free in {machine.folder}")
+
+
+def test_a_clock_that_is_coarse_or_slow_or_stands_still_is_a_warning(machine: Machine) -> None:
+    assert only(machine.look("clock")).found == "steps of 50.0 ns, a reading takes 50.0 ns, source tsc"
+    coarse, slow = count(), count()
+    assert only(machine.look("clock", now_s=lambda: next(coarse) // 100 * 1e-5)).verdict == "warn"
+    assert only(machine.look("clock", now_s=lambda: next(slow) * 2e-6)).verdict == "warn"
+    assert only(machine.look("clock", now_s=lambda: 1.0)).verdict == "warn"
+
+
+def test_steadiness_by_hand() -> None:
+    even = steadiness([2.0] * 9 + [20.0])
+    assert (even.median_s, even.spread) == (2.0, pytest.approx(0.9))  # the 90th percentile: 2 + 0.1 x 18
+    assert even.lost == pytest.approx(1 - 20 / 38)
+    assert steadiness([1.0, 2.0, 3.0]).lost == 0
+
+
+def test_timing_that_is_interrupted_is_a_warning(machine: Machine) -> None:
+    often = only(machine.look("timing", op_times_s=lambda torch: [1e-3] * 80 + [2e-3] * 20))
+    assert often.verdict == "warn"
+    assert "80 % of times within 100%" in often.found
+    seldom = only(machine.look("timing", op_times_s=lambda torch: [1e-3] * 95 + [21e-3] * 5))
+    assert seldom.verdict == "warn"
+    assert "50% of the time was lost" in seldom.found
