@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.grouping.groups import Grouping
-from rlplace.jit import Bools, Floats, Ints, Longs, inlined, kernel
+from rlplace.jit import Block, Bools, BoolTable, Floats, FloatTable, Ints, Longs, inlined, kernel
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled_problem import JOB, Compiled, compile_problem, turns
 from rlplace.search.groupings import allowed_devices
 
 
-class Units(NamedTuple):
+class Units(Block):
     """A DAG of U units to place; indices are a topological order.
 
     Attributes:
@@ -41,10 +41,10 @@ class Units(NamedTuple):
         turn: (U,) float64, how much earlier than its priority each comes, in multiples of the largest (`turns`).
     """
 
-    time_s: Floats
+    time_s: FloatTable
     is_source: Bools
     label: Ints
-    label_allowed: Bools
+    label_allowed: BoolTable
     label_resident_bytes: Floats
     label_output_bytes: Floats
     tensor_unit: Ints
@@ -57,7 +57,7 @@ class Units(NamedTuple):
     turn: Floats
 
 
-class HostResources(NamedTuple):
+class HostResources(Block):
     """What ops and transfers hold while they run. Resources are devices 0..D-1, then links.
 
     Attributes:
@@ -71,10 +71,10 @@ class HostResources(NamedTuple):
         room_bytes: (accounts,) float64, capacity without contexts.
     """
 
-    latency_s: Floats
-    s_per_byte: Floats
-    blocks: Bools
-    occupies: Bools
+    latency_s: FloatTable
+    s_per_byte: FloatTable
+    blocks: BoolTable
+    occupies: BoolTable
     device_offsets: Ints
     device_holds: Ints
     route_offsets: Ints
@@ -97,10 +97,10 @@ class Schedule(NamedTuple):
     home: Ints
     end_s: Floats
     free_s: Floats
-    there_s: Floats
+    there_s: FloatTable
 
 
-class Gaps(NamedTuple):
+class Gaps(Block):
     """Busy intervals of every resource, so that ops and transfers can be inserted between others.
 
     Attributes:
@@ -109,8 +109,8 @@ class Gaps(NamedTuple):
         held, held_start, held_end: what the transfers of the unit at hand would hold.
     """
 
-    starts: Floats
-    ends: Floats
+    starts: FloatTable
+    ends: FloatTable
     counts: Longs
     held: Ints
     held_start: Floats
@@ -277,7 +277,7 @@ def _occupy(gaps: Gaps, holds: Ints, first: int, last: int, start_s: float, end_
             gaps.counts[holds[k]] = count + 1
 
 
-class Memory(NamedTuple):
+class Memory(Block):
     """What is held where.
 
     Attributes:
@@ -394,9 +394,9 @@ def op_units(problem: Problem, labels: Grouping | None = None) -> Units:
         labels = Grouping(place.astype(np.int32))
     label = labels.op_group
     reader_offsets, readers = graph.readers
-    units = Units(
+    return Units(
         time_s=np.where(graph.is_source[:, None], 0.0, problem.costs.op_time_s),
-        is_source=np.asarray(graph.is_source),
+        is_source=graph.is_source,
         label=label,
         label_allowed=allowed_devices(problem, labels),
         label_resident_bytes=_sums(label, resident_bytes(problem)),
@@ -410,7 +410,6 @@ def op_units(problem: Problem, labels: Grouping | None = None) -> Units:
         readers=readers,
         turn=turns(problem),
     )
-    return _writable(units)
 
 
 def group_units(problem: Problem) -> Units:
@@ -441,7 +440,7 @@ def group_units(problem: Problem) -> Units:
     by_tensor = np.lexsort((edges[:, 0], edges[:, 1]))
     has_job = np.zeros(count, dtype=np.bool_)
     has_job[group[~graph.is_source]] = True
-    units = Units(
+    return Units(
         time_s=time_s,
         is_source=~has_job,
         label=np.arange(count, dtype=np.int32),
@@ -457,12 +456,6 @@ def group_units(problem: Problem) -> Units:
         readers=edges[by_tensor, 0].astype(np.int32),
         turn=_earliest_turn(problem),
     )
-    return _writable(units)
-
-
-def _writable(units: Units) -> Units:
-    """Copies, so that kernels are compiled once for ops and for groups: numba tells read-only arrays apart."""
-    return Units._make(np.array(field) for field in units)
 
 
 def next_allowed(units: Units, wanted: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -60,7 +60,7 @@ def eft(problem: Problem, priorities: NDArray[np.float64] | None = None) -> NDAr
     units, resources = op_units(problem), host_resources(problem)
     schedule, memory = new_schedule(units), new_memory(units, resources, 0.0)
     memory.need_bytes[:] = 0.0
-    room = resources._replace(room_bytes=np.full(len(resources.room_bytes), np.inf))
+    room = resources.replace(room_bytes=np.full(len(resources.room_bytes), np.inf))
     schedule_in_order(units, room, schedule, memory, None, order, *_no_choice(units))
     home = np.where(schedule.home >= 0, schedule.home, units.label_allowed.argmax(axis=1))
     return home[units.label].astype(np.int32)

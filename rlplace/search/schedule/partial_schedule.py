@@ -11,7 +11,7 @@ once: the finished schedule depends on the placement alone.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from rlplace.errors import UnknownName
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import BACKWARD
 from rlplace.graphs.paths import longest_after, longest_before
-from rlplace.jit import Bools, Floats, Ints, Longs, inlined, kernel
+from rlplace.jit import Block, Bools, Floats, FloatTable, Ints, IntTable, Longs, inlined, kernel
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled_problem import list_order, upward_ranks
 from rlplace.search.groupings import held_bytes, main_labels, main_modules, room_bytes
@@ -82,7 +82,7 @@ def add_cuts(g: GroupLayout, s: Decided, group: int, cut_s: Floats) -> None:
                     cut_s[1, d] += g.host.latency_s[d, home] + g.joined_bytes[edge] * g.host.s_per_byte[d, home]
 
 
-class PartialSchedules(NamedTuple):
+class PartialSchedules(Block):
     """B schedules under construction: `Decided` with one more axis in front, and what only learners look at.
 
     Attributes:
@@ -97,18 +97,18 @@ class PartialSchedules(NamedTuple):
         bound_s: (B,) float64, when the step can end at the earliest: the ends of ops and the least time after them.
     """
 
-    placed: Ints
-    home: Ints
-    there_s: Floats
-    end_s: Floats
-    free_s: Floats
-    load_s: Floats
-    used: Floats
-    module_s: Floats
-    latest_end_s: Floats
-    filled: Floats
-    busy_s: Floats
-    micro_s: Floats
+    placed: IntTable
+    home: IntTable
+    there_s: Annotated[Floats, 3]
+    end_s: FloatTable
+    free_s: FloatTable
+    load_s: FloatTable
+    used: FloatTable
+    module_s: Annotated[Floats, 4]
+    latest_end_s: FloatTable
+    filled: FloatTable
+    busy_s: FloatTable
+    micro_s: Annotated[Floats, 3]
     position: Longs
     latest: Longs
     num_decided: Longs
@@ -147,11 +147,11 @@ def new_schedules(layout: GroupLayout, bounds: ScheduleBounds, num_episodes: int
 
 def clear(bounds: ScheduleBounds, schedules: PartialSchedules) -> None:
     """Takes every decision back."""
-    begin: dict[str, float | Floats] = dict.fromkeys(schedules._fields, 0.0)
-    begin |= {"placed": -1.0, "home": -1.0, "latest": -1.0, "there_s": -1.0}
-    begin |= {"end_s": bounds.least_end_s, "bound_s": bounds.least_s}
-    for name, array in schedules._asdict().items():
-        array[:] = begin[name]
+    begin = dict.fromkeys(("placed", "home", "latest", "there_s"), -1.0)
+    for name, array in schedules.to_dict().items():
+        array[:] = begin.get(name, 0.0)
+    schedules.end_s[:] = bounds.least_end_s
+    schedules.bound_s[:] = bounds.least_s
 
 
 @inlined
@@ -228,7 +228,7 @@ step starts, without which no placement runs; `held`, the estimate of the list s
 outputs, too, which may bar what would run; or nothing."""
 
 
-class ScheduleBounds(NamedTuple):
+class ScheduleBounds(Block):
     """Of N ops, G groups, D devices and A memories (of one device, or of a pool of several).
 
     Attributes:
@@ -300,7 +300,7 @@ def schedule_bounds(
     )
 
 
-class GroupLayout(NamedTuple):
+class GroupLayout(Block):
     """N ops in G groups on D devices.
 
     Attributes:
@@ -323,7 +323,7 @@ class GroupLayout(NamedTuple):
     units: Units
     host: HostResources
     order: Longs
-    group_time_s: Floats
+    group_time_s: FloatTable
     held: Floats
     room: Floats
     joined_offsets: Ints

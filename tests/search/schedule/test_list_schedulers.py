@@ -60,7 +60,7 @@ def weighted_dag(edges: list[tuple[int, int, int]], costs: list[list[int]]) -> P
 def without_contention(problem: Problem) -> HostResources:
     """Transfers that hold nothing, as the papers have it."""
     resources = host_resources(problem)
-    return resources._replace(route_offsets=np.zeros_like(resources.route_offsets))
+    return resources.replace(route_offsets=np.zeros_like(resources.route_offsets))
 
 
 def topcuoglu() -> Problem:
