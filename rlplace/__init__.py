@@ -10,7 +10,21 @@ OpenMP how long to spin (`rlplace.process`).
     placed  = rlplace.place(model, inputs)          # all of the above in one call
 """
 
-from __future__ import annotations
+# Python puts the current folder first, which may be a stranger's: what a command imports is not from there. `python -m
+# rlplace` imports this package before its `__main__`, so nothing is imported up to here but what is loaded already; not
+# even `__future__`. A user's function is looked for there all the same (`rlplace.workloads.user_function`).
+import os
+import sys
+
+named = "".join(sys.orig_argv[-len(sys.argv) :][:1])  # behind `-m`, or together with it: `-mrlplace`
+named = named.partition("m")[2] if named.startswith("-") else named
+if sys.argv[:1] == ["-m"] and named in ("rlplace", "rlplace.__main__"):
+    first, home = sys.path[0] or ".", os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    is_current = not sys.flags.safe_path and os.path.isdir(first) and os.path.samefile(first, ".")
+    if is_current and not os.path.samefile(first, home):  # rlplace itself may be there: a checkout
+        del sys.path[0]
+    del first, home, is_current
+del named, os, sys
 
 from typing import TYPE_CHECKING
 

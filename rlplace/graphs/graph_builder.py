@@ -168,7 +168,7 @@ class GradientSum:
         left: the part of the earlier micro-batches.
         right: the part of the later ones.
         micro_batch: which of them it goes with; -1 for the last sum, which lives with the parameter.
-        last: the latest micro-batch in it: it can be had once that one's gradient is there.
+        last: the latest micro-batch in it: the sum can be computed once the gradient of that one is there.
     """
 
     left: int

@@ -11,12 +11,12 @@ from torch.utils import _pytree as pytree
 from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import UpdateState, updater
-from rlplace.graphs.program import Call, Program, Ref, Update, map_refs
+from rlplace.graphs.program import Program, Ref, Update, map_refs
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step returned.
+    """The result of one step.
 
     Attributes:
         result: the loss of a training step, or the model's output.
@@ -58,7 +58,9 @@ def run_graph(graph: OpGraph) -> StepResult:
                 parameter = read(call.parameter)
                 updater([UpdateState(program.optimizer, parameter)], [parameter])(gradients[name])
                 continue
-            _store(call, call.target(*map_refs(read, call.args), **map_refs(read, call.kwargs)), values)
+            output = call.target(*map_refs(read, call.args), **map_refs(read, call.kwargs))
+            outputs = output if call.returns_tuple else (output,)
+            values |= {tensor: value for tensor, value in zip(call.outputs, outputs, strict=False) if tensor >= 0}
         for name, gradient in program.gradients.items():
             if name not in gradients:  # no update takes it
                 gradients[name] = read(gradient).clone()
@@ -85,10 +87,3 @@ def require_program(graph: OpGraph) -> Program:
             hint="A graph file alone can be simulated, not run: capture it again from the model.",
         )
     return graph.program
-
-
-def _store(call: Call, output: Any, values: dict[int, Any]) -> None:
-    outputs = output if call.returns_tuple else (output,)
-    for tensor, value in zip(call.outputs, outputs, strict=False):
-        if tensor >= 0:
-            values[tensor] = value

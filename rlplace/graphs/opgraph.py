@@ -69,7 +69,7 @@ class OpGraph:
         micro_batch: (N,) int32, which slice of the batch each op works on; -1 for ops that all slices share
             (parameters, sums of gradients, updates), and everywhere in a step that is not cut. Empty: -1 everywhere.
         program: the executable graph, where this one was captured here; never saved.
-        name: what it is of, for people, e.g. `nmt@small`; neither saved nor in the fingerprint.
+        name: a name for people, e.g. `nmt@small`; neither saved nor in the fingerprint.
     """
 
     names: tuple[str, ...]
@@ -324,25 +324,17 @@ def check_columns(columns: Mapping[str, Any], *, num_phases: int) -> None:
 
 
 def _check_ranges(columns: Mapping[str, Any], n: int, t: int, num_phases: int) -> None:
-    for name, low, high in (
-        ("phases", 0, num_phases - 1),
-        ("colocation", -1, n - 1),
-        ("micro_batch", -1, n - 1),
-        ("tensor_output", 0, np.iinfo(np.int32).max),
-    ):
+    ranges = {
+        **dict.fromkeys(("colocation", "micro_batch"), (-1, n - 1)),
+        **dict.fromkeys(("tensor_op", "mutation_op"), (0, n - 1)),
+        **dict.fromkeys(("input_tensors", "mutation_tensor", "output_tensors"), (0, t - 1)),
+        "phases": (0, num_phases - 1),
+        "tensor_output": (0, np.iinfo(np.int32).max),
+    }
+    for name, (low, high) in ranges.items():
         array = columns[name]
         if len(array) and (array.min() < low or array.max() > high):
             raise InvalidValue(name, f"{array.min()}..{array.max()}", f"entries in {low}..{high}", where="graph")
-    for name, bound in (
-        ("tensor_op", n),
-        ("input_tensors", t),
-        ("mutation_op", n),
-        ("mutation_tensor", t),
-        ("output_tensors", t),
-    ):
-        array = columns[name]
-        if len(array) and (array.min() < 0 or array.max() >= bound):
-            raise InvalidValue(name, f"{array.min()}..{array.max()}", f"indices in 0..{bound - 1}", where="graph")
 
 
 def _check_amounts(columns: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
@@ -86,7 +86,7 @@ class Call:
         target: the ATen overload (or a `torch.library` op).
         args: positional arguments, with `Ref` leaves, lists and tuples nested as the op takes them.
         kwargs: keyword arguments, likewise.
-        outputs: tensor index of each output, -1 for one that is not a tensor or that nobody reads; an op that returns
+        outputs: tensor index of each output, -1 for one that is not a tensor or that no op reads; an op that returns
             a single tensor has one entry.
         returns_tuple: whether the op returns a tuple or list, to be unpacked into `outputs`.
         is_random: whether the op draws random numbers: it is then seeded by (seed, op, step) and draws from
@@ -303,6 +303,17 @@ class Program:
     def base(self, ref: Ref) -> int:
         """The tensor whose memory `ref` shows."""
         return ref.id if ref.id < self.num_tensors else self.views[ref.id - self.num_tensors].base
+
+
+def with_tensors(value: Any) -> tuple[list[torch.Tensor], Callable[[Iterable[torch.Tensor]], Any]]:
+    """The tensors in nested values, in order, and what gives the same values with other tensors in their places."""
+    leaves, spec = pytree.tree_flatten(value)
+
+    def filled(tensors: Iterable[torch.Tensor]) -> Any:
+        given = iter(tensors)
+        return pytree.tree_unflatten([next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
+
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], filled
 
 
 def loss_of(returned: Any) -> Any:

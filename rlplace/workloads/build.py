@@ -42,7 +42,7 @@ class WorkloadSpec:
 
     Raises:
         UnknownName: no workload, size or option has that name.
-        InvalidValue: the options cannot be had together.
+        InvalidValue: the options exclude each other.
     """
 
     name: str
@@ -50,7 +50,7 @@ class WorkloadSpec:
     options: tuple[tuple[str, object], ...] = ()
     """Options given by the user, in their order."""
     size: Size | None = None
-    """What the other options come from; None is the default size of whoever builds."""
+    """Where the other options come from; None is the default size of the caller that builds."""
     parts: tuple[WeightedPart, ...] = ()
     """The models of `multi`."""
     is_file: bool = False
@@ -123,7 +123,7 @@ class WorkloadSpec:
 
         Raises:
             UnknownName: no such size or option; or the workload is no name, and has no options.
-            InvalidValue: the options cannot be had together.
+            InvalidValue: the options exclude each other.
         """
         if self.name not in CONFIGS:
             raise UnknownName("workload with options", self.name, CONFIGS)
@@ -266,9 +266,7 @@ def _parse_single(text: str) -> WorkloadSpec:
         hint = "A function of yours is package.module:function, a graph file its path."
         raise UnknownName("workload", name, [*CONFIGS, MULTI], hint=hint)
     items = [item.strip() for item in rest.split(",")] if at else []
-    size: Size | None = None
-    if items and "=" not in items[0]:
-        size = _parse_size(items.pop(0), name, text)
+    size = _parse_size(items.pop(0), name, text) if items and "=" not in items[0] else None
     options: dict[str, object] = {}
     for item in items:
         key, value = _parse_option(item, name, text)
@@ -304,9 +302,8 @@ def _parse_part(text: str, whole: str) -> WeightedPart:
 
 
 def _parse_size(item: str, name: str, text: str) -> Size:
-    for size in SIZES:
-        if item == size:
-            return size
+    if item in SIZES:
+        return item
     if not item or item in (field.name for field in fields(CONFIGS[name])):
         raise InvalidValue("workload", text, f"a size ({', '.join(SIZES)}) or key=value after '@'")
     raise UnknownName("size", item, SIZES)
@@ -350,7 +347,7 @@ def build(spec: WorkloadSpec | str, *, default_size: Size = "small", seed: int =
 
     Raises:
         UnknownName: no such size, module or function.
-        InvalidValue: the options cannot be had together; or the user's function could not be imported, raised, or
+        InvalidValue: the options exclude each other; or the user's function could not be imported, raised, or
             returned something else than `(model, inputs[, loss_fn[, optimizer[, targets]]])`; or the workload is a
             graph file.
         MissingExtra: the model comes from a package that is not installed.

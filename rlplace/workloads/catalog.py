@@ -67,7 +67,7 @@ class Workload:
     batch_dims: BatchDims | None = None
     """What is cut into micro-batches; None leaves it to sizes: dimension 0 of tensors as long there as the first."""
     loss: Loss = "auto"
-    """How micro-batches make the loss, for whoever does not ask for one."""
+    """How micro-batches make the loss, where the caller does not ask for one."""
 
 
 class Parts(NamedTuple):
@@ -124,18 +124,15 @@ class Family:
         Raises:
             InvalidValue: the builder returned something else.
         """
-        made: object = self._builder(config.NAME)(config)
+        home = self.home
+        if isinstance(home, str):
+            module, _, function = home.partition(":")
+            home = getattr(importlib.import_module(module), function)
+        made: object = home(config)
         if not isinstance(made, Parts):
             expected = "Parts: the model, its inputs and its loss"
             raise InvalidValue("the value", type(made).__name__, expected, where=f"what built workload {config.NAME}")
         return made
-
-    def _builder(self, name: str) -> Callable[[Any], object]:
-        if callable(self.home):
-            return self.home
-        module, _, function = self.home.partition(":")
-        builder: Callable[[Any], object] = getattr(importlib.import_module(module), function)
-        return builder
 
     @property
     def is_installed(self) -> bool:

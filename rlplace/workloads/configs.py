@@ -33,7 +33,7 @@ class WorkloadConfig(ABC):
     An option is an integer of at least 1 (or what `LEAST` says), a share from 0 up to but not including 1, or a bool.
 
     Raises:
-        InvalidValue: an option is of the wrong type or out of range, or options cannot be had together.
+        InvalidValue: an option is of the wrong type or out of range, or options exclude each other.
     """
 
     NAME: ClassVar[str]
@@ -66,16 +66,12 @@ class WorkloadConfig(ABC):
     def paper(cls) -> Self:
         """The size of the paper."""
 
-    def _check(self) -> None:  # noqa: B027 - most options can always be had together
-        """Raises where options, each valid alone, cannot be had together."""
+    def _check(self) -> None:  # noqa: B027 - most options never exclude each other
+        """Raises where options, each valid alone, exclude each other."""
 
     def _require(self, is_met: bool, name: str, expected: str, hint: str = "") -> None:
         if not is_met:
             raise InvalidValue(name, getattr(self, name), expected, where=f"workload {self.NAME}", hint=hint)
-
-    def _require_divisor(self, name: str, of: str) -> None:
-        whole = getattr(self, of)
-        self._require(whole % getattr(self, name) == 0, name, f"a divisor of {of}={whole}")
 
 
 CRITEO_ROWS = (
@@ -355,9 +351,10 @@ class ZooModel:
             for key, option in options.items():
                 value = getattr(config, key)
                 if option.divides:
-                    config._require_divisor(key, option.divides)
-                    is_even = getattr(config, option.divides) // value % 2 == 0 or not option.leaves_even
-                    config._require(is_even, key, f"a divisor that leaves {option.divides} an even part")
+                    whole = getattr(config, option.divides)
+                    config._require(whole % value == 0, key, f"a divisor of {option.divides}={whole}")
+                    is_even = whole // value % 2 == 0 or not option.leaves_even
+                    config._require(is_even, key, f"a divisor of {option.divides}={whole} that leaves an even part")
                 if option.most:
                     most = getattr(config, option.most)
                     config._require(value <= most, key, f"at most {option.most}={most}")

@@ -128,34 +128,25 @@ def _checked(returned: object, name: str) -> Workload:
         raise InvalidValue(
             "loss_fn", _type_name(loss_fn), "a function from the model's output to a scalar", where=where
         )
-    optimizer, wanted = _checked_optimizer(optimizer, loss_fn, where), _checked_targets(targets, loss_fn, where)
-    if isinstance(targets, dict) and loss_fn is not None:
-        loss_fn = LossByName(loss_fn, tuple(targets))
-    return Workload(name, model, _checked_inputs(inputs, where), loss_fn, optimizer, wanted)
+    optimizer = _checked_optimizer(optimizer, loss_fn, where)
+    wanted: tuple[Tensor, ...] = ()
+    if targets is not None:
+        if loss_fn is None:
+            raise InvalidValue("loss_fn", None, "a function, since there are targets", where=where)
+        named = _checked_tensors("targets", targets, where)
+        loss_fn = LossByName(loss_fn, tuple(named)) if isinstance(named, dict) else loss_fn
+        wanted = tuple(named.values()) if isinstance(named, dict) else named
+    return Workload(name, model, _checked_tensors("inputs", inputs, where), loss_fn, optimizer, wanted)
 
 
-def _checked_inputs(inputs: object, where: str) -> tuple[Tensor, ...] | dict[str, Tensor]:
-    if isinstance(inputs, Tensor):
-        return (inputs,)
-    if isinstance(inputs, Mapping):
-        return {str(key): _checked_tensor(f"inputs[{key!r}]", value, where) for key, value in inputs.items()}
-    if isinstance(inputs, Sequence) and not isinstance(inputs, str):
-        return tuple(_checked_tensor(f"inputs[{index}]", value, where) for index, value in enumerate(inputs))
-    raise InvalidValue("inputs", _type_name(inputs), "a tensor, a tuple or a dict of tensors", where=where)
-
-
-def _checked_targets(targets: object, loss_fn: object, where: str) -> tuple[Tensor, ...]:
-    if targets is None:
-        return ()
-    if loss_fn is None:
-        raise InvalidValue("loss_fn", None, "a function, since there are targets", where=where)
-    if isinstance(targets, Tensor):
-        return (targets,)
-    if isinstance(targets, (tuple, list)):
-        return tuple(_checked_tensor(f"targets[{index}]", value, where) for index, value in enumerate(targets))
-    if isinstance(targets, dict):
-        return tuple(_checked_tensor(f"targets[{name!r}]", value, where) for name, value in targets.items())
-    raise InvalidValue("targets", _type_name(targets), "a tensor, a tuple or a dict of tensors", where=where)
+def _checked_tensors(field: str, given: object, where: str) -> tuple[Tensor, ...] | dict[str, Tensor]:
+    if isinstance(given, Tensor):
+        return (given,)
+    if isinstance(given, Mapping):
+        return {str(key): _checked_tensor(f"{field}[{key!r}]", value, where) for key, value in given.items()}
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return tuple(_checked_tensor(f"{field}[{index}]", value, where) for index, value in enumerate(given))
+    raise InvalidValue(field, _type_name(given), "a tensor, a tuple or a dict of tensors", where=where)
 
 
 def _checked_tensor(field: str, value: object, where: str) -> Tensor:
@@ -170,12 +161,11 @@ def _checked_optimizer(optimizer: object, loss_fn: object, where: str) -> Optimi
         return None
     if not isinstance(optimizer, str):
         raise InvalidValue("optimizer", _type_name(optimizer), f"one of {', '.join(OPTIMIZERS)}", where=where)
-    for known in OPTIMIZERS:
-        if optimizer == known:
-            if loss_fn is None:
-                raise InvalidValue("loss_fn", None, f"a function, since the optimizer is {optimizer!r}", where=where)
-            return known
-    raise UnknownName("optimizer", optimizer, OPTIMIZERS)
+    if optimizer not in OPTIMIZERS:
+        raise UnknownName("optimizer", optimizer, OPTIMIZERS)
+    if loss_fn is None:
+        raise InvalidValue("loss_fn", None, f"a function, since the optimizer is {optimizer!r}", where=where)
+    return optimizer
 
 
 def _type_name(value: object) -> str:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import rlplace
+
+HOME = str(Path(rlplace.__file__).parents[1])
 MARK = """import os
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "ran"), "a") as file:
     file.write(__name__ + " ")
@@ -108,7 +111,21 @@ def test_a_worker_has_the_module_of_a_users_function(folder: Path) -> None:
 
 def test_python_with_m_imports_nothing_of_it(folder: Path) -> None:
     (folder / "sitecustomize.py").unlink()
-    assert ran_of(folder, "-m", "rlplace", "hosts", "2xK80", cwd=folder) == ""
+    for name in ("__future__", "typing", "re", "enum", "ast", "pathlib", "dataclasses", "json"):
+        (folder / f"{name}.py").write_text(MARK)
+    for words in (("-m", "rlplace"), ("-mrlplace",), ("-um", "rlplace"), ("-m", "rlplace.__main__")):
+        assert ran_of(folder, *words, "hosts", "2xK80", cwd=folder, path=HOME) == ""
+
+
+def test_a_program_of_the_users_imports_from_its_folder_as_before(tmp_path: Path) -> None:
+    """`python -m mine`, where `mine` imports rlplace, as `mine.rlplace` or anything else that is not rlplace itself."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("import rlplace\n")
+    (tmp_path / "mine" / "rlplace.py").write_text("import beside\n")
+    (tmp_path / "beside.py").write_text("print('found')\n")
+    command = [sys.executable, "-m", "mine.rlplace", "rlplace"]
+    done = subprocess.check_output(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": HOME}, text=True)
+    assert done == "found\n"
 
 
 @pytest.mark.slow

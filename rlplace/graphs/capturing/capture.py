@@ -172,19 +172,15 @@ def as_targets(targets: Any) -> tuple[torch.Tensor, ...]:
     if isinstance(targets, torch.Tensor):
         return (targets,)
     expected = "a tensor, a tuple or a dict of tensors"
-    if isinstance(targets, Mapping):
-        for name, target in targets.items():
-            if not isinstance(name, str) or not isinstance(target, torch.Tensor):
-                found, hint = type(target).__name__, _hint_for(target)
-                raise InvalidValue(f"targets[{name!r}]", found, "a tensor, by the name of an argument", hint=hint)
-        return tuple(targets.values())
-    if not isinstance(targets, (tuple, list)):
+    if not isinstance(targets, (Mapping, tuple, list)):
         raise InvalidValue("targets", type(targets).__name__, expected, hint=_hint_for(targets))
-    for position, target in enumerate(targets):
-        if not isinstance(target, torch.Tensor):
-            found, hint = type(target).__name__, _hint_for(target)
-            raise InvalidValue(f"targets[{position}]", found, expected, hint=hint)
-    return tuple(targets)
+    is_named = isinstance(targets, Mapping)
+    given = dict(targets) if isinstance(targets, Mapping) else dict(enumerate(targets))
+    for key, target in given.items():
+        if not isinstance(target, torch.Tensor) or (is_named and not isinstance(key, str)):
+            expected = "a tensor, by the name of an argument" if is_named else expected
+            raise InvalidValue(f"targets[{key!r}]", type(target).__name__, expected, hint=_hint_for(target))
+    return tuple(given.values())
 
 
 def _names(frozen: Sequence[str]) -> tuple[str, ...]:
@@ -232,7 +228,7 @@ def has_numbers(value: Any) -> bool:
 
 
 def _hint_for(value: object) -> str:
-    """How to make tensors of what was given for them; empty where nobody can tell."""
+    """How to make tensors of `value`; empty where its type does not say."""
     if isinstance(value, np.ndarray):
         return "Pass `torch.from_numpy(...)` of it."
     return "Pass `torch.tensor(...)` of it." if isinstance(value, (list, int, float)) else ""
@@ -314,7 +310,7 @@ def capture_module(
         model: in the mode that it is to run in.
         args: positional arguments.
         kwargs: keyword arguments.
-        has_backward: whether there is to be one.
+        has_backward: whether to add one.
         differentiated: positions among the input tensors of those whose gradients are wanted.
         frozen: attributes that `forward` may change as Python does.
 

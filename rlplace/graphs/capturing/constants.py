@@ -83,7 +83,7 @@ class ConstantCheck(TorchFunctionMode):
     ) -> Any:
         if torch.compiler.is_dynamo_compiling():  # it follows modes too, and calls nothing
             return func(*args, **(kwargs or {}))
-        if _sets_data(func):
+        if getattr(func, "__name__", "") == "__set__" and getattr(func, "__self__", None) is Tensor.data:
             self._refuse_data(args[0])
         if _is_in_place(func) and isinstance(args[0], nn.Parameter) and not _is_traced(args[0]):
             self._refuse_write(args[0])
@@ -115,7 +115,7 @@ class ConstantCheck(TorchFunctionMode):
                     self._require_own(value.numpy())
                 continue
             name = self._trainable.get(_storage(value))
-            if name is not None and any(_is_forward(user) for user in node.users):
+            if name is not None and any(_custom(user).get("phase") == "forward" for user in node.users):
                 raise CaptureError(
                     f"the step reads parameter {name!r} other than as an attribute of its module"
                     f"{self._at(value, node)}, so that a part of its gradient would be lost. Hint: compute what the "
@@ -135,7 +135,8 @@ class ConstantCheck(TorchFunctionMode):
         for storage, value in self._seen.items():
             is_number = storage in self._read or (storage in self._held and storage not in kept)
             if is_number and memory(value) not in self._changing and not value.is_inference():
-                yield Folded(self._attribute_name(value), value, value._version)
+                name = self._attribute_name(value) or "a tensor of the model or the loss"
+                yield Folded(name, value, value._version)
 
     def check_gradients(self, loss: Tensor) -> None:
         """Judges the tensors that the gradient of the loss reaches besides the model's parameters.
@@ -147,7 +148,9 @@ class ConstantCheck(TorchFunctionMode):
         for value in _leaves_of_gradient(loss):
             if isinstance(value, FakeTensor) or _storage(value) in self._trainable:  # the latter is left to `check`
                 continue
-            name = self._parameter_name(value)
+            name = self._attribute_name(value, ("loss_fn", self._loss_fn)) or self._name(
+                functools.partial(operator.is_, value)
+            )
             line = self._lines.get(_storage(value), "")
             what = f"`{name}`" if name else "a tensor"
             raise CaptureError(
@@ -207,19 +210,12 @@ class ConstantCheck(TorchFunctionMode):
     def _name(self, is_it: Callable[[object], bool]) -> str:
         return next((name for name, value in self._reached() if is_it(value)), "")
 
-    def _attribute_name(self, value: Tensor) -> str:
-        for path, found in (("", self._model), *self._reached()):
+    def _attribute_name(self, value: Tensor, first: Named | None = None) -> str:
+        """What holds a tensor, as the user writes it: a module that the step reaches; empty where none does."""
+        for path, found in (first or ("", self._model), *self._reached()):
             if isinstance(found, nn.Module) and (name := _attribute(found, value)):
                 return f"{path}.{name}".strip(".")
-        return "a tensor of the model or the loss"
-
-    def _parameter_name(self, value: Tensor) -> str:
-        for path, found in (("loss_fn", self._loss_fn), *self._reached()):
-            if isinstance(found, nn.Module):
-                for name, parameter in found.named_parameters():
-                    if parameter is value:
-                        return f"{path}.{name}"
-        return self._name(lambda other: other is value)
+        return ""
 
     def _at(self, value: Tensor, node: torch.fx.Node) -> str:
         line = self._lines.get(_storage(value))
@@ -244,10 +240,6 @@ def _is_traced(value: Tensor) -> bool:
     return isinstance(value, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
-def _sets_data(func: Any) -> bool:
-    return getattr(func, "__name__", "") == "__set__" and getattr(func, "__self__", None) is Tensor.data
-
-
 def _is_in_place(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     if name.endswith("__"):
@@ -270,10 +262,6 @@ def _is_of_an_array(value: Tensor) -> bool:
     if isinstance(value, FakeTensor) or value.device.type != "cpu" or value.layout is not torch.strided:
         return False
     return not value.untyped_storage().resizable()
-
-
-def _is_forward(node: torch.fx.Node) -> bool:
-    return (node.meta.get("custom") or {}).get("phase") == "forward"  # a recomputed forward reads values alone
 
 
 def _leaves(values: Iterable[Any]) -> Iterator[Any]:
@@ -454,29 +442,34 @@ def annotated(model: nn.Module) -> Iterator[None]:
     A module that is called twice, or that has several names, has one path: the first of `named_modules`.
     """
     entered: list[contextlib.AbstractContextManager[Any]] = []
-    handles = []
 
-    def enter(path: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            context = fx_traceback.annotate({"module": path})
-            context.__enter__()
-            entered.append(context)
+    def enter(path: str, _: nn.Module) -> None:
+        entered.append(fx_traceback.annotate({"module": path}))
+        entered[-1].__enter__()
 
-        return hook
-
-    def leave(*_: Any) -> None:
+    def leave() -> None:
         entered.pop().__exit__(None, None, None)
 
+    with calls_told(model, enter, leave):
+        try:
+            yield
+        finally:
+            while entered:  # hooks do not run after every kind of failure
+                leave()
+
+
+@contextlib.contextmanager
+def calls_told(model: nn.Module, enter: Callable[[str, nn.Module], None], leave: Callable[[], None]) -> Iterator[None]:
+    """While active, `enter` is told of every call of a module, with its path, before it, and `leave` behind it."""
+    handles = []
     try:
         for path, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(enter(path)))
-            handles.append(module.register_forward_hook(leave, always_call=True))
+            handles.append(module.register_forward_pre_hook(lambda own, _, path=path: enter(path, own)))
+            handles.append(module.register_forward_hook(lambda *_: leave(), always_call=True))
         yield
     finally:
         for handle in handles:
             handle.remove()
-        while entered:  # hooks do not run after every kind of failure
-            leave()
 
 
 def spread_origins(module: torch.fx.GraphModule) -> None:
@@ -489,7 +482,7 @@ def spread_origins(module: torch.fx.GraphModule) -> None:
     owner: dict[int, str] = {}
     nodes = module.graph.nodes
     for node in nodes:
-        custom = node.meta.get("custom") or {}
+        custom = _custom(node)
         own, number = custom.get("module"), node.meta.get("seq_nr", -1)
         if node.op != "call_function":
             continue
@@ -499,19 +492,20 @@ def spread_origins(module: torch.fx.GraphModule) -> None:
         else:
             phase = "backward"
             found = None if node.meta.get("is_gradient_acc") else owner.get(number)
-            path = own if own is not None else found if found is not None else _of_inputs(node, owner.get(number, ""))
-        seed = {"seed": True} if custom.get("seed") else {}
-        node.meta["custom"] = {"phase": phase, "module": path, **seed}
+            path = own if own is not None else found
+            if path is None:
+                path = next(filter(None, map(module_of, node.all_input_nodes)), owner.get(number, ""))
+        node.meta["custom"] = {"phase": phase, "module": path, **({"seed": True} if custom.get("seed") else {})}
     for node in nodes:
         if node.op == "get_attr":
             reader = next(iter(node.users), None)
             node.meta["custom"] = {"module": "" if reader is None else module_of(reader)}
 
 
-def _of_inputs(node: torch.fx.Node, otherwise: str) -> str:
-    return next(filter(None, map(module_of, node.all_input_nodes)), otherwise)
-
-
 def module_of(node: torch.fx.Node) -> str:
     """The dotted path of the module that a node came from."""
-    return str((node.meta.get("custom") or {}).get("module") or "")
+    return str(_custom(node).get("module") or "")
+
+
+def _custom(node: torch.fx.Node) -> dict[str, Any]:
+    return node.meta.get("custom") or {}

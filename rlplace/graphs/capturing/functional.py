@@ -76,16 +76,8 @@ def _store(graph: torch.fx.Graph, replaced: Sequence[int]) -> None:
 
 def _traced_again(module: GraphModule) -> GraphModule:
     """The same by PyTorch's own means: slower, and three ops where batch norm needs one."""
-    for node in module.graph.nodes:
-        if node.target is aten.native_batch_norm.default:
-            _, is_training = node.args[3], node.args[5]
-            node.target = aten._native_batch_norm_legit.default
-            if node.args[3] is None:
-                node.target = aten._native_batch_norm_legit.no_stats
-                node.args = (*node.args[:3], *node.args[5:])
-            elif not is_training:
-                node.target = aten._native_batch_norm_legit_no_training.default
-                node.args = (*node.args[:5], *node.args[6:])
+    for node in module.graph.find_nodes(op="call_function", target=aten.native_batch_norm.default):
+        node.target, node.args = _norm_twin(node)
     module.recompile()
 
     def run(*flat: torch.Tensor) -> Any:
@@ -228,26 +220,22 @@ class Versions:
 
     def _add_norm(self, node: Node) -> None:
         """`native_batch_norm` updates its running statistics without saying so; its `_legit` twins say it."""
-        mean, variance, is_training = node.args[3:6]
-        if mean is None:
-            args = (*node.args[:3], *node.args[5:])
-            self._add(node, self._emit(node, aten._native_batch_norm_legit.no_stats, args))
-        elif not is_training:
-            args = (*node.args[:5], *node.args[6:])
-            self._add(node, self._emit(node, aten._native_batch_norm_legit_no_training.default, args))
+        target, args = _norm_twin(node)
+        if target is not aten._native_batch_norm_legit.default:
+            self._add(node, self._emit(node, target, args))
         elif _owns_statistics(node):
             fresh = self.new.node_copy(node, self._newest)
-            fresh.target = aten._native_batch_norm_legit.default
+            fresh.target = target
             self._add(node, fresh)
         else:
             fresh = self._emit(node, aten._native_batch_norm_legit_functional.default, node.args)
             self._add(node, fresh)
-            for output, statistic in ((3, mean), (4, variance)):
+            for output, statistic in enumerate(node.args[3:5], start=3):
                 assert isinstance(statistic, Node)
                 self._carry(node, statistic, self._emit(node, operator.getitem, (fresh, output)))
 
     def _store_placeholders(self) -> None:
-        """Every placeholder that was written gets its newest value at the end, where nobody reads the old one."""
+        """Every placeholder that was written gets its newest value at the end, where no op reads the old one."""
         for node, version in self.version.items():
             if version and node.op == "placeholder":
                 place = next(fresh for fresh in self.new.nodes if fresh.name == node.name)
@@ -267,6 +255,16 @@ def _functional_twin(node: Node) -> Any:
     if [argument.name for argument in twin._schema.arguments] != [argument.name for argument in schema.arguments]:
         raise Uncovered
     return twin
+
+
+def _norm_twin(norm: Node) -> tuple[Any, tuple[Any, ...]]:
+    """What does the same as `native_batch_norm` and says what it writes: its target and arguments."""
+    mean, _, is_training = norm.args[3:6]
+    if mean is None:
+        return aten._native_batch_norm_legit.no_stats, (*norm.args[:3], *norm.args[5:])
+    if not is_training:
+        return aten._native_batch_norm_legit_no_training.default, (*norm.args[:5], *norm.args[6:])
+    return aten._native_batch_norm_legit.default, norm.args
 
 
 def _owns_statistics(norm: Node) -> bool:
@@ -292,15 +290,10 @@ def _layout(value: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _values(args: Any) -> Any:
-    if any("val" not in node.meta for node in _nodes(args)):
-        raise Uncovered
-    return torch.fx.node.map_arg(args, lambda node: node.meta["val"])
-
-
-def _nodes(args: Any) -> list[Node]:
-    found: list[Node] = []
-    torch.fx.node.map_arg(args, found.append)
-    return found
+    try:
+        return torch.fx.node.map_arg(args, lambda node: node.meta["val"])
+    except KeyError as error:
+        raise Uncovered from error
 
 
 _UNDECLARED = {

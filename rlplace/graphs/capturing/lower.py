@@ -2,8 +2,8 @@
 
 `Lowered`: ops with what they run, before they are a graph.
 
-What an op costs in principle: FLOPs, bytes moved and scratch, from its shapes alone. `register_cost`: what a user's own
-op costs, where the general estimate would be wrong.
+The cost of an op (FLOPs, bytes moved, scratch), from its shapes alone. `register_cost`: the cost of a user's own op,
+where the general estimate would be wrong.
 """
 
 from __future__ import annotations
@@ -478,7 +478,7 @@ CostFn = Callable[..., float]
 
 @dataclass(frozen=True)
 class OpCost:
-    """What a user said of one op; None leaves a figure to the general estimate.
+    """The cost that a user registered for one op; None leaves a figure to the general estimate.
 
     Attributes:
         flops: floating-point operations of one call.
@@ -593,7 +593,7 @@ on a GPU) depends on device and version and is not counted."""
 
 
 class Facts(NamedTuple):
-    """What one call costs in principle."""
+    """The cost of one call, from shapes alone."""
 
     flops: float
     """Floating-point operations."""
@@ -612,7 +612,7 @@ def tensor_bytes(value: torch.Tensor) -> int:
 
 
 def call_facts(target: Any, args: Any, kwargs: Any, output: Any) -> Facts:
-    """What one ATen call costs.
+    """The cost of one ATen call.
 
     A figure that the user registered (`register_cost`) goes first. Else FLOPs of matrix products, convolutions and
     attention are those of the formulas in `torch.utils.flop_counter` (PyTorch's own, and those of `graphs.attention`),
@@ -648,7 +648,7 @@ def call_facts(target: Any, args: Any, kwargs: Any, output: Any) -> Facts:
 
 
 def update_facts(spec: OptimizerSpec, parameter: torch.Tensor, gradient: torch.Tensor) -> Facts:
-    """What the update of one parameter costs.
+    """The cost of the update of one parameter.
 
     Its workspace is a copy of the gradient in the parameter's layout, where it has another: fused kernels need it.
     """

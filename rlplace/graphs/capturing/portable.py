@@ -534,7 +534,7 @@ _KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradMPS", "AutogradXPU", "AutogradP
 
 
 class _Override:
-    """Our kernel for `aten::scaled_dot_product_attention`, registered as long as anybody captures."""
+    """Our kernel for `aten::scaled_dot_product_attention`, registered while any thread captures."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

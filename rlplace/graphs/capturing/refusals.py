@@ -1,6 +1,6 @@
-"""What is refused before, around or after a trace: models, tensors and draws that no graph can hold.
+"""Checks before, around and after a trace: models, tensors and random draws that no graph can hold are refused.
 
-What a failure of tracing means: which op, where in the user's source, and what to do instead.
+Failures of tracing as errors that name the op, the line in the user's source, and what to do instead.
 """
 
 from __future__ import annotations
@@ -417,7 +417,8 @@ def explained(
         op = str(getattr(error, "func", "") or ("aten._local_scalar_dense" if dependent else ""))
         source = user_line(error)
         advice = next((text for pattern, text in _ADVICE if re.search(pattern, f"{kind}: {message}")), _RUN_EAGERLY)
-        if dependent and any("torch/distributions/" in frame for frame in _files(error)):
+        files = (Path(frame.f_code.co_filename).as_posix() for frame, _ in traceback.walk_tb(error.__traceback__))
+        if dependent and any("torch/distributions/" in file for file in files):
             advice = _OF_DISTRIBUTIONS
         what = f"cannot capture the model: {kind}: {message}"
         if advice is _RUN_EAGERLY:
@@ -457,11 +458,6 @@ def _raised_by(model: nn.Module, loss_fn: Callable[..., Any] | None, eagerly: St
         except Exception as error:
             return error
     return None
-
-
-def _files(error: BaseException) -> Iterator[str]:
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        yield Path(frame.f_code.co_filename).as_posix()
 
 
 def _calling_line() -> str:

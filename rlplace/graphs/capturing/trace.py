@@ -35,7 +35,7 @@ from rlplace.graphs.capturing.refusals import (
     no_numbers_drawn,
 )
 from rlplace.graphs.capturing.untouched import call_with, check_steps_alike, untouched, watched_state
-from rlplace.graphs.program import Autocast, Folded, loss_of
+from rlplace.graphs.program import Autocast, Folded, loss_of, with_tensors
 
 LossFn = Callable[..., torch.Tensor]
 """Of the model's output, and of the targets where there are any."""
@@ -112,8 +112,7 @@ def trace_step(
     trainable = {name: p for name, p in model.named_parameters() if is_training and p.requires_grad}
     fixed = {name: p for name, p in model.named_parameters() if name not in trainable}
     buffers = dict(model.named_buffers())
-    flat_inputs, input_spec = pytree.tree_flatten((args, kwargs))
-    tensors = [leaf for leaf in flat_inputs if isinstance(leaf, torch.Tensor)]
+    tensors, filled = with_tensors((args, kwargs))
     names = (*trainable, *fixed, *buffers)
     captured: dict[str, Any] = {}
     handed_out: list[Statistics] = []
@@ -123,12 +122,11 @@ def trace_step(
     def step(*flat: torch.Tensor) -> list[torch.Tensor | None]:
         handed_out.clear()
         state = dict(zip(names, flat, strict=False))
-        inputs = iter(flat[len(names) :])  # targets follow, if there are any
-        leaves = [next(inputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat_inputs]
+        given = flat[len(names) + len(tensors) :]  # targets
         wanted = [*flat[: len(trainable)], *(flat[len(names) + position] for position in differentiated)]
         for value in wanted[len(trainable) :]:
             value.requires_grad_(True)
-        call_args, call_kwargs = pytree.tree_unflatten(leaves, input_spec)
+        call_args, call_kwargs = filled(flat[len(names) :])
         if is_training:
             for name, parameter in trainable.items():
                 state[name].requires_grad_(True)
@@ -136,12 +134,12 @@ def trace_step(
                     state[name].register_hook(hook)  # type: ignore[no-untyped-call]
         with fx_traceback.annotate({"phase": "forward"}), constants:
             output = call_with(model, state, call_args, call_kwargs)
-            result = output if loss_fn is None else loss_fn(output, *inputs)
+            result = output if loss_fn is None else loss_fn(output, *given)
         replaced = _replaced(dict(zip(names, flat, strict=False)), state, buffers)
         captured["replaced"] = [names.index(name) for name in replaced]
         if not is_training:
             return [*_flatten_result(result, captured), *_statistics(handed_out, captured), *replaced.values()]
-        ends, seeds = backward_ends(result, list(inputs), part)
+        ends, seeds = backward_ends(result, list(given), part)
         for end in ends:
             constants.check_gradients(end)
         setup_stacktrace_preservation_hooks([end.grad_fn for end in ends if end.grad_fn is not None])
@@ -155,13 +153,11 @@ def trace_step(
 
     def eagerly(model: nn.Module, loss_fn: LossFn | None) -> None:
         given = [value.detach().clone() for value in (*tensors, *targets)]
-        inputs = iter(given)
-        leaves = [next(inputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat_inputs]
-        call_args, call_kwargs = pytree.tree_unflatten(leaves, input_spec)
+        call_args, call_kwargs = filled(given)
         with uncompiled(), grad_mode:
             output = model(*call_args, **call_kwargs)
             if loss_fn is not None:
-                loss_fn(output, *inputs)
+                loss_fn(output, *given[len(tensors) :])
 
     mode = _mode_of(values)
     dtypes = dtype_words({"inputs": tensors, "targets": targets, "parameters": [*trainable.values(), *fixed.values()]})
@@ -173,7 +169,7 @@ def trace_step(
 
     check_devices({**trainable, **fixed, **buffers}, tensors, targets)
     autocast = active_autocast(values)
-    # lazy: nobody runs the code of the graph modules made on the way
+    # lazy: the code of the graph modules made on the way is never run
     with contextlib.ExitStack() as around:
         if isinstance(part, AsSlice):
             handed_out = around.enter_context(statistics_handed_out(model))

@@ -44,7 +44,9 @@ def untouched(model: nn.Module, loss_fn: Callable[..., Any] | None = None) -> It
     of_model = list(model.named_modules())
     of_loss = modules_of_loss(model, loss_fn)
     state = PythonState((*of_model, *of_loss))
-    caches = [(cache, cache.cache_info().misses) for cache in _caches(model, loss_fn)]
+    # functions under `functools.lru_cache` that a model or its loss calls keep traces afterwards
+    called = [value for _, value in referenced([*forwards(model), loss_fn])]
+    caches = [(each, each.cache_info().misses) for each in called if isinstance(each, functools._lru_cache_wrapper)]
     shared, parametrize._cache = parametrize._cache, {}  # of `parametrize.cached()` around the capture
     plain = [
         (_joined(path, name), value, value._version, value.detach().clone())
@@ -82,7 +84,7 @@ def untouched(model: nn.Module, loss_fn: Callable[..., Any] | None = None) -> It
         raise CaptureError(
             f"the loss changes its buffer {changed[0][0]!r}, which every placed step would take for a constant. Hint: "
             "change a buffer of the model in its `forward` and return it, or pass the value as a target; a network "
-            "with batch norm that the loss reads is to be in `eval()` mode."
+            "with batch norm that the loss reads must be in `eval()` mode."
         ) from failure
     if failure is not None:
         raise failure
@@ -130,12 +132,6 @@ def modules_of_loss(model: nn.Module, loss_fn: Callable[..., Any] | None) -> lis
                 if id(module) not in others:
                     found.setdefault(id(module), (_joined(name, path), module))
     return list(found.values())
-
-
-def _caches(model: nn.Module, loss_fn: Callable[..., Any] | None) -> list[Any]:
-    """Functions under `functools.lru_cache` that a model or its loss calls: what they keep are traces afterwards."""
-    found = referenced([*forwards(model), loss_fn])
-    return [value for _, value in found if isinstance(value, functools._lru_cache_wrapper)]
 
 
 def _joined(path: str, name: str) -> str:

@@ -51,7 +51,7 @@ def load_graph(
     Raises:
         FileProblem: the file is missing or malformed, or its format can only be written.
         InvalidValue: a field is missing or wrong.
-        UnknownName: a field, or a format, that nobody knows.
+        UnknownName: a field or a format that does not exist.
         MissingExtra: an ONNX file, and `onnx` is not installed.
     """
     path, kind = _known_kind(path, micro_batches)

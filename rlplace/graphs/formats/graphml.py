@@ -110,7 +110,7 @@ class _Reader:
         self.parser.StartDoctypeDeclHandler = self._doctype
         self.parser.StartElementHandler = self._start
         self.parser.EndElementHandler = self._end
-        self.parser.CharacterDataHandler = self._characters
+        self.parser.CharacterDataHandler = self.text.append
 
     def read(self, content: bytes) -> nx.DiGraph[Any]:
         import networkx as nx
@@ -173,7 +173,7 @@ class _Reader:
             self.key = self._need(attributes, "key")
             if self.key not in self.keys:
                 raise InvalidValue("key", described(self.key), "the id of a key element", where=self._here())
-        self.text = []
+        self.text.clear()
 
     def _start_graph(self, attributes: dict[str, str], parent: str) -> None:
         self.num_graphs += 1
@@ -194,10 +194,7 @@ class _Reader:
             self.defaults[self.key] = self._value(name, kind)
         elif element in ("node", "edge"):
             self.target = self.graph.graph
-        self.text = []
-
-    def _characters(self, text: str) -> None:
-        self.text.append(text)
+        self.text.clear()
 
     def _value(self, name: str, kind: str) -> Any:
         text = "".join(self.text)

@@ -2,7 +2,7 @@
 
 `docs/graph-files.md` lists the attributes and what stands in for those that a graph of others lacks.
 
-`check_spelling`: attributes of a `networkx` graph that nobody reads, and that look like one that is read.
+`check_spelling`: refuses attributes of a `networkx` graph that are not read but look like one that is.
 
 `read`: what nodes and edges say, under any of its common names, checked.
 

@@ -2,7 +2,7 @@
 
 Shapes of an ONNX model's values: inputs fixed, then node by node, with what only computes shapes worked out.
 
-What an ONNX node is and does in ATen's words: its target, its FLOPs and the bytes that it moves.
+ONNX nodes in ATen's terms: target, FLOPs and bytes moved of each.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Item:
     reads: tuple[str, ...]
     """Base values of the arguments, each once."""
     outputs: tuple[str, ...]
-    """Values that it makes, in their places; `""` for one that nobody asked for."""
+    """Values that it makes, in their places; `""` for an optional one that is left out."""
     node: Any = None
 
 
@@ -301,7 +301,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Value:
-    """What is known of a value before anything runs."""
+    """Shape, dtype and size of a value, known before a run."""
 
     shape: tuple[int, ...]
     dtype: str

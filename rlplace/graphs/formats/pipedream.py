@@ -169,13 +169,13 @@ FORWARD_TARGET, BACKWARD_TARGET, SUM_TARGET = "layer.forward", "layer.backward",
 
 @dataclass(frozen=True)
 class Layer:
-    """What was profiled of a layer with one batch.
+    """The profile of a layer, for one batch.
 
     Attributes:
         module: a path that no other layer has.
         forward_s: seconds of its forward.
         backward_s: seconds of its backward.
-        activation_bytes: what it gives to others.
+        activation_bytes: of its output.
         parameter_bytes: its parameters, and their gradients.
         reads: layers whose outputs it reads, ascending; all of them come before it.
     """

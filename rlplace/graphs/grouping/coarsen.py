@@ -130,7 +130,7 @@ class MergedGroups:
         return self._undo_cycles(before)
 
     def _tie(self, labels: Longs) -> None:
-        """Merges the ops of each label >= 0, come what may."""
+        """Merges the ops of each label >= 0, under no cap."""
         members = np.flatnonzero(labels >= 0)
         _, leader, inverse = np.unique(labels[members], return_index=True, return_inverse=True)
         merging.merge_along(
@@ -219,7 +219,7 @@ class Coarsening(MergedGroups):
         return self._merge(pairs, is_rule=True)
 
     def join_sources(self) -> None:
-        """Merges each source without a class into its first reader; those that nobody reads into one group."""
+        """Merges each source without a class into its first reader; sources without a reader into one group."""
         graph = self.graph
         free = graph.is_source & (graph.colocation < 0)
         producer = graph.tensor_op[graph.input_tensors]

@@ -80,7 +80,7 @@ class Constraints:
             _devices(word, device_names, device_kinds)
 
     def resolve(self, graph: OpGraph, device_names: Sequence[str], device_kinds: Sequence[str]) -> Resolved:
-        """What the constraints say of the ops of `graph` and these D devices.
+        """The constraints on the ops of `graph` and these D devices.
 
         Ops of one co-location class, and ops that are together, may be where all of them may.
 

@@ -343,7 +343,7 @@ TIMEOUT_S = 300.0
 
 
 def check_installed() -> None:
-    """Nothing, where METIS can be had.
+    """Checks that pymetis is installed.
 
     Raises:
         MissingExtra: pymetis is not installed.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -83,12 +83,13 @@ class _Classes:
 
     def found(self) -> ModuleClasses:
         self._label_sources()
-        self._tie_tensors()
+        for names in self.tree.tied:
+            self._join([self.unit.get(name.rpartition(".")[0], INPUTS) for name in names])
         self._label_classes()
         self._label_forward()
         self._label_backward()
         self._label_unread()
-        self._join_classes()
+        self._join_members(lambda _: True)
         return self._numbered()
 
     def _label_sources(self) -> None:
@@ -100,17 +101,9 @@ class _Classes:
             is_target = program is not None and program.sources[op].kind == "target"
             self.label[op] = INPUTS if (graph.targets[op] == "input" and not is_target) else None
 
-    def _tie_tensors(self) -> None:
-        for names in self.tree.tied:
-            self._join([self.unit.get(name.rpartition(".")[0], INPUTS) for name in names])
-
     def _label_classes(self) -> None:
         """The ops that live with a parameter or buffer are of its unit."""
-        for members in self._colocated():
-            homes = [label for op in members if self.is_resident[op] and (label := self.label[op]) is not None]
-            self._join(homes)
-            for op in members if homes else ():
-                self.label[op] = homes[0]
+        self._join_members(lambda op: self.is_resident[op])
 
     def _label_forward(self) -> None:
         graph = self.graph
@@ -158,9 +151,13 @@ class _Classes:
             if label is not None:
                 first |= dict.fromkeys(self._read(op), label)
 
-    def _join_classes(self) -> None:
-        for members in self._colocated():
-            known = [label for op in members if (label := self.label[op]) is not None]
+    def _join_members(self, decides: Callable[[int], bool]) -> None:
+        """Joins the members of each co-location class of the graph, by the labels of those that decide."""
+        classes: dict[int, list[int]] = {}
+        for op in np.flatnonzero(self.graph.colocation >= 0).tolist():
+            classes.setdefault(int(self.graph.colocation[op]), []).append(op)
+        for members in classes.values():
+            known = [label for op in members if decides(op) and (label := self.label[op]) is not None]
             self._join(known)
             for op in members if known else ():
                 self.label[op] = known[0]
@@ -179,13 +176,6 @@ class _Classes:
         if INPUTS not in self.unit:
             entries |= dict.fromkeys(self.tree.tensors.get("", ()), number.get(self._root(INPUTS), -1))
         return ModuleClasses(op_class, entries, number.get(self._root(INPUTS), -1), self.tree)
-
-    def _colocated(self) -> list[list[int]]:
-        """The members of each co-location class of the graph."""
-        members: dict[int, list[int]] = {}
-        for op in np.flatnonzero(self.graph.colocation >= 0).tolist():
-            members.setdefault(int(self.graph.colocation[op]), []).append(op)
-        return list(members.values())
 
     def _read(self, op: int) -> list[int]:
         """The producers of what an op reads."""
@@ -259,7 +249,8 @@ def module_tree(graph: OpGraph) -> ModuleTree:
     model = None if graph.program is None else graph.program.origin.model
     tensors: dict[str, list[str]] = {}
     names: dict[int, list[str]] = {}
-    for path, name, identity in _named_tensors(graph) if model is None else _model_tensors(model):
+    own = ((graph.modules[op], graph.names[op], op) for op in np.flatnonzero(graph.is_resident).tolist())
+    for path, name, identity in own if model is None else _model_tensors(model):
         tensors.setdefault(path, []).append(name)
         names.setdefault(identity, []).append(name)
     unsplit, moving = frozenset[str](), frozenset[str]()
@@ -279,12 +270,6 @@ def module_tree(graph: OpGraph) -> ModuleTree:
         whole=unsplit | _mixing(graph, moving),
         moves_inputs=moving,
     )
-
-
-def _named_tensors(graph: OpGraph) -> Iterator[tuple[str, str, int]]:
-    """Module, name and number of each parameter and buffer op."""
-    for op in np.flatnonzero(graph.is_resident).tolist():
-        yield graph.modules[op], graph.names[op], op
 
 
 def _model_tensors(model: nn.Module) -> Iterator[tuple[str, str, int]]:

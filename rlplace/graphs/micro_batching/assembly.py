@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.constants import memory
@@ -27,7 +26,19 @@ from rlplace.graphs.capturing.trace import AsSlice, Trace, trace_step
 from rlplace.graphs.graph_builder import LATER_HALF, GradientSum, OpRow, gradient_sums
 from rlplace.graphs.micro_batching.slices import cut_words
 from rlplace.graphs.opgraph import BACKWARD, UPDATE
-from rlplace.graphs.program import Call, Cut, OptimizerSpec, Origin, Ref, Source, SourceKind, View, map_refs, refs_in
+from rlplace.graphs.program import (
+    Call,
+    Cut,
+    OptimizerSpec,
+    Origin,
+    Ref,
+    Source,
+    SourceKind,
+    View,
+    map_refs,
+    refs_in,
+    with_tensors,
+)
 
 RefMap = dict[int, Ref]
 """By `Ref.id` in a slice, the `Ref` that stands for it in the assembly."""
@@ -109,7 +120,7 @@ class Assembly:
                 empty[key] = refs[call.outputs[0]]
 
     def here(self, part: Lowered, ref: Ref, refs: RefMap) -> Ref:
-        """What stands for `ref` of `part`; views that nobody read so far are made."""
+        """What stands for `ref` of `part`; a view that no op has read so far is added."""
 
         def own(other: Ref) -> Ref:
             return self.here(part, other, refs)
@@ -207,8 +218,7 @@ class Parts:
     def __init__(self, origin: Origin, assembly: Assembly) -> None:
         assert origin.micro is not None
         self.origin, self.micro, self._assembly = origin, origin.micro, assembly
-        self._leaves, self._spec = pytree.tree_flatten((origin.args, origin.kwargs))
-        inputs = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+        inputs, self._filled = with_tensors((origin.args, origin.kwargs))
         self._tensors, self._num_inputs = [*inputs, *origin.targets], len(inputs)
         self.steps: dict[int, LoweredStep] = {}
         self._shared: list[Ref] = []  # parameters and buffers
@@ -225,9 +235,7 @@ class Parts:
 
     def call(self, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of the model for micro-batch `index`."""
-        given = iter(self.tensors(index))
-        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        args, kwargs = self._filled(self.tensors(index))
         return args, kwargs
 
     def capture(self, index: int, part: AsSlice, seeds: tuple[torch.Tensor, ...] = ()) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
@@ -30,7 +30,7 @@ from rlplace.graphs.capturing.trace import AsSlice, Output, check_alone, fakes, 
 from rlplace.graphs.capturing.untouched import call_with, untouched
 from rlplace.graphs.micro_batching.assembly import Assembly, Gradients, Parts, RefMap, running_ops
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
-from rlplace.graphs.program import OptimizerSpec, Origin, Ref
+from rlplace.graphs.program import OptimizerSpec, Origin, Ref, with_tensors
 
 aten = torch.ops.aten
 
@@ -203,22 +203,19 @@ def add_running_statistics(
 
 
 def _together(model: nn.Module, buffers: Mapping[str, Ref], assembly: Assembly, found: Found) -> list[_Norms]:
-    calls: dict[str, int] = {}
-    for path, _, _ in found:
-        calls[path] = calls.get(path, 0) + 1
-    groups: list[_Norms] = []
-    kinds: list[object] = []
-    for path, num_calls in calls.items():
-        norm = model.get_submodule(path)
-        assert isinstance(norm, _BatchNorm)
-        kind = norm.momentum, num_calls, assembly.ops.value(buffers[_named(path, "running_mean")]).dtype
-        is_like = bool(groups) and kinds[-1] == kind and norm.momentum is not None
-        if is_like and len(groups[-1].paths) < MOST_NORMS:
-            groups[-1] = _Norms((*groups[-1].paths, path), norm.momentum, num_calls)
-        else:
-            groups.append(_Norms((path,), norm.momentum, num_calls))
-            kinds.append(kind)
-    return groups
+    calls = Counter(path for path, _, _ in found)
+
+    def kind(path: str) -> tuple[float | None, int, torch.dtype]:
+        momentum: float | None = model.get_submodule(path).momentum  # type: ignore[assignment]
+        return momentum, calls[path], assembly.ops.value(buffers[_named(path, "running_mean")]).dtype
+
+    found_norms: list[_Norms] = []
+    for (momentum, num_calls, _), group in itertools.groupby(calls, kind):
+        paths, most = list(group), 1 if momentum is None else MOST_NORMS
+        found_norms += [
+            _Norms(tuple(paths[start : start + most]), momentum, num_calls) for start in range(0, len(paths), most)
+        ]
+    return found_norms
 
 
 class _Update:
@@ -237,12 +234,11 @@ class _Update:
         for index, statistics in enumerate(found):
             for values in self._flat(index, statistics):
                 running = self._moved(running, values)
-        start = 0
-        stores = []
-        for place in places:
-            end = start + self._assembly.ops.value(place).shape[0]
-            stores.append((place, self._assembly.view(aten.slice.Tensor, running, 0, start, end)))
-            start = end
+        ends = [0, *itertools.accumulate(self._assembly.ops.value(place).shape[0] for place in places)]
+        stores = [
+            (place, self._assembly.view(aten.slice.Tensor, running, 0, start, end))
+            for place, start, end in zip(places, ends, ends[1:], strict=False)
+        ]
         num_batches = len(found) * self._norms.num_calls
         for path in self._norms.paths:
             count = self._count(path)
@@ -254,14 +250,11 @@ class _Update:
 
     def _flat(self, index: int, statistics: Found) -> list[Ref]:
         """The means and variances of all norms as one tensor, for each call in a micro-batch."""
-        calls: dict[str, list[tuple[Ref, Ref]]] = {path: [] for path in self._norms.paths}
-        for path, mean, variance in statistics:
-            if path in calls:
-                calls[path].append((mean, variance))
+        calls = [[each[1:] for each in statistics if each[0] == path] for path in self._norms.paths]
         return [
             self._assembly.call(
                 aten.cat.default,
-                [each[number][column] for column in (0, 1) for each in calls.values()],
+                [each[number][column] for column in (0, 1) for each in calls],
                 0,
                 name="statistics",
                 module=self._norms.paths[-1],
@@ -435,17 +428,15 @@ class _Outputs(nn.Module):
 
     def __init__(self, output: Any) -> None:
         super().__init__()
-        self._leaves, self._spec = pytree.tree_flatten(output)
-        for position, tensor in enumerate(tensors_in(output)):
+        tensors, self._filled = with_tensors(output)
+        for position, tensor in enumerate(tensors):
             if tensor.requires_grad:
                 self.register_parameter(_name(position), nn.Parameter(tensor.detach()))
             else:
                 self.register_buffer(_name(position), tensor.detach())
 
     def forward(self) -> Any:
-        names = map(_name, itertools.count())
-        leaves = [getattr(self, next(names)) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
-        return pytree.tree_unflatten(leaves, self._spec)
+        return self._filled(getattr(self, _name(position)) for position in itertools.count())
 
 
 def _name(position: int) -> str:
@@ -473,16 +464,12 @@ def fake_output(
         CaptureError: the model cannot run on fake tensors; names the op and the user's line.
     """
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    tensors, filled = with_tensors((args, kwargs))
     twins = fakes([*state.values(), *tensors])
     own = dict(zip(state, twins, strict=False))
-    given = iter(twins[len(state) :])
     for position in differentiated:
         twins[len(state) + position].requires_grad_(True)
-    fake_args, fake_kwargs = pytree.tree_unflatten(
-        [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
-    )
+    fake_args, fake_kwargs = filled(twins[len(state) :])
     grad_mode = torch.enable_grad() if is_training else torch.no_grad()
     with untouched(model), explained(model), statistics_handed_out(model), portable(model), grad_mode, _mode_of(twins):
         if is_training:

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
+from rlplace.graphs.capturing.constants import calls_told
 from rlplace.graphs.capturing.portable import normalises_batch
 from rlplace.graphs.capturing.trace import LossFn
 from rlplace.graphs.capturing.untouched import untouched
@@ -354,7 +355,7 @@ _UNFILLED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, at
 
 
 class _Enough(Exception):
-    """As many ops are found as anybody wants to read."""
+    """As many ops are found as an error names."""
 
 
 class _Watch(TorchDispatchMode):
@@ -373,22 +374,18 @@ class _Watch(TorchDispatchMode):
     @contextmanager
     def calls(self) -> Iterator[None]:
         """While active, the watch knows which module runs."""
-        handles = []
-        for path, module in self._trial.model.named_modules():
-            name = f"{path or 'the root'} ({type(module).__name__})"
-            handles.append(module.register_forward_pre_hook(lambda *_, name=name: self._running.append(name)))
-            handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            self._running.clear()
-            self._counts.clear()
 
-    def _leave(self) -> None:
-        if self._running:
-            self._running.pop()
+        def enter(path: str, module: nn.Module) -> None:
+            self._running.append(f"{path or 'the root'} ({type(module).__name__})")
+
+        def leave() -> None:
+            if self._running:
+                self._running.pop()
+
+        with calls_told(self._trial.model, enter, leave):
+            yield
+        self._running.clear()
+        self._counts.clear()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -16,6 +16,7 @@ import itertools
 import math
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -67,11 +68,10 @@ class Ways:
         self._trial, self._deadline = trial, deadline
         self.tensors, self.slicing, self._whole_slicing = trial.tensors, slicing, slicing
         self.reason, self.fails, self.left_untried, self.is_loss_inside = "", False, False, False
-        pinned = self._pinned()
         try:
             if not is_whole:
                 self.tensors, self.slicing = few_samples(trial.tensors, slicing, is_even=is_even)
-            with rehearsal(pinned, is_double=trial.is_double):
+            with self._rehearsal() as pinned:
                 self._whole = self._step(self.tensors)
         except TimeUp:
             raise
@@ -97,7 +97,7 @@ class Ways:
 
     def separate_when_padded(self, weights: Weights) -> bool:
         """Whether they do so too when some labels of a slice are ignored."""
-        with rehearsal(self._pinned(), is_double=self._trial.is_double):
+        with self._rehearsal():
             tensors, labels = padded(self._trial, self.tensors, self.slicing, self._deadline)
             if all(one is other for one, other in zip(tensors, self.tensors, strict=True)):
                 return True
@@ -119,7 +119,7 @@ class Ways:
         """
         until = time.monotonic() + SHARE_OF_OTHERS * (self._deadline - time.monotonic())
         num_inputs = self._trial.num_inputs
-        with rehearsal(self._pinned(), is_double=self._trial.is_double), torch.no_grad():
+        with self._rehearsal(), torch.no_grad():
             outputs = self._outputs(self.tensors)
             leaves = [leaf for leaf in pytree.tree_leaves(outputs[0]) if isinstance(leaf, Tensor)]
             hands_on = any(leaf.dim() == 0 or not leaf.is_floating_point() for leaf in leaves)
@@ -147,10 +147,11 @@ class Ways:
     def joined(self) -> bool:
         """Whether one loss of the slices' joined outputs is the batch's."""
         self.reason = ""
-        with self._caught(), rehearsal(self._pinned(), is_double=self._trial.is_double):
+        with self._caught(), self._rehearsal():
             with torch.no_grad():
                 whole = pytree.tree_leaves(self._trial.output(self.tensors))
-            self.is_loss_inside = self._trial.has_loss and _has_scalar(whole)
+            is_scalar = any(isinstance(leaf, Tensor) and leaf.dim() == 0 for leaf in whole)
+            self.is_loss_inside = self._trial.has_loss and is_scalar
             with torch.set_grad_enabled(self._trial.has_loss):
                 cut = (self.slicing.cut(self.tensors, index) for index in range(len(self.slicing.sizes)))
                 outputs = [self._trial.output(tensors) for tensors in cut]
@@ -184,12 +185,13 @@ class Ways:
     ) -> Weights | None:
         self.reason = ""
         slicing = self.slicing
-        with self._caught(), rehearsal(self._pinned(), is_double=self._trial.is_double):
+        with self._caught(), self._rehearsal():
             sums: dict[Weights, Stepped] = {}
             for index, size in enumerate(slicing.sizes):
                 step = self._step(slicing.cut(tensors, index))
                 for kind in kinds:
-                    part = _scaled(step, size / slicing.batch if kind == "mean" else 1.0)
+                    weight = size / slicing.batch if kind == "mean" else 1.0
+                    part = Stepped(weight * step.loss, tuple(weight * each for each in step.gradients))
                     sums[kind] = part if index == 0 else _added(sums[kind], part)
             for kind in kinds:
                 if self._agree(whole, sums[kind]):
@@ -220,7 +222,7 @@ class Ways:
         if slicing != self.slicing:  # of the same size each, which the first are not, or ...
             return True
         try:
-            with rehearsal(self._pinned(), is_double=self._trial.is_double), torch.no_grad():
+            with self._rehearsal(), torch.no_grad():
                 return self._is_loss(self._outputs(tensors), tensors, weights)
         except TimeUp:
             raise
@@ -241,41 +243,27 @@ class Ways:
             for one, other in zip(expected.gradients, found.gradients, strict=True)
         )
 
-    def _pinned(self) -> Pinned:
-        return Pinned(is_double=self._trial.is_double, deadline=self._deadline)
+    @contextmanager
+    def _caught(self) -> Iterator[None]:
+        """While active, what the user's model raises on a slice becomes the reason why a way is not right."""
+        try:
+            yield
+        except TimeUp:
+            raise
+        except Exception as error:
+            self.reason, self.fails = f"the model does not run on a slice ({_said(error)})", True
 
-    def _caught(self) -> _Caught:
-        return _Caught(self)
-
-
-class _Caught:
-    """While active, what the user's model raises on a slice becomes the reason why a way is not right."""
-
-    def __init__(self, ways: Ways) -> None:
-        self._ways = ways
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, TimeUp):
-            return False
-        self._ways.reason, self._ways.fails = f"the model does not run on a slice ({_said(error)})", True
-        return True
-
-
-def _has_scalar(leaves: Sequence[Any]) -> bool:
-    return any(isinstance(leaf, Tensor) and leaf.dim() == 0 for leaf in leaves)
+    @contextmanager
+    def _rehearsal(self) -> Iterator[Pinned]:
+        pinned = Pinned(is_double=self._trial.is_double, deadline=self._deadline)
+        with rehearsal(pinned, is_double=self._trial.is_double):
+            yield pinned
 
 
 def _of_output(output: Any) -> Stepped:
     """What inference computes, as a step without a loss."""
     leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
     return Stepped(torch.zeros(()), tuple(leaf.double() for leaf in leaves if not leaf.is_complex()))
-
-
-def _scaled(step: Stepped, weight: float) -> Stepped:
-    return Stepped(weight * step.loss, tuple(weight * gradient for gradient in step.gradients))
 
 
 def _added(one: Stepped, other: Stepped) -> Stepped:

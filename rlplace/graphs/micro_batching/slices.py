@@ -58,7 +58,10 @@ def plan_slices(
     num_inputs = len(tensors) - len(targets)
     dims = _default_dims(tensors, num_inputs)
     if batch_dims is not None:
-        dims = _given_dims(batch_dims, names, _aliases(model, args, loss_fn), tensors, dims)
+        targets_by_name = loss_fn.names if isinstance(loss_fn, LossByName) else ()
+        aliases = {name: f"target {position}" for position, name in enumerate(targets_by_name)}
+        aliases |= _forward_names(model, args)
+        dims = _given_dims(batch_dims, names, aliases, tensors, dims)
     lengths = {name: int(tensor.shape[dim]) for (name, tensor), dim in zip(named, dims, strict=True) if dim is not None}
     if not any(dim is not None for dim in dims[:num_inputs]):
         if count == 1:
@@ -152,12 +155,6 @@ def _given_dims(
             hint="A number is the dimension of the batch, None a tensor that all micro-batches share.",
         )
     return [_checked_dim(*entry) for entry in zip(given, names, tensors, strict=True)]
-
-
-def _aliases(model: torch.nn.Module, args: tuple[Any, ...], loss_fn: LossFn | None) -> dict[str, str]:
-    """What `forward` and the loss call tensors that are called by their positions here."""
-    targets = loss_fn.names if isinstance(loss_fn, LossByName) else ()
-    return {name: f"target {position}" for position, name in enumerate(targets)} | _forward_names(model, args)
 
 
 def _forward_names(model: torch.nn.Module, args: tuple[Any, ...]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from rlplace.graphs.capturing.constants import owner_of
 from rlplace.graphs.capturing.portable import uncompiled
 from rlplace.graphs.capturing.trace import LossFn, check_alone
 from rlplace.graphs.capturing.untouched import PythonState
+from rlplace.graphs.program import with_tensors
 
 aten = torch.ops.aten
 
@@ -43,7 +44,7 @@ class TimeUp(Exception):
 
 @dataclass(frozen=True)
 class Labels:
-    """What one loss of negative log-likelihood read.
+    """The labels that one loss of negative log-likelihood read.
 
     Attributes:
         ignore_index: the label of what does not count.
@@ -65,7 +66,7 @@ class Pinned(TorchDispatchMode):
     normalisation uses its running statistics, mean 0 and variance 1 where it has none, and changes nothing.
 
     Args:
-        is_double: whether everything is to be float64.
+        is_double: whether floats become float64.
         deadline: in the time of `time.monotonic`; an op after it raises `TimeUp`.
 
     Attributes:
@@ -239,8 +240,7 @@ class Trial:
                 memo[id(value)] = self._copied(value)
         with torch.no_grad():
             self.model, self._loss_fn = copy.deepcopy((model, loss_fn), memo)
-        self._leaves, self._spec = pytree.tree_flatten(call)
-        given = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
+        given, self._filled = with_tensors(call)
         self.num_inputs = len(given)
         self.tensors = [self._copied(tensor) for tensor in (*given, *targets)]
         modules = [module for owner in (self.model, *owner_of(self._loss_fn)) for module in owner.modules()]
@@ -267,9 +267,7 @@ class Trial:
         self._state.restore()
         for kept in self._buffers:
             kept.restore()
-        inputs = iter(tensors)
-        leaves = [next(inputs) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        args, kwargs = self._filled(tensors)
         return self.model(*args, **kwargs)
 
     def loss(self, output: Any, tensors: Sequence[Tensor]) -> Tensor:

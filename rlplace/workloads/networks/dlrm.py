@@ -17,7 +17,7 @@ from rlplace.workloads.configs import DLRMConfig
 
 
 class DLRMOutput(NamedTuple):
-    """What a forward pass returns."""
+    """The result of a forward pass."""
 
     logits: Tensor
     """(B,)."""

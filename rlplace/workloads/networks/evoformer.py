@@ -26,7 +26,7 @@ WIDENING = 4
 
 
 class EvoformerOutput(NamedTuple):
-    """What a forward pass returns."""
+    """The result of a forward pass."""
 
     msa_logits: Tensor
     """(S, R, amino acids)."""

@@ -25,7 +25,7 @@ Kernel = int | tuple[int, int]
 
 
 class InceptionV3Output(NamedTuple):
-    """What a forward pass returns."""
+    """The result of a forward pass."""
 
     logits: Tensor
     """(B, classes)."""

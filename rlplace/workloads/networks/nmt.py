@@ -27,7 +27,7 @@ State = tuple[Tensor, Tensor]
 
 
 class NMTOutput(NamedTuple):
-    """What a forward pass returns."""
+    """The result of a forward pass."""
 
     logits: tuple[Tensor, ...]
     """(B, vocab) for every target step."""
@@ -167,7 +167,7 @@ def build(config: NMTConfig) -> Parts:
 
 
 class RNNLMOutput(NamedTuple):
-    """What a forward pass returns."""
+    """The result of a forward pass."""
 
     logits: tuple[Tensor, ...]
     """(B, vocab) for every time step."""

@@ -102,7 +102,7 @@ def _drawn(config: WorkloadConfig, draw: Draw) -> Tensor:
 
 
 class Embeddings(NamedTuple):
-    """What a forward pass returns."""
+    """The result of a forward pass."""
 
     texts: Tensor
     """(B, shared_width) of length 1."""
