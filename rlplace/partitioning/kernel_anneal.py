@@ -7,14 +7,13 @@ touches. Both kernels follow one schedule: the temperature falls geometrically f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import UnknownName
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
-from rlplace.jit import Floats, Ints, kernel
+from rlplace.jit import Block, Bools, Floats, FloatTable, Ints, IntTable, kernel
 from rlplace.partitioning.contiguous import contract
 from rlplace.partitioning.objectives import (
     OBJECTIVES,
@@ -29,7 +28,7 @@ from rlplace.partitioning.objectives import (
 Words = NDArray[np.uint64]
 
 
-class LoadGraph(NamedTuple):
+class LoadGraph(Block):
     """The arrays of a `UnitGraph`, units in an order in which neighbours are near.
 
     Attributes:
@@ -50,7 +49,7 @@ class LoadGraph(NamedTuple):
     accelerator_ms: Floats
     cpu_ms: Floats
     size_bytes: Floats
-    supported: NDArray[np.bool_]
+    supported: Bools
     net_ms: Floats
     net_source: Ints
     net_offsets: Ints
@@ -61,7 +60,7 @@ class LoadGraph(NamedTuple):
     place: Ints
 
 
-class Loads(NamedTuple):
+class Loads(Block):
     """A placement of units with all that its max-load is made of.
 
     Attributes:
@@ -74,7 +73,7 @@ class Loads(NamedTuple):
     devices: Ints
     load_ms: Floats
     held_bytes: Floats
-    sinks_on: Ints
+    sinks_on: IntTable
 
 
 @kernel
@@ -298,7 +297,7 @@ def _grow(g: LoadGraph, s: Loads, cluster: Ints, mark: NDArray[np.int64], step: 
     return size
 
 
-class PieceGraph(NamedTuple):
+class PieceGraph(Block):
     """A workload's ops, in topological order, and the units that they move in.
 
     Attributes:
@@ -318,7 +317,7 @@ class PieceGraph(NamedTuple):
     num_accelerators: int
     num_devices: int
     capacity_bytes: float
-    work_ms: Floats
+    work_ms: FloatTable
     transfer_ms: Floats
     source_offsets: Ints
     sources: Ints
@@ -328,7 +327,7 @@ class PieceGraph(NamedTuple):
     unit_offsets: Ints
     unit_ops: Ints
     unit_bytes: Floats
-    supported: NDArray[np.bool_]
+    supported: Bools
     order: Ints
     place: Ints
 
