@@ -23,7 +23,7 @@ from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.jit import Block, Bools, Floats, FloatTable, Ints, IntTable, Longs, inlined, kernel
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled_problem import list_order, upward_ranks
-from rlplace.search.groupings import held_bytes, main_labels, main_modules, room_bytes
+from rlplace.search.groupings import group_time_s, held_bytes, main_labels, main_modules, room_bytes
 from rlplace.search.schedule.list_schedule import (
     HostResources,
     Schedule,
@@ -339,18 +339,16 @@ class GroupLayout(Block):
 def group_layout(problem: Problem, grouping: Grouping) -> GroupLayout:
     """The arrays of `problem` with the groups of `grouping`."""
     graph, op_group, op_time_s = problem.graph, grouping.op_group, problem.costs.op_time_s
-    group_time_s = np.zeros((grouping.num_groups, problem.host.num_devices))
-    np.add.at(group_time_s, op_group, op_time_s)
-    phase_s = np.zeros((grouping.num_groups, 2))
-    np.add.at(phase_s, (op_group, (graph.phases >= BACKWARD).astype(np.int64)), op_time_s.mean(axis=1))
+    time_s, is_late = group_time_s(problem, grouping), (graph.phases >= BACKWARD).astype(np.int64)
+    phase_s = np.bincount(2 * op_group + is_late, weights=op_time_s.mean(axis=1), minlength=2 * grouping.num_groups)
     offsets, joined, num_bytes, is_in = _joined(problem, grouping)
     order = list_order(problem)
-    unit_s, share_s = _scales(group_time_s)
+    unit_s, share_s = _scales(time_s)
     return GroupLayout(
         units=op_units(problem, grouping),
         host=host_resources(problem),
         order=order[~graph.is_source[order]],
-        group_time_s=group_time_s,
+        group_time_s=time_s,
         held=held_bytes(problem, grouping),
         room=room_bytes(problem),
         joined_offsets=offsets,
@@ -358,7 +356,7 @@ def group_layout(problem: Problem, grouping: Grouping) -> GroupLayout:
         joined_bytes=num_bytes,
         joined_is_in=is_in,
         module=main_modules(problem, grouping),
-        is_backward=phase_s[:, 1] > phase_s[:, 0],
+        is_backward=phase_s[1::2] > phase_s[::2],
         unit_s=unit_s,
         share_s=share_s,
     )
@@ -378,8 +376,7 @@ def _joined(problem: Problem, grouping: Grouping) -> tuple[Ints, Ints, Floats, N
     tensors = np.unique(np.stack((graph.input_tensors, reader), axis=1)[source != reader], axis=0)
     producer, reader = op_group[graph.tensor_op[tensors[:, 0]]].astype(np.int64), tensors[:, 1].astype(np.int64)
     keys, place = np.unique(producer * grouping.num_groups + reader, return_inverse=True)
-    num_bytes = np.zeros(len(keys))
-    np.add.at(num_bytes, place, graph.tensor_bytes[tensors[:, 0]])
+    num_bytes = np.bincount(place, graph.tensor_bytes[tensors[:, 0]], len(keys)).astype(np.float64)
     a, b = keys // max(grouping.num_groups, 1), keys % max(grouping.num_groups, 1)
     this, other = np.concatenate((b, a)), np.concatenate((a, b))
     is_in = np.arange(2 * len(keys)) < len(keys)
