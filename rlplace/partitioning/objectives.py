@@ -113,7 +113,7 @@ class UnitGraph:
 
     A net is one op's output: it costs `net_ms` on the source's accelerator when a sink is elsewhere, and on every other
     accelerator with a sink. Nets of one source with the same sinks are one net, with their costs added up; outputs
-    that nobody else reads, or that move in no time, are no nets.
+    without readers elsewhere, and free transfers, are no nets.
 
     Attributes:
         record: the workload.

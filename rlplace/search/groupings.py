@@ -1,4 +1,10 @@
-"""Coarser and finer groupings of a problem, nested so that placements carry over unchanged from coarse to fine."""
+"""Groupings of a problem's ops for search, and what is known of their groups.
+
+`nested` and others: coarser and finer groupings that nest, so that placements carry over unchanged from coarse to fine.
+
+`allowed_devices`, `majority_devices`, `main_labels`, `kept_bytes` and others: of each group, where it may be, where
+most of it is, its module, its bytes.
+"""
 
 from __future__ import annotations
 

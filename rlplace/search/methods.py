@@ -263,7 +263,7 @@ class SearchResult:
 
     @classmethod
     def of(cls, task: Task, learned: Saveable | None = None) -> SearchResult:
-        """What `task` came to."""
+        """The result of a task."""
         return cls(
             task.best_devices,
             task.best_s,

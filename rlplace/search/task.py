@@ -1,12 +1,12 @@
 """`Task`: what a search method works on, and the account of what it spent and found.
 
-What a `Task` works with: the host that runs placements for it, who watches it, and what a method learned on it.
+Protocols around a `Task`: the host that runs placements for it, its observer, and what a method saves.
 
 `BestSoFar`: the best step time that a search has found, and what it had spent by then.
 
-`Failure`: what becomes of a method that raises: a line for its row of a table, and the traceback.
+`Failure`: a method that raised, as one line for a table and as a traceback.
 
-From ops to groups: where a group may be, and where it goes when its ops are on several devices.
+`Scoring`, `Simulating`, `Measuring`: a task as the timers and measurers that other code takes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rlplace.measure.problem import Problem
 
 @dataclass(frozen=True)
 class Budget:
-    """What a method may spend; it ends with whichever comes first."""
+    """What a method may spend; the first limit that is reached ends it."""
 
     evaluations: float = math.inf
     """Placements scored."""
@@ -51,11 +51,11 @@ class Budget:
 class Task:
     """A problem to solve: scores placements, keeps the best feasible one, counts evaluations and time.
 
-    Every method sees the problem through a task, so that all of them are counted alike. One step time that a method
-    asks a simulator for is one evaluation, of a placement or a plan, whoever asks, under whatever figures, also where
-    it is given up half-way or does not fit into memory. So is a plan that is made in another order than the problem's
-    own (1F1B). What is simulated past the task is told by `count`. No evaluations are: what was scored simulated again
-    for its plan, timeline or critical path; a plan made for the host to run; what fits a host model to measured steps.
+    Every method sees the problem through a task, so that evaluations are counted in one way. An evaluation is one
+    simulated step time, of a placement or of a plan, also if the simulation stops early or memory does not suffice.
+    Planning in another order than the problem's own (1F1B) is an evaluation too. A method that calls a simulator
+    directly reports its evaluations by `count`. These are no evaluations: simulating a scored placement again for its
+    plan, timeline or critical path; a plan for the host to run; fitting a host model to measured steps.
 
     Attributes:
         problem: what is placed.
@@ -329,7 +329,7 @@ class Task:
             self.history.append(BestSoFar(self.evaluations, self.measurements, self.elapsed_s, best_s))
 
     def tell(self, figures: Mapping[str, float]) -> None:
-        """Passes what the method has learned, figures by name, to whoever watches."""
+        """Passes what the method has learned, figures by name, to the observer."""
         if self._observer is not None:
             self._observer.learned(figures)
 
@@ -440,7 +440,7 @@ def _line(error: Exception) -> str:
 
 
 class _OfTask:
-    """What other code asks a task through; all that is asked counts."""
+    """An adapter of a task: everything that is asked of it counts as the task's."""
 
     def __init__(self, task: Task) -> None:
         self.problem = task.problem

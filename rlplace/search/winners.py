@@ -1,6 +1,6 @@
 """`choose_diverse`: of many placements the best that are unlike each other.
 
-The same placement with its devices relabelled: in the best way, at random, or at random at no loss.
+`permuted`, `shuffled`: a placement with its devices relabelled, for a shorter step or at random without loss.
 
 `OwnOrder`: a simulator for tasks whose placements are planned later, in the problem's own order of ops.
 
@@ -234,7 +234,7 @@ class Winners:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search and relabelling came to.
+    """The result of a search and of relabelling.
 
     Attributes:
         devices: placements (N,), by rank.

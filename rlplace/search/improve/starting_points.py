@@ -1,8 +1,8 @@
-"""Where searches start: cheap heuristics, projected onto groups and scored; bytes where none of them is feasible.
+"""Placements that searches start from.
 
-Where searches start, too: what the list scheduler `Greedy` makes of fixed weights, over several groupings.
+`score_starts`, `best_start`: cheap heuristics, over groups and over ops; groups balanced by bytes where none fits.
 
-The lists of weights of `Greedy` that searches begin with.
+`best_start_with_greedy`: the list scheduler `Greedy` with fixed weights over several groupings.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
-"""`data-parallel`, `pipeline` and `hybrid`: what people do with micro-batches, planned as they plan it, then simulated.
+"""`data-parallel`, `pipeline` and `hybrid`: placements of micro-batches as people plan them, then simulated.
 
-All of them are placements and orders of the same graph, so that a search is judged against them on equal terms.
+All of them are placements and orders of the same graph as any search's, so that both compare on equal terms.
 
-Stages with different numbers of replicas, as PipeDream's and DAPPLE's planners choose them.
+`replicated_plans`: stages with different numbers of replicas, as PipeDream's and DAPPLE's planners choose them.
 
-`StagePlan`: stages of a chain, each on a team of devices; the plans next to one, and all where they are few.
+`StagePlan`: stages of a chain, each on a team of devices, and the plans that differ from it by one change.
 
-`hybrid_start`: where a search over placements goes on from, and what only plans reach: pipelines that idle a bit.
-
-Where searches of a step that is cut into micro-batches start: the best layouts, and what is next to them.
-
-A step that is cut into micro-batches: runs of its chain, for each micro-batch or for all of them, and as a table.
+`hybrid_start`, `parallel_starts`: the best of these, for searches over placements to start from.
 """
 
 from __future__ import annotations

@@ -95,8 +95,7 @@ def m_topo(units: Units, resources: HostResources, output_share: float = 0.0) ->
 
 def m_etf(units: Units, resources: HostResources, output_share: float = 0.0) -> NDArray[np.int32]:
     """(U,) int32: of all ready units and devices with room, always the pair that can start first (ETF: Hwang 1989)."""
-    nobody = np.full(len(units.label), -1, dtype=np.int64)
-    return m_sct(units, resources, output_share, nobody)
+    return m_sct(units, resources, output_share, np.full(len(units.label), -1, dtype=np.int64))
 
 
 def m_sct(
@@ -268,7 +267,7 @@ def favourites_within(
 ) -> NDArray[np.int64]:
     """(N,) int64: favourite children of ops where only those of groups are known.
 
-    An op's is the reader, in its own group or its group's favourite, of most bytes that is nobody's favourite yet.
+    An op's is the reader, in its own group or its group's favourite, of the most bytes that is not yet a favourite.
     """
     parents, children, weight = _edges(ops, ops.tensor_bytes)
     near = (op_group[parents] == op_group[children]) | (group_favourites[op_group[parents]] == op_group[children])
