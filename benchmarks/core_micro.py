@@ -32,8 +32,8 @@ from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.search.methods import find
 from rlplace.search.parallel.choose import choose
 from rlplace.search.task import Budget
-from rlplace.session.steps import build_for, capture_workload
-from rlplace.workloads import Workload, parse_workload
+from rlplace.session.steps import capture_workload
+from rlplace.workloads import Workload, build_for, parse_workload
 
 NAME = "core-micro"
 SEARCH = "portfolio"

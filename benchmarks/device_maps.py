@@ -29,8 +29,8 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.methods import find
 from rlplace.search.task import Budget
-from rlplace.session.steps import build_for, capture_workload
-from rlplace.workloads import parse_workload
+from rlplace.session.steps import capture_workload
+from rlplace.workloads import build_for, parse_workload
 
 HOST = "RTX4090+RTX3060"
 GPT2 = "gpt2@paper,layers=24,width=1024,heads=16"

@@ -18,8 +18,8 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search import anneal_from
 from rlplace.search.methods import SearchResult, find
 from rlplace.search.task import Budget
-from rlplace.session.steps import build_for, capture_workload
-from rlplace.workloads import parse_workload
+from rlplace.session.steps import capture_workload
+from rlplace.workloads import build_for, parse_workload
 
 NMT = "nmt@layers=4,units=1024,batch=64,steps=20,vocab=32000"
 CELLS = "encoder.layers.*,decoder.layers.*,decoder.attention,projection"

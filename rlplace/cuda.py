@@ -21,14 +21,14 @@ Stream = torch.cuda.Stream
 Event = torch.cuda.Event
 
 UNLIMITED = 1 << 62
-"""What lifts the limit of `limit_memory`."""
+"""Lifts the limit of `limit_memory`."""
 
 _NAME = re.compile(r"cuda:(?P<index>[0-9]{1,4})(?:/(?P<part>[0-9]{1,4}))?\Z")
 _OUT_OF_MEMORY = (
     *("out of memory", "can't allocate memory", "cudaerrormemoryallocation", "cublas_status_alloc_failed"),
     *("cudnn_status_alloc_failed", "cublas_status_not_initialized", "cannot allocate memory"),
 )
-"""What errors say that mean it; cuBLAS cannot make its handle where no memory is left for it."""
+"""Words of such errors; cuBLAS cannot make its handle where no memory is left for it."""
 _STICKY = (
     *("device-side assert", "illegal memory access", "unspecified launch failure", "misaligned address"),
     *("illegal instruction", "hardware stack error", "uncorrectable ecc error", "launch timed out"),
@@ -45,7 +45,7 @@ _GONE = (
     ),
     *("gpu is lost", "device lost", "fallen off the bus", "cudaerrornodevice", "no cuda gpus are available"),
 )
-"""What errors say of a GPU that is not there any more: the driver has lost it, or somebody else has it alone."""
+"""Words of errors about a GPU that is gone: the driver has lost it, or another process uses it exclusively."""
 LOST = "the GPU cannot be used by this process any more; start again"
 LATE = "launches run ahead, so an earlier op may be at fault: CUDA_LAUNCH_BLOCKING=1 in the environment tells"
 _LIBRARIES = ("cuda error", "cublas_status", "cudnn_status", "cufft_", "cusolver_status", "cusparse_status", "nccl")
@@ -60,7 +60,7 @@ class Gpu:
     memory_bytes: int
     """All of its memory."""
     free_bytes: int
-    """What is left once this process has its context there: what nobody holds, and what PyTorch holds for tensors."""
+    """What is left once this process has its context there: free memory, and what PyTorch caches for tensors."""
 
 
 def parse_name(name: str) -> tuple[int, int] | None:
@@ -115,7 +115,7 @@ def using(stream: Stream) -> AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def settled(place: torch.device) -> Iterator[None]:
-    """What is launched on `place` while active is done afterwards; `place` may be the CPU."""
+    """Work launched on `place` while active is done afterwards; `place` may be the CPU."""
     if place.type != "cuda":
         yield
         return
@@ -130,22 +130,22 @@ def event(*, is_timed: bool = False) -> Event:
 
 
 def record(event: Event, stream: Stream) -> None:
-    """`event` comes to pass when all is done that was launched on `stream` so far."""
+    """`event` completes when all work launched on `stream` so far is done."""
     event.record(stream)
 
 
 def wait(stream: Stream, event: Event) -> None:
-    """What is launched on `stream` from now on waits for `event`."""
+    """Later work on `stream` waits for `event`."""
     stream.wait_event(event)
 
 
 def await_event(event: Event) -> None:
-    """Returns when `event` has come to pass."""
+    """Returns when `event` is complete."""
     event.synchronize()
 
 
 def await_stream(stream: Stream) -> None:
-    """Returns when all is done that was launched on `stream`.
+    """Returns when all work launched on `stream` is done.
 
     It waits for an event: `Stream.synchronize` counts as a wait that `forbid_waits` forbids.
     """
@@ -155,12 +155,12 @@ def await_stream(stream: Stream) -> None:
 
 
 def is_done(stream: Stream) -> bool:
-    """Whether all is done that was launched on `stream`."""
+    """Whether all work launched on `stream` is done."""
     return stream.query()
 
 
 def await_all(place: torch.device) -> None:
-    """Returns when all is done on a GPU."""
+    """Returns when all work on a GPU is done."""
     torch.cuda.synchronize(place)
 
 
@@ -183,12 +183,12 @@ def forbid_waits() -> Iterator[None]:
 
 
 def elapsed_s(begin: Event, end: Event) -> float:
-    """Seconds between two events that have come to pass, on one GPU."""
+    """Seconds between two completed events of one GPU."""
     return float(begin.elapsed_time(end)) / 1e3
 
 
 def keep_for(tensor: torch.Tensor, stream: Stream) -> None:
-    """When `tensor` dies, its memory is given to nobody before `stream` has done what it was told until then."""
+    """When `tensor` dies, its memory is not reused before `stream` has finished the work launched so far."""
     tensor.record_stream(stream)
 
 
@@ -286,7 +286,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_sticky(error: BaseException) -> bool:
-    """Whether an error leaves this process without its GPUs: every later call fails, whoever makes it.
+    """Whether an error leaves this process without its GPUs: every later call fails.
 
     >>> is_sticky(RuntimeError("CUDA error: an illegal memory access was encountered"))
     True
@@ -295,7 +295,7 @@ def is_sticky(error: BaseException) -> bool:
 
 
 def is_gone(error: BaseException) -> bool:
-    """Whether an error, or what caused it, says that a GPU is not there any more; it may quote another process.
+    """Whether an error, or what caused it, says that a GPU is gone; it may quote another process.
 
     >>> is_gone(RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"))
     True

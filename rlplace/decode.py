@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
 from typing import Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.records import Described, described, shortened, words_of
 
 T = TypeVar("T")
 
 _LARGEST_WHOLE = 2**63 - 1
-_MOST_CHARACTERS = 80
-
-
-class _Described:
-    """A value that an error message describes rather than quotes."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
-
-    __str__ = __repr__
 
 
 def decode_record(record: type[T], data: object, where: str, at: str = "") -> T:
@@ -49,13 +36,13 @@ def decode_record(record: type[T], data: object, where: str, at: str = "") -> T:
     if isinstance(data, record):
         return data
     if not isinstance(data, Mapping):
-        raise InvalidValue(at or _words(record), described(data), "a mapping of fields", where=where)
+        raise InvalidValue(at or words_of(record), described(data), "a mapping of fields", where=where)
     if not is_dataclass(record):
         raise TypeError(f"{record!r} is not a dataclass")
     known = {field.name: field for field in fields(record)}
     for key in data:
         if key not in known:
-            raise UnknownName(f"field of {at or _words(record)} in {where}", str(key), known)
+            raise UnknownName(f"field of {at or words_of(record)} in {where}", str(key), known)
     hints = get_type_hints(record)
     values: dict[str, object] = {}
     for name, field in known.items():
@@ -63,7 +50,7 @@ def decode_record(record: type[T], data: object, where: str, at: str = "") -> T:
         if name in data:
             values[name] = _decode(hints[name], data[name], where, path)
         elif field.default is MISSING and field.default_factory is MISSING:
-            raise InvalidValue(path, _Described("missing"), _expected(hints[name]), where=where)
+            raise InvalidValue(path, Described("missing"), _expected(hints[name]), where=where)
     try:
         return cast(Callable[..., T], record)(**values)
     except InvalidValue as error:
@@ -77,26 +64,6 @@ def decode_list(record: type[T], data: object, where: str, at: str) -> tuple[T, 
     if not isinstance(data, list | tuple):
         raise InvalidValue(at, described(data), "a list", where=where)
     return tuple(decode_record(record, item, where, f"{at}[{index}]") for index, item in enumerate(data))
-
-
-def described(value: object) -> object:
-    """`value` as an error message should show it: numbers and short texts as they are, the rest in a few words."""
-    if value is None:
-        return _Described("empty")
-    if isinstance(value, Mapping):
-        return _Described(f"a mapping of {len(value)} fields")
-    if isinstance(value, list | tuple | set):
-        return _Described(f"a list of {len(value)} values")
-    if isinstance(value, str):
-        return shortened(value)
-    if isinstance(value, int) and abs(value) > _LARGEST_WHOLE:
-        return _Described("a number of more than 63 bits")
-    return value if isinstance(value, int | float) else _Described(f"a {type(value).__name__}")
-
-
-def shortened(text: str) -> str:
-    """The text, cut where it is long."""
-    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
 
 
 def check_ranges(record: object, where: str, ranges: Mapping[str, tuple[float, float]]) -> None:
@@ -177,8 +144,3 @@ def _expected(hint: object) -> str:
     if get_origin(hint) is tuple:
         return "a list"
     return "a number" if hint in (int, float) else "a value"
-
-
-def _words(record: type) -> str:
-    """The name of a class as people write it: `LearnedHost` is a learned host."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", record.__name__).lower()

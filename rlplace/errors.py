@@ -13,6 +13,8 @@ from typing import Any
 
 _MOST_CHARACTERS = 400
 _MOST_NAMES = 200
+_LONGEST_COMPARED = 200
+"""Characters of a name that is compared with others."""
 
 
 class RlplaceError(Exception):
@@ -29,18 +31,24 @@ def _restored(kind: type[RlplaceError], args: tuple[Any, ...], facts: dict[str, 
     return error
 
 
+def nearest_names(name: str, known: Iterable[str]) -> list[str]:
+    """At most three of the known names that come close to a name; none of long ones, which take quadratic time."""
+    short = [each for each in [name, *known] if len(each) <= _LONGEST_COMPARED]
+    return difflib.get_close_matches(name, short[1:], n=3, cutoff=0.5) if short[:1] == [name] else []
+
+
 class UserError(RlplaceError):
-    """The caller asked for something that cannot be: exit code 2."""
+    """A mistake of the caller: exit code 2."""
 
 
 class UnknownName(UserError):
-    """A name that nothing answers to; carries `kind`, `name`, `known` and the `nearest` known names."""
+    """An unknown name; carries `kind`, `name`, `known` and the `nearest` known names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
         self.kind = kind
         self.name = name
         self.known = tuple(sorted(known))
-        self.nearest = tuple(difflib.get_close_matches(name, self.known, n=3, cutoff=0.5))
+        self.nearest = tuple(nearest_names(name, self.known))
         guess = f"did you mean {' or '.join(map(repr, self.nearest))}?" if self.nearest else "no name comes close."
         known_names = f" Known: {_listed(self.known)}." if self.known else " There is none that could be meant."
         suffix = f" {hint}" if hint else ""
@@ -109,7 +117,7 @@ class RunnerError(RlplaceError):
 
 
 class DeviceLost(RunnerError):
-    """Devices that were measured on are not there any more; carries `devices`, their names, and `why`."""
+    """Devices that were measured on are gone; carries `devices`, their names, and `why`."""
 
     def __init__(self, devices: Iterable[str], why: str, *, offer: str = "") -> None:
         self.devices = tuple(devices)
@@ -120,7 +128,7 @@ class DeviceLost(RunnerError):
 
 
 def _shown(text: str) -> str:
-    """Text as a message has it: what a stranger's file holds may be of any length."""
+    """Text as a message has it: text from a file may be of any length."""
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
 

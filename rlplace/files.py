@@ -94,7 +94,7 @@ def jsonable(data: object) -> object:
 
 
 def open_plain(path: str | os.PathLike[str], *, follows_links: bool = False) -> io.FileIO:
-    """A regular file for reading, looked at once it is open: nobody can put a link or a pipe in its place meanwhile.
+    """A regular file for reading, checked after it is opened, so that no link or pipe can take its place in between.
 
     Raises:
         OSError: it cannot be opened, is no regular file, or is a symbolic link and none is followed.
@@ -192,7 +192,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
         environ: environment variables.
 
     Raises:
-        FileProblem: nobody says where the user's folders are.
+        FileProblem: the user's folders are not known.
     """
     named = environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(named):  # the rules: a path that is not absolute is to be ignored

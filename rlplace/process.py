@@ -57,7 +57,7 @@ def spin_briefly() -> None:
 
 @contextmanager
 def unseen(name: str) -> Iterator[None]:
-    """While active, `os.path.exists` finds no file `name` in the current folder; other paths are as ever."""
+    """While active, `os.path.exists` finds no file `name` in the current folder; other paths are unaffected."""
     exists = os.path.exists
     os.path.exists = lambda path: path != name and exists(path)
     try:

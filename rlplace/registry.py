@@ -1,4 +1,4 @@
-"""`Registry`: what there is of one kind by name: built in, registered, or brought by another installed package."""
+"""`Registry`: entries of one kind by name: built in, registered, or from another installed package."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ Say = Callable[[str], None]
 
 
 def is_shown(asked: bool | None) -> bool:
-    """Whether progress is shown: as asked, and where nobody says, on a terminal only."""
+    """Whether progress is shown: as asked, by default on a terminal only."""
     return sys.stderr.isatty() if asked is None else asked
 
 
 def sayer(asked: Say | bool | None) -> Say:
-    """What takes lines for people: that which is given, stderr, or nobody, as `is_shown` says."""
+    """What takes lines for people: the given one, stderr, or none, as `is_shown` says."""
     if callable(asked):
         return asked
     return say if is_shown(asked) else _drop

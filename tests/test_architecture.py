@@ -22,10 +22,10 @@ GROUND = {
 LAYERS = {
     **{name: set[str]() for name in GROUND},
     "graphs": set(),
-    "workloads": {"graphs"},
+    "workloads": {"graphs", "measure"},
     "measure": {"graphs"},
     "search": {"graphs", "measure"},
-    "env": {"graphs", "measure", "search", "report", "runs", "session", "workloads"},
+    "env": {"graphs", "measure", "search", "report", "workloads"},
     "policy": {"graphs", "measure", "env"},
     "report": {"graphs", "measure"},
     "store": {"graphs", "measure"},

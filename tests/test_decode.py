@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from rlplace.decode import decode_record, described
+from rlplace.decode import decode_record
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.records import described
 
 
 @dataclass(frozen=True)

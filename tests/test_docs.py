@@ -89,11 +89,11 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 def test_the_python_about_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {}
-    code = blocks(ROOT / "docs" / "training.md", "python")
+    code = blocks(ROOT / "docs" / "training-in-python.md", "python")
     assert len(code) == 3
     monkeypatch.chdir(tmp_path)
     for block in code:
-        exec(compile(block, "training.md", "exec"), names)
+        exec(compile(block, "training-in-python.md", "exec"), names)
     assert set(names["METHODS"]) >= {"learned", "policy", "anneal"}
     assert {"policy", "portfolio"} <= {row["method"] for row in names["result"].table.rows}
     assert "anneal" in {row["method"] for row in names["again"].table.rows}

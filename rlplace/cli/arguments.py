@@ -33,7 +33,7 @@ MODULE_RULE = "device-map"
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 _STDOUT: ContextVar[TextIO | None] = ContextVar("stdout", default=None)
-"""Where `print_json` writes while nobody else may."""
+"""Where `print_json` writes while stdout is redirected."""
 _GIVEN: ContextVar[frozenset[str]] = ContextVar("given", default=frozenset())
 """Options of the command that runs."""
 

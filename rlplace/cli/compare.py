@@ -140,7 +140,7 @@ def compare(
 
 
 def check_any_ran(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Ends a comparison in which methods failed and nothing came to a step time; says what the first one failed of.
+    """Ends a comparison in which methods failed and no row has a step time; gives the first failure.
 
     Args:
         rows: as `--json` prints them.
@@ -150,4 +150,4 @@ def check_any_ran(rows: Sequence[Mapping[str, Any]]) -> None:
     """
     failed = [row for row in rows if row["status"] == "error"]
     if failed and not any(row["status"] == "ok" for row in rows):
-        raise RunnerError(f"no method came to a placement that runs; {failed[0]['method']}: {failed[0].get('why', '')}")
+        raise RunnerError(f"no method found a placement that runs; {failed[0]['method']}: {failed[0].get('why', '')}")

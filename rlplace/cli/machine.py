@@ -1,8 +1,8 @@
-"""`rlplace hosts`: the machines that there are to place on.
+"""`rlplace hosts`: the machines to place on.
 
 `rlplace doctor`: whether this machine and this installation are fit for placing.
 
-`rlplace workloads`: the models that there are to place.
+`rlplace workloads`: the models to place.
 
 `rlplace bench`: how fast rlplace itself is.
 """

@@ -140,7 +140,7 @@ def _sigterm_as_ctrl_c(told: Event) -> Iterator[None]:
         told: set once it arrived.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # somebody else decides
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # another handler is installed
         yield
         return
     owner = os.getpid()

@@ -14,7 +14,7 @@ from rlplace.format import format_ms
 from rlplace.say import say
 
 EVALUATIONS = 16
-"""Placements of a workload that are simulated, where nobody says otherwise."""
+"""Placements of a workload that are simulated by default."""
 METHOD, RUN_METHOD = "schedule", "portfolio"
 """What places a workload, and what places a run's step again."""
 PLACEMENT = Path("placement.json")

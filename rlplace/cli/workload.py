@@ -158,7 +158,7 @@ def read_or_capture(
     No named model is ever allocated; building it and imports do not count as capture.
 
     Raises:
-        InvalidValue: sizes are given for what is no ONNX model, or a file is to be cut that cannot be.
+        InvalidValue: sizes are given without an ONNX model, or the file's batch cannot be cut.
     """
     from rlplace.session.steps import capture_workload, judge_twin, read_graph
 

@@ -226,7 +226,7 @@ class Cluster:
     def _cancel(self, refs: Iterable[Any], running: dict[Any, _Started]) -> None:
         for ref in refs:
             running.pop(ref, None)
-            with contextlib.suppress(Exception):  # whatever became of it, nobody waits for it
+            with contextlib.suppress(Exception):  # its result is not needed any more
                 self.ray.cancel(ref, force=True)
 
 
@@ -272,7 +272,7 @@ _ADDRESS = "HOST:PORT, as `ray start --head` prints it, or auto"
 
 
 def load_ray() -> Any:
-    """The module `ray`, which reports nobody's usage.
+    """The module `ray`, with its usage reports switched off.
 
     Raises:
         MissingExtra: it is not installed.
@@ -299,11 +299,11 @@ def load_ray() -> Any:
 
 
 def check_cluster(word: str) -> None:
-    """Whether `--cluster WORD` can be had, so that a mistake is refused before anything is captured.
+    """Whether `--cluster WORD` is usable, so that a mistake is refused before anything is captured.
 
     Raises:
         MissingExtra: Ray is not installed.
-        InvalidValue: a word of another form, or nobody listens at the address.
+        InvalidValue: a word of another form, or nothing listens at the address.
     """
     if word != OFF:
         load_ray()
@@ -315,14 +315,14 @@ def address_of(word: str, environ: Mapping[str, str] = os.environ) -> str | None
 
     `auto` is `RAY_ADDRESS`, or else the cluster that this user last started on this machine with `ray start`, if it
     still runs. Ray notes that one in a file, which counts if it is the user's own, no link, and writable to no others.
-    An address is tried: Ray would take minutes to say that nobody is there.
+    An address is tried: Ray would take minutes to say that nothing listens.
 
     Args:
         word: `auto` or an address.
         environ: environment variables.
 
     Raises:
-        InvalidValue: a word of another form, or nobody listens there.
+        InvalidValue: a word of another form, or nothing listens there.
     """
     if word != AUTO:
         return _reached(word, "cluster")
@@ -366,7 +366,7 @@ def _init(ray: Any, address: str | None) -> str | None:
 
 
 def _reached(address: str, field: str) -> str:
-    """The address, once somebody takes a connection there."""
+    """The address, once a connection to it succeeds."""
     host, _, port = address.rpartition(":")
     if "//" in address or not host or not port.isdigit():
         raise InvalidValue(
@@ -417,7 +417,7 @@ def _last_started(environ: Mapping[str, str]) -> str | None:
 
 
 def _is_own(facts: os.stat_result) -> bool:
-    """Whether a file is a regular one of this user's, with one name, and nobody outside the user's group writes it."""
+    """Whether a file is a regular one of this user's, with one name, not writable outside the user's group."""
     others = stat.S_IWOTH | (0 if facts.st_gid == os.getgid() else stat.S_IWGRP)
     is_sole = stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1
     return is_sole and facts.st_uid == os.getuid() and not facts.st_mode & others

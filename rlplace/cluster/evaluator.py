@@ -338,7 +338,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a worker came to.
+    """The end of a worker's job.
 
     Attributes:
         job: which it had.
@@ -396,10 +396,10 @@ class StaleSynchronous:
     2. `enough` of the batch's number of measurements have come, of this batch or of earlier ones, and
     3. the others had their grace, or have all come.
 
-    What comes later is handed out by a later call: every plan that is asked for is handed out once, whatever happens to
-    whoever measures it. A worker that is lost has its plans given to others, one by one, so that a plan that ends every
-    worker which runs it ends `MOST_LOST` more and is an `error`. A worker that takes too long is not asked again before
-    it has answered, and its plans are given to others too: the first measurement counts.
+    Later measurements are handed out by a later call: every plan is handed out once, whatever happens to its worker.
+    The plans of a lost worker are given to others, one by one, so that a plan that ends every worker which runs it ends
+    `MOST_LOST` more and is an `error`. A worker that takes too long is not asked again before it has answered, and its
+    plans are given to others too: the first measurement counts.
 
     Args:
         workers: who measures.
@@ -442,7 +442,7 @@ class StaleSynchronous:
             all there, at the end.
 
         Raises:
-            RunnerError: nobody is left to measure.
+            RunnerError: no worker is left.
         """
         self._round += 1
         self._cut(plans, protocol, deadline_s)
@@ -458,7 +458,7 @@ class StaleSynchronous:
             if not self.num_pending or (not is_all and self._is_fresh() and now_s >= enough_s):
                 break
             if not self._workers.num_alive:
-                raise RunnerError("nobody is left in the cluster to measure on")
+                raise RunnerError("no machine of the cluster is left to measure on")
             self._take(self._workers.wait(self._timeout_s(enough_s - now_s)))
         for asked in came:
             asked.is_told = True
@@ -526,7 +526,7 @@ class StaleSynchronous:
         return min([LOOKS_EVERY_S, *(seconds for seconds in times if seconds > 0)])
 
     def _take(self, ended: Sequence[Ended]) -> None:
-        """Takes in what workers came to."""
+        """Takes in the ends of jobs."""
         for one in ended:
             self._running.remove(one.job)
             if not one.outcomes:
@@ -544,7 +544,7 @@ class StaleSynchronous:
             asked = self._asked[place]
             if asked.outcome is not None:
                 continue
-            asked.num_lost += len(ended.job.places) == 1  # of several plans nobody knows which is to blame
+            asked.num_lost += len(ended.job.places) == 1  # of several plans, the faulty one is not known
             if asked.num_lost >= MOST_LOST:
                 why = f"{asked.num_lost} workers were lost while they measured it: {ended.why}"
                 asked.outcome = Measurement("error", math.inf, why=why)

@@ -98,12 +98,12 @@ class MeasuringNode:
         self._held = contextlib.ExitStack()
 
     def prepare(self, data: bytes, index: Section, path: Sequence[str]) -> str:
-        """Makes the node ready for `measure`; returns why it cannot measure for whoever asks, empty where it can.
+        """Makes the node ready for `measure`; returns why it cannot measure for the driver, empty where it can.
 
         Args:
             data: of `pack`.
             index: likewise.
-            path: where whoever asks imports from; folders that are here too are searched last.
+            path: import path of the driver; folders that are here too are searched last.
         """
         sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
         try:

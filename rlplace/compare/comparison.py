@@ -43,7 +43,7 @@ class Row:
         spread_s: half the interquartile range of the measured steps; 0 where nothing was measured.
         is_placement: whether it is a placement that can be handed back.
         proved_s: a lower bound that the method proved on the way; 0 where it proved none.
-        history: the best value so far wherever it improved, as it was scored; empty where nobody kept it.
+        history: the best value so far wherever it improved, as it was scored; empty where it was not kept.
         devices: (N,) int32; None where there is no placement.
         plan: the plan behind `value_s`; None where nothing was planned.
         measured: plans that it measured before it named one; None where it measured none.

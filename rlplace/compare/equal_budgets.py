@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from rlplace.cluster import Cluster
 from rlplace.compare.comparison import Comparison, Objective, Row, RowStatus, collected
 from rlplace.errors import InvalidValue, MissingExtra, UnknownName, UserError
 from rlplace.measure.bounds import lower_bound_s
@@ -40,9 +41,6 @@ from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import SearchConfig
 from rlplace.training.methods import LEARNED, METHODS
 from rlplace.training.searches.racing_host import ROUND
-
-if TYPE_CHECKING:
-    from rlplace.cluster import Cluster
 
 AtLeastOne = Annotated[Whole, Field(ge=1)]
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
@@ -270,7 +268,7 @@ def _one_by_one(
 
 
 def _on_cluster(simulator: Simulator, config: CompareConfig, cluster: Cluster) -> Iterator[tuple[int, Row]]:
-    """Where time counts, searches begin when what needs no budget is done, and share what is left of it."""
+    """Where time counts, searches begin after the methods that need no budget, and share the remaining time."""
     deadline_s = time.monotonic() + config.total_s
     cut = 0 if math.isinf(config.total_s) else config.num_quick
     for first, runs in ((0, config.runs[:cut]), (cut, config.runs[cut:])):

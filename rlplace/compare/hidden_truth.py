@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from rlplace.cluster import Cluster
 from rlplace.compare.comparison import Comparison, Row, collected
 from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName, UserError
 from rlplace.measure.bounds import lower_bound_s
@@ -31,10 +32,6 @@ from rlplace.search.methods import METHODS, find
 from rlplace.search.task import BestSoFar, Budget, Failure, Task
 from rlplace.search.winners import SEARCH, find_winners
 from rlplace.training.agent.config import AgentConfig
-
-if TYPE_CHECKING:
-    from rlplace.cluster import Cluster
-
 
 AtLeastOne = Annotated[Whole, Field(ge=1)]
 
@@ -273,7 +270,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a row comes to.
+    """The result of a row.
 
     Attributes:
         plan: the one plan that it names; None where it has none.

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlplace.cluster import reach
 from rlplace.compare.comparison import Comparison, Row
@@ -34,13 +34,10 @@ from rlplace.search.rules import baselines
 from rlplace.session.calibrate import calibrated
 from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.prepare import Prepared, prepare
-from rlplace.session.steps import Steps, default_size
+from rlplace.session.steps import Steps
 from rlplace.store.log import check_store
 from rlplace.training.methods import METHODS
-from rlplace.workloads import WorkloadSpec
-
-if TYPE_CHECKING:
-    from rlplace.report.console import Progress
+from rlplace.workloads import WorkloadSpec, default_size
 
 NUM_CALIBRATED = 12
 """Placements measured on a real host to fit the simulator, before anything is searched on it."""

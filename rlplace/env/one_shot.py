@@ -1,11 +1,8 @@
-"""`OneShotEnv`: one action places all groups, and the episode is over.
+"""`OneShotEnv`: one action places all groups, and the episode is over; `PlacementVecEnv`: B of them, measured together.
 
 Importing this module registers `rlplace/OneShot-v0`, which simulates, and `rlplace/OneShotMeasured-v0`, for a host that
-runs the placements. `gymnasium.make("rlplace.env:rlplace/OneShot-v0", ...)` imports it first.
-
-`PlacementVecEnv`: B one-shot envs that are measured in one batched call.
-
-`BatchedVecEnv`: what our Stable-Baselines3 `VecEnv`s share: envs that are one object, and a measurer for all.
+runs the placements. `gymnasium.make("rlplace.env:rlplace/OneShot-v0", ...)` imports it first. `BatchedVecEnv` is the
+base of our Stable-Baselines3 `VecEnv`s.
 """
 
 from __future__ import annotations
@@ -197,6 +194,30 @@ class BatchedVecEnv(VecEnv):
         actions, self._actions = self._actions, None
         return actions
 
+    def measured(
+        self, group_devices: NDArray[np.integer], length: int, last: dict[str, Any]
+    ) -> tuple[Scores, list[dict[str, Any]]]:
+        """Outcomes of placements (B, G), and the infos of the last step of their episodes.
+
+        Args:
+            group_devices: devices of groups.
+            length: steps of an episode.
+            last: the observation after the last step.
+        """
+        scores = self.last_scores = self.scorer.score(group_devices)
+        columns = scores.step_time_s.tolist(), scores.status, scores.placements, scores.reward.tolist()
+        infos = [
+            {
+                "step_time_s": step_time_s,
+                "status": status,
+                "placement": placement,
+                "episode": {"r": reward, "l": length},
+                "terminal_observation": last,
+            }
+            for step_time_s, status, placement, reward in zip(*columns, strict=True)
+        ]
+        return scores, infos
+
     def close(self) -> None:
         """Nothing to close: the measurer belongs to the caller."""
 
@@ -266,21 +287,7 @@ class PlacementVecEnv(BatchedVecEnv):
 
     def step_wait(self) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
         """Measures the placements (B, G); observations of the next episodes, and rewards, ends and infos of these."""
-        scores = self.scorer.score(self.take_actions())
-        self.last_scores = scores
-        last = self._observation.one()
-        infos = [
-            {
-                "step_time_s": step_time_s,
-                "status": status,
-                "placement": placement,
-                "episode": {"r": reward, "l": 1},
-                "terminal_observation": last,
-            }
-            for step_time_s, status, placement, reward in zip(
-                scores.step_time_s.tolist(), scores.status, scores.placements, scores.reward.tolist(), strict=True
-            )
-        ]
+        scores, infos = self.measured(self.take_actions(), 1, self._observation.one())
         observations, dones = self._observation.batch(self.num_envs), np.ones(self.num_envs, dtype=np.bool_)
         return observations, scores.reward.astype(np.float32), dones, infos
 

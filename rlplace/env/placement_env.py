@@ -1,10 +1,7 @@
 """`PlacementEnv`: what the environments share: a measurer, a reward, pictures, and a spec to make another env from.
 
-`check_actions`: actions of agents, checked once for all envs.
-
-`LastPlacement`: the timeline of the placement that an env was given last, as a picture, as text or in a window.
-
-`find_measurer`: what an env measures with, from what `gymnasium.make` can be given: an object, or words alone.
+`check_actions`: actions of agents, checked for all envs. `LastPlacement`: the timeline of the last placement, as a
+picture, as text or in a window. `find_measurer`: the measurer of an env, from an object or from words.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurer
 from rlplace.measure.plan import Timeline
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
 
 ActionSpace = spaces.Discrete | spaces.MultiDiscrete
 
@@ -101,15 +99,15 @@ class LastPlacement:
             return None
         from rlplace.report.timeline import timeline_frame, timeline_text
 
-        timeline = self._timeline()
-        if self._mode == "human" and self._shows(timeline):
-            return None
-        drawn = timeline, self._problem.graph, self._problem.host, self._title
+        drawn = self._timeline(), self._problem.graph, self._problem.host, self._title
         if self._mode == "rgb_array":
             return timeline_frame(*drawn)
         if self._mode == "ansi":
             return timeline_text(*drawn)
-        print(timeline_text(*drawn), flush=True)
+        if self._has_window():
+            self._show(timeline_frame(*drawn))
+        else:
+            print(timeline_text(*drawn), flush=True)
         return None
 
     def close(self) -> None:
@@ -121,34 +119,30 @@ class LastPlacement:
             self._window = None
 
     def _timeline(self) -> Timeline:
-        from rlplace.measure.simulate.simulator import Simulator
-
         if self._devices is None:
             return Timeline.empty(self._problem.graph.num_ops)
         simulator = Simulator(self._problem, threads=1)
         return simulator.timeline(simulator.plan(self._devices))
 
-    def _shows(self, timeline: Timeline) -> bool:
-        """Shows the chart in a window; False where matplotlib has no display for one."""
-        from rlplace.report.timeline import timeline_frame
-
-        if self._is_text:
-            return False
+    def _has_window(self) -> bool:
+        """Opens the window; False where matplotlib has no display for one."""
         from matplotlib import pyplot
 
-        if self._window is None:
+        if self._window is None and not self._is_text:
             self._window = pyplot.figure("rlplace")
-        if self._window.canvas.required_interactive_framework is None:
-            self.close()
-            self._is_text = True
-            return False
-        frame = timeline_frame(timeline, self._problem.graph, self._problem.host, self._title)
+            if self._window.canvas.required_interactive_framework is None:
+                self.close()
+                self._is_text = True
+        return not self._is_text
+
+    def _show(self, frame: NDArray[np.uint8]) -> None:
+        from matplotlib import pyplot
+
         height, width, _ = frame.shape
         self._window.clear()
         self._window.set_size_inches(width / self._window.dpi, height / self._window.dpi)
         self._window.figimage(frame)
         pyplot.pause(1e-3)  # lets the window be drawn
-        return True
 
 
 Observation = dict[str, Any]
@@ -285,26 +279,41 @@ def find_measurer(
         return (measurer.measurer if isinstance(measurer, SharedMeasurer) else measurer), False
     if problem is None:
         problem = _problem_of(str(workload), host, num_groups, workload_seed)
-    return _made(problem, runs=runs), True
-
-
-def _made(problem: Problem, *, runs: bool) -> Measurer:
-    from rlplace.measure.simulate.simulator import Simulator
-
     simulator = Simulator(problem, threads=1)  # an env measures one placement at a time
     if not runs:
-        return simulator
+        return simulator, True
     from rlplace.measure.timing.host_runner import HostRunner
 
-    return HostRunner(problem, simulator)
+    return HostRunner(problem, simulator), True
 
 
 def _problem_of(workload: str, host: str | Host, num_groups: int, workload_seed: int) -> Problem:
-    from rlplace.measure.hosts.resolve import resolve_host
-    from rlplace.report.console import make_progress
-    from rlplace.session.steps import Steps, make_problem
-    from rlplace.workloads import parse_workload
+    """The step of a workload, profiled on a host of this machine, estimated (or as its file gives it) on another."""
+    from rlplace.graphs.capturing.capture import capture
+    from rlplace.graphs.formats import load_graph, load_times_s
+    from rlplace.measure.costs.costs import Costs
+    from rlplace.measure.hosts.resolve import check_present, resolve_host
+    from rlplace.measure.isolate.profiling import profile_isolated
+    from rlplace.workloads import build_for, parse_workload
 
-    spec, place = parse_workload(workload), resolve_host(host) if isinstance(host, str) else host
-    graph = Steps(spec, place, workload_seed).graph(1)
-    return make_problem(graph, place, num_groups, make_progress(is_quiet=True), spec=spec)
+    spec, host = parse_workload(workload), resolve_host(host)
+    check_present(host)
+    if spec.is_file and not host.is_simulated:
+        hint = "A graph file alone can be simulated, not measured: give a simulated host, or the model itself."
+        raise InvalidValue("workload", workload, "a name or package.module:function", where="environment", hint=hint)
+    if spec.is_file:
+        graph, times_s = load_graph(spec.path), load_times_s(spec.path)
+        if times_s is not None:
+            return Problem.grouped(graph, host, Costs.given(times_s, host), num_groups)
+    else:
+        built = build_for(spec, host, workload_seed)
+        graph = capture(built.model, built.inputs, built.loss_fn, built.optimizer, targets=built.targets)
+    if host.is_simulated:
+        return Problem.estimate(graph, host, num_groups=num_groups)
+    return Problem.profile(
+        graph,
+        host,
+        num_groups=num_groups,
+        progress=False,
+        profiler=lambda graph, host, say: profile_isolated(graph, host, on_progress=say),
+    )

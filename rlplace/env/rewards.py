@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.measure.measurement import Measurement, Measurer, Status, StepTimer
 from rlplace.measure.problem import Problem
+from rlplace.records import Number, record
 
 FloatArray = NDArray[np.float64]
+Positive = Annotated[Number, Field(gt=0)]
 
 
 class Reward(Protocol):
@@ -26,30 +28,24 @@ class Reward(Protocol):
         """(B,) rewards of (B,) step times; an infinite step time is a placement that failed."""
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class _Reward:
-    """What both rewards need to know.
+    """A reward of finite step times.
 
     A placement that fails counts as one that takes `failure_slowdown` times the baseline: finite, so that it can enter
     a mean, and worse than any placement worth keeping.
     """
 
-    baseline_s: float
+    baseline_s: Positive
     """Step time to compare with: the best single device's, usually."""
-    failure_slowdown: float = 10.0
-
-    def __post_init__(self) -> None:
-        for name in ("baseline_s", "failure_slowdown"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise InvalidValue(name, value, "a finite number above 0", where="reward")
+    failure_slowdown: Positive = 10.0
 
     def _finite(self, step_time_s: FloatArray) -> FloatArray:
         step_time_s = np.asarray(step_time_s, dtype=np.float64)
         return np.where(np.isfinite(step_time_s), step_time_s, self.baseline_s * self.failure_slowdown)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class SqrtReward(_Reward):
     """-sqrt(step time in seconds), as in Mirhoseini et al. 2017 (section 3.1).
 
@@ -63,7 +59,7 @@ class SqrtReward(_Reward):
         return -np.sqrt(self._finite(step_time_s))
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class LogSpeedupReward(_Reward):
     """-log(step time / baseline): 0 is the baseline, and a halving is worth the same anywhere.
 
@@ -245,7 +241,10 @@ def make_scorer(
     if not hasattr(measurer, "measure"):
         hint = "For the simulator's step times: `Simulator(problem)`."
         raise InvalidValue("measurer", type(measurer).__name__, "one with `measure`", where="environment", hint=hint)
-    _check_reward(reward)
+    given: object = reward
+    if not isinstance(given, str) and not callable(given):
+        hint = f"A function from (B,) seconds to (B,) rewards, or one of {', '.join(REWARD_NAMES)}."
+        raise InvalidValue("reward", reward, "a name or something that can be called", where="environment", hint=hint)
     if isinstance(reward, str):
         make_reward(reward, 1.0)  # a mistyped name is refused before anything is measured
         reward = make_reward(reward, single_device_s(measurer) if baseline_s is None else baseline_s)
@@ -262,12 +261,6 @@ def single_device_s(measurer: Measurer) -> float:
     groups = problem.nearest_groups(np.repeat(everywhere, problem.grouping.num_groups, axis=1))
     best_s = min(measurement.step_time_s for measurement in measurer.measure(problem.grouping.expand(groups)))
     return best_s if np.isfinite(best_s) else float(problem.costs.op_time_s.mean(axis=1).sum())
-
-
-def _check_reward(reward: object) -> None:
-    if not isinstance(reward, str) and not callable(reward):
-        hint = f"A function from (B,) seconds to (B,) rewards, or one of {', '.join(REWARD_NAMES)}."
-        raise InvalidValue("reward", reward, "a name or something that can be called", where="environment", hint=hint)
 
 
 def _outcome(step_time_s: float, status: Status) -> tuple[float, Status]:

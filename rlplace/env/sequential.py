@@ -1,13 +1,8 @@
-"""`SequentialEnv`: an action places one group; the episode is over when all are placed.
+"""`SequentialEnv`: an action places one group; the episode is over when all are placed. `SequentialVecEnv`: B in step.
 
 Importing this module registers `rlplace/Sequential-v0`, which simulates, and `rlplace/SequentialMeasured-v0`, for a
-host that runs the placements. `gymnasium.make("rlplace.env:rlplace/Sequential-v0", ...)` imports it first.
-
-Observations and action spaces of the sequential envs: flat arrays of fixed shape.
-
-What a partial schedule is worth: the rewards of a sequential episode are its differences.
-
-`SequentialVecEnv`: B sequential envs in step; what they place is measured in one batched call.
+host that runs the placements. `gymnasium.make("rlplace.env:rlplace/Sequential-v0", ...)` imports it first. `Shaping`
+makes the rewards of the steps, which are differences of a potential.
 """
 
 from __future__ import annotations
@@ -352,19 +347,6 @@ class SequentialVecEnv(BatchedVecEnv):
         return batch_observation(self._seen)
 
     def _end(self) -> Step:
-        scores = self.scorer.score(self._batch.placed)
-        self.last_scores = scores
-        rewards = self._shaping.finish(scores.reward)
-        infos = [
-            {
-                "step_time_s": step_time_s,
-                "status": status,
-                "placement": placement,
-                "episode": {"r": reward, "l": self._batch.num_groups},
-                "terminal_observation": self._last_observation,
-            }
-            for step_time_s, status, placement, reward in zip(
-                scores.step_time_s.tolist(), scores.status, scores.placements, scores.reward.tolist(), strict=True
-            )
-        ]
-        return self._begin(), rewards.astype(np.float32), np.ones(self.num_envs, dtype=np.bool_), infos
+        scores, infos = self.measured(self._batch.placed, self._batch.num_groups, self._last_observation)
+        rewards = self._shaping.finish(scores.reward).astype(np.float32)
+        return self._begin(), rewards, np.ones(self.num_envs, dtype=np.bool_), infos

@@ -74,9 +74,9 @@ class CheckResult:
 def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int = 5) -> CheckResult:
     """Compares `num_steps` placed steps with eager ones on one device, both in float64 with equal intra-op threads.
 
-    In float64, differences of rounding are far below the tolerances, so what is left is a fault of the placed step. The
-    random ops of the eager step (dropout) draw from the seeds of the placed one. A step in micro-batches is held
-    against one of the whole batch; where that would be another (batch norm, an accumulated loss, random ops), against
+    In float64, differences of rounding are far below the tolerances, so a larger difference is a fault of the placed
+    step. The random ops of the eager step (dropout) draw from the seeds of the placed one. A step in micro-batches is
+    compared with one of the whole batch; where that differs (batch norm, an accumulated loss, random ops), with
     eager steps in the same micro-batches.
 
     Args:
@@ -202,7 +202,7 @@ def _as_double(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def random_ops(graph: OpGraph) -> list[int]:
-    """The ops that draw random numbers, as plain PyTorch comes to them: slice after slice, then what is common."""
+    """The ops that draw random numbers, in the order of plain PyTorch: slice after slice, then shared ones."""
     drawing, last = _drawing(graph), graph.num_micro_batches
     slices = graph.micro_batch.tolist()
     return sorted(drawing, key=lambda op: (slices[op] if slices[op] >= 0 else last, op))

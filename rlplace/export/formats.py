@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rlplace.decode import described
 from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import OpGraph
@@ -29,13 +28,14 @@ from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.placement import Placement
 from rlplace.measure.problem import Problem
+from rlplace.records import described
 from rlplace.registry import Registry
 from rlplace.seeds import check_seed
 from rlplace.session.cut import read_asked
 from rlplace.session.folder import RUN_FILES, RunFolder
 from rlplace.session.step_script import script
-from rlplace.session.steps import build_for, capture_workload, only_simulated
-from rlplace.workloads import SIZES, Size, Workload, WorkloadSpec, parse_kept_workload
+from rlplace.session.steps import capture_workload, only_simulated
+from rlplace.workloads import SIZES, Size, Workload, WorkloadSpec, build_for, parse_kept_workload
 
 T = TypeVar("T")
 
@@ -108,11 +108,20 @@ class ExportRequest:
         return check_seed(seed, "config.json")
 
     def _field(self, name: str, kind: type[T], expected: str) -> T:
-        """A field of `config.json`, which nobody vouches for."""
+        """A field of `config.json`, checked."""
         value = self.config.get(name)
         if not isinstance(value, kind):
             raise InvalidValue(name, described(value), expected, where="config.json")
         return value
+
+    @property
+    def host_word(self) -> str:
+        """The host that the run was started with.
+
+        Raises:
+            InvalidValue: it is no text.
+        """
+        return self._field("host", str, "text") if "host" in self.config else "another host"
 
     @property
     def is_simulated(self) -> bool:
@@ -313,7 +322,7 @@ def _step_script(request: ExportRequest) -> str:
         default_size=request.default_size,
         seed=request.workload_seed,
         cut=request.config.get("micro_batches"),
-        host=request.config.get("host", "another host"),
+        host=request.host_word,
         is_simulated=request.is_simulated,
     )
 

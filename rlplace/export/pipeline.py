@@ -101,7 +101,7 @@ class PipelinePlan:
 
 
 def plan_pipeline(run: CapturedRun) -> PipelinePlan:
-    """The pipeline with the shortest simulated step; says on stderr what each number of micro-batches comes to.
+    """The pipeline with the shortest simulated step; says on stderr the step time for each number of micro-batches.
 
     A stage begins where a module does that runs once. What ops of micro-batches take is profiled, as for the run, on a
     host of this machine, and estimated on a simulated one.

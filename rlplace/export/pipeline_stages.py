@@ -52,7 +52,7 @@ def split_step(
         The stages; and of every parameter that several hold a copy of, its name in each of them.
 
     Args:
-        step: traced as it is; its modules of `begins` are marked for good.
+        step: traced as it is; its modules of `begins` stay marked.
         tensors: of one micro-batch.
         begins: paths of modules, each of which runs once.
     """

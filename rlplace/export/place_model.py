@@ -76,7 +76,7 @@ def place(
         host: of this machine, or a word for it as of `--host` (`auto`, `cores`, `cores:2`, `cuda`); `auto` by default.
         budget_s: seconds of search.
         total_s: seconds of profiling, calibration, search and final table together: all but the search shrink to fit,
-            and the search has what is left, at most `budget_s`. A few steps of each are run however short it is.
+            and the search gets the rest, at most `budget_s`. A few steps of each are run however short it is.
         path: of the placement, a JSON file. If it exists, it is checked and run as it is, and nothing is searched or
             measured; if not, what is found is written there. Remove the file to search again.
         seed: of the search and of random ops.
@@ -164,7 +164,7 @@ def _check(placement: Placement, graph: OpGraph, host: Host, constraints: Constr
         names = [device.name for device in host.devices], [device.kind for device in host.devices]
         resolved = constraints.resolve(graph, *names)
         tied = dataclasses.replace(graph, colocation=resolved.colocation)
-        costs = Costs(np.zeros((graph.num_ops, host.num_devices)), "estimated")  # nobody asks for them
+        costs = Costs(np.zeros((graph.num_ops, host.num_devices)), "estimated")  # never read
         own = Grouping(np.arange(graph.num_ops, dtype=np.int32))
         Problem(tied, host, costs, own, resolved.allowed).check_placement(placement.devices)
 

@@ -125,8 +125,8 @@ class _Given:
 
 @lru_cache(maxsize=64)
 def _capture(workload: str, count: int) -> OpGraph:
-    from rlplace.session.steps import build_for, capture_workload
-    from rlplace.workloads import parse_workload
+    from rlplace.session.steps import capture_workload
+    from rlplace.workloads import build_for, parse_workload
 
     built = build_for(parse_workload(workload), resolve_host(BUILT_FOR), 0)
     return replace(capture_workload(built, count), program=None)

@@ -43,7 +43,7 @@ _NAMES_IN, _WORDS_IN, _LEGEND_MARGIN_IN = 1.35, 2.0, 0.1
 def new_figure(
     width_in: float, height_in: float, title: str, left_in: float, top_in: float, size: float = 13.5
 ) -> Figure:
-    """A white figure with a title, which is no formula whatever it holds."""
+    """A white figure with a title, in which `$` starts no formula."""
     figure = Figure(figsize=(width_in, height_in), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
     at = left_in / width_in, 1 - top_in / height_in

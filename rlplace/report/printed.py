@@ -70,7 +70,7 @@ def plain_table(
     styles: Sequence[str | None] = (),
     **options: Any,
 ) -> Table:
-    """A table; text in its cells is no markup.
+    """A table; cells are plain text, not markup.
 
     Args:
         columns: headings. `>` in front aligns to the right, `<` to the left, both on one line; without, lines wrap.

@@ -110,7 +110,7 @@ def timeline_frame(timeline: Timeline, graph: OpGraph, host: Host, title: str) -
 
 
 def timeline_text(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> str:
-    """The chart in characters: a line for each device that is no gang, `#` where it is busy, with its busy share.
+    """The chart in characters: a line for each device except gangs, `#` where it is busy, with its busy share.
 
     Example:
         Last placement: 3 ms
@@ -199,7 +199,7 @@ def _figure(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> Figur
 
 
 def rows_of(trace: Trace, host: Host) -> list[Row]:
-    """A row for each device that is no gang, in order, then one for each direction used.
+    """A row for each device except gangs, in order, then one for each direction used.
 
     Where there are too many directions to read, one for each sender.
     """

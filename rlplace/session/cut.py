@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlplace.decode import described
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.records import described
 
 Loss = Literal["auto", "separate", "joined", "accumulated"]
 BatchDims = tuple[int | None, ...] | Mapping[str, int | None]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlplace.decode import described
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import PARTIAL_ENDING, read_json, refuse_link, write_json_atomic, write_text_atomic
 from rlplace.locks import LOCK_FILE, FolderLock
+from rlplace.records import described
 
 RUN_FILES = (
     "config.json",

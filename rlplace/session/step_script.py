@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlplace import __version__
+from rlplace.records import shortened
+from rlplace.say import clean
 from rlplace.session.cut import CutOptions, read_asked
 
 _TEMPLATE = '''"""Trains {workload} as placed in placement.json beside this file (rlplace {version})."""
@@ -75,7 +77,7 @@ def _elsewhere(workload: str, host: str, *, is_simulated: bool) -> str:
     """What the program says on a machine that is not what the placement was found on."""
     why = "which was simulated" if is_simulated else "and this machine is another"
     return (
-        f"step.py: placement.json was found on {host}, {why}: it cannot run here. "
+        f"step.py: placement.json was found on {shortened(clean(host))}, {why}: it cannot run here. "
         f"`rlplace train {workload} --host auto` finds a placement for this machine; `rlplace export --format list` "
         "says what else this one can be written as."
     )

@@ -31,15 +31,10 @@ from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.isolate.profiling import profile_isolated
 from rlplace.measure.problem import Problem
 from rlplace.session.cut import WHOLE, CutOptions, number_only
-from rlplace.workloads import CONFIGS, Size, Workload, WorkloadSpec, build, without_memory
+from rlplace.workloads import CONFIGS, Workload, WorkloadSpec, build, build_for, default_size
 
 if TYPE_CHECKING:
     from rlplace.report.console import Progress
-
-
-def default_size(host: Host) -> Size:
-    """The size of a workload named without one: `small` on a host of cores only, else `paper`."""
-    return "small" if all(device.backend == "cpu" for device in host.devices) else "paper"
 
 
 def capture_workload(
@@ -274,14 +269,6 @@ def only_simulated(spec: WorkloadSpec) -> InvalidValue:
         hint="A graph file alone can be simulated, not measured; give --host a preset (`rlplace hosts` lists them), or "
         "the model that the graph was captured from.",
     )
-
-
-def build_for(spec: WorkloadSpec, host: Host, seed: int) -> Workload:
-    """The workload at the size that suits the host; without memory behind it where the host is simulated."""
-    if not host.is_simulated:
-        return build(spec, default_size=default_size(host), seed=seed)
-    with without_memory():  # a simulated host runs nothing: no need to allocate a model of a paper's size
-        return build(spec, default_size=default_size(host), seed=seed)
 
 
 _CUT = 2

@@ -13,6 +13,7 @@ import os
 import re
 import sqlite3
 import stat
+import struct
 import tempfile
 import threading
 import time
@@ -36,6 +37,7 @@ LOCAL_FILE_SYSTEMS = (
     *("jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs"),
 )
 """Their memory maps are shared by all processes that see them, as the write-ahead log needs."""
+_LEAST_PAGE_BYTES = 512
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 _MOUNTS = Path("/proc/self/mountinfo")
 _RETRY_S = 0.05
@@ -281,7 +283,7 @@ def connect_safely(path: Path, *, is_writable: bool) -> sqlite3.Connection:
     """
     for each in (path, *(_beside(path, ending) for ending in COMPANIONS)):
         _check_plain(each, is_written=is_writable or each != path)
-    _refuse_super_journal(_beside(path, "-journal"))
+    _check_journal(path, _beside(path, "-journal"))
     with _COPYING:
         if is_writable:
             return _connect(path, "rwc")
@@ -342,7 +344,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    address = f"file:{quote(os.path.abspath(path))}?mode={mode}"
+    address = f"file:{quote(os.fsencode(os.path.abspath(path)))}?mode={mode}"
     connection = sqlite3.connect(address, timeout=BUSY_S, isolation_level=None, check_same_thread=False, uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, STORE.largest_value)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
@@ -441,12 +443,23 @@ def _check_plain(path: Path, *, is_written: bool) -> None:
         raise FileProblem(path, "a file with a second name (a hard link), which SQLite would write: copy the database.")
 
 
-def _refuse_super_journal(journal: Path) -> None:
-    """Refuses a journal that names a super-journal, as its last eight bytes say ("The Rollback Journal" in SQLite's
-    file format: a page number, the name, its length, a checksum, and the magic of a journal).
+def _check_journal(path: Path, journal: Path) -> None:
+    """Refuses a journal that names a super-journal, or that makes the database huge (https://sqlite.org/fileformat.html,
+    "The Rollback Journal").
 
+    A super-journal is named at the end: a page number, the name, its length, a checksum, and the magic of a journal.
     SQLite removes the file of that name, and writes such a journal only where databases are attached: none of ours.
+    The header says how many pages the database had, and of what size: SQLite gives it that size back.
     """
+    header = _piece(journal, 0, 28)
+    if header[:8] == _JOURNAL_MAGIC and len(header) == 28:
+        num_pages, _, page_size = struct.unpack(">3I", header[16:])
+        most = max(LARGEST_COPY, path.stat().st_size if path.exists() else 0)
+        if num_pages * max(page_size, _LEAST_PAGE_BYTES) > most:
+            what = (
+                f"a journal of a database of {num_pages} pages, expected at most {most} bytes: do not use this folder."
+            )
+            raise FileProblem(journal, what)
     if _piece(journal, -len(_JOURNAL_MAGIC), len(_JOURNAL_MAGIC)) == _JOURNAL_MAGIC:
         raise FileProblem(
             journal,

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.decode import decode_record, described
+from rlplace.decode import decode_record
 from rlplace.errors import InvalidValue
 from rlplace.files import parse_json
 from rlplace.measure.measurement import Measurement, MeasurementKey, Status
 from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
+from rlplace.records import described
 from rlplace.store.folders import machine_key
 
 LARGEST_OPS = 10_000_000

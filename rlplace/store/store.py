@@ -15,12 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, get_args
 
-from rlplace.decode import decode_record
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import jsonable, parse_json
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.measurement import MeasurementKey, Status
 from rlplace.measure.plan import Plan
+from rlplace.records import read_record
 from rlplace.store.database import RUN, STORE, open_for_reading, open_for_writing, told, transaction
 from rlplace.store.records import (
     ARRAYS,
@@ -35,6 +35,9 @@ from rlplace.store.records import (
 
 AHEAD_S = 86400.0
 """What is dated so far ahead answers nothing: a clock was wrong, and it would never grow old."""
+MOST_TRACES = 100
+MOST_MODEL_TEXT = 64 << 20
+"""Characters of host models that are read at once; they take up to sixteen times as much in memory."""
 LONGEST_S = 7 * 86400.0
 """After so long a session is taken to be over: one that has measured nothing yet must not be forgotten."""
 _OF_SESSION = ("workload", "host_name", "machine", "idle_share", "load", "clock_hz")
@@ -199,18 +202,20 @@ class MeasurementStore:
         return decode_plan(dict(row), f"{self.path}: plan {fingerprint}")
 
     def traces(self, plan: str) -> list[dict[str, Any]]:
-        """What traced steps of the plan with this fingerprint came to, the last added first.
+        """What the last `MOST_TRACES` traced steps of the plan with this fingerprint came to, the last added first.
 
         Raises:
             FileProblem: the database cannot be read, or one of them is no JSON.
         """
         with told(self.path):
-            statement = "SELECT summary FROM traces WHERE plan = ? ORDER BY id DESC"
+            statement = f"SELECT summary FROM traces WHERE plan = ? ORDER BY id DESC LIMIT {MOST_TRACES}"
             texts = [row["summary"] for row in self._connection.execute(statement, (plan,))]
         return [parse_json(str(text), f"{self.path}: trace of {plan}") for text in texts]
 
     def learned_hosts(self, host: str = "", machine: str = "", least_idle: float = 0.0) -> list[LearnedHost]:
         """What searches learned about hosts, the last added first; not what is dated `AHEAD_S` ahead.
+
+        Of models that are longer than `MOST_MODEL_TEXT` altogether, the last ones.
 
         Args:
             host: fingerprint; every host where it is empty.
@@ -224,11 +229,14 @@ class MeasurementStore:
             WHERE :host IN ('', l.host) AND :machine IN ('', s.machine)
             AND coalesce(s.idle_share, 1.0) >= :least_idle AND l.taken_s <= :until_s ORDER BY l.id DESC"""
         values = {"host": host, "machine": machine, "least_idle": least_idle, "until_s": time.time() + AHEAD_S}
-        found = []
+        found, left = [], MOST_MODEL_TEXT
         with told(self.path):
             for row in self._connection.execute(statement, values):  # one text at a time
+                left -= len(str(row["model"]))
+                if left < 0:
+                    break
                 where = f"{self.path}: host model {row['number']}"
-                found.append(decode_record(LearnedHost, parse_json(str(row["model"]), where), where))
+                found.append(read_record(LearnedHost, parse_json(str(row["model"]), where), where))
         return found
 
     def prune(self, chosen: Filter) -> int:

@@ -19,7 +19,7 @@ from rlplace.measure.hosts.host import Host
 from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared, prepare
-from rlplace.session.steps import Steps, default_size
+from rlplace.session.steps import Steps
 from rlplace.store.log import check_store
 from rlplace.training.checks import check_names
 from rlplace.training.forecast import (
@@ -39,6 +39,7 @@ from rlplace.training.resume.config_file import Request
 from rlplace.training.resume.journal import mark_finished
 from rlplace.training.resume.prepared import describe_prepared, read_prepared
 from rlplace.training.run import train_made
+from rlplace.workloads import default_size
 
 if TYPE_CHECKING:
     from rlplace.report.console import Progress

@@ -8,7 +8,7 @@ A WORKLOAD is
 - `multi:PART,PART,...`, several models as one: a PART is any of the above, with `*WEIGHT` behind it for its priority.
   A `key=value` belongs to the part before it: `multi:bert@small,layers=2*3,gpt2` is two parts;
 - `package.module:function`;
-- a graph file: what ends in one of `GRAPH_SUFFIXES`, or is the path of a file and no name.
+- a graph file: what ends in one of `GRAPH_SUFFIXES`, or is the path of a file and no name (`./nmt` is a path).
 
 All of it is checked, and torch is not imported.
 
@@ -22,15 +22,18 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlplace.decode import described, shortened
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.records import described, shortened
 from rlplace.workloads.catalog import CATALOG, CONFIGS, MULTI, Workload
 from rlplace.workloads.configs import SIZES, Size, WorkloadConfig
+
+if TYPE_CHECKING:
+    from rlplace.measure.hosts.host import Host
 
 MOST_GROWTH = 16.0
 """How much larger than its named sizes a workload may be that a run folder is believed."""
@@ -209,9 +212,11 @@ def parse_workload(text: str) -> WorkloadSpec:
         ['nmt@layers=4,steps=5*2', 'rnnlm']
     """
     text = text.strip()
-    if os.path.isfile(text) and text not in CONFIGS:
+    has_ending = text.endswith(GRAPH_SUFFIXES) and not _is_multi(text)
+    # a file of a stranger's that is called `nmt@small` does not stand for the workload
+    if os.path.isfile(text) and (has_ending or not _is_name(text)):
         return WorkloadSpec(text, is_file=True)
-    if not _is_multi(text) and text.endswith(GRAPH_SUFFIXES):
+    if has_ending:
         raise FileProblem(text, "no such graph file")
     return _parse_name(text)
 
@@ -249,6 +254,13 @@ def parse_kept_workload(kept: str, again: str | None, *, where: str, command: st
 
 def _is_multi(text: str) -> bool:
     return text == MULTI or text.startswith(f"{MULTI}:")
+
+
+def _is_name(text: str) -> bool:
+    """Whether a text has the form of a known name with its options, of several models, or of a function."""
+    name = text.partition("@")[0].strip()
+    is_function = ":" in name and all(map(str.isidentifier, name.replace(":", ".").split(".")))
+    return name in CONFIGS or is_function or _is_multi(text)
 
 
 def _parse_name(text: str) -> WorkloadSpec:
@@ -382,6 +394,17 @@ def build(spec: WorkloadSpec | str, *, default_size: Size = "small", seed: int =
         batch_dims=parts.batch_dims,
         loss=parts.loss,
     )
+
+
+def default_size(host: Host) -> Size:
+    """The size of a workload named without one: `small` on a host of cores only, else `paper`."""
+    return "small" if all(device.backend == "cpu" for device in host.devices) else "paper"
+
+
+def build_for(spec: WorkloadSpec, host: Host, seed: int) -> Workload:
+    """The workload at the size that suits the host; without memory behind it where the host is simulated."""
+    with without_memory() if host.is_simulated else nullcontext():  # a simulated host runs nothing
+        return build(spec, default_size=default_size(host), seed=seed)
 
 
 @contextmanager

@@ -225,7 +225,7 @@ def test_a_method_that_raises_is_a_row_and_exits_with_1_only_where_nothing_runs(
     output = capsys.readouterr()
     assert [row["status"] for row in json.loads(output.out)["rows"]] == ["error"]
     assert output.err.splitlines()[-1].startswith(
-        "rlplace: failed: no method came to a placement that runs; blocks: ZeroDivisionError: no device is left ("
+        "rlplace: failed: no method found a placement that runs; blocks: ZeroDivisionError: no device is left ("
     )
     assert "Traceback" not in output.err
 

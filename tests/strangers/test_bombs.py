@@ -54,6 +54,32 @@ def test_a_value_in_yaml_that_holds_itself_is_refused(text: str) -> None:
         parse_yaml(text, "host.yaml")
 
 
+@pytest.mark.parametrize(
+    "number", [":".join(["1"] * 1000), "1:30", "1:30.5", "!!int '1:30'", "!!float '1:30.5'", "9" * 41, "0x" + "f" * 99]
+)
+def test_numbers_in_yaml_are_short_and_in_base_ten(number: str, tmp_path: Path) -> None:
+    path = tmp_path / "host.yaml"
+    path.write_text(f"name: {number}")
+    code, said = asked("hosts", str(path))
+    assert code == 2
+    assert "expected a number in base 10, of at most 40 characters" in " ".join(said.split())
+
+
+def test_numbers_in_yaml_are_read_as_before() -> None:
+    text = "a: 1e9\nb: 0x1F\nc: 1_000\nd: -1.5\ne: .inf\nf: '1:30'\ng: !!float 3\nh: cuda:0"
+    values = (1e9, 31, 1000, -1.5, float("inf"), "1:30", 3.0, "cuda:0")
+    assert parse_yaml(text, "host.yaml") == dict(zip("abcdefgh", values, strict=True))
+
+
+def test_long_names_are_compared_with_none() -> None:
+    """`difflib` takes quadratic time; here two names are near, or one letter's difference away from it."""
+    near = "".join(chr(0x4E00 + k) for k in range(150))
+    assert UnknownName("op", near, [near[1:]]).nearest == (near[1:],)
+    far = near * 20
+    assert UnknownName("op", far, [far[1:]]).nearest == ()
+    assert UnknownName("op", "nmt", ["nmr", far]).nearest == ("nmr",)
+
+
 def test_devices_that_multiply_are_counted(tmp_path: Path) -> None:
     host = {"name": "many", "devices": [DEVICE | {"name": f"d{k}", "count": 1000} for k in range(50)]}
     with pytest.raises(InvalidValue, match="devices is 50000, expected at most 1024"):
@@ -256,8 +282,8 @@ def test_a_host_model_of_any_number_of_factors_is_refused(tmp_path: Path) -> Non
     assert len(load_learned_host(path).factors) == 1
     equation = {"target": 0.0, "slopes": [1.0]}
     for change, words in (
-        ({"factors": [factor] * 5001}, "factors is 5001"),
-        ({"equations": [equation] * 20_001}, "equations is 20001"),
+        ({"factors": [factor] * 5001}, "factors is a list of 5001"),
+        ({"equations": [equation] * 20_001}, "equations is a list of 20001"),
     ):
         path.write_text(json.dumps(model | change))
         with pytest.raises(InvalidValue, match=words):

@@ -115,6 +115,27 @@ def test_nothing_of_a_run_gets_into_its_program_unread(field: str, tmp_path: Pat
     assert not calls
 
 
+def test_the_host_of_a_run_gets_into_its_program_as_a_short_text(tmp_path: Path) -> None:
+    """The program prints it where it is run elsewhere."""
+    graph, host = fork_join(2, 1, 8), resolve_host("2xK80")
+    run = placed_run(tmp_path / "run", "nmt@small", graph, host, np.zeros(graph.num_ops, dtype=np.int32)).root
+    change(run, "config.json", host=f"two\x1b]0;title\x07\u202e{'x' * 9000}")
+    assert asked("export", str(run))[0] == 0
+    texts = [
+        node.value for node in ast.walk(ast.parse((run / "step.py").read_text())) if isinstance(node, ast.Constant)
+    ]
+    (said,) = [text for text in texts if isinstance(text, str) and "was found on two" in text]
+    assert said.isprintable()
+    assert len(said) < 1000
+    (run / "step.py").unlink()
+    for wrong in ({"a": 1}, 7, ["x"], None):
+        change(run, "config.json", host=wrong)
+        code, words = asked("export", str(run))
+        assert code == 2
+        assert "config.json: host is" in words
+    assert not (run / "step.py").exists()
+
+
 def test_a_name_that_a_terminal_would_act_on_is_no_name_of_a_host(tmp_path: Path) -> None:
     host = resolve_host("2xK80").to_dict()
     for name in ("\x1b]0;title\x07", "two\nlines", "\u202ebackwards", "a" * 5000):
@@ -123,5 +144,5 @@ def test_a_name_that_a_terminal_would_act_on_is_no_name_of_a_host(tmp_path: Path
         assert code == 2
         assert "host.json: name is" in said
         assert "\x1b" not in said
-    with pytest.raises(InvalidValue, match="printable"):
+    with pytest.raises(InvalidValue, match="name is"):
         resolve_host(str(tmp_path / "host.json"))

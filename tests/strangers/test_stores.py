@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from asking import asked
-from stored import PLAN, SESSION, plan_of, row_of
+from stored import GRAPH, HOST, PLAN, SESSION, plan_of, row_of
 
 from rlplace.errors import FileProblem
+from rlplace.measure.host_model import Prior
+from rlplace.measure.host_model.learned_host import LearnedFactor, LearnedHost
 from rlplace.store import MeasurementStore, database
 
 MAGIC = bytes.fromhex("d9d505f920a163d7")
@@ -28,10 +30,10 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def hot_journal(path: Path, super_journal: str = "") -> Path:
-    """A journal that SQLite rolls back, without a page; with the record of a super-journal."""
+def hot_journal(path: Path, super_journal: str = "", pages: int | None = None) -> Path:
+    """A journal that SQLite rolls back, without a page; with the record of a super-journal, or of more pages."""
     page_size = struct.unpack(">H", path.read_bytes()[16:18])[0]
-    header = MAGIC + struct.pack(">5I", 0, 7, path.stat().st_size // page_size, 512, page_size)
+    header = MAGIC + struct.pack(">5I", 0, 7, pages or path.stat().st_size // page_size, 512, page_size)
     name, record = os.fsencode(super_journal), b""
     if name:
         record = struct.pack(">I", 2**30 // page_size + 1) + name + struct.pack(">2I", len(name), sum(name)) + MAGIC
@@ -68,6 +70,48 @@ def test_a_journal_that_names_a_file_of_the_users_removes_nothing(
     assert "measurements.db-journal: a journal that names another file" in said
     assert own.read_text() == "years of work"
     assert contents(path.parent) == before
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("pages", [2**32 - 1, 2**18 + 1])
+def test_a_journal_of_a_huge_database_is_refused(
+    pages: int, command: str, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite would give the file that size, of terabytes."""
+    monkeypatch.chdir(tmp_path)
+    hot_journal(path, pages=pages)
+    before = contents(path.parent)
+    code, said = asked(*COMMANDS[command], "--store", str(path))
+    assert code == 2
+    assert f"measurements.db-journal: a journal of a database of {pages} pages" in said
+    assert path.stat().st_size == len(before[path.name])
+    assert contents(path.parent) == before
+
+
+def test_a_store_in_a_folder_whose_name_is_no_unicode_is_opened(path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(path.parent) + b"\xff"))
+    path.parent.rename(folder)
+    with MeasurementStore.open(folder / path.name) as store:
+        store.add(store.begin(SESSION), PLAN, row_of())
+    with MeasurementStore.read(folder / path.name) as store:
+        assert store.count() == 2
+
+
+def test_host_models_and_traces_are_read_up_to_a_length(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learned = LearnedHost(
+        "cores", HOST, "profiled", Prior(), (LearnedFactor("device", "cpu:0", 0.1, 0.01, 0.1, prior_mean=0.02),), ("a",)
+    )
+    with MeasurementStore.open(path) as store:
+        session = store.begin(SESSION)
+        for step in range(3):
+            store.add_learned(session, GRAPH, learned)
+            store.add_trace(session, GRAPH, HOST, PLAN, {"step": step})
+        assert len(store.learned_hosts()) == 3
+        (length,) = store._connection.execute("SELECT max(length(model)) FROM learned_hosts").fetchone()
+        monkeypatch.setattr("rlplace.store.store.MOST_MODEL_TEXT", 2 * length, raising=False)
+        assert len(store.learned_hosts()) == 2
+        monkeypatch.setattr("rlplace.store.store.MOST_TRACES", 2, raising=False)
+        assert [trace["step"] for trace in store.traces(PLAN.fingerprint)] == [2, 1]
 
 
 def test_what_is_not_yet_in_the_database_is_read_and_the_folder_stays_as_it_is(path: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -225,3 +226,20 @@ def test_text_of_a_spec_parses_back(size, options):
 def test_float_option_parses_back():
     spec = WorkloadSpec("inception_v3", (("dropout", 1e-05),))
     assert parse_workload(str(spec)) == spec
+
+
+@pytest.mark.parametrize("name", ["rnnlm", "rnnlm@small", "rnnlm@layers=1", "multi:rnnlm", "mine:make", "a.b:c"])
+def test_a_file_that_is_called_like_a_name_does_not_stand_for_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text("{}")
+    assert not parse_workload(name).is_file
+    assert parse_workload(f"./{name}").is_file
+
+
+@pytest.mark.parametrize("name", ["rnnlm@small.json", "graph", "rnnlm.v2", "x:y.json", "of@small"])
+def test_a_file_of_another_name_is_a_graph_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text("{}")
+    assert parse_workload(name).is_file

@@ -240,7 +240,7 @@ def _tied_names(model: nn.Module) -> dict[str, str]:
 
 
 def has_hooks(parameter: nn.Parameter) -> bool:
-    """Whether somebody wants to see, or to change, the gradients of a parameter."""
+    """Whether the parameter has hooks that see or change its gradient."""
     return bool(parameter._backward_hooks) or bool(_post_accumulate_hooks(parameter))
 
 

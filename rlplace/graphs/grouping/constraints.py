@@ -5,7 +5,6 @@ Patterns that pick ops: shell-style globs over module paths, op names and ATen t
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import re
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, UnknownName, nearest_names
 from rlplace.graphs.opgraph import OpGraph
 
 
@@ -224,7 +223,7 @@ def nearest_modules(graph: OpGraph, pattern: str) -> list[str]:
         for names in [path.split(".")]
         for depth in range(len(names))
     }
-    return difflib.get_close_matches(pattern, sorted(known), n=3, cutoff=0.5)
+    return nearest_names(pattern, sorted(known))
 
 
 def _matched_prefix(glob: re.Pattern[str], path: str) -> str:

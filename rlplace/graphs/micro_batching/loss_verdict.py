@@ -3,32 +3,28 @@
 Checked, not assumed: a few samples of the batch are computed whole and by slices, in float64 on a copy of the model,
 with dropout that drops nothing and batch norm on fixed statistics, and loss and gradients are compared.
 
-`mixing_ops`: the ops of a forward that give a sample something else when it stands in another batch.
+What their values hide, where an op saturates, is told by how the step depends on its samples (see `dependence`).
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
-from rlplace.graphs.capturing.constants import calls_told
 from rlplace.graphs.capturing.portable import normalises_batch
 from rlplace.graphs.capturing.trace import LossFn
 from rlplace.graphs.capturing.untouched import untouched
+from rlplace.graphs.micro_batching.dependence import MixingOp
 from rlplace.graphs.micro_batching.loss_ways import NotComputable, Ways, Weights
 from rlplace.graphs.micro_batching.slices import cut_words
-from rlplace.graphs.micro_batching.trial import Pinned, TimeUp, Trial, has_values, rehearsal
+from rlplace.graphs.micro_batching.trial import TimeUp, Trial, has_values
 from rlplace.graphs.program import MicroBatches, Slicing
 
 Kind = Literal["separate", "joined", "accumulated"]
@@ -171,12 +167,12 @@ def _judged(
     if found.right:
         hint = f"As {asked} losses: {found.separate or found.joined}."
         raise InvalidValue("loss", asked, f"{found.right!r}", where="micro-batches", hint=hint)
-    if found.when_padded:
+    if found.when_padded and (ways.is_loss_inside or not ways.dependence.is_mixed):
         raise CaptureError(
             f"micro-batches can have neither a loss each ({found.when_padded}) nor one together ({found.joined}). Hint:"
             f" {_OUTSIDE}; or `loss='separate'` (--loss separate) where no label is ever ignored; or {_INSTEAD}."
         )
-    ops = _mixing(trial, ways, deadline, has_loss=loss_fn is not None)
+    ops = () if ways.fails else ways.dependence.mixing
     raise _refused(ops, found, cut_words(call[0], call[1], targets, slicing), ways, has_loss=loss_fn is not None)
 
 
@@ -200,13 +196,16 @@ def _right(ways: Ways, asked: str, *, has_loss: bool) -> LossVerdict | _Wrong:
                 unless = ""
                 if ways.counts_labels:
                     unless = ", as long as no label is ignored"
-                elif not ways.separate_with_others(weights):
+                elif not (ways.separate_with_others(weights) and ways.separate_always()):
                     unless = f" ({ways.reason})"
                 return _checked("separate", weights, f"{_MEANS[weights]}{unless}", ways)
-            if ways.separate_when_padded(weights) and ways.separate_with_others(weights):
+            is_right = ways.separate_when_padded(weights) and ways.separate_with_others(weights)
+            if is_right and ways.separate_always():
                 untried = "; there was no time for all other values of labels and masks" if ways.left_untried else ""
                 return _checked("separate", weights, f"{_MEANS[weights]}{untried}", ways)
             when_padded = ways.reason
+            if is_right and not ways.dependence.is_known and not ways.joined():
+                return _checked("separate", weights, f"{_MEANS[weights]} with this batch; {when_padded}", ways)
     if ways.joined():
         if asked == "separate":
             return _Wrong(separate, "", right="joined")
@@ -215,7 +214,8 @@ def _right(ways: Ways, asked: str, *, has_loss: bool) -> LossVerdict | _Wrong:
             why += f" for one loss, that of the batch ({separate or when_padded or 'as asked for'})"
         return _checked("joined", "mean", why, ways)
     joined = ways.reason
-    right = "separate" if has_loss and asked == "joined" and ways.separate() is not None else ""
+    is_separate = has_loss and asked == "joined" and ways.separate() is not None and not ways.dependence.is_mixed
+    right = "separate" if is_separate else ""
     return _Wrong(separate, joined, when_padded, right)
 
 
@@ -256,18 +256,6 @@ def _ways(
     raise problems[0]
 
 
-def _mixing(trial: Trial, ways: Ways, deadline: float, *, has_loss: bool) -> list[MixingOp]:
-    """The ops that mix samples: in the model, else in the loss; none where it does not run on a slice."""
-    for with_loss in (False, True)[: 1 + (has_loss and not ways.fails)]:
-        try:
-            found = mixing_ops(trial, ways.tensors, ways.slicing, deadline, with_loss=with_loss)
-        except Exception:  # of the user's model; its message is among the reasons already
-            return []
-        if found:
-            return found
-    return []
-
-
 def _refused(ops: Sequence[MixingOp], wrong: _Wrong, cut: str, ways: Ways, *, has_loss: bool) -> CaptureError:
     """What to say where neither loss is right.
 
@@ -297,157 +285,3 @@ def _refused(ops: Sequence[MixingOp], wrong: _Wrong, cut: str, ways: Ways, *, ha
         f"micro-batches do not make the step of the batch: {what}. Tried {'; '.join(tried)}. Hint: {hint}.",
         op=ops[0].target if ops else "",
     )
-
-
-aten = torch.ops.aten
-
-MOST_NAMED = 3
-
-
-@dataclass(frozen=True)
-class MixingOp:
-    """An op that mixes samples.
-
-    Attributes:
-        target: the ATen op.
-        module: dotted path and class of the module that called it.
-    """
-
-    target: str
-    module: str
-
-    def __str__(self) -> str:
-        return f"{self.target} in {self.module}"
-
-
-def mixing_ops(
-    trial: Trial, tensors: Sequence[Tensor], slicing: Slicing, deadline: float, *, with_loss: bool
-) -> list[MixingOp]:
-    """The first ops whose result for a slice is no slice of their result for the batch, though their arguments are.
-
-    Args:
-        trial: the step.
-        tensors: its inputs and targets.
-        slicing: how they are cut.
-        deadline: in the time of `time.monotonic`; what was not found by then is not.
-        with_loss: whether to look at the loss too, not at the model alone.
-    """
-    size = max(1, slicing.batch // 2)  # code often differs for one sample
-    halves = Slicing(slicing.dims, (slicing.batch - size, size))
-    watch = _Watch(trial, slicing.batch, slicing.batch - size, size)
-
-    def run(given: Sequence[Tensor]) -> None:
-        pinned = Pinned(is_double=trial.is_double, deadline=deadline)
-        with rehearsal(pinned, is_double=trial.is_double), torch.no_grad(), watch.calls(), watch:
-            output = trial.output(given)
-            if with_loss:
-                trial.loss(output, given)
-
-    run(halves.cut(tensors, 1))
-    watch.is_whole = True
-    with suppress(TimeUp, _Enough):
-        run(tensors)
-    return watch.found
-
-
-_UNFILLED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
-"""What they return is whatever lay there."""
-
-
-class _Enough(Exception):
-    """As many ops are found as an error names."""
-
-
-class _Watch(TorchDispatchMode):
-    """Keeps what every op returns for a slice, then compares it with what it returns for the whole batch."""
-
-    def __init__(self, trial: Trial, batch: int, start: int, size: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.is_whole = False
-        self.found: list[MixingOp] = []
-        self._trial, self._cut = trial, (batch, start, size)
-        self._of_slice: dict[tuple[str, int], tuple[Any, list[Tensor]]] = {}
-        self._counts: Counter[str] = Counter()
-        self._mixed: dict[int, Tensor] = {}
-        self._running: list[str] = []
-
-    @contextmanager
-    def calls(self) -> Iterator[None]:
-        """While active, the watch knows which module runs."""
-
-        def enter(path: str, module: nn.Module) -> None:
-            self._running.append(f"{path or 'the root'} ({type(module).__name__})")
-
-        def leave() -> None:
-            if self._running:
-                self._running.pop()
-
-        with calls_told(self._trial.model, enter, leave):
-            yield
-        self._running.clear()
-        self._counts.clear()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func.overloadpacket in _UNFILLED:
-            return result
-        outputs = [value for value in _flat((result,)) if value.is_floating_point()]
-        module = self._running[-1] if self._running else "the loss"
-        place = (module, self._counts[module])
-        self._counts[module] += 1
-        if not self.is_whole:
-            self._of_slice[place] = func, [value.detach().clone() for value in outputs]
-        elif place in self._of_slice and self._of_slice[place][0] is func:  # else a slice took another path there
-            inputs = _flat((*args, *(kwargs or {}).values()))
-            self._compare(MixingOp(str(func), module), inputs, outputs, self._of_slice[place][1])
-        return result
-
-    def _compare(self, op: MixingOp, inputs: list[Tensor], outputs: list[Tensor], expected: list[Tensor]) -> None:
-        is_mixed = any(id(value) in self._mixed for value in inputs)
-        is_same = all(_is_slice(part, whole, *self._cut) for part, whole in zip(expected, outputs, strict=False))
-        if is_same or not inputs:  # what a step makes of nothing (positions, zeros) is no sample
-            return
-        self._mixed.update({id(value): value for value in outputs})
-        if not is_mixed and op not in self.found:
-            self.found.append(op)
-            if len(self.found) == MOST_NAMED:
-                raise _Enough
-
-
-def _flat(values: Sequence[Any]) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (tuple, list)):
-            found += _flat(value)
-    return found
-
-
-def _is_slice(part: Tensor, whole: Tensor, batch: int, start: int, size: int) -> bool:
-    """Whether `part` is what belongs to `size` of `batch` samples in `whole`, whichever dimension counts them.
-
-    A dimension may hold the samples among others, before or behind them, as in (B * tokens) or (heads * B).
-    """
-    if part.dim() != whole.dim():
-        return False
-    scaled = [dim for dim in range(part.dim()) if part.shape[dim] != whole.shape[dim]]
-    if not scaled:
-        return _is_close(part, whole)
-    dim = scaled[0]
-    others, left = divmod(whole.shape[dim], batch)
-    if len(scaled) > 1 or left or part.shape[dim] != others * size:
-        return False
-    for before in range(1, others + 1):
-        if others % before == 0:
-            split = whole.reshape(*whole.shape[:dim], before, batch, others // before, *whole.shape[dim + 1 :])
-            if _is_close(part, split.narrow(dim + 1, start, size).reshape(part.shape)):
-                return True
-    return False
-
-
-def _is_close(one: Tensor, other: Tensor) -> bool:
-    rtol = 1e-6 if one.dtype is torch.float64 else 1e-3
-    return bool(torch.isclose(one, other, rtol=rtol, atol=rtol * 1e-3, equal_nan=True).all())

@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import RlplaceError
+from rlplace.graphs.micro_batching.dependence import Dependence, Of, dependence
 from rlplace.graphs.micro_batching.trial import Labels, Pinned, Stepped, TimeUp, Trial, rehearsal
 from rlplace.graphs.program import Slicing, even_sizes
 
@@ -144,6 +146,25 @@ class Ways:
                     return False
         return True
 
+    @cached_property
+    def dependence(self) -> Dependence:
+        """How the step depends on its samples."""
+        return dependence(self._trial, self.tensors, self.slicing, self._deadline)
+
+    def separate_always(self) -> bool:
+        """Whether the loss is a sum or mean over samples by what its ops are, not by their values on this batch."""
+        found = self.dependence
+        if not found.is_known:
+            self.reason = "its ops are others for a slice than for the batch, so that other batches cannot be judged"
+            return False
+        if found.loss in (Of.NOTHING, Of.SUM):
+            return True
+        ops = ", ".join(map(str, found.mixing))
+        self.reason = (
+            f"losses of slices make it with this batch, but not by what it computes: {ops} takes samples together"
+        )
+        return False
+
     def joined(self) -> bool:
         """Whether one loss of the slices' joined outputs is the batch's."""
         self.reason = ""
@@ -162,8 +183,9 @@ class Ways:
             output = pytree.tree_unflatten(joined.leaves, pytree.tree_structure(outputs[0]))
             step = self._with_loss(output, joined) if self._trial.has_loss else _of_output(output)
             if self._agree(self._whole, step):
-                self.reason = ""
-                return True
+                is_apart = not self.dependence.is_known or self.dependence.has_apart
+                self.reason = "" if is_apart else "an output of the model depends on all samples of the batch together"
+                return is_apart
             self.reason = joined.problem or "the loss of the slices' joined outputs is not that of the batch"
         return False
 

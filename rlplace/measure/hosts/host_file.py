@@ -213,11 +213,24 @@ def parse_yaml(text: str, path: str | os.PathLike[str]) -> object:
     return data
 
 
+_LONGEST_NUMBER = 40
+"""Characters."""
+
+
 class _Loader(yaml.SafeLoader):
     """Safe YAML, with repeated keys refused and `1e9` a number (YAML 1.1, PyYAML's dialect, takes it for text)."""
 
     num_merged = 0
     """Fields of all mappings, with what they merge, as often as they are looked at."""
+
+    def construct_number(self, node: yaml.ScalarNode) -> float:
+        """A number; one in base 60 (`1:30:00`) or of many digits would take time that is quadratic in its length."""
+        if not isinstance(node, yaml.ScalarNode) or ":" in node.value or len(node.value) > _LONGEST_NUMBER:
+            problem = f"expected a number in base 10, of at most {_LONGEST_NUMBER} characters"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        is_whole = node.tag.endswith(":int")
+        number: float = self.construct_yaml_int(node) if is_whole else self.construct_yaml_float(node)
+        return number
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -239,6 +252,8 @@ class _Loader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem="it merges too many fields", problem_mark=node.start_mark)
 
 
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+\Z"),

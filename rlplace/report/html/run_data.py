@@ -1,4 +1,4 @@
-"""`RunData`: what the files of a run folder hold, checked field by field: nobody vouches for them."""
+"""`RunData`: what the files of a run folder hold, each field checked: a run folder may come from a stranger."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from rlplace.decode import decode_record, described
+from rlplace.decode import decode_record
 from rlplace.errors import InvalidValue
 from rlplace.measure.explain.explanation import Explanation
+from rlplace.records import described
 from rlplace.report.chrome_trace import Trace
 
 T = TypeVar("T")
@@ -93,7 +94,7 @@ class RunData:
         rows: of the final table.
         best: the method whose placement the run hands back; empty where there is none.
         is_measured: whether step times come from running.
-        time_s: when the table was finished, seconds since 1970; None where nobody said.
+        time_s: when the table was finished, seconds since 1970; None where it is not known.
         host: its name.
         devices: of the host, in order; gangs among them.
         num_ops: of the captured step; 0 where it is not known.

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from rlplace.decode import decode_record, described
+from rlplace.decode import decode_record
 from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
@@ -21,6 +21,7 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.placement import Placement, load_placement
 from rlplace.measure.problem import OP_ORDERS
+from rlplace.records import described
 from rlplace.session.cut import CutOptions, read_asked
 from rlplace.session.folder import RunFolder
 from rlplace.workloads import SIZES, Size, WorkloadSpec, parse_kept_workload

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlplace.decode import decode_record, described
+from rlplace.decode import decode_record
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.hosts.host import Host
 from rlplace.policy.options import WEIGHTS_ENDING, LearnConfig
-from rlplace.records import read_record
+from rlplace.records import described, read_record
 from rlplace.seeds import check_seed
 from rlplace.session.cut import WHOLE, CutOptions, Loss, parse_count
 from rlplace.session.folder import RunFolder
-from rlplace.session.steps import default_size, versions
+from rlplace.session.steps import versions
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
 from rlplace.training.methods import method_of
-from rlplace.workloads import WorkloadSpec
+from rlplace.workloads import WorkloadSpec, default_size
 
 FILE = "config.json"
 HARMLESS: dict[str, tuple[object, ...]] = {

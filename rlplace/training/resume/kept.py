@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from rlplace.decode import decode_list, decode_record, described
+from rlplace.decode import decode_list, decode_record
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.files import jsonable, parse_json
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.measurement import Measurement, Status
+from rlplace.records import described
 from rlplace.search.task import Failure
 
 SCHEMA = 1

@@ -7,11 +7,11 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.decode import described
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue
 from rlplace.measure.costs.costs import Costs, CostSource, read_workspaces
 from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.problem import OP_ORDERS, Problem
+from rlplace.records import described
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared
 from rlplace.session.steps import Steps, describe_problem

@@ -7,12 +7,12 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlplace.decode import shortened
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.hosts.resolve import is_host_file, resolve_host
 from rlplace.policy.options import WEIGHTS_ENDING
+from rlplace.records import shortened
 from rlplace.say import clean, say
 from rlplace.session.folder import RunFolder
 from rlplace.session.steps import versions

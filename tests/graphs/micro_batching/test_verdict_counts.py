@@ -199,7 +199,7 @@ def test_floats_of_a_model_that_makes_its_loss_may_be_targets_and_masks(others: 
 
 def test_where_time_is_short_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlplace.graphs.micro_batching.loss_ways.SHARE_OF_OTHERS", 0.0)
-    verdict = judge(net(), x(), masked, (labels(), ALL.bool()))
+    verdict = judge(net(), x(), lambda y, t, m: (each(y, t) * m).mean(), (labels(), ALL.bool()))
     assert (verdict.kind, verdict.is_checked) == ("separate", True)
     assert "no time for all other values" in verdict.why
 
@@ -242,7 +242,10 @@ def others(given: list[Tensor], slicing: Slicing) -> list[Any]:
 
 
 def test_samples_that_an_op_saturates_for_do_not_hide_what_mixes_them() -> None:
-    """Every fourth is at right angles to the others like it, and long: a softmax over them is that over each itself."""
+    """Every fourth is at right angles to the others like it, and long: a softmax over them is that over each itself.
+
+    What the loss does to them tells, where their values cannot.
+    """
     samples = x(16, 5)
     samples[::4] = 10 * torch.eye(4, 5)
 
@@ -252,6 +255,6 @@ def test_samples_that_an_op_saturates_for_do_not_hide_what_mixes_them() -> None:
     layer = nn.Linear(5, 5, bias=False)
     nn.init.eye_(layer.weight)
     verdict = judge(layer, samples[::4], over_the_batch)
-    assert (verdict.kind, verdict.is_checked) == ("separate", True), "as far as these can tell"
+    assert (verdict.kind, "aten.mm.default in the loss takes samples together" in verdict.why) == ("joined", True)
     verdict = judge(layer, samples, over_the_batch)
     assert (verdict.kind, "not of others" in verdict.why) == ("joined", True)
