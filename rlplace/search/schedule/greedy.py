@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.jit import Bools, Floats, Ints, Longs, inlined, kernel
 from rlplace.measure.problem import Problem
-from rlplace.search.schedule.list_schedule import Schedule, append, end_on
+from rlplace.search.schedule.list_schedule import Schedule, append, end_on, total
 from rlplace.search.schedule.partial_schedule import (
     Decided,
     GroupLayout,
@@ -151,7 +151,7 @@ def _write(
     op, phase, slice_ = f.first_op[group], int(g.is_backward[group]), f.micro_batch[group]
     own, twin = one.module_s[g.module[group], phase], one.module_s[g.module[group], 1 - phase]
     micro = s.micro_s[episode, slice_]
-    own_s, twin_s, micro_s = own.sum(), twin.sum(), micro.sum()
+    own_s, twin_s, micro_s = total(own), total(twin), total(micro)
     for d in range(num_devices):
         if not g.units.label_allowed[group, d]:
             continue
@@ -253,7 +253,7 @@ def _place(placed: Ints, weights: Floats, g: GroupLayout) -> None:
             add_cuts(g, s, group, cut)
             phase = int(g.is_backward[group])
             own, twin = s.module_s[g.module[group], phase], s.module_s[g.module[group], 1 - phase]
-            own_s, twin_s = own.sum(), twin.sum()
+            own_s, twin_s = total(own), total(twin)
             least = np.inf
             for d in range(num_devices):
                 if not g.units.label_allowed[group, d]:

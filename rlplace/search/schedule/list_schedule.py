@@ -145,6 +145,15 @@ def new_gaps(units: Units, resources: HostResources) -> Gaps:
 
 
 @inlined
+def total(row: Floats) -> float:
+    """The sum of a row, from the first to the last; numba takes a second to compile `row.sum()`."""
+    found = 0.0
+    for value in row:
+        found += value
+    return found
+
+
+@inlined
 def end_on(
     u: Units, h: HostResources, s: Schedule, insert: Gaps | None, unit: int, device: int, is_placed: bool
 ) -> float:

@@ -32,6 +32,7 @@ from rlplace.search.schedule.list_schedule import (
     end_on,
     host_resources,
     op_units,
+    total,
 )
 
 
@@ -62,7 +63,7 @@ def place_group(g: GroupLayout, s: Decided, group: int, device: int) -> None:
     """`group` is decided for `device`; none of its ops runs yet."""
     s.placed[group] = device
     s.used[device] += g.held[group]
-    s.module_s[g.module[group], int(g.is_backward[group]), device] += g.group_time_s[group].mean()
+    s.module_s[g.module[group], int(g.is_backward[group]), device] += total(g.group_time_s[group]) / len(s.load_s)
     for other in range(len(s.load_s)):
         if g.host.occupies[device, other]:
             s.load_s[other] += g.group_time_s[group, device]
@@ -183,7 +184,7 @@ def decide(g: GroupLayout, f: ScheduleBounds, s: PartialSchedules, groups: Longs
                     one.latest_end_s[d] = end_on(g.units, g.host, one.ops, None, g.order[position], d, False)
         place_group(g, one, group, device)
         s.filled[b, g.host.account[device]] += f.group_bytes[group]
-        s.micro_s[b, f.micro_batch[group], device] += g.group_time_s[group].mean()
+        s.micro_s[b, f.micro_batch[group], device] += total(g.group_time_s[group]) / num_devices
         s.latest[b] = device
         s.num_decided[b] += 1
         finish_s, bound_s = s.finish_s[b], s.bound_s[b]
@@ -343,7 +344,7 @@ def group_layout(problem: Problem, grouping: Grouping) -> GroupLayout:
     phase_s = np.bincount(2 * op_group + is_late, weights=op_time_s.mean(axis=1), minlength=2 * grouping.num_groups)
     offsets, joined, num_bytes, is_in = _joined(problem, grouping)
     order = list_order(problem)
-    unit_s, share_s = _scales(time_s)
+    total_s = float(np.cumsum(np.append(0.0, time_s))[-1])  # one after the other: `sum` rounds otherwise
     return GroupLayout(
         units=op_units(problem, grouping),
         host=host_resources(problem),
@@ -357,16 +358,9 @@ def group_layout(problem: Problem, grouping: Grouping) -> GroupLayout:
         joined_is_in=is_in,
         module=main_modules(problem, grouping),
         is_backward=phase_s[1::2] > phase_s[::2],
-        unit_s=unit_s,
-        share_s=share_s,
+        unit_s=max(total_s / max(time_s.size, 1), 1e-30),
+        share_s=max(total_s / time_s.shape[1] / time_s.shape[1], 1e-30),
     )
-
-
-@kernel
-def _scales(group_time_s: Floats) -> tuple[float, float]:
-    num_groups, num_devices = group_time_s.shape
-    total_s = group_time_s.sum()
-    return max(total_s / max(num_groups * num_devices, 1), 1e-30), max(total_s / num_devices / num_devices, 1e-30)
 
 
 def _joined(problem: Problem, grouping: Grouping) -> tuple[Ints, Ints, Floats, NDArray[np.bool_]]:
