@@ -28,15 +28,15 @@ from rlplace.measure.timing.race import RaceProtocol, idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import Truth, true_problem
 from rlplace.report.console import make_progress
-from rlplace.runs.tracking import NoTracker
 from rlplace.search import eft
 from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import Known, measure_all, plans_of, step_times
 from rlplace.session.steps import graph_for, make_problem
 from rlplace.training.methods import LEARNED
-from rlplace.training.searches.budget import LoopBudget
+from rlplace.training.searches.racing_host import LoopBudget
 from rlplace.training.searches.search_loop import search_and_measure
+from rlplace.training.tracking import NoTracker
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("inception_v3@small", "nmt@small", "gpt2@small", "clip@small")
@@ -50,7 +50,7 @@ def race(workload: str, seconds: float, seed: int) -> list[dict[str, Any]]:
     """Two rows: from costs as profiled, and from wrong ones."""
     host, spec, progress = Host.detect("cores"), parse_workload(workload), make_progress()
     graph = graph_for(spec, host, seed)
-    profiled = make_problem(graph, host, 256, progress, spec=spec)
+    profiled = make_problem(graph, host, 256, progress.say, spec=spec)
     simulator = Simulator(profiled)
     generator = np.random.default_rng(seed)
     groups, _ = draw_mix(profiled, majority_devices(profiled, eft(profiled)), NUM_FIRST, generator)

@@ -18,12 +18,15 @@ from rlplace.locks import LOCK_FILE
 from rlplace.measure import Problem, Simulator, load_placement, resolve_host
 from rlplace.measure.explain.explanation import load_explanation
 from rlplace.measure.host_model import load_learned_host
+from rlplace.measure.plan import Plan
 from rlplace.session.cut import WHOLE
+from rlplace.session.folder import SESSION
+from rlplace.session.session import Session
 from rlplace.session.steps import Steps
-from rlplace.store import MeasurementStore
+from rlplace.training.config import TrainConfig
 from rlplace.workloads import parse_workload
 
-PLACEMENT, RESULT, DATABASE = "placement.json", "result.json", "measurements.db"
+PLACEMENT, RESULT = "placement.json", "result.json"
 FLEETING = ("durations", "time", "seconds")
 """Fields of a result that no two runs share."""
 _PNG = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
@@ -35,9 +38,9 @@ class Found:
 
     Attributes:
         corrupt: what a reader said of a file that it could not read.
-        rows: every measurement of its store, as text.
-        best: of its placement: the simulated step time, or where it was measured the ratio to the reference placement;
-            infinite where there is none.
+        rows: every measurement of its session, as text.
+        best: of the session's placement: the simulated step time, or where it was measured the ratio to the reference
+            placement; infinite where there is none.
     """
 
     corrupt: tuple[str, ...] = ()
@@ -60,7 +63,7 @@ def look(folder: Path, simulator: Simulator | None) -> Found:
         folder: of the run; it may not be there yet.
         simulator: of its problem; None where it is measured.
     """
-    corrupt, rows = [], []
+    corrupt, rows, plan = [], list[dict[str, Any]](), None
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if path.name == LOCK_FILE or path.name.endswith((PARTIAL_ENDING, "-wal", "-shm", "-journal")):
             continue
@@ -72,17 +75,19 @@ def look(folder: Path, simulator: Simulator | None) -> Found:
         except Exception as error:  # whatever it is, the file cannot be read
             corrupt.append(f"{path.name}: {type(error).__name__}: {error}")
             continue
-        if path.name == DATABASE:
-            rows = found
-    best = math.inf
-    if (folder / PLACEMENT).is_file() and not corrupt:
-        best = _best(folder / PLACEMENT, simulator, rows)
+        if path.name == SESSION:
+            rows, plan = found
+    best = math.inf if plan is None else _best(plan, simulator, rows)
     return Found(tuple(corrupt), frozenset(json.dumps(row, sort_keys=True) for row in rows), best)
 
 
 def answer(folder: Path) -> dict[str, Any]:
     """What a run came to, without what no two runs share."""
-    return {PLACEMENT: read_json(folder / PLACEMENT), RESULT: _lasting(read_json(folder / RESULT))}
+    found = {PLACEMENT: read_json(folder / PLACEMENT), RESULT: _lasting(read_json(folder / RESULT))}
+    with Session.read(folder) as session:
+        placement, table = session.placement, session.table
+    kept = [placement and placement.to_dict(), table and _lasting([row.to_dict() for row in table.rows])]
+    return found | {SESSION: kept}
 
 
 def final_ratio(folder: Path) -> float:
@@ -101,21 +106,33 @@ def _lasting(data: Any) -> Any:
     return [_lasting(item) for item in data] if isinstance(data, list) else data
 
 
-def _best(path: Path, simulator: Simulator | None, rows: list[dict[str, Any]]) -> float:
-    plan = load_placement(path).plan
+def _best(plan: Plan, simulator: Simulator | None, rows: list[dict[str, Any]]) -> float:
     if simulator is not None:
         return simulator.retime(plan).step_time_s
     return median([row["ratio"] for row in rows if row["plan"] == plan.fingerprint and row["ratio"]] or [math.inf])
 
 
-def _read_store(path: Path) -> list[dict[str, Any]]:
-    with MeasurementStore.read(path) as store:
+def _read_session(path: Path) -> tuple[list[dict[str, Any]], Plan | None]:
+    """The measurements and the best plan of a run, everything else of its session read as well."""
+    with Session.read(path.parent) as session:
+        store = session.measurements
         rows = [row.to_dict() for row in store.measurements()]
         for plan in {str(row["plan"]) for row in rows}:
             store.plan(plan)
             store.traces(plan)
         store.learned_hosts()
-    return rows
+        if session.has("request"):  # a run may be killed before it has anything
+            _ = session.request, session.fact("config", TrainConfig)
+        if session.has("problem"):
+            _ = session.facts, session.host, session.costs, session.op_group, session.allowed
+        _ = session.known_hosts, session.calibration, session.table, session.ending, session.explanation
+        _ = session.timeline, session.has_ended
+        for method in session.results():
+            for plans, _, _ in session.raced(method):
+                for plan in plans:
+                    store.plan(plan)
+        placement = session.placement
+    return rows, None if placement is None else placement.plan
 
 
 def _read_png(path: Path) -> None:
@@ -131,7 +148,7 @@ def _read_page(path: Path) -> None:
 
 READERS: dict[str, Callable[[Path], Any]] = {
     PLACEMENT: load_placement,
-    DATABASE: _read_store,
+    SESSION: _read_session,
     "explanation.json": load_explanation,
     "host_model.json": load_learned_host,
     ".json": read_json,

@@ -21,9 +21,12 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.search import Budget
 from rlplace.search.methods import find
 from rlplace.session.cut import WHOLE
+from rlplace.session.facts import Request
+from rlplace.session.prepare import Prepared
+from rlplace.session.session import Session
 from rlplace.session.steps import graph_for
-from rlplace.training.elastic.known import Choices, KnownRun
-from rlplace.training.elastic.replace import PORTFOLIO, Replaced, replaced, search
+from rlplace.training.config import TrainConfig
+from rlplace.training.elastic.placed_again import PORTFOLIO, KnownRun, Replaced, replaced, search_again
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("nmt@small", "gpt2@small")
@@ -90,7 +93,7 @@ def placed_again(workload: str) -> list[dict[str, Any]]:
         carried_s = float(simulator.step_times(made.start[None])[0])
         for count in EVALUATIONS:
             begin_s = time.monotonic()
-            again = [search(made, Budget(count), seed=seed).step_time_s for seed in SEEDS]
+            again = [search_again(made, Budget(count), seed=seed).step_time_s for seed in SEEDS]
             spent_s = (time.monotonic() - begin_s) / len(SEEDS)
             nothing = [from_nothing(made, count, seed) for seed in SEEDS]
             rows.append(
@@ -120,10 +123,11 @@ def run_of(workload: str) -> KnownRun:
     assert found.devices is not None
     plan = found.plan if found.plan is not None else simulator.plan(found.devices)
     placement = Placement.of(problem, plan, PORTFOLIO)
-    fingerprint = problem.graph.fingerprint
-    return KnownRun(
-        Path("run"), {}, spec, Choices(), 1, WHOLE, fingerprint, "rank", FROM, problem.costs, placement, None
-    )
+    session = Session.in_memory()
+    session.keep(request=Request(str(spec), FROM.name, FROM.fingerprint, "small"), config=TrainConfig())
+    session.keep_problem(Prepared(problem, WHOLE))
+    session.keep_placement(placement)
+    return KnownRun.of(session, Path("run"), spec)
 
 
 def from_nothing(made: Replaced, count: int, seed: int) -> float:

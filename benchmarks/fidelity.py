@@ -13,13 +13,13 @@ from typing import Any
 
 from record import RESULTS, as_markdown, record
 
+from rlplace.compare.fidelity import measure_mix
 from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Host
 from rlplace.measure.prediction_error import calibrate
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report import save_fidelity_png
 from rlplace.report.console import make_progress
-from rlplace.runs.fidelity import measure_mix
 from rlplace.session.calibrate import calibrate_on, step_times
 from rlplace.session.steps import graph_for, make_problem
 from rlplace.workloads import parse_workload
@@ -40,7 +40,7 @@ FIGURES = {
 def judged(workload: str, seed: int) -> dict[str, Any]:
     """Figures of one workload for each way, and the ceiling."""
     host, spec, progress = Host.detect("cores"), parse_workload(workload), make_progress()
-    problem = make_problem(graph_for(spec, host, seed), host, 256, progress, spec=spec)
+    problem = make_problem(graph_for(spec, host, seed), host, 256, progress.say, spec=spec)
     mix = measure_mix(problem, num_placements=NUM_PLACEMENTS, num_fit=NUM_FIT, seed=seed)
     known = mix.known
     figures = calibrate(problem, list(known.plans), step_times(known.outcomes).tolist(), seed=seed).problem

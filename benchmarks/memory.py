@@ -143,7 +143,7 @@ def compare(word: str, count: int, seed: int) -> dict[str, Any]:
     host, spec, progress = Host.detect("cores"), parse_workload(name), make_progress()
     micro_batches = int(cut or 1)
     graph = Steps(spec, host, seed, CutOptions(count=micro_batches)).graph(micro_batches)
-    problem = make_problem(graph, host, NUM_GROUPS, progress, spec=spec)
+    problem = make_problem(graph, host, NUM_GROUPS, progress.say, spec=spec)
     simulator = Simulator(problem)
     plans, kinds = draw(problem, simulator, count, seed)
     progress.say(f"running {len(plans)} placements of {word}")

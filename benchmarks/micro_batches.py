@@ -56,7 +56,7 @@ class Side:
         It runs on the threads of `threads_of`: a second team on the same cores would slow both down.
         """
         progress = make_progress()
-        profiled = prepare(steps, progress, seed=0).problem
+        profiled = prepare(steps, progress.say, seed=0).problem
         problem, _ = calibrated(profiled, 12, seed=0, say=progress.say)
         simulator = Simulator(problem, threads=1)
         runner = HostRunner(problem, simulator)

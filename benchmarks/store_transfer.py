@@ -34,7 +34,7 @@ from rlplace.measure.host_model import HostKnowledge, LearnedHost, knowledge_of
 from rlplace.measure.measurement import Measurement, versions_line
 from rlplace.measure.truth import TrueTimer, Truth, true_problems
 from rlplace.search.task import Budget
-from rlplace.store import MeasurementStore, Session
+from rlplace.store import MeasurementStore, MeasuringProcess
 from rlplace.store.folders import machine_key
 from rlplace.training.agent import AgentResult, learn_host
 
@@ -85,7 +85,7 @@ def learn(
 def through_a_store(taught: AgentResult, workload: str, first: Problem, second: Problem) -> HostKnowledge | None:
     """What a store tells the second workload, after a run on the first one left there what it learned."""
     with tempfile.TemporaryDirectory() as folder, MeasurementStore.open(Path(folder) / "measurements.db") as store:
-        session = store.begin(Session(time.time(), workload, machine_key(), first.host.name, versions_line()))
+        session = store.begin(MeasuringProcess(time.time(), workload, machine_key(), first.host.name, versions_line()))
         store.add_learned(session, first.graph.fingerprint, LearnedHost.of(taught.posterior))
         kept = store.learned_hosts(second.host.fingerprint, machine_key())
     return knowledge_of(kept, second.costs.source)

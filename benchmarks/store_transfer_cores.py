@@ -78,7 +78,7 @@ class Bench:
         host, spec = Host.detect("cores"), parse_workload(name)
         graph = graph_for(spec, host, seed)
         self.name = name
-        self.problem = make_problem(graph, host, 256, make_progress(is_quiet=True), spec=spec)
+        self.problem = make_problem(graph, host, 256, make_progress(is_quiet=True).say, spec=spec)
         simulator = Simulator(self.problem)
         single = baselines.best_single(self.problem, simulator)
         self.evaluator = Evaluator(self.problem, simulator, single, seed=seed)

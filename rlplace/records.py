@@ -102,6 +102,10 @@ Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
 """An integer; also one that is written `16e9`, or a NumPy integer."""
 Number = Annotated[float, BeforeValidator(_number)]
 """A finite float; a whole number and NumPy's numbers will do."""
+NumberOrNan = Annotated[
+    float, Field(allow_inf_nan=True), BeforeValidator(lambda value: math.nan if value is None else value)
+]
+"""A float that may be NaN, which files hold as null."""
 Count = Annotated[Whole, Field(ge=0)]
 Seconds = Annotated[Number, Field(ge=0, le=1e300)]
 Seed = Annotated[Whole, Field(ge=0, le=2**32 - 1)]
@@ -184,6 +188,20 @@ def read_record(kind: type[T], data: object, where: str) -> T:
 def to_plain(value: object, kind: Any = None) -> Any:
     """A record as plain data, the inverse of `read_record`."""
     return _adapter(type(value) if kind is None else kind).dump_python(value, mode="json")
+
+
+def to_json(value: object, kind: Any = None) -> str:
+    """A record as JSON text, NaN and infinities as null; the inverse of `read_record`."""
+    return _adapter(type(value) if kind is None else kind).dump_json(value).decode("utf-8")
+
+
+def readable(kind: type[T]) -> type[T]:
+    """A plain dataclass that `read_record` reads as strictly as a record, while making one checks nothing.
+
+    For objects with big arrays: fields of the type `Unkept` are left out of what is written.
+    """
+    kind.__pydantic_config__ = _CONFIG  # type: ignore[attr-defined]
+    return kind
 
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from rlplace.report.drawing import save_field_png
-from rlplace.runs.report import write_report
+from rlplace.report.report_run import write_report
 
 PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 NAMES = ("chromium", "chromium-browser", "google-chrome")

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from stored import SESSION
+
 from rlplace.files import write_json_atomic
+from rlplace.measure.host_model import LearnedHost, Prior
+from rlplace.measure.host_model.learned_host import LearnedFactor
+from rlplace.report.html.run_data import RunData
+from rlplace.search.task import BestSoFar
+from rlplace.session.facts import Ending, FinalTable, ProblemFacts, Request, Row
+from rlplace.session.folder import SESSION as SESSION_FILE
+from rlplace.session.folder import RunFolder
+from rlplace.session.method import MethodResult
+from rlplace.session.session import Session
 
 PHASES = ("forward", "backward", "update")
 HOSTILE = (
@@ -91,11 +104,63 @@ def rows_of(others: Sequence[str] = ()) -> list[dict[str, Any]]:
          "samples": 25, "status": "ok", "history": [], "measured": 5 if method in ("learned", "portfolio") else None}
         for method, step_s in timed
     ]  # fmt: skip
-    rows.append({"method": "blocks", "placement": True, "step_time_s": None, "status": "oom", "why": "cpu:0 is full"})
-    for name in others:
-        rows.append({"method": name, "placement": True, "step_time_s": 0.04, "status": "ok", "why": name})
+    rows.append({"method": "blocks", "step_time_s": None, "status": "oom", "why": "cpu:0 is full"})
+    rows += [{"method": name, "step_time_s": 0.04, "status": "ok", "why": name} for name in others]
     rows.append({"method": "eager", "placement": False, "placements": 0, "step_time_s": 0.025, "status": "ok"})
     return rows
+
+
+SEARCH: dict[str, Any] = {
+    "num_scored": 900, "num_measured": 5, "seconds": 12.0, "single_s": 0.03,
+    "history": (BestSoFar(10, 1, 2.0, 0.025), BestSoFar(400, 4, 9.0, 0.020)),
+    "tried": ((0.020, 0.021), (0.022, 0.024), (0.019, 0.020), (0.030, 0.027)),
+}  # fmt: skip
+VERDICT = {"kind": "separate", "is_checked": True, "why": "checked"}
+
+
+def host_of(devices: Sequence[str]) -> dict[str, Any]:
+    """A host of such devices, as host files have it."""
+    facts = [{"name": name, "kind": "cpu-core", "backend": "cpu", "memory_bytes": 1 << 30, "memory_pool": "ram"}
+             for name in devices]  # fmt: skip
+    links = [{"name": f"link {k}", "bandwidth_bytes_per_s": 1e9} for k in range(len(devices) ** 2)]
+    pairs = [(one, other) for one in devices for other in devices if one != other]
+    routes = [{"source": one, "destination": other, "links": [f"link {k}"]} for k, (one, other) in enumerate(pairs)]
+    return {"name": "cores", "devices": facts, "links": links[: len(pairs)], "routes": routes}
+
+
+def learned_of(name: str) -> LearnedHost:
+    """What was learned of a host: one op type is slow."""
+    factor = LearnedFactor("op type", name, 0.2, 0.05, 0.5)
+    return LearnedHost("cores", "12345678abcdef00", "profiled", Prior(), (factor,), (f"{name} is slow",))
+
+
+def result_session(
+    folder: Path,
+    rows: Sequence[Mapping[str, Any]],
+    best: str,
+    *,
+    names: Sequence[str] = ("op",),
+    modules: Sequence[str] = ("",),
+    devices: Sequence[str] = ("cpu:0", "cpu:1"),
+    workload: str = "inception_v3@small",
+) -> Session:
+    """The session of a run in a folder, made up: its request, problem, table and searches."""
+    with closing(RunFolder.create(folder)) as run:
+        session = Session.open(run)
+    train = {"budget_s": 60.0, "seed": 3, "search": {"method": "learned"}, "learn": {"policy": "placer"}}
+    facts = ProblemFacts(
+        "0" * 16, 30, 1, None, "rank", "profiled", "none", (), 0, tuple(names), tuple(modules),
+    )  # fmt: skip
+    session.keep(
+        request=Request(workload, "auto", "0" * 16, "small", versions={"torch": "2"}),
+        config=json.dumps(train),
+        problem=facts,
+        host=json.dumps(host_of(devices)),
+        table=FinalTable(tuple(Row.of({"history": (), **row}) for row in rows), best, {}),
+        ending=Ending(True, 1.8e9, {"search_s": 60.0, "calibration_s": 0.0}, {"search_s": 75.0}),
+        **{f"method/{name}": MethodResult(**SEARCH) for name in ("learned", "portfolio")},
+    )
+    return session
 
 
 def write_run(
@@ -108,45 +173,68 @@ def write_run(
     others: Sequence[str] = (),
 ) -> Path:
     """Writes a run with everything in it, and returns where."""
-    folder.mkdir(parents=True, exist_ok=True)
-    train = {"budget_s": 60.0, "seed": 3, "search": {"method": "learned"}, "learn": {"policy": "placer"}}
-    config = {
-        "schema": 1,
-        "workload": workload,
-        "host": "auto",
-        "train": train,
-        "versions": {"torch": "2"},
-    }
-    history = [[10, 1, 2.0, 0.025], [400, 4, 9.0, 0.020]]
-    search = {
-        "placements": 900, "measured": 5, "seconds": 12.0, "single_s": 0.03, "history": history,
-        "tried": [[0.020, 0.021], [0.022, 0.024], [0.019, 0.020], [0.030, 0.027]],
-    }  # fmt: skip
-    facts = [{"name": name, "kind": "cpu-core", "backend": "cpu", "memory_bytes": 1 << 30, "memory_pool": "ram"}
-             for name in devices]  # fmt: skip
-    factor = {"kind": "op type", "name": names[0], "log_mean": 0.2, "log_deviation": 0.05, "prior_deviation": 0.5}
-    files: dict[str, object] = {
-        "config": config,
-        "problem": {"graph": {"num_ops": len(names)}, "host": {"name": devices[0], "devices": facts}},
-        "result": {
-            "schema": 1, "rows": rows_of(others), "best": {"method": "portfolio", "step_time_s": 0.02},
-            "measured": True, "time": 1.8e9,
-            "durations": {"expected": {"search_s": 60.0, "calibration_s": 0.0}, "taken": {"search_s": 75.0}},
-        },
-        "timeline": trace_of(names, modules, devices),
-        "search": {"schema": 1, "methods": {"learned": search, "portfolio": search}},
-        "host_model": {"host": "cores", "lines": [f"{names[0]} is slow"], "factors": [factor]},
-        "explanation": explanation_of(names, devices),
-    }  # fmt: skip
-    for name, data in files.items():
-        write_json_atomic(folder / f"{name}.json", data)
+    words = {"names": names, "modules": modules, "devices": devices, "workload": workload}
+    with result_session(folder, rows_of(others), "portfolio", **words) as session:  # type: ignore[arg-type]
+        session.keep_timeline(json.dumps(trace_of(names, modules, devices)))
+        session.keep(explanation=json.dumps(explanation_of(names, devices)), has_ended=True)
+        store = session.measurements
+        store.add_learned(store.begin(SESSION), "12345678abcdef00", learned_of(names[0]))
+    write_json_atomic(folder / "result.json", {"schema": 1})
     return folder
 
 
-def change(folder: Path, name: str, **fields: object) -> None:
-    """Sets fields of one of the files."""
-    path = folder / name
-    write_json_atomic(path, {**json.loads(path.read_text(encoding="utf-8")), **fields})
+def retable(folder: Path, rows: Sequence[Mapping[str, Any]] | None = None, best: str | None = None) -> None:
+    """Gives a run's session other rows, or another best."""
+    with Session.open(RunFolder(folder)) as session:
+        table = session.table
+        assert table is not None
+        made = table.rows if rows is None else tuple(Row.of({"history": (), **row}) for row in rows)
+        session.keep(table=FinalTable(made, table.best if best is None else best, {}))
+
+
+def change(folder: Path, name: str, /, **fields: object) -> None:
+    """Sets fields of one of the records of a run's session."""
+    with sqlite3.connect(folder / SESSION_FILE) as database:
+        (text,) = database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        changed = json.dumps(json.loads(text) | fields)
+        database.execute("UPDATE facts SET value = ? WHERE name = ?", (changed, name))
+    database.close()
+
+
+def forget(folder: Path, name: str) -> None:
+    """Removes one of the records of a run's session."""
+    with sqlite3.connect(folder / SESSION_FILE) as database:
+        database.execute("DELETE FROM facts WHERE name = ?", (name,))
+    database.close()
+
+
+def forget_files(folder: Path) -> None:
+    """Removes the arrays and files of a run's session, its timeline among them."""
+    with sqlite3.connect(folder / SESSION_FILE) as database:
+        database.execute("DELETE FROM arrays")
+    database.close()
+
+
+def data_of(config: Mapping[str, Any], result: Mapping[str, Any], **parts: Any) -> RunData:
+    """What a report shows, of rows as `result.json` has them."""
+    rows = tuple(Row.of({"history": (), **row}) for row in result["rows"])
+    told = result.get("durations", {})
+    return RunData(
+        config,
+        rows,
+        result.get("best", {}).get("method", ""),
+        result.get("measured", False),
+        result.get("time"),
+        expected=told.get("expected", {}),
+        taken=told.get("taken", {}),
+        **parts,
+    )
+
+
+def run_data(folder: Path) -> RunData:
+    """What a report shows of the run in a folder."""
+    with Session.read(folder) as session:
+        return RunData.of(session)
 
 
 def hostile_run(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,13 @@ from rlplace.measure import Placement, Problem, Simulator
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import save_placement
+from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.facts import Request
 from rlplace.session.folder import RunFolder
-from rlplace.session.steps import describe_problem
+from rlplace.session.prepare import Prepared
+from rlplace.session.session import Session
+from rlplace.session.steps import versions
+from rlplace.training.config import TrainConfig
 
 WORKED_S = 1e-3
 """What every op takes."""
@@ -27,17 +33,32 @@ def placed_run(
     host: Host,
     devices: NDArray[np.int32],
     *,
-    cut: dict[str, object] | None = None,
+    cut: CutOptions = WHOLE,
     seed: int = 0,
 ) -> RunFolder:
     """A run of `workload`, whose step is `graph`, placed on `devices` (N,)."""
     seconds = np.full((graph.num_ops, host.num_devices), WORKED_S)
     problem = Problem(graph, host, Costs(seconds, "profiled"), Grouping(np.arange(graph.num_ops, dtype=np.int32)))
-    folder = RunFolder.create(path)
-    config = {"workload": workload, "default_size": "small", "train": {"seed": seed}, "micro_batches": cut}
-    folder.write_json("config.json", config)
-    folder.write_json("problem.json", describe_problem(problem))
-    plan = Simulator(problem, threads=1).plan(devices)
-    save_placement(Placement.of(problem, plan, "by hand"), folder.path("placement.json"))
-    folder.close()
+    return run_of_problem(path, workload, problem, devices, cut=cut, seed=seed)
+
+
+def run_of_problem(
+    path: Path,
+    workload: str,
+    problem: Problem,
+    devices: NDArray[np.int32],
+    *,
+    cut: CutOptions = WHOLE,
+    seed: int = 0,
+    host: str = "a host",
+) -> RunFolder:
+    """A run of `workload`, which is `problem`, placed on `devices` (N,)."""
+    folder, fingerprint = RunFolder.create(path), problem.host.fingerprint
+    placement = Placement.of(problem, Simulator(problem, threads=1).plan(devices), "by hand")
+    request = Request(workload, host, fingerprint, "small", asked=cut, workload_seed=seed, versions=versions())
+    with closing(folder), Session.open(folder) as session:
+        session.keep(request=request, config=TrainConfig(seed=seed))
+        session.keep_problem(Prepared(problem, cut))
+        session.keep_placement(placement)
+    save_placement(placement, folder.path("placement.json"))
     return folder

@@ -15,21 +15,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_measurer import TimingMeasurer, chain_problem
+from run_folders import run_of_problem
 from safetensors.numpy import load_file
 from search_problems import barred, brute_force_s, fork_problem
 
 from rlplace.cli.main import main
 from rlplace.errors import InvalidValue
 from rlplace.export import FORMATS
+from rlplace.files import read_json
 from rlplace.graphs import capture, save_graph
-from rlplace.measure import Placement, Problem, Simulator
-from rlplace.measure.placement import save_placement
+from rlplace.measure import Problem, Simulator
 from rlplace.policy import LEARNERS, POLICIES, LearnConfig, Learner, Policy
 from rlplace.registry import Registry
 from rlplace.search.methods import METHODS, SearchResult, find
 from rlplace.search.task import Budget
 from rlplace.session.folder import RunFolder
-from rlplace.session.steps import describe_problem
 from rlplace.training import SearchConfig, train
 from rlplace.workloads import CATALOG, build
 
@@ -108,11 +108,7 @@ def test_the_registries_are_where_the_page_says() -> None:
 def run(tmp_path: Path) -> RunFolder:
     """A run of six ops, two on the first device and four on the second."""
     problem, devices = fork_problem(seed=0), np.array([0, 1, 1, 0, 1, 1], dtype=np.int32)
-    folder = RunFolder.create(tmp_path / "run")
-    folder.write_json("config.json", {"workload": "nmt@small", "default_size": "small", "train": {"seed": 3}})
-    folder.write_json("problem.json", describe_problem(problem))
-    save_placement(Placement.of(problem, Simulator(problem).plan(devices)), folder.path("placement.json"))
-    return folder
+    return run_of_problem(tmp_path / "run", "nmt@small", problem, devices, seed=3)
 
 
 @pytest.mark.slow
@@ -207,4 +203,4 @@ def test_the_policy_and_its_learner_as_a_package(fork_file: str, tmp_path: Path)
     chosen = ("--policy", "table", "--learner", "plain")
     assert "best: " in say_installed(("A policy", "A learner"), tmp_path, *train_it, *chosen)
     assert load_file(run / "policy.safetensors")["table_GD"].shape == (6, 2)
-    assert RunFolder.open(run).read_json("config.json")["train"]["learn"]["learner"] == "plain"
+    assert read_json(run / "config.json")["train"]["learn"]["learner"] == "plain"

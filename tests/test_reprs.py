@@ -19,7 +19,7 @@ from rlplace.report.printed import as_html, as_text, results_table
 from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.training.forecast import Durations
-from rlplace.training.outcome import TrainResult
+from rlplace.training.outputs import TrainResult
 from rlplace.training.table import Table
 from rlplace.workloads import parse_workload
 

@@ -368,7 +368,7 @@ def _estimated(spec: WorkloadSpec, host: Host, constraints: Constraints | None, 
 
     def make(graph: OpGraph, count: int) -> Problem:
         progress = loud if count == 1 else quiet
-        return make_problem(graph, host, 256, progress, spec=spec, count=count, constraints=constraints)
+        return make_problem(graph, host, 256, progress.say, spec=spec, count=count, constraints=constraints)
 
     return make
 

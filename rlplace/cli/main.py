@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked = next((line for line in str(error).splitlines() if line.strip()), "an allocation was refused")
         say(
             f"rlplace: failed: this machine's memory does not suffice: {asked}. Take a smaller workload or smaller "
-            "sizes (a run that goes on takes those in its config.json), or free memory."
+            "sizes (a run that goes on takes those that it was started with), or free memory."
         )
         return 1
     except BrokenPipeError:

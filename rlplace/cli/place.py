@@ -112,7 +112,7 @@ def place(
         has_own = bool(placing.pin or placing.exclude or placing.together)
         constraints = placing.constraints(found) if has_own else None
         path = None if path is None else _free(path, overwrite)
-        from rlplace.training.elastic.session import replace_run
+        from rlplace.training.elastic.replace_run import replace_run
 
         result = replace_run(
             folder,
@@ -176,7 +176,7 @@ def _workload(
 
 def _is_run(path: Path) -> bool:
     """Whether a run folder is meant; a folder of the current one may be called as a workload is."""
-    return path.is_dir() and (len(path.parts) > 1 or (path / "config.json").exists())
+    return path.is_dir() and (len(path.parts) > 1 or (path / "session.db").exists() or (path / "config.json").exists())
 
 
 def _free(path: Path, overwrite: bool) -> Path:

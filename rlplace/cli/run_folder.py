@@ -77,7 +77,7 @@ def report(folder: tyro.conf.Positional[Path], json: bool = False) -> None:
         folder: a run folder
         json: print the result as one JSON object on stdout
     """
-    from rlplace.runs.report import write_report
+    from rlplace.report.report_run import write_report
 
     path = write_report(folder)
     say(f"wrote {path}: open it in a browser")

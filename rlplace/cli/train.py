@@ -26,7 +26,7 @@ from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
 
 if TYPE_CHECKING:
-    from rlplace.training.resume.reopen import Named
+    from rlplace.training.resume import Named
 
 AGAIN = ("in-process", "store", "track", "cluster", "init", "priors")
 """Options that a run folder is not believed where they reach out of it: they may be given again."""
@@ -98,8 +98,8 @@ def train(
     if resume is not None:
         given = given_options()
         _check_given((*BESIDE_RESUME, *BESIDE_HOST) if "host" in given else BESIDE_RESUME)
-        from rlplace.training.resume.reopen import Named
-        from rlplace.training.session import resume_training
+        from rlplace.training.command import Shown
+        from rlplace.training.resume import Named, resume_training
 
         more_s = budget if isinstance(budget, MoreTime) else 0.0
         named = Named(
@@ -113,11 +113,11 @@ def train(
             init=learn.init,
             priors=search.priors,
         )
-        shown = {"is_quiet": quiet, "is_table": not (quiet and json), "is_waiting": not storing.no_wait}
+        how = {"is_waiting": not storing.no_wait, "shown": Shown(quiet, not (quiet and json), json)}
         if "host" in given:
-            result = _elsewhere(resume, named, placing, host, run, overwrite, shown)
+            result = _elsewhere(resume, named, placing, host, run, overwrite, how)
         else:
-            result = resume_training(resume, named, **shown)
+            result = resume_training(resume, named, **how)
         if json:
             print_json(result)
         return
@@ -155,7 +155,7 @@ def train(
         learn=learn,
         agent=agent,
     )
-    from rlplace.training.session import run_training
+    from rlplace.training.command import Shown, run_training
 
     folder = run if run is not None else Path("runs") / workload.replace("/", "_").replace(":", "_")
     result = run_training(
@@ -168,9 +168,8 @@ def train(
         asked=asked,
         workload_seed=workload_seed,
         overwrite=overwrite,
-        is_quiet=quiet,
-        is_table=not (quiet and json),
         is_waiting=not storing.no_wait,
+        shown=Shown(quiet, not (quiet and json), json),
     )
     if json:
         print_json(result)
@@ -183,7 +182,7 @@ def _elsewhere(
     host: str,
     run: Path | None,
     overwrite: bool,
-    shown: dict[str, bool],
+    how: dict[str, Any],
 ) -> dict[str, Any]:
     if named.more_s:
         raise InvalidValue(
@@ -206,7 +205,7 @@ def _elsewhere(
         gangs=placing.gangs,
         constraints=constraints,
         overwrite=overwrite,
-        **shown,
+        **how,
     )
 
 

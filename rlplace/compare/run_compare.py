@@ -29,13 +29,12 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import Truth, check_no_gangs, true_problem
 from rlplace.report.console import Progress, make_progress
 from rlplace.report.printed import WIDTH, compare_table, show
-from rlplace.runs.measuring import measuring
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import calibrated
 from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.prepare import Prepared, prepare
 from rlplace.session.steps import Steps
-from rlplace.store.log import check_store
+from rlplace.store.log import check_store, measuring
 from rlplace.training.methods import METHODS
 from rlplace.workloads import WorkloadSpec, default_size
 
@@ -147,7 +146,7 @@ class Setup:
         """
         return prepare(
             Steps(self.spec, self.host, self.workload_seed, self.asked),
-            progress,
+            progress.say,
             seed=config.seed or 0,
             num_groups=self.num_groups,
             grouping=self.grouping,

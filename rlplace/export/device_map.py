@@ -298,16 +298,7 @@ def exported(request: ExportRequest) -> Exported:
 
 def _problem(request: ExportRequest) -> Problem:
     """The run's problem, with the user's pins and exclusions."""
-    problem, kept = CapturedRun.of(request).problem(), request.problem()
-    if kept.get("allowed") is None:
-        return problem
-    try:
-        allowed = np.array(kept["allowed"], dtype=np.bool_)[np.array(kept["grouping"]["op_group"], dtype=np.int64)]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise InvalidValue(
-            "allowed", "malformed", "devices where each group may be", where="problem.json", hint=f"It holds: {error}."
-        ) from error
-    return dataclasses.replace(problem, allowed=allowed)
+    return dataclasses.replace(CapturedRun.of(request).problem(), allowed=request.session.allowed)
 
 
 def _cache(problem: Problem, projection: Projection, num_tokens: int) -> dict[int, int]:

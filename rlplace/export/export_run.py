@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,10 @@ from rlplace.export.check import check_export
 from rlplace.export.formats import FORMATS, Exported, ExportRequest
 from rlplace.export.step import matching_host
 from rlplace.files import write_text_atomic
-from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.placement import load_placement
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.say import clean, say
-from rlplace.session.cut import read_asked
 from rlplace.session.folder import RunFolder
-from rlplace.session.steps import capture_workload
-from rlplace.workloads import build
+from rlplace.session.session import Session
 
 LIST = "list"
 """The word for all formats."""
@@ -57,24 +52,20 @@ def export_run(
             hint="A check runs the placed step and writes nothing: leave one of the two out.",
         )
     if cache_tokens < 0 or (cache_tokens and "cache_tokens" not in chosen.options):
-        raise InvalidValue(
-            "cache_tokens",
-            cache_tokens,
-            "0 or more" if cache_tokens < 0 else f"0 with {format}",
-            where="export",
-            hint="The format `device_map` counts keys and values.",
-        )
-    run = RunFolder.open(folder)
-    placement = load_placement(run.path("placement.json"))
-    request = ExportRequest(run, run.read_json("config.json"), placement, workload, cache_tokens)
-    if (line := unchecked_loss(request.config)) is not None:
+        expected = "0 or more" if cache_tokens < 0 else f"0 with {format}"
+        hint = "The format `device_map` counts keys and values."
+        raise InvalidValue("cache_tokens", cache_tokens, expected, where="export", hint=hint)
+    run, session = RunFolder.open(folder), Session.read(folder)
+    placement = session.best_placement()
+    request = ExportRequest(run, session, placement, workload, cache_tokens)
+    if (line := unchecked_loss(session)) is not None:
         say(line)
     if is_check:
         return _check(request)
     made = chosen.text(request)
     exported = made if isinstance(made, Exported) else Exported(made)
     if workload is not None:  # it may be another one, or have changed since
-        placement.require_graph(_graph(request))
+        placement.require_graph(request.captured())
     path = run.root / chosen.file
     write_text_atomic(path, exported.text)
     how = _how_to_run(path, request) if format == "script" else chosen.summary
@@ -93,22 +84,17 @@ def listed() -> dict[str, Any]:
 
 def _how_to_run(path: Path, request: ExportRequest) -> str:
     if request.is_simulated:
-        host = clean(request.config.get("host", "a host"))
+        host = clean(request.session.request.host)
         return f"the run is of {host}, which was simulated: it runs on such a host only, not on this machine"
     return f"run it with python {path}"
 
 
-def unchecked_loss(config: Mapping[str, Any]) -> str | None:
-    """A warning, where nothing is known of the loss of a run's micro-batches; else None.
-
-    Args:
-        config: what `config.json` holds.
-    """
-    kept = config.get("micro_batches")
-    verdict = kept.get("verdict") if isinstance(kept, Mapping) else None
-    if not isinstance(kept, Mapping) or not isinstance(verdict, Mapping) or verdict.get("is_checked") is True:
+def unchecked_loss(session: Session) -> str | None:
+    """A warning, where the loss of a run's micro-batches was not checked; else None."""
+    verdict = session.facts.verdict
+    if verdict is None or verdict.is_checked:
         return None
-    count, kind, why = map(clean, (kept.get("count"), verdict.get("kind"), verdict.get("why")))
+    count, kind, why = map(clean, (session.facts.num_micro_batches, verdict.kind, verdict.why))
     return (
         f"warning: the loss of the run's {count} micro-batches was not checked, it is taken as "
         f"{kind} ({why}): the step may be refused where it is captured with values, or be "
@@ -117,24 +103,14 @@ def unchecked_loss(config: Mapping[str, Any]) -> str | None:
     )
 
 
-def _graph(request: ExportRequest) -> OpGraph:
-    """The graph of the run's workload, captured now."""
-    count, asked = read_asked(request.config.get("micro_batches"))
-    workload = build(request.spec, default_size=request.default_size, seed=request.workload_seed)
-    return capture_workload(workload, count, asked)
-
-
 def _check(request: ExportRequest) -> dict[str, Any]:
     placement = request.placement
     if request.is_simulated:
+        hint = "A check runs the placed step: train on a host of this machine (`--host auto`) first."
         raise InvalidValue(
-            "host",
-            request.config.get("host"),
-            "one of this machine",
-            where="export --check",
-            hint="A check runs the placed step: train on a host of this machine (`--host auto`) first.",
+            "host", request.session.request.host, "one of this machine", where="export --check", hint=hint
         )
-    graph, host = _graph(request), matching_host(placement)
+    graph, host = request.captured(), matching_host(placement)
     placement.require(graph, host)
     count = graph.num_micro_batches
     checked = check_export(graph, host, placement.plan)

@@ -20,22 +20,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
+from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs.costs import Costs, read_workspaces
 from rlplace.measure.hosts.host import Device, Host
-from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.measure.placement import Placement
 from rlplace.measure.problem import Problem
-from rlplace.records import described
 from rlplace.registry import Registry
-from rlplace.seeds import check_seed
-from rlplace.session.cut import read_asked
 from rlplace.session.folder import RUN_FILES, RunFolder
+from rlplace.session.session import Session
 from rlplace.session.step_script import script
 from rlplace.session.steps import capture_workload, only_simulated
-from rlplace.workloads import SIZES, Size, Workload, WorkloadSpec, build_for, parse_kept_workload
+from rlplace.workloads import Workload, WorkloadSpec, build, build_for, parse_kept_workload
 
 T = TypeVar("T")
 
@@ -48,9 +44,9 @@ class ExportRequest:
     """What a format is given: a run that is to be exported."""
 
     run: RunFolder
-    """Its folder, for whatever else a format reads."""
-    config: dict[str, Any]
-    """What `config.json` holds: the words of the command, resolved."""
+    """Its folder."""
+    session: Session
+    """What the run knows: its request, problem, host, costs, and more."""
     placement: Placement
     """The best placement that was measured."""
     workload: str | None = None
@@ -65,91 +61,27 @@ class ExportRequest:
         Raises:
             InvalidValue: it is a graph file; or one or a user's function, and `workload` does not name it again.
         """
-        kept = self._field("workload", str, "text")
+        kept = self.session.request.workload
         command = shlex.join(["--workload", kept])
-        spec = parse_kept_workload(kept, self.workload, where=str(self.run.path("config.json")), command=command)
+        spec = parse_kept_workload(kept, self.workload, where=str(self.session.path), command=command)
         if spec.is_file:
             raise only_simulated(spec)
         return spec
 
     @property
-    def default_size(self) -> Size:
-        """Where options that the workload's name does not give come from.
-
-        Raises:
-            UnknownName: there is no such size.
-            InvalidValue: the run does not say.
-        """
-        kept = self._field("default_size", str, f"one of {', '.join(SIZES)}")
-        for size in SIZES:
-            if kept == size:
-                return size
-        raise UnknownName("default_size in config.json", kept, SIZES)
-
-    @property
-    def train(self) -> dict[str, Any]:
-        """The options of the run.
-
-        Raises:
-            InvalidValue: the run does not say.
-        """
-        return self._field("train", dict, "an object")
-
-    @property
-    def workload_seed(self) -> int:
-        """Of the workload's weights and inputs.
-
-        Raises:
-            InvalidValue: the run has none, or one that is none.
-        """
-        seed = self.config.get("workload_seed", self.train.get("seed"))  # once one seed was for all
-        if type(seed) is not int:
-            raise InvalidValue("workload_seed", described(seed), "a whole number", where="config.json")
-        return check_seed(seed, "config.json")
-
-    def _field(self, name: str, kind: type[T], expected: str) -> T:
-        """A field of `config.json`, checked."""
-        value = self.config.get(name)
-        if not isinstance(value, kind):
-            raise InvalidValue(name, described(value), expected, where="config.json")
-        return value
-
-    @property
-    def host_word(self) -> str:
-        """The host that the run was started with.
-
-        Raises:
-            InvalidValue: it is no text.
-        """
-        return self._field("host", str, "text") if "host" in self.config else "another host"
-
-    @property
     def is_simulated(self) -> bool:
         """Whether the run was of a simulated host, so that its placement runs nowhere here."""
-        if not self.run.has("problem.json"):
-            return False
-        host = self.run.read_json("problem.json").get("host")
-        devices = host.get("devices") if isinstance(host, dict) else None
-        listed = devices if isinstance(devices, list) else []
-        return any(isinstance(device, dict) and device.get("backend") == "simulated" for device in listed)
+        return self.session.host.is_simulated
 
-    def problem(self) -> dict[str, Any]:
-        """What `problem.json` holds of the graph, its groups and costs; builds and captures nothing.
+    def captured(self) -> OpGraph:
+        """The graph of the run's workload, captured now.
 
         Raises:
-            FileProblem: it is missing or not JSON.
-            InvalidValue: it lacks something.
-            FingerprintMismatch: it is not what the placement was made for.
+            UserError: the workload cannot be built again.
         """
-        problem = self.run.read_json("problem.json")
-        for part in ("graph", "grouping", "costs"):
-            if not isinstance(problem.get(part), dict):
-                raise InvalidValue(part, described(problem.get(part)), "an object", where="problem.json")
-        for kind, actual in (("graph", problem["graph"].get("fingerprint")), ("host", problem.get("host_fingerprint"))):
-            expected = getattr(self.placement, f"{kind}_fingerprint")
-            if actual != expected:
-                raise FingerprintMismatch(kind, str(actual), expected)
-        return problem
+        asked = self.session.request
+        workload = build(self.spec, default_size=asked.default_size, seed=asked.workload_seed)
+        return capture_workload(workload, *self.session.cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +142,10 @@ class CapturedRun:
             UserError: the run lacks a file or is malformed, or its workload cannot be built again.
             FingerprintMismatch: the workload is another one now.
         """
-        host = host_from_dict(request.problem().get("host"), str(request.run.path("problem.json")))
-        workload = build_for(request.spec, host, request.workload_seed)
-        graph = capture_workload(workload, *read_asked(request.config.get("micro_batches")))
+        session = request.session
+        host = session.host
+        workload = build_for(request.spec, host, session.request.workload_seed)
+        graph = capture_workload(workload, *session.cut)
         request.placement.require_graph(graph)
         return cls(request, host, workload, graph)
 
@@ -220,25 +153,10 @@ class CapturedRun:
         """The run's problem with the seconds that it found, every op a group of its own.
 
         Raises:
-            InvalidValue: `problem.json` has no such seconds.
+            FileProblem, InvalidValue: the session has no such seconds.
         """
-        kept = self.request.problem()["costs"]
-        try:
-            times_s = np.array(kept["op_time_s"], dtype=np.float64)
-            costs = Costs(
-                times_s,
-                kept["source"],
-                read_workspaces(kept.get("workspace_bytes"), times_s.shape, "problem.json"),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise InvalidValue(
-                "costs.op_time_s",
-                "no table",
-                "seconds of every op on every device",
-                where="problem.json",
-                hint=f"It cannot be read as numbers: {error}.",
-            ) from error
-        return Problem(self.graph, self.host, costs, Grouping(np.arange(self.graph.num_ops, dtype=np.int32)))
+        own = Grouping(np.arange(self.graph.num_ops, dtype=np.int32))
+        return Problem(self.graph, self.host, self.request.session.costs, own)
 
 
 _PART = re.compile(r"cuda:\d+/\d+$")
@@ -279,50 +197,28 @@ def _csv(request: ExportRequest) -> str:
     """The placement as CSV in the order of the graph: each op with its module, group, device and seconds there.
 
     Raises:
-        FileProblem, InvalidValue: the run has no complete `problem.json`.
-        FingerprintMismatch: its `problem.json` is of another graph or host than its placement.
+        FileProblem, InvalidValue: the session has no complete problem.
     """
-    problem, where = request.problem(), str(request.run.path("problem.json"))
-    device_names, devices = request.placement.device_names, request.placement.devices.tolist()
-    names, modules, groups, times_s = (
-        _column(problem, part, field, len(devices), where)
-        for part, field in (("graph", "names"), ("graph", "modules"), ("grouping", "op_group"), ("costs", "op_time_s"))
-    )
-    if any(not isinstance(row, list) or len(row) != len(device_names) for row in times_s):
-        raise InvalidValue(
-            "costs.op_time_s",
-            "rows of another length",
-            f"{len(device_names)} seconds an op, one for each device",
-            where=where,
-        )
+    session, devices = request.session, request.placement.devices.tolist()
+    facts, groups, times_s = session.facts, session.op_group.tolist(), session.costs.op_time_s.tolist()
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(COLUMNS)
     for op, device in enumerate(devices):
-        writer.writerow((names[op], modules[op], groups[op], device_names[device], times_s[op][device]))
+        name = request.placement.device_names[device]
+        writer.writerow((facts.names[op], facts.modules[op], groups[op], name, times_s[op][device]))
     return written.getvalue()
-
-
-def _column(problem: dict[str, Any], part: str, field: str, num_ops: int, where: str) -> list[Any]:
-    column = problem[part].get(field)
-    if not isinstance(column, list) or len(column) != num_ops:
-        raise InvalidValue(
-            f"{part}.{field}",
-            f"{len(column)} values" if isinstance(column, list) else column,
-            f"{num_ops} values, one for each op",
-            where=where,
-        )
-    return column
 
 
 def _step_script(request: ExportRequest) -> str:
     """The text of `step.py`."""
+    asked = request.session.request
     return script(
         str(request.spec),
-        default_size=request.default_size,
-        seed=request.workload_seed,
-        cut=request.config.get("micro_batches"),
-        host=request.host_word,
+        default_size=asked.default_size,
+        seed=asked.workload_seed,
+        cut=request.session.cut,
+        host=asked.host,
         is_simulated=request.is_simulated,
     )
 

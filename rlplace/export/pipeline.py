@@ -39,7 +39,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.say import say
 from rlplace.search.parallel.layouts import StepRoles, step_roles
 from rlplace.search.parallel.pipelines import BoundedPipeline, Schedule, best_pipeline
-from rlplace.session.cut import CutOptions, read_asked
+from rlplace.session.cut import CutOptions
 from rlplace.session.prepare import candidates
 from rlplace.session.steps import capture_workload, judge_twin
 from rlplace.workloads import Workload
@@ -113,7 +113,7 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
     workload, host = run.workload, run.host
     usable = _usable(workload, host)
     check_present(host)
-    asked = read_asked(run.request.config.get("micro_batches"))[1]
+    asked = run.request.session.cut[1]
     dims = workload.batch_dims if asked.batch_dims is None else asked.batch_dims
     args, kwargs = as_call(workload.inputs)
     whole = plan_slices(workload.model, args, kwargs, workload.loss_fn, workload.targets, 1, dims)
@@ -210,7 +210,7 @@ def _first(tensors: Sequence[torch.Tensor], whole: Slicing, count: int) -> list[
 
 def _graphs(run: CapturedRun, counts: Sequence[int], cut: CutOptions) -> Iterator[tuple[int, OpGraph]]:
     """The step for each number of micro-batches."""
-    spec, seed = run.request.spec, run.request.workload_seed
+    spec, seed = run.request.spec, run.request.session.request.workload_seed
     try:
         verdict = judge_twin(spec, run.workload, counts[0], cut, seed)
         for count in counts:
@@ -456,8 +456,7 @@ def pipeline_script(request: ExportRequest) -> Exported:
     """
     run = CapturedRun.of(request)
     plan = plan_pipeline(run)
-    constraints = request.train.get("constraints")
-    if isinstance(constraints, dict) and any(constraints.values()):
+    if request.session.allowed is not None:
         say("the run's pins, exclusions and what is together are not followed by stages")
     for line in said(plan):
         say(line)
@@ -488,8 +487,8 @@ def text_of(run: CapturedRun, plan: PipelinePlan) -> str:
         cores=tuple(stage.device.cores if stage.device.backend == "cpu" else () for stage in plan.stages),
         dims=plan.dims,
         stages="\n\n".join(inspect.getsource(each) for each in PARTS),
-        size=run.request.default_size,
-        seed=run.request.workload_seed,
+        size=run.request.session.request.default_size,
+        seed=run.request.session.request.workload_seed,
         batch=plan.batch,
         optimizer=optimizer,
         options=options,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlplace.errors import InvalidValue, UnknownName
-from rlplace.records import described
+from pydantic import SkipValidation
+
+from rlplace.errors import InvalidValue
+from rlplace.records import record
 
 Loss = Literal["auto", "separate", "joined", "accumulated"]
 BatchDims = tuple[int | None, ...] | Mapping[str, int | None]
@@ -18,7 +19,7 @@ MOST = 1024
 """Micro-batches beyond this are taken for a slip: every one is a copy of the whole forward and backward."""
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class CutOptions:
     """How the batch of a step is to be cut.
 
@@ -27,7 +28,7 @@ class CutOptions:
         UnknownName: no such loss.
     """
 
-    count: int | Literal["auto"] = 1
+    count: SkipValidation[int | Literal["auto"]] = 1
     """K, how many slices; `auto` is chosen by simulation."""
     batch_dims: BatchDims | None = None
     """The dimension of the batch, None for a tensor that all slices share: of every tensor among the inputs, then the
@@ -40,10 +41,6 @@ class CutOptions:
     def __post_init__(self) -> None:
         if self.count != AUTO and (type(self.count) is not int or not 1 <= self.count <= MOST):
             raise InvalidValue("micro_batches", self.count, f"`{AUTO}`, or a number from 1 to {MOST}")
-        if not isinstance(self.loss, str):
-            raise InvalidValue("loss", self.loss, f"one of {', '.join(LOSSES)}", where="micro-batches")
-        if self.loss not in LOSSES:
-            raise UnknownName("loss of micro-batches", self.loss, LOSSES)
         if self.count != 1:
             return
         hint = "Cut the batch with `--micro-batches K`, in Python `micro_batches=K`."
@@ -56,6 +53,15 @@ class CutOptions:
     def is_auto(self) -> bool:
         """Whether the count is to be chosen."""
         return self.count == AUTO
+
+    def again(self, count: int, loss: Loss | None) -> tuple[int, CutOptions]:
+        """The number of micro-batches that was chosen, and the options that cut a step so again.
+
+        Args:
+            count: of micro-batches.
+            loss: as it was judged; None where it was not.
+        """
+        return count, WHOLE if count == 1 else CutOptions(count, self.batch_dims, loss or self.loss)
 
     def to_dict(self) -> dict[str, Any]:
         """What a run keeps of it."""
@@ -126,41 +132,3 @@ def _not_dims(text: str) -> InvalidValue:
 def number_only(count: object, why: str) -> InvalidValue:
     """What to say where `auto` cannot be chosen; `why` says what to do instead."""
     return InvalidValue("micro_batches", count, "a number here", hint=why)
-
-
-def read_asked(kept: Mapping[str, Any] | None) -> tuple[int, CutOptions]:
-    """How many micro-batches the step of a run has, and how it was cut, from what `config.json` keeps.
-
-    Args:
-        kept: its `micro_batches`; None in the run of an older version, whose steps were not cut.
-
-    Raises:
-        InvalidValue: it is malformed.
-        UnknownName: it names a loss that there is not.
-    """
-    if kept is None:
-        return 1, WHOLE
-    where = "config.json"
-    if not isinstance(kept, Mapping):
-        raise InvalidValue("micro_batches", described(kept), "an object", where=where)
-    count, verdict, dims = kept.get("count"), kept.get("verdict"), kept.get("batch_dims")
-    if type(count) is not int:
-        expected = "a number: the run stopped before it was chosen"
-        raise InvalidValue("micro_batches.count", described(count), expected, where=where)
-    if count == 1:
-        return 1, WHOLE
-    loss = verdict.get("kind") if isinstance(verdict, Mapping) else kept.get("loss")
-    if not isinstance(loss, str):
-        raise InvalidValue("micro_batches.loss", described(loss), "text", where=where)
-    return count, CutOptions(count, _dims_of(dims, where), loss)  # type: ignore[arg-type]
-
-
-def _dims_of(kept: object, where: str) -> BatchDims | None:
-    """The batch dimensions that `CutOptions.to_dict` kept."""
-    listed = list(kept.values()) if isinstance(kept, Mapping) else kept
-    if listed is None:
-        return None
-    if not isinstance(listed, list) or not all(dim is None or (type(dim) is int and dim >= 0) for dim in listed):
-        expected = "a dimension or null for every tensor, in a list or by name"
-        raise InvalidValue("micro_batches.batch_dims", described(kept), expected, where=where)
-    return dict(kept) if isinstance(kept, Mapping) else tuple(listed)

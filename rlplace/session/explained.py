@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace.errors import FileProblem
-from rlplace.measure.explain.explanation import FILE, Alternative, Explanation, Kind, load_explanation
-from rlplace.session.folder import RunFolder
+from rlplace.measure.explain.explanation import Alternative, Explanation, Kind
+from rlplace.session.session import Session
 
 if TYPE_CHECKING:
     from rlplace.measure.plan import Plan, Timeline
@@ -90,14 +90,15 @@ def read_explanation(folder: Path) -> Explanation:
         FileProblem: no such run, or one without an explanation.
         InvalidValue, UnknownName: a malformed file.
     """
-    run = RunFolder.open(folder)
-    if not run.has(FILE):
+    with Session.read(folder) as session:
+        explanation = session.explanation
+    if explanation is None:
         raise FileProblem(
-            run.path(FILE),
-            "this run has no explanation: it stopped before its end, or an older version made it. "
-            f"Run `rlplace train` again with `--run {folder} --overwrite`.",
+            folder,
+            "this run has no explanation: it stopped before its end. Go on with it: "
+            f"`rlplace train --resume {folder}`.",
         )
-    return load_explanation(run.path(FILE))
+    return explanation
 
 
 def _of_row(name: str, row: Mapping[str, Any] | None, kind: Kind) -> Alternative:

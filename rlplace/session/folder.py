@@ -6,14 +6,15 @@ import difflib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.files import PARTIAL_ENDING, read_json, refuse_link, write_json_atomic, write_text_atomic
+from rlplace.errors import FileProblem, UnknownName
+from rlplace.files import PARTIAL_ENDING, refuse_link, write_json_atomic, write_text_atomic
 from rlplace.locks import LOCK_FILE, FolderLock
-from rlplace.records import described
 
+SESSION = "session.db"
+"""The state of a run; every other file is an output for people and tools, which no command reads as state."""
 RUN_FILES = (
+    SESSION,
     "config.json",
     "problem.json",
     "result.json",
@@ -32,14 +33,12 @@ RUN_FILES = (
     "device_map.json",
     "pipeline.py",
     "torchrec.json",
-    "measurements.db",
-    "progress.safetensors",
-    "learner.safetensors",
     "report.html",
 )
-"""Every file that rlplace writes into a run folder, and so all that `overwrite` removes."""
-
-_DATABASE_COMPANIONS = ("measurements.db-wal", "measurements.db-shm", "measurements.db-journal")
+"""Every file that rlplace writes into a run folder."""
+_OLDER = ("measurements.db", "progress.safetensors", "learner.safetensors")
+"""Those of older versions, which `overwrite` removes as well."""
+_COMPANIONS = tuple(f"{name}-{end}" for name in (SESSION, _OLDER[0]) for end in ("wal", "shm", "journal"))
 
 
 @dataclass(frozen=True)
@@ -112,16 +111,15 @@ class RunFolder:
         """The folder of a run that was started before.
 
         Raises:
-            FileProblem: there is no such folder, no (readable) `config.json` in it, or a link where a file should be.
+            FileProblem: there is no such folder, no run in it, one of an older version, or a link where a file should
+                be.
         """
         root = Path(path)
         try:
             _check_is_run(root)
         except OSError as error:
             raise FileProblem(root, f"cannot be read: {error.strerror or error}.") from error
-        folder = cls(root)
-        folder.read_json("config.json")
-        return folder
+        return cls(root)
 
     @classmethod
     def reopen(cls, path: str | os.PathLike[str]) -> RunFolder:
@@ -134,11 +132,11 @@ class RunFolder:
                 written.
         """
         root = Path(path)
-        if root.is_dir() and not (root / "config.json").exists():
+        if root.is_dir() and not any((root / name).exists() for name in (SESSION, "config.json")):
             FolderLock.check(root)
             raise FileProblem(
                 root,
-                "there is nothing to resume (no config.json): the run was stopped before it began. Start it again.",
+                f"there is nothing to resume (no {SESSION}): the run was stopped before it began. Start it again.",
             )
         cls.open(root)
         try:
@@ -184,33 +182,22 @@ class RunFolder:
         write_text_atomic(path, text)
         return path
 
-    def read_json(self, name: str) -> dict[str, Any]:
-        """The JSON object in the run's file `name`.
-
-        Raises:
-            FileProblem: the file is missing or not JSON.
-            InvalidValue: it holds no object.
-        """
-        path = self.path(name)
-        if not os.path.lexists(path):
-            raise FileProblem(path, f"this run has no {name}: it stopped before writing it. Run it again to the end.")
-        data = read_json(path, follows_links=False)
-        if not isinstance(data, dict):
-            raise InvalidValue("file", described(data), "a JSON object", where=str(path))
-        return data
-
 
 def _check_is_run(root: Path) -> None:
     if not root.exists():
         raise FileProblem(root, f"no such run folder.{_nearby(root)}")
     if not root.is_dir():
         raise FileProblem(root, "not a folder, expected a run folder as `rlplace train --run DIR` writes it.")
-    if not (root / "config.json").exists():
-        raise FileProblem(
-            root, "not a run folder (it has no config.json), expected one as `rlplace train --run DIR` writes it."
-        )
-    for name in (*RUN_FILES, *_DATABASE_COMPANIONS, LOCK_FILE):
+    for name in (*RUN_FILES, *_COMPANIONS, LOCK_FILE):
         refuse_link(root / name)
+    if not (root / SESSION).exists():
+        what = f"not a run folder (it has no {SESSION}), expected one as `rlplace train --run DIR` writes it."
+        if (root / "config.json").exists():
+            what = (
+                f"a run of an older rlplace, which kept no {SESSION}: train again with `--run {root} --overwrite`; its "
+                "placement.json can still be named with `--placement`."
+            )
+        raise FileProblem(root, what)
 
 
 def _check_entries(root: Path, overwrite: bool) -> None:
@@ -224,8 +211,8 @@ def _check_entries(root: Path, overwrite: bool) -> None:
 
 
 def _remove_run(root: Path) -> None:
-    """Removes the files of a run, `config.json` last: without it the folder is no run."""
-    ours = [*_DATABASE_COMPANIONS, *reversed(RUN_FILES)]
+    """Removes the files of a run, its session first: without that the folder is no run."""
+    ours = [*RUN_FILES, *_COMPANIONS, *_OLDER]
     for name in ours:
         if (root / name).is_dir() and not (root / name).is_symlink():
             raise FileProblem(
@@ -246,7 +233,7 @@ def _remove_partial(root: Path) -> None:
 def _is_passing(name: str) -> bool:
     """Whether a file is the lock, or half of one of a run's, and so no result of anybody's."""
     return name == LOCK_FILE or (
-        name.endswith(PARTIAL_ENDING) and any(name.startswith(f".{known}.") for known in RUN_FILES)
+        name.endswith(PARTIAL_ENDING) and any(name.startswith(f".{known}.") for known in (*RUN_FILES, *_OLDER))
     )
 
 

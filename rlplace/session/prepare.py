@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,16 +26,12 @@ from rlplace.measure.isolate.isolated_runner import make_runner
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.race import RaceProtocol
-from rlplace.report.console import make_progress
+from rlplace.say import Say
 from rlplace.search.methods import find
 from rlplace.search.rules.baselines import nearest_allowed, single
 from rlplace.search.task import Budget
 from rlplace.session.cut import CutOptions
 from rlplace.session.steps import Steps, make_problem
-
-if TYPE_CHECKING:
-    from rlplace.report.console import Progress
-
 
 EVALUATIONS = 10_000
 """Of the search that a choice is made for: it takes its share of them."""
@@ -61,6 +57,12 @@ class Prepared:
     evaluations: int = 0
     start: NDArray[np.int32] | None = field(default=None, repr=False)
 
+    @property
+    def cut(self) -> tuple[int, CutOptions]:
+        """The number of micro-batches of the step, and the options that cut it so again."""
+        verdict = verdict_of(self.problem.graph)
+        return self.asked.again(self.problem.graph.num_micro_batches, verdict and verdict["kind"])
+
     def to_dict(self) -> dict[str, Any]:
         """What `--json` says, and a run keeps, of micro-batches."""
         return describe_cut(self.problem.graph, self.asked) | {
@@ -71,7 +73,7 @@ class Prepared:
 
 def prepare(
     steps: Steps,
-    progress: Progress,
+    say: Say,
     *,
     seed: int,
     num_groups: int = 256,
@@ -86,7 +88,7 @@ def prepare(
 
     Args:
         steps: of the workload.
-        progress: told what takes long.
+        say: told what takes long.
         seed: of the searches that choose.
         num_groups: most groups of ops that are moved.
         grouping: the rule that makes them.
@@ -99,19 +101,19 @@ def prepare(
     Raises:
         UserError: the step cannot be captured, or its batch cannot be cut so.
     """
-    host, quiet = steps.host, make_progress(is_quiet=True)
+    host = steps.host
     made: list[int] = []
     deadline_s = time.monotonic() + most_s
 
     def problem_of(count: int) -> Problem:
         graph = steps.graph(count)
-        progress.say(f"{steps.spec}{_each(count)}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}")
+        say(f"{steps.spec}{_each(count)}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}")
         made.append(count)
         return make_problem(
             graph,
             host,
             num_groups,
-            quiet if host.is_simulated and len(made) > 1 else progress,  # what it says of the host is said once
+            _nothing if host.is_simulated and len(made) > 1 else say,  # what it says of the host is said once
             spec=steps.spec,
             count=count,
             grouping=grouping,
@@ -121,9 +123,7 @@ def prepare(
             most_s=max(deadline_s - time.monotonic(), 0.0),
         )
 
-    return chosen_problem(
-        steps.asked, host, problem_of, seed=seed, evaluations=evaluations, say=progress.say, isolated=isolated
-    )
+    return chosen_problem(steps.asked, host, problem_of, seed=seed, evaluations=evaluations, say=say, isolated=isolated)
 
 
 def chosen_problem(
@@ -133,7 +133,7 @@ def chosen_problem(
     *,
     seed: int,
     evaluations: float | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
     isolated: bool | None = None,
 ) -> Prepared:
     """The problem of the number of micro-batches that is asked for, and what choosing it came to.
@@ -157,7 +157,7 @@ def chosen_problem(
         return Prepared(problem_of(1), asked)
     from rlplace.search.parallel.choose import choose
 
-    say = make_progress(is_quiet=True).say if say is None else say
+    say = _nothing if say is None else say
     counts = candidates(host) if asked.count == "auto" else (asked.count,)
     made: dict[int, Problem] = {}
 
@@ -228,6 +228,10 @@ def verdict_of(graph: OpGraph) -> dict[str, Any] | None:
     """How the loss of a step that is cut was judged; None where the batch is whole, or the graph came from a file."""
     micro = None if graph.program is None else graph.program.origin.micro
     return None if micro is None else {"kind": micro.loss, "is_checked": micro.is_checked, "why": micro.why}
+
+
+def _nothing(line: str) -> None:
+    pass
 
 
 def _each(count: int) -> str:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rlplace import __version__
 from rlplace.records import shortened
 from rlplace.say import clean
-from rlplace.session.cut import CutOptions, read_asked
+from rlplace.session.cut import WHOLE, CutOptions
 
 _TEMPLATE = '''"""Trains {workload} as placed in placement.json beside this file (rlplace {version})."""
 import sys
@@ -48,7 +45,7 @@ def script(
     *,
     default_size: str,
     seed: int,
-    cut: Mapping[str, Any] | None = None,
+    cut: tuple[int, CutOptions] = (1, WHOLE),
     host: str = "another host",
     is_simulated: bool = False,
 ) -> str:
@@ -58,11 +55,11 @@ def script(
         workload: as the user named it.
         default_size: `small` or `paper`, where the name gives no size.
         seed: of the workload's weights and inputs.
-        cut: how the batch was cut, as `config.json` keeps it; None where it was not.
+        cut: the number of micro-batches, and how they are cut.
         host: that the placement was found on, for people.
         is_simulated: whether it was simulated; then the program says what to do instead.
     """
-    count, asked = read_asked(cut)
+    count, asked = cut
     return _TEMPLATE.format(
         workload=workload,
         version=__version__,

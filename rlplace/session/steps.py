@@ -12,7 +12,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -28,13 +28,11 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs, estimate_costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import check_present
-from rlplace.measure.isolate.profiling import profile_isolated
+from rlplace.measure.isolate.isolated_runner import profile_isolated
 from rlplace.measure.problem import Problem
+from rlplace.say import Say
 from rlplace.session.cut import WHOLE, CutOptions, number_only
 from rlplace.workloads import CONFIGS, Workload, WorkloadSpec, build, build_for, default_size
-
-if TYPE_CHECKING:
-    from rlplace.report.console import Progress
 
 
 def capture_workload(
@@ -167,7 +165,7 @@ def make_problem(
     graph: OpGraph,
     host: Host,
     num_groups: int,
-    progress: Progress,
+    say: Say,
     *,
     spec: WorkloadSpec | None = None,
     count: int = 1,
@@ -186,10 +184,10 @@ def make_problem(
         RunnerError: a step that was profiled failed, or ended its worker.
     """
     if host.is_simulated:
-        progress.say(f"host {host.name} is simulated: every step time below is the simulator's, none is measured")
+        say(f"host {host.name} is simulated: every step time below is the simulator's, none is measured")
         costs = given_costs(spec, host, count) or estimate_costs(graph, host)
         if costs.source == "given":
-            progress.say("times of ops are those that the file gives, in seconds, the same on every device")
+            say("times of ops are those that the file gives, in seconds, the same on every device")
         problem = Problem.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)
     else:
         problem = Problem.profile(
@@ -199,13 +197,13 @@ def make_problem(
             grouping=grouping,
             acyclic=acyclic,
             constraints=constraints,
-            progress=progress.say,
+            progress=say,
             profiler=lambda graph, host, say: profile_isolated(
                 graph, host, most_s=most_s, on_progress=say, isolated=isolated
             ),
         )
     if problem.grouping.dropped:
-        progress.say(f"groups without cycles: not followed everywhere: {', '.join(problem.grouping.dropped)}")
+        say(f"groups without cycles: not followed everywhere: {', '.join(problem.grouping.dropped)}")
     return problem
 
 

@@ -15,9 +15,9 @@ from rlplace.faces import lazy
 
 if TYPE_CHECKING:
     from rlplace.store.log import StoreLog, open_log
-    from rlplace.store.records import Session, StoredMeasurement
+    from rlplace.store.records import MeasuringProcess, StoredMeasurement
     from rlplace.store.store import Filter, MeasurementStore
 
-__all__ = ["Filter", "MeasurementStore", "Session", "StoreLog", "StoredMeasurement", "open_log"]
+__all__ = ["Filter", "MeasurementStore", "MeasuringProcess", "StoreLog", "StoredMeasurement", "open_log"]
 
 __getattr__ = lazy(__name__, __file__)

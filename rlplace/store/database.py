@@ -331,8 +331,11 @@ def told(path: Path, schema: Schema = STORE) -> Iterator[None]:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Everything that is written while active, or nothing of it."""
+    """Everything that is written while active, or nothing of it; within another one it is part of that."""
     with _WRITING:
+        if connection.in_transaction:
+            yield
+            return
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield

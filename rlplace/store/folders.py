@@ -11,7 +11,9 @@ from pathlib import Path
 from rlplace.files import cache_folder
 
 FILE = "measurements.db"
-"""Its name, in the user's cache folder and in a run folder."""
+"""Its name in the user's cache folder."""
+RUN_FILE = "session.db"
+"""The name of the session of a run, which holds the measurements of the run."""
 AUTO, OFF = "auto", "off"
 """Words of `--store`: the user's own, and none."""
 
@@ -27,7 +29,9 @@ def store_path(word: str) -> Path | None:
     if word == AUTO:
         return cache_folder() / FILE
     path = Path(word)
-    return path / FILE if path.is_dir() else path
+    if not path.is_dir():
+        return path
+    return path / RUN_FILE if (path / RUN_FILE).exists() else path / FILE
 
 
 def machine_facts() -> tuple[tuple[str, str], ...]:

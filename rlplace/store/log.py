@@ -1,21 +1,26 @@
-"""`StoreLog`: the `MeasurementLog` of a run: the user's store and the run's own, neither of which can stop it."""
+"""`StoreLog`: the `MeasurementLog` of a run: the user's store and the run's own, neither of which can stop it.
+
+`measuring`: what surrounds measuring on this machine: nobody else does meanwhile, and what is measured is kept.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlplace.errors import FileProblem, UserError
 from rlplace.files import cache_folder
+from rlplace.locks import measuring_alone
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.measurement import Measurement, MeasurementKey, MeasurementLog
+from rlplace.measure.measurement import Measurement, MeasurementKey, MeasurementLog, versions_line
 from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
 from rlplace.store.folders import AUTO, FILE, OFF, store_path
-from rlplace.store.records import Session, StoredMeasurement, summarise
+from rlplace.store.records import MeasuringProcess, StoredMeasurement, summarise
 from rlplace.store.store import MeasurementStore
 
 DAY_S = 86400.0
@@ -64,18 +69,18 @@ class StoreLog(MeasurementLog):
         stores: the first that has an answer gives it.
         session: this process.
         say: told what cannot be kept.
-        run: the run folder that one of them lies in.
+        own: the run's own store, which answers the run in any case, and which the session of the run closes.
     """
 
     def __init__(
         self,
         stores: Iterable[MeasurementStore],
-        session: Session,
+        session: MeasuringProcess,
         say: Callable[[str], None],
-        run: Path | None = None,
+        own: MeasurementStore | None = None,
     ) -> None:
         self.num_recalled = 0
-        self._shelves = [_Shelf(store, run is not None and store.path == run / FILE) for store in stores]
+        self._shelves = [_Shelf(own, is_own=True)] * (own is not None) + [_Shelf(store) for store in stores]
         self._session, self._say = session, say
 
     def recall(self, key: MeasurementKey, reference: str) -> Measurement | None:
@@ -149,7 +154,8 @@ class StoreLog(MeasurementLog):
                     f"warning: {count} record{'s' * (count != 1)} of this run could not be kept in "
                     f"{shelf.store.path}; the run itself is not affected"
                 )
-            shelf.store.close()
+            if not shelf.is_own:
+                shelf.store.close()
         self._shelves = []
 
     def _add(self, addition: Addition) -> None:
@@ -189,7 +195,13 @@ def check_store(word: str) -> None:
 
 
 def open_log(
-    word: str, host: Host, *, workload: str, versions: str, say: Callable[[str], None], run: Path | None = None
+    word: str,
+    host: Host,
+    *,
+    workload: str,
+    versions: str,
+    say: Callable[[str], None],
+    own: MeasurementStore | None = None,
 ) -> StoreLog | None:
     """The log of a run on a host of this machine; None where nothing is to be kept.
 
@@ -199,17 +211,15 @@ def open_log(
         workload: its name.
         versions: that measurements are made with.
         say: told what cannot be kept.
-        run: a run folder, which gets a store of its own whatever `word` says.
+        own: the store of the run, which is written whatever `word` says.
 
     Raises:
-        FileProblem: a store was named that cannot be opened. If the user's own or the run's cannot, it is said, and
-            measuring goes on without.
+        FileProblem: a store was named that cannot be opened. If the user's own cannot, it is said, and measuring goes
+            on without.
     """
     if host.is_simulated:
         return None
     stores: list[MeasurementStore] = []
-    if run is not None:
-        stores += _open_or_say(run / FILE, say)
     if word == AUTO:
         try:
             folder = cache_folder()
@@ -223,7 +233,7 @@ def open_log(
         path = store_path(word)
         assert path is not None
         stores.append(MeasurementStore.open(path))
-    return StoreLog(stores, Session.now(workload, host.name, versions), say, run) if stores else None
+    return StoreLog(stores, MeasuringProcess.now(workload, host.name, versions), say, own) if stores or own else None
 
 
 def _open_or_say(path: Path, say: Callable[[str], None]) -> list[MeasurementStore]:
@@ -232,3 +242,38 @@ def _open_or_say(path: Path, say: Callable[[str], None]) -> list[MeasurementStor
     except FileProblem as error:
         say(f"warning: {error} Nothing is kept there.")
         return []
+
+
+@contextmanager
+def measuring(
+    host: Host,
+    store: str,
+    *,
+    workload: str,
+    say: Callable[[str], None],
+    run: Path | None = None,
+    own: MeasurementStore | None = None,
+    is_waiting: bool = True,
+) -> Iterator[StoreLog | None]:
+    """While active, no other process measures on this machine, and the log that is given keeps what is measured.
+
+    Args:
+        host: that is measured; on a simulated one nothing is held and nothing kept.
+        store: `auto`, `off` or a file.
+        workload: its name, for the store.
+        say: told whom it waits for, and what cannot be kept.
+        run: the run folder, for others that wait.
+        own: the store of the run.
+        is_waiting: wait for another search that measures here, instead of giving up.
+
+    Raises:
+        FileProblem: a store was named that cannot be opened.
+        RunnerError: another search measures here, and nobody wants to wait.
+    """
+    with measuring_alone(host, say=say, run=run, is_waiting=is_waiting):
+        log = open_log(store, host, workload=workload, versions=versions_line(), say=say, own=own)
+        try:
+            yield log
+        finally:
+            if log is not None:
+                log.close()

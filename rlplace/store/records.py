@@ -37,7 +37,7 @@ _GLANCE_S = 0.3
 
 
 @dataclass(frozen=True)
-class Session:
+class MeasuringProcess:
     """A process that measured, and the machine as it found it."""
 
     begun_s: float
@@ -57,7 +57,7 @@ class Session:
     """Of the first core, likewise."""
 
     @classmethod
-    def now(cls, workload: str, host_name: str, versions: str) -> Session:
+    def now(cls, workload: str, host_name: str, versions: str) -> MeasuringProcess:
         """This process, on this machine as it is; takes a third of a second."""
         from rlplace.measure.timing.race import idle_share
 

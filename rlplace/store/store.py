@@ -25,7 +25,7 @@ from rlplace.store.database import RUN, STORE, open_for_reading, open_for_writin
 from rlplace.store.records import (
     ARRAYS,
     LISTS,
-    Session,
+    MeasuringProcess,
     StoredMeasurement,
     decode_measurement,
     decode_plan,
@@ -66,7 +66,7 @@ class MeasurementStore:
         connection.row_factory = sqlite3.Row
         self.path, self.is_writable = path, is_writable
         self._connection = connection
-        self._begun: dict[int, Session] = {}
+        self._begun: dict[int, MeasuringProcess] = {}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> MeasurementStore:
@@ -97,7 +97,7 @@ class MeasurementStore:
     def __repr__(self) -> str:
         return f"MeasurementStore({str(self.path)!r})"
 
-    def begin(self, session: Session) -> int:
+    def begin(self, session: MeasuringProcess) -> int:
         """Takes note of a process that is going to measure; the number that its measurements carry.
 
         Raises:
@@ -114,8 +114,14 @@ class MeasurementStore:
         columns |= {name: encode_list(columns[name]) for name in LISTS}
         with told(self.path), transaction(self._connection):
             columns["session_id"] = self._session(session_id)
-            self._add_plan(plan)
+            self.add_plan(plan)
             self._connection.execute(_insert("measurements", columns), columns)
+
+    def add_plan(self, plan: Plan) -> None:
+        """Keeps a plan; once is enough. The caller begins and commits."""
+        columns: dict[str, object] = {"fingerprint": plan.fingerprint, "num_ops": len(plan.devices)}
+        columns |= {name: encode_array(getattr(plan, name)) for name in ARRAYS}
+        self._connection.execute(_insert("plans", columns, "OR IGNORE "), columns)
 
     def add_trace(self, session_id: int, graph: str, host: str, plan: Plan, summary: Mapping[str, object]) -> None:
         """Keeps what a traced step of a plan came to (`trace.summarise`)."""
@@ -128,7 +134,7 @@ class MeasurementStore:
         }
         with told(self.path), transaction(self._connection):
             columns["session_id"] = self._session(session_id)
-            self._add_plan(plan)
+            self.add_plan(plan)
             self._connection.execute(_insert("traces", columns), columns)
 
     def add_learned(self, session_id: int, graph: str, learned: LearnedHost) -> None:
@@ -144,7 +150,7 @@ class MeasurementStore:
             self._connection.execute(_insert("learned_hosts", columns), columns)
 
     def find(
-        self, key: MeasurementKey, reference: str, session: Session, since_s: float, least_idle: float = 0.0
+        self, key: MeasurementKey, reference: str, session: MeasuringProcess, since_s: float, least_idle: float = 0.0
     ) -> StoredMeasurement | None:
         """The latest whole measurement under a key, beside the same reference, on a machine like this.
 
@@ -236,7 +242,7 @@ class MeasurementStore:
                 if left < 0:
                     break
                 where = f"{self.path}: host model {row['number']}"
-                found.append(read_record(LearnedHost, parse_json(str(row["model"]), where), where))
+                found.append(read_record(LearnedHost, str(row["model"]), where))
         return found
 
     def prune(self, chosen: Filter) -> int:
@@ -277,7 +283,7 @@ class MeasurementStore:
                 number = columns.pop("number")
                 yield decode_measurement(columns, f"{self.path}: measurement {number}")
 
-    def _add_session(self, session: Session) -> int:
+    def _add_session(self, session: MeasuringProcess) -> int:
         columns = asdict(session)
         number = self._connection.execute(_insert("sessions", columns), columns).lastrowid
         assert number is not None
@@ -291,11 +297,6 @@ class MeasurementStore:
         same = " AND ".join(f"{name} IS :{name}" for name in columns)
         row = self._connection.execute(f"SELECT id FROM sessions WHERE {same}", columns).fetchone()
         return self._add_session(self._begun[number]) if row is None else int(row[0])
-
-    def _add_plan(self, plan: Plan) -> None:
-        columns: dict[str, object] = {"fingerprint": plan.fingerprint, "num_ops": len(plan.devices)}
-        columns |= {name: encode_array(getattr(plan, name)) for name in ARRAYS}
-        self._connection.execute(_insert("plans", columns, "OR IGNORE "), columns)
 
 
 def _insert(table: str, columns: Mapping[str, object], how: str = "") -> str:

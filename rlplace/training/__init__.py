@@ -16,7 +16,7 @@ from rlplace.faces import lazy
 
 if TYPE_CHECKING:
     from rlplace.training.config import SearchConfig, TrainConfig
-    from rlplace.training.outcome import TrainResult
+    from rlplace.training.outputs import TrainResult
     from rlplace.training.run import train
 
 __all__ = ["SearchConfig", "TrainConfig", "TrainResult", "train"]

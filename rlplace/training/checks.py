@@ -49,7 +49,7 @@ def check_beside_problem(config: TrainConfig, *, is_tracked: bool) -> None:
             hint = f"It has its groups and constraints: Problem.estimate(..., {name}=...), or Problem.profile likewise."
             raise InvalidValue(name, given, "none beside a problem", where="train", hint=hint)
     if config.track != default.track and not is_tracked:
-        hint = "Give `tracker=make_tracker(...)` of rlplace.runs.tracking, which knows where to."
+        hint = "Give `tracker=make_tracker(...)` of rlplace.training.tracking, which knows where to."
         raise InvalidValue("track", config.track, f"{default.track!r} without a tracker", where="train", hint=hint)
 
 

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
-from numbers import Real
+from collections.abc import Mapping
+from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rlplace.errors import InvalidValue, UnknownName
+from pydantic import BeforeValidator, Field
+
+from rlplace.errors import InvalidValue
 from rlplace.policy.options import LearnConfig
-from rlplace.runs.tracking import TRACKING_MODES
-from rlplace.seeds import check_seed, is_whole
+from rlplace.records import Number, Seed, Whole, read_record, record
 from rlplace.training.agent.config import MOST_EVALUATIONS, AgentConfig
-
-if TYPE_CHECKING:
-    from rlplace.graphs.grouping.constraints import Constraints
-
 
 MOST_S, MOST_ROUNDS = 30 * 24 * 3600, 10_000
 """Of a run: seconds; placements measured before the search, and rounds of its final table."""
 
+Spent = Annotated[Number, Field(gt=0, le=MOST_S)]
 
-@dataclass(frozen=True)
+if TYPE_CHECKING:
+    from rlplace.graphs.grouping.constraints import Constraints
+
+    KeptConstraints = Constraints | None
+else:
+
+    def _constraints(value: object) -> object:
+        """Constraints from what a file holds; they are imported then, since they bring NumPy."""
+        if not isinstance(value, Mapping):
+            return value
+        from rlplace.graphs.grouping.constraints import Constraints
+
+        return read_record(Constraints, dict(value), "constraints")
+
+    KeptConstraints = Annotated[Any, BeforeValidator(_constraints)]
+
+
+@record(frozen=True)
 class SearchConfig:
     """How a budget is spent."""
 
@@ -32,47 +47,41 @@ class SearchConfig:
     measured, guided with a guide and policy without)."""
     guide: str = "none"
     """A policy that suggests starts and moves to the searches of `learned` or `guided`; or none."""
-    simulate_share: float = 0.6
+    simulate_share: Annotated[Number, Field(ge=0, le=1)] = 0.6
     """On a real host, the share of the budget for simulated placements; the rest measures the best of them."""
-    num_calibrated: int = 12
+    num_calibrated: Annotated[Whole, Field(ge=0, le=MOST_ROUNDS)] = 12
     """Placements measured before the search, to learn the host from (6 where fewer are given); 0 leaves it as it is."""
     priors: Path | None = None
     """How far hosts are from their figures before anything is measured: a file of `rlplace fit-priors`."""
-    table_rounds: int = 25
+    table_rounds: Annotated[Whole, Field(ge=1, le=MOST_ROUNDS)] = 25
     """Rounds of the final table."""
 
-    def __post_init__(self) -> None:
-        _check_count("num_calibrated", self.num_calibrated, least=0, most=MOST_ROUNDS)
-        _check_count("table_rounds", self.table_rounds, least=1, most=MOST_ROUNDS)
-        if not is_number(self.simulate_share) or not 0.0 <= self.simulate_share <= 1.0:
-            raise InvalidValue("simulate_share", self.simulate_share, "a number in 0..1", where="train")
 
-
-@dataclass(frozen=True)
+@record(frozen=True)
 class TrainConfig:
     """How a placement is found."""
 
-    budget_s: float = 300.0
+    budget_s: Spent = 300.0
     """Seconds of search, for the method and `portfolio` together; profiling and the final table come on top."""
-    total_s: float | None = None
+    total_s: Spent | None = None
     """Seconds of all of it on this machine: within them profiling, calibration and the final table shrink, and the
     search has what is left, at most `budget_s`; None lets them take as long as they take."""
-    evaluations: int | None = None
+    evaluations: Annotated[Whole, Field(ge=1, le=MOST_EVALUATIONS)] | None = None
     """Placements that each method scores, on a simulated host, in place of `budget_s`: the same seed finds the same."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the policy, of sampling and of random ops."""
-    num_groups: int = 256
+    num_groups: Annotated[Whole, Field(ge=1, le=MOST_EVALUATIONS)] = 256
     """Most groups of ops that are moved."""
     grouping: str = "heavy-edge"
     """The rule that groups are made by, a word of `rlplace.graphs.grouping.groups.GroupingRule`."""
     acyclic: bool = False
     """Keep the graph of groups without cycles, whatever of the rule that costs."""
-    constraints: Constraints | None = None
+    constraints: KeptConstraints = None
     """The user's pins, exclusions and what stays together."""
     isolated: bool | None = None
     """Whether placements are measured in a worker process, so that one that crashes or hangs costs itself alone; by
     default they are, unless the environment says `RLPLACE_IN_PROCESS=1`."""
-    track: str = "disabled"
+    track: Literal["disabled", "offline", "online"] = "disabled"
     """Weights & Biases: disabled, offline or online."""
     cluster: str = "off"
     """Whose machines measure, or search on a simulated host: off (this one alone), auto (the Ray cluster that runs
@@ -92,26 +101,5 @@ class TrainConfig:
         return None if self.search.guide == "none" else dataclasses.replace(self.learn, policy=self.search.guide)
 
     def __post_init__(self) -> None:
-        for name, seconds in (("budget_s", self.budget_s), ("total_s", self.total_s)):
-            is_open = name == "total_s" and seconds is None
-            if not is_open and not (is_number(seconds) and 0 < seconds <= MOST_S):
-                expected = f"a number of seconds, more than 0, and finite: at most {MOST_S:,}, 30 days"
-                raise InvalidValue(name, seconds, expected, where="train")
-        if self.evaluations is not None:
-            _check_count("evaluations", self.evaluations, least=1, most=MOST_EVALUATIONS)
-            if self.total_s is not None:
-                raise InvalidValue("total_s", self.total_s, "none beside evaluations, which are no time", where="train")
-        _check_count("num_groups", self.num_groups, least=1, most=MOST_EVALUATIONS)
-        check_seed(self.seed)
-        if self.track not in TRACKING_MODES:
-            raise UnknownName("tracking mode", self.track, TRACKING_MODES)
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a real number, NumPy's among them; text and truth values are none."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _check_count(name: str, value: object, *, least: int, most: int) -> None:
-    if not is_whole(value) or not least <= value <= most:
-        raise InvalidValue(name, value, f"a whole number, at least {least} and at most {most:,}", where="train")
+        if self.evaluations is not None and self.total_s is not None:
+            raise InvalidValue("total_s", self.total_s, "none beside evaluations, which are no time")

@@ -73,7 +73,7 @@ def place_workload(
     with measuring_alone(host, say=progress.say, is_waiting=is_waiting):  # profiling counts seconds, too
         prepared = prepare(
             steps,
-            progress,
+            progress.say,
             seed=seed,
             num_groups=num_groups,
             grouping=grouping,

@@ -1,51 +1,35 @@
-"""The final table: every method's placement, measured in turn in one race, and plain PyTorch beside them."""
+"""The final table: every method's placement, measured in turn in one race, and plain PyTorch beside them.
+
+Rows of the table that need no search: each a handful of simulated placements.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, UserError
 from rlplace.format import format_seconds
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.eager_step import EagerRecipe, Other, check_has_values
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.measure.timing.threads import usable_cores
 from rlplace.report.printed import as_html, as_text, results_table
 from rlplace.say import Say
-from rlplace.search.task import BestSoFar, Failure
+from rlplace.search.methods import find
+from rlplace.search.task import Budget, Failure
 from rlplace.session.calibrate import cut_words
+from rlplace.session.method import MethodResult
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import LEAST_RACE_S, LOAD_S_PER_OP, limit_s, race_within
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What a method brings to the table.
-
-    Attributes:
-        method: its name.
-        plan: what it proposes; None for a row that is no placement.
-        placements: how many placements it tried.
-        facts: more keys of its row (`measured`, ...).
-        why: the reason for having no plan.
-        history: the best step time so far wherever it improved; empty where the host was not asked on the way.
-        failure: what it raised; a plan is then the best that it had found. None for all others.
-    """
-
-    method: str
-    plan: Plan | None
-    placements: int = 1
-    facts: dict[str, Any] = field(default_factory=dict)
-    why: str = ""
-    history: tuple[BestSoFar, ...] = ()
-    failure: Failure | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +92,7 @@ class Table:
 
 
 def fill_table(
-    entries: list[Entry],
+    entries: Mapping[str, MethodResult],
     eager: Other | None,
     eager_why: str,
     measure: Callable[[list[Plan], list[Other]], list[Measurement]],
@@ -117,7 +101,7 @@ def fill_table(
     """The table of `entries`; equal plans share one measurement.
 
     Args:
-        entries: one a method.
+        entries: by method.
         eager: plain PyTorch; None skips that row.
         eager_why: why it is skipped.
         measure: measures plans and what else there is in one race.
@@ -125,15 +109,15 @@ def fill_table(
     """
     distinct: dict[str, int] = {}
     plans: list[Plan] = []
-    for entry in entries:
+    for entry in entries.values():
         if entry.plan is not None and entry.plan.fingerprint not in distinct:
             distinct[entry.plan.fingerprint] = len(plans)
             plans.append(entry.plan)
     outcomes = measure(plans, [other for other in (eager, one_thread) if other is not None])
-    rows = []
-    for entry in entries:
-        outcome = None if entry.plan is None else outcomes[distinct[entry.plan.fingerprint]]
-        rows.append(_row(entry, outcome))
+    rows = [
+        _row(method, entry, None if entry.plan is None else outcomes[distinct[entry.plan.fingerprint]])
+        for method, entry in entries.items()
+    ]
     eager_row = {"method": "eager", "placement": False, "placements": 0, "history": []}
     if eager is None:
         rows.append({**eager_row, "step_time_s": None, "spread_s": None, "status": "skipped", "why": eager_why})
@@ -143,13 +127,13 @@ def fill_table(
             rows[-1]["one_thread_s"] = outcomes[-1].step_time_s
     placed = [row for row in rows if row["placement"] and row["status"] == "ok"]
     best = min(placed, key=lambda row: row["step_time_s"])["method"] if placed else ""
-    return Table(tuple(rows), best, {entry.method: entry.plan for entry in entries if entry.plan is not None})
+    return Table(tuple(rows), best, {method: entry.plan for method, entry in entries.items() if entry.plan is not None})
 
 
 def measure_table(
     problem: Problem,
     evaluator: Evaluator,
-    entries: list[Entry],
+    entries: Mapping[str, MethodResult],
     config: TrainConfig,
     say: Say,
     left_s: float = math.inf,
@@ -159,7 +143,7 @@ def measure_table(
     Args:
         problem: that is placed.
         evaluator: runs plans.
-        entries: one a method.
+        entries: by method.
         config: of the run.
         say: told if time cuts the race short.
         left_s: seconds for it, where all of the run has a limit: with few, fewer entries are raced for fewer rounds.
@@ -168,7 +152,7 @@ def measure_table(
     eager, one_thread, why = _eager(problem, evaluator)
     if math.isfinite(left_s) and evaluator.is_measured:
         step_s, load_s = float(problem.costs.op_time_s.sum(axis=0).min()), LOAD_S_PER_OP * problem.graph.num_ops
-        count = len({entry.plan.fingerprint for entry in entries if entry.plan is not None})
+        count = len({entry.plan.fingerprint for entry in entries.values() if entry.plan is not None})
         room_s, warmup = max(left_s - 2 * step_s, LEAST_RACE_S), 1  # a timeline follows
         raced, rounds = race_within(room_s, step_s, load_s, count + 3, rounds)
         entries, most_s = _the_first(entries, max(raced - 3, 1)), min(most_s, room_s)
@@ -185,16 +169,16 @@ def measure_table(
     return fill_table(entries, eager, why, measure, one_thread)
 
 
-def _the_first(entries: list[Entry], most: int) -> list[Entry]:
+def _the_first(entries: Mapping[str, MethodResult], most: int) -> dict[str, MethodResult]:
     """The entries, but at most so many distinct plans: of what was searched, then of one device, then of the others."""
-    ranked = sorted(entries, key=lambda entry: (not entry.facts, entry.method != "single"))
-    plans = dict.fromkeys(entry.plan.fingerprint for entry in ranked if entry.plan is not None)
+    ranked = sorted(entries, key=lambda method: (not entries[method].is_searched, method != "single"))
+    plans = dict.fromkeys(plan.fingerprint for method in ranked if (plan := entries[method].plan) is not None)
     kept = {*list(plans)[:most]}
     why = "no time was left to race it"
-    return [
-        entry if entry.plan is None or entry.plan.fingerprint in kept else replace(entry, plan=None, why=why)
-        for entry in entries
-    ]
+    return {
+        method: entry if entry.plan is None or entry.plan.fingerprint in kept else replace(entry, plan=None, why=why)
+        for method, entry in entries.items()
+    }
 
 
 def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerRecipe | None, EagerRecipe | None, str]:
@@ -209,19 +193,22 @@ def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerRecipe | None, 
     return EagerRecipe(), EagerRecipe(num_threads=1) if is_cpu and len(usable_cores()) > 1 else None, ""
 
 
-def _row(entry: Entry, outcome: Measurement | None) -> dict[str, Any]:
+def _row(method: str, entry: MethodResult, outcome: Measurement | None) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "method": entry.method,
+        "method": method,
         "placement": True,
-        "placements": entry.placements,
+        "placements": entry.num_scored,
         "history": [best.to_list() for best in entry.history],
-        **entry.facts,
     }
+    if entry.is_searched:
+        row["measured"] = entry.num_measured
     failed = entry.failure
     if failed is not None:
         row["traceback"] = failed.traceback
     if outcome is None:
-        status, why = ("skipped", entry.why) if failed is None else ("error", failed.why)
+        tried = entry.num_scored or entry.num_measured
+        why = entry.why or ("found no feasible placement" if tried else "tried no allowed placement")
+        status, why = ("skipped", why) if failed is None else ("error", failed.why)
         return {**row, "step_time_s": None, "spread_s": None, "status": status, "why": why}
     row |= _figures(outcome)
     if failed is not None and outcome.ok:
@@ -239,3 +226,37 @@ def _figures(outcome: Measurement) -> dict[str, Any]:
     if outcome.why:
         figures["why"] = outcome.why
     return figures
+
+
+HEURISTICS = ("single", "blocks", "round-robin", "expert", "eft", "heft")
+EVALUATIONS = 64
+WARM_UP = "portfolio"
+WARM_UP_EVALUATIONS = 400
+"""Enough for every kernel of `portfolio` to be called: those of heuristics, which few evaluations leave out, and of
+annealing, the last."""
+
+
+def place_quickly(problem: Problem, simulator: Simulator, name: str) -> MethodResult:
+    """What a heuristic places, in a moment."""
+    try:
+        found = find(problem, name, simulator, Budget(EVALUATIONS))
+    except UserError:
+        raise
+    except Exception as error:  # whatever it is: one that failed is one row, not the run
+        return MethodResult(failure=Failure.of(error))
+    if found.devices is None:
+        why = "pins and exclusions leave it no placement" if not found.evaluations else "found no feasible placement"
+        return MethodResult(num_scored=found.evaluations, why=why)
+    history = found.history if problem.host.is_simulated else ()  # a measured row is not followed by simulated steps
+    return MethodResult(simulator.plan(found.devices), found.evaluations, history=history)
+
+
+def compile_kernels(problem: Problem, simulator: Simulator) -> None:
+    """Runs a short search: kernels are compiled, or read from disk, before the clock of any method starts."""
+    with contextlib.suppress(Exception):  # its own row will say so
+        find(problem, WARM_UP, simulator, Budget(WARM_UP_EVALUATIONS))
+
+
+def num_rows(methods: tuple[str, ...]) -> int:
+    """What the final table measures with these methods: the reference, and plain PyTorch with all threads and one."""
+    return len({*HEURISTICS, *methods}) + 3

@@ -27,10 +27,10 @@ def _seeing(seen: list[Any], what: str) -> Any:
 @pytest.mark.parametrize(
     ("command", "target", "what"),
     [
-        ("measure", "rlplace.runs.step_time.time_placement", "keyword"),
-        ("fidelity", "rlplace.runs.fidelity.run_fidelity", "keyword"),
+        ("measure", "rlplace.compare.one_placement.time_placement", "keyword"),
+        ("fidelity", "rlplace.compare.fidelity.run_fidelity", "keyword"),
         ("advise", "rlplace.advice.advising.advise_workload", "keyword"),
-        ("train", "rlplace.training.session.run_training", "config"),
+        ("train", "rlplace.training.command.run_training", "config"),
         ("compare", "rlplace.compare.run_compare.run_compare", "config"),
     ],
 )

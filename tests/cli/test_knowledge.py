@@ -20,7 +20,7 @@ from rlplace.cli.main import main
 from rlplace.files import write_json_atomic
 from rlplace.measure.host_model import LearnedHost, Prior, load_learned_host, load_priors
 from rlplace.measure.host_model.learned_host import LearnedFactor
-from rlplace.store import MeasurementStore, Session
+from rlplace.store import MeasurementStore, MeasuringProcess
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_what_searches_kept_in_a_store_counts_once(tmp_path: Path, capsys: pytes
     run, out = run_of(tmp_path / "a", 0.3), tmp_path / "mine.json"
     other = LearnedHost("two", "0", "profiled", Prior(), (LearnedFactor("device", "d0", -0.1, 1e-6, 0.1),), ())
     with MeasurementStore.open(tmp_path / "measurements.db") as store:
-        session = store.begin(Session(1e9, "nmt", "0", "two", "v"))
+        session = store.begin(MeasuringProcess(1e9, "nmt", "0", "two", "v"))
         for learned in (load_learned_host(run), other):
             store.add_learned(session, "0", learned)
     assert main(["fit-priors", run, "--store", str(tmp_path), "--out", str(out), "--json"]) == 0

@@ -9,11 +9,11 @@ import json
 from pathlib import Path
 
 import pytest
-from run_files import write_run
+from run_files import forget, write_run
 
 from rlplace.cli.main import main
 from rlplace.measure.explain.explanation import load_explanation
-from rlplace.runs import report
+from rlplace.report import report_run as report
 
 WORKLOAD = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
 
@@ -38,7 +38,7 @@ def test_a_mistake_is_one_clear_line(tmp_path: Path, make: str, capsys: pytest.C
     if make == "empty":
         folder.mkdir()
     if make == "early":
-        (write_run(folder) / "result.json").unlink()
+        forget(write_run(folder), "table")
     assert main(["report", str(folder)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -71,7 +71,7 @@ def test_every_run_ends_with_its_report(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_report_that_fails_costs_the_run_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(folder: object) -> Path:
+    def fail(folder: object, session: object) -> Path:
         raise ValueError("the paper is torn")
 
     monkeypatch.setattr(report, "write_report", fail)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from run_folders import run_of_problem
 
 from rlplace.cli.main import main
 from rlplace.errors import InvalidValue
@@ -16,12 +16,12 @@ from rlplace.export.export_run import export_run
 from rlplace.format import format_bytes
 from rlplace.graphs.grouping.module_classes import module_classes
 from rlplace.graphs.opgraph import FORWARD
-from rlplace.measure import Placement, Problem, Simulator
+from rlplace.measure import Problem, Simulator
 from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.placement import save_placement
-from rlplace.session.cut import CutOptions
+from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.folder import RUN_FILES, RunFolder
-from rlplace.session.steps import capture_workload, describe_problem
+from rlplace.session.session import Session
+from rlplace.session.steps import capture_workload
 from rlplace.workloads import build, without_memory
 
 pytest.importorskip("transformers")
@@ -39,12 +39,10 @@ def problem_of(name: str) -> Problem:
     return Problem.estimate(capture_workload(workload), resolve_host("RTX4090+RTX3060"), grouping="device-map")
 
 
-def run_of(folder: Path, problem: Problem, devices: np.ndarray, workload: str = WORKLOAD) -> RunFolder:
-    run = RunFolder.create(folder)
-    run.write_json("config.json", {"workload": workload, "default_size": "small", "train": {"seed": 0}})
-    run.write_json("problem.json", describe_problem(problem))
-    save_placement(Placement.of(problem, Simulator(problem, threads=1).plan(devices)), run.path("placement.json"))
-    return run
+def run_of(
+    folder: Path, problem: Problem, devices: np.ndarray, workload: str = WORKLOAD, cut: CutOptions = WHOLE
+) -> RunFolder:
+    return run_of_problem(folder, workload, problem, devices, cut=cut)
 
 
 def second_block_apart(problem: Problem) -> np.ndarray:
@@ -129,9 +127,8 @@ def test_a_step_in_micro_batches_is_no_device_map(tmp_path: Path, capsys: pytest
     with without_memory():
         graph = capture_workload(build(WORKLOAD), 2, CutOptions(2, loss="accumulated"))
     cut = Problem.estimate(graph, resolve_host("RTX4090+RTX3060"))
-    run = run_of(tmp_path / "run", cut, np.zeros(graph.num_ops, dtype=np.int32))
-    config = {"count": 2, "loss": "accumulated", "verdict": {"kind": "accumulated"}}
-    run.write_json("config.json", {**json.loads(run.path("config.json").read_text()), "micro_batches": config})
+    asked = CutOptions(2, loss="accumulated")
+    run = run_of(tmp_path / "run", cut, np.zeros(graph.num_ops, dtype=np.int32), cut=asked)
     assert main(["export", str(run.root), "--format", "device_map"]) == 2
     assert "micro_batches is 2, expected 1 for a device map" in capsys.readouterr().err
     assert not run.path("device_map.json").exists()
@@ -157,17 +154,18 @@ def test_a_run_of_another_model_is_refused(tmp_path: Path, problem: Problem) -> 
     assert not run.path("device_map.json").exists()
 
 
-BROKEN: list[dict[str, Any]] = [
-    {"costs": {"op_time_s": [[1.0, 2.0]]}},
-    {"allowed": [[True, True]], "grouping": {"op_group": [0]}},
-    {"allowed": [[True, True]], "grouping": {"op_group": [7]}},
+BROKEN: list[dict[str, np.ndarray]] = [
+    {"op_time_s": np.array([[1.0, 2.0]])},
+    {"allowed": np.array([[True, True]])},
+    {"op_group": np.array([7], dtype=np.int32)},
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_malformed_run_is_one_line(tmp_path: Path, problem: Problem, broken: dict[str, Any]) -> None:
+def test_a_malformed_run_is_one_line(tmp_path: Path, problem: Problem, broken: dict[str, np.ndarray]) -> None:
     run = run_of(tmp_path / "run", problem, second_block_apart(problem))
-    run.write_json("problem.json", {**describe_problem(problem), **broken})
-    with pytest.raises(InvalidValue, match=r"shape|malformed|cannot be read as numbers"):
+    with Session.open(run) as session:
+        session._keep_arrays("problem", session._arrays("problem") | broken)
+    with pytest.raises(InvalidValue, match="shape"):
         export_run(run.root, workload=None, is_check=False, format="device_map")

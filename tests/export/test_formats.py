@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 from core_hosts import core_host
-from placed_steps import single
+from run_files import change, forget
+from run_folders import placed_run, run_of_problem
 from search_problems import chain_problem, fork_problem
 from torch import nn
 
@@ -27,11 +28,9 @@ from rlplace.export import FORMATS, Exported, ExportFormat, ExportRequest
 from rlplace.export.export_run import export_run
 from rlplace.export.formats import rank_devices
 from rlplace.graphs import capture
-from rlplace.measure import Placement, Problem, Simulator, resolve_host
-from rlplace.measure.placement import save_placement
+from rlplace.measure import Problem, resolve_host
 from rlplace.session.folder import RUN_FILES, RunFolder
 from rlplace.session.step_script import script
-from rlplace.session.steps import describe_problem
 
 FORK = fork_problem(seed=0)
 MODULES = ("", "encoder", "encoder", "encoder.norm", "decoder", "")
@@ -42,17 +41,13 @@ DEVICES = np.array([0, 0, 1, 1, 0, 1], dtype=np.int32)
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     """A run of six ops, three on each device."""
-    folder = RunFolder.create(tmp_path / "run")
-    folder.write_json("config.json", {"workload": "nmt@small", "default_size": "small", "train": {"seed": 3}})
-    folder.write_json("problem.json", describe_problem(PROBLEM))
-    save_placement(Placement.of(PROBLEM, Simulator(PROBLEM).plan(DEVICES)), folder.path("placement.json"))
-    return folder
+    return run_of_problem(tmp_path / "run", "nmt@small", PROBLEM, DEVICES, seed=3, host="another host")
 
 
 @pytest.fixture
 def short_format() -> Iterator[str]:
     def text(request: ExportRequest) -> str:
-        return f"{request.config['workload']}: {request.placement.devices.tolist()}"
+        return f"{request.session.request.workload}: {request.placement.devices.tolist()}"
 
     FORMATS.register("short", ExportFormat("short.txt", "devices of all ops", text))
     yield "short"
@@ -91,11 +86,9 @@ def test_a_script_that_cannot_run_here_says_so_in_a_line(run: RunFolder) -> None
 
 
 def test_a_loss_that_was_not_checked_is_said(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    config = run.read_json("config.json")
     for is_checked in (True, False):
         verdict = {"kind": "separate", "is_checked": is_checked, "why": "unchecked: too large"}
-        cut = {"asked": 2, "count": 2, "batch_dims": None, "loss": "auto", "exact": False, "verdict": verdict}
-        run.write_json("config.json", config | {"micro_batches": cut})
+        change(run.root, "problem", num_micro_batches=2, verdict=verdict)
         export_run(run.root, workload=None, is_check=False)
         said = capsys.readouterr().err
         assert said.startswith("warning: the loss of the run's 2 micro-batches was not checked") is not is_checked
@@ -156,7 +149,7 @@ def test_a_check_takes_no_format(run: RunFolder) -> None:
 
 def test_csv_needs_neither_the_users_code_nor_a_model(run: RunFolder) -> None:
     for workload in ("a_users_model:work", str(run.path("problem.json"))):
-        run.write_json("config.json", {"workload": workload, "default_size": "small", "train": {"seed": 3}})
+        change(run.root, "request", workload=workload)
         assert export_run(run.root, workload=None, is_check=False, format="csv")["format"] == "csv"
         with pytest.raises(InvalidValue, match=f"--workload {workload}"):
             export_run(run.root, workload=None, is_check=False)
@@ -166,18 +159,14 @@ def test_csv_says_what_the_run_lacks(run: RunFolder) -> None:
     def export() -> object:
         return export_run(run.root, workload=None, is_check=False, format="csv")
 
-    problem = describe_problem(PROBLEM)
-    run.write_json("problem.json", {**problem, "grouping": {"op_group": [0, 1]}})
-    with pytest.raises(InvalidValue, match=r"problem\.json: grouping\.op_group is '2 values', expected 6 values"):
+    change(run.root, "problem", names=["a"], modules=[""])
+    with pytest.raises(InvalidValue, match="op_device is '6 ops on 2 devices', expected 1 ops"):
         export()
-    run.write_json("problem.json", {**problem, "costs": {"op_time_s": [[1.0]] * 6}})
-    with pytest.raises(InvalidValue, match="expected 2 seconds an op, one for each device"):
-        export()
-    run.write_json("problem.json", describe_problem(chain_problem(5, 2)))
+    change(run.root, "problem", graph_fingerprint=chain_problem(5, 2).graph.fingerprint)
     with pytest.raises(FingerprintMismatch, match="made for another graph"):
         export()
-    run.path("problem.json").unlink()
-    with pytest.raises(FileProblem, match=r"this run has no problem\.json"):
+    forget(run.root, "problem")
+    with pytest.raises(FileProblem, match="this run has no problem"):
         export()
 
 
@@ -193,9 +182,8 @@ def test_a_simulated_run_cannot_be_checked_here(run: RunFolder, capsys: pytest.C
 
 
 def test_a_run_of_this_machine_is_said_to_run_here(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    problem = run.read_json("problem.json")
-    devices = [{**device, "backend": "cpu"} for device in problem["host"]["devices"]]
-    run.write_json("problem.json", {**problem, "host": {**problem["host"], "devices": devices}})
+    here = dataclasses.replace(PROBLEM, host=core_host(2))
+    run = run_of_problem(run.root.parent / "here", "nmt@small", here, DEVICES)
     assert main(["export", str(run.root)]) == 0
     assert f"run it with python {run.path('step.py')}" in capsys.readouterr().err
 
@@ -218,11 +206,8 @@ def test_another_workload_is_refused_before_anything_is_written(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     graph = capture(nn.Linear(4, 2), torch.ones(3, 4), lambda y: y.sum(), "sgd")
-    folder = RunFolder.create(tmp_path / "run")
-    config = {"workload": "a_users_work:work", "default_size": "small", "train": {"seed": 0}}
-    folder.write_json("config.json", config)
-    placement = Placement(single(graph), graph.fingerprint, "of a host", ("cpu:0",))
-    save_placement(placement, folder.path("placement.json"))
+    zeros = np.zeros(graph.num_ops, dtype=np.int32)
+    folder = placed_run(tmp_path / "run", "a_users_work:work", graph, core_host(1), zeros)
     assert main(["export", str(folder.root), "--workload", "a_users_work:other"]) == 2
     assert f"its graph fingerprint is {graph.fingerprint}" in capsys.readouterr().err
     assert not folder.path("step.py").exists()

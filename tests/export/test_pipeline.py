@@ -13,6 +13,7 @@ import pytest
 import torch
 from core_hosts import core_host
 from pipelined_models import Skipping, skipping_batch, skipping_loss
+from run_files import change
 from run_folders import placed_run
 from safetensors.torch import load_file
 from torch import nn
@@ -21,6 +22,7 @@ from rlplace.cli.main import main
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.session.folder import RunFolder
+from rlplace.session.session import Session
 from rlplace.workloads import build
 
 WORK = """
@@ -178,9 +180,10 @@ def test_a_batch_that_cannot_be_cut_evenly_is_refused(folder: Path, capsys: pyte
 @pytest.mark.slow
 def test_what_was_pinned_is_said_not_to_be_followed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = skipping_run(folder)
-    config = run.read_json("config.json")
-    pinned = {"seed": 0, "constraints": {"pins": [["words", "cpu:0"]], "exclusions": [], "together": []}}
-    run.write_json("config.json", config | {"train": pinned})
+    with Session.open(run) as session:
+        arrays = session._arrays("problem")
+        groups = int(session.op_group.max()) + 1
+        session._keep_arrays("problem", {**arrays, "allowed": np.ones((groups, session.host.num_devices), np.bool_)})
     assert main(["export", str(run.root), "--format", "pipeline", "--workload", "a_pipelined_work:work"]) == 0
     assert "are not followed by stages" in capsys.readouterr().err
 
@@ -211,7 +214,7 @@ def test_a_simulated_host_gives_estimated_stages_on_gpus(folder: Path) -> None:
     graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer)
     devices = np.zeros(graph.num_ops, dtype=np.int32)
     run = placed_run(folder / "run", name, graph, resolve_host("4xV100-pcie"), devices)
-    run.write_json("config.json", run.read_json("config.json") | {"default_size": "paper"})
+    change(run.root, "request", default_size="paper")
     assert main(["export", str(run.root), "--format", "pipeline"]) == 0
     text = run.path("pipeline.py").read_text()
     assert 'DEVICES = ("cuda:0", "cuda:1"' in text.replace("'", '"')

@@ -29,13 +29,13 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.console import make_progress
-from rlplace.runs.tracking import NoTracker
 from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import Task
 from rlplace.training import TrainConfig, train
 from rlplace.training.config import SearchConfig
-from rlplace.training.searches.budget import LoopBudget
+from rlplace.training.searches.racing_host import LoopBudget
 from rlplace.training.searches.search_loop import search_and_measure
+from rlplace.training.tracking import NoTracker
 
 FAULTS: dict[int, tuple[Status, str]] = {
     1: ("error", "the worker died: SIGABRT"),

@@ -14,7 +14,7 @@ from stored import GRAPH, HOST, MACHINE, PLAN, REFERENCE, SESSION, foreign, key_
 
 from rlplace.errors import FileProblem
 from rlplace.measure.host_model import LearnedHost, Prior
-from rlplace.store import Filter, MeasurementStore, Session, StoreLog, database, open_log
+from rlplace.store import Filter, MeasurementStore, MeasuringProcess, StoreLog, database, open_log
 from rlplace.store.log import ANSWERS_S, FAILURE_ANSWERS_S, check_store
 
 
@@ -144,16 +144,14 @@ def test_an_error_that_quotes_bytes_is_kept(log: StoreLog, tmp_path: Path, said:
 
 def test_the_runs_own_store_answers_also_what_a_busy_machine_measured(tmp_path: Path, said: list[str]) -> None:
     busy, later = (dataclasses.replace(SESSION, begun_s=begun_s, idle_share=0.1) for begun_s in (1.0, 2.0))
-    for run in (tmp_path, None):
-        with MeasurementStore.open(tmp_path / "measurements.db") as store:
-            store.add(store.begin(busy), PLAN, row_of())
-        log = StoreLog([MeasurementStore.open(tmp_path / "measurements.db")], later, said.append, run)
-        assert (log.recall(key_of(), REFERENCE) is not None) == (run is not None)
-        log.close()
+    with MeasurementStore.open(tmp_path / "measurements.db") as store:
+        store.add(store.begin(busy), PLAN, row_of())
+        for log in (StoreLog([], later, said.append, store), StoreLog([store], later, said.append)):
+            assert (log.recall(key_of(), REFERENCE) is not None) == log._shelves[0].is_own
 
 
-def logged(word: str, said: list[str], run: Path | None = None) -> StoreLog | None:
-    return open_log(word, core_host(), workload="nmt", versions="v", say=said.append, run=run)
+def logged(word: str, said: list[str], own: MeasurementStore | None = None) -> StoreLog | None:
+    return open_log(word, core_host(), workload="nmt", versions="v", say=said.append, own=own)
 
 
 def test_auto_is_in_the_users_cache_folder_and_off_is_none(
@@ -171,11 +169,12 @@ def test_auto_is_in_the_users_cache_folder_and_off_is_none(
 
 
 def test_a_run_has_a_store_of_its_own_also_without_the_users(tmp_path: Path, said: list[str]) -> None:
-    log = logged("off", said, tmp_path)
-    assert log is not None
-    log.keep(PLAN, outcome_of(), REFERENCE, is_whole=True)
-    log.close()
-    assert [file.name for file in tmp_path.iterdir()] == ["measurements.db"]
+    with MeasurementStore.open(tmp_path / "measurements.db") as store:
+        log = logged("off", said, store)
+        assert log is not None
+        log.keep(PLAN, outcome_of(), REFERENCE, is_whole=True)
+        log.close()
+        assert store.count() == 1, "its session closes it"
     with MeasurementStore.read(tmp_path / "measurements.db") as store:
         assert [row.workload for row in store.measurements()] == ["nmt"]
 
@@ -198,7 +197,7 @@ def test_if_the_users_own_is_broken_the_run_goes_on_and_a_named_one_is_a_mistake
 
 
 def test_a_session_says_how_the_machine_was() -> None:
-    session = Session.now("nmt", "cores", "v")
+    session = MeasuringProcess.now("nmt", "cores", "v")
     assert session.machine != MACHINE
     assert len(session.machine) == 16
     assert session.idle_share is None or 0.0 <= session.idle_share <= 1.0

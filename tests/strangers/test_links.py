@@ -17,10 +17,10 @@ from rlplace.measure import load_placement
 from rlplace.measure.host_model import load_learned_host
 from rlplace.measure.hosts.host_file import load_host
 from rlplace.policy import load_policy
-from rlplace.runs.tracking import make_tracker
 from rlplace.session.folder import RUN_FILES, RunFolder
+from rlplace.session.session import Session
 from rlplace.store import MeasurementStore
-from rlplace.training.resume.journal import read_progress
+from rlplace.training.tracking import make_tracker
 
 
 @pytest.mark.parametrize("name", [*RUN_FILES, LOCK_FILE])
@@ -31,7 +31,7 @@ def test_a_link_in_a_run_folder_is_refused_wherever_it_leads(name: str, tmp_path
     (run / name).symlink_to(secret)
     with pytest.raises(FileProblem, match=f"{name}: a symbolic link"):
         RunFolder.open(run)
-    if name != "config.json":
+    if name != "session.db":
         (run / name).unlink()
         (run / name).symlink_to("../../nowhere")
         with pytest.raises(FileProblem, match=f"{name}: a symbolic link"):
@@ -39,14 +39,15 @@ def test_a_link_in_a_run_folder_is_refused_wherever_it_leads(name: str, tmp_path
     assert secret.read_text() == '{"password": 1}'
 
 
-@pytest.mark.parametrize("name", ["result.json", "progress.safetensors"])
+@pytest.mark.parametrize("name", ["session.db", "session.db-wal", "session.db-journal"])
 def test_a_link_that_is_put_in_a_run_once_it_is_open_is_not_followed(name: str, tmp_path: Path) -> None:
     run = RunFolder.open(write_run(tmp_path / "run"))
-    run.path(name).unlink(missing_ok=True)
+    (run.root / name).unlink(missing_ok=True)
     (tmp_path / "secret").write_text('{"password": 1}')
-    run.path(name).symlink_to(tmp_path / "secret")
-    with pytest.raises(FileProblem, match=f"{name}: a symbolic link"):
-        run.read_json(name) if name.endswith("json") else read_progress(run)
+    (run.root / name).symlink_to(tmp_path / "secret")
+    for use in (lambda: Session.read(run.root), lambda: Session.open(run)):
+        with pytest.raises(FileProblem, match=f"{name}: a symbolic link"):
+            use()
 
 
 def test_a_lock_that_is_a_link_overwrites_nothing(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_a_path_that_is_none_is_told(name: str, path: str, tmp_path: Path) -> No
 TRACKS = """
 import sys
 from pathlib import Path
-from rlplace.runs.tracking import make_tracker
+from rlplace.training.tracking import make_tracker
 run = Path(sys.argv[1])
 tracker = make_tracker("offline", run, {})
 tracker.log_files("config", [run / "config.json"])

@@ -5,27 +5,34 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import sqlite3
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from asking import asked
-from damaged import damaged, damaged_tree, mutation, share
+from damaged import damaged, damaged_tree, share
 from hypothesis import given
 from hypothesis import strategies as st
 from micrographs import fork_join
+from run_files import change, forget
 from safetensors.numpy import load, save
 
 from rlplace.graphs.formats import save_graph
 from rlplace.measure.hosts.host_file import save_host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.session.folder import RunFolder
+from rlplace.session.session import Session
+from rlplace.training.command import Job
 from rlplace.training.config import TrainConfig
-from rlplace.training.resume.config_file import Request
-from rlplace.training.resume.journal import mark_finished
 
-PROGRESS, RECORDS = "progress.safetensors", "records"
+
+def unfinish(run: Path) -> None:
+    """Makes a run one that has not come to its end."""
+    with Session.open(RunFolder(run)) as session:
+        session.keep(has_ended=False)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code, said = asked("train", str(root / "graph.json"), *options, "--run", str(root / "finished"))
     assert code == 0, said
     shutil.copytree(root / "finished", root / "left")
-    mark_finished(RunFolder.open(root / "left"), is_finished=False)
+    unfinish(root / "left")
     return root
 
 
@@ -58,48 +65,55 @@ def goes_on_or_says_why(run: Path, name: str, content: bytes) -> None:
 def test_what_is_damaged_goes_on(folder: Path) -> None:
     for run in ("finished", "left"):
         assert asked("train", str(folder / "graph.json"), "--resume", str(folder / run), "--quiet")[0] == 0
-    mark_finished(RunFolder.open(folder / "left"), is_finished=False)
+    unfinish(folder / "left")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("run", ["finished", "left"])
-@share(30)
-@given(data=st.data())
-def test_its_request(data: st.DataObject, run: str, folder: Path) -> None:
-    path = folder / run / "config.json"
-    goes_on_or_says_why(folder / run, path.name, data.draw(mutation(path.read_bytes())))
+FACTS = ("request", "config", "problem", "host", "placement", "method/random", "table", "ending", "has_ended")
 
 
 @st.composite
-def damaged_progress(draw: st.DrawFn, content: bytes) -> bytes:
-    """Bytes, records or arrays of a progress file, damaged."""
-    if draw(st.booleans()):
+def damaged_session(draw: st.DrawFn, content: bytes) -> bytes:
+    """Bytes, records or arrays of a session, damaged."""
+    kind = draw(st.sampled_from(["bytes", "record", "arrays"]))
+    if kind == "bytes":
         return damaged(draw, content)
-    arrays = load(content)
-    names = sorted(arrays.keys() - {RECORDS})
-    if names and draw(st.booleans()):
-        name = draw(st.sampled_from(names))
-        array = arrays[name].copy()
-        kind = draw(st.sampled_from(["drop", "huge", "short", "float"]))
-        if kind == "drop":
-            del arrays[name]
-        elif kind == "float":
-            arrays[name] = np.full(array.shape, np.nan)
-        else:
-            arrays[name] = array[:-1] if kind == "short" else np.full(array.shape, 2**31 - 1, dtype=np.int64)
-    else:
-        records = damaged_tree(draw, json.loads(arrays[RECORDS].tobytes()))
-        arrays[RECORDS] = np.frombuffer(json.dumps(records).encode(), dtype=np.uint8)
-    return bytes(save(arrays))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "session.db"
+        path.write_bytes(content)
+        with sqlite3.connect(path) as database:
+            database.execute("PRAGMA journal_mode = DELETE")
+            if kind == "record":
+                name = draw(st.sampled_from(FACTS))
+                (text,) = database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+                changed = json.dumps(damaged_tree(draw, json.loads(text)))
+                database.execute("UPDATE facts SET value = ? WHERE name = ?", (changed, name))
+            else:
+                name = draw(st.sampled_from(["problem", "method/random"]))
+                (data,) = database.execute("SELECT value FROM arrays WHERE name = ?", (name,)).fetchone()
+                changed_data = save(damaged_arrays(draw, load(data)))
+                database.execute("UPDATE arrays SET value = ? WHERE name = ?", (changed_data, name))
+        database.close()
+        return path.read_bytes()
+
+
+def damaged_arrays(draw: st.DrawFn, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    name = draw(st.sampled_from(sorted(arrays)))
+    array = arrays.pop(name)
+    kind = draw(st.sampled_from(["drop", "huge", "short", "float"]))
+    if kind == "drop":
+        return arrays
+    if kind == "float":
+        return arrays | {name: np.full(array.shape, np.nan)}
+    return arrays | {name: array[:-1].copy() if kind == "short" else np.full(array.shape, 2**31 - 1, dtype=np.int64)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["finished", "left"])
-@share(30)
+@share(60)
 @given(data=st.data())
-def test_its_progress(data: st.DataObject, run: str, folder: Path) -> None:
-    path = folder / run / PROGRESS
-    goes_on_or_says_why(folder / run, path.name, data.draw(damaged_progress(path.read_bytes())))
+def test_its_session(data: st.DataObject, run: str, folder: Path) -> None:
+    path = folder / run / "session.db"
+    goes_on_or_says_why(folder / run, path.name, data.draw(damaged_session(path.read_bytes())))
 
 
 REACHING = {"store": "/nowhere/else.db", "track": "online", "cluster": "10.0.0.1:6379", "isolated": False}
@@ -119,21 +133,25 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
     """The options of the runs that are gone on with, none of which does anything."""
     seen: list[TrainConfig] = []
 
-    def noted(request: Request, *_: object, **__: object) -> dict[str, object]:
-        seen.append(request.config)
+    def noted(job: Job, *_: object, **__: object) -> dict[str, object]:
+        seen.append(job.config)
         return {}
 
-    for home in ("rlplace.training.session", "rlplace.training.elastic.elsewhere"):
-        monkeypatch.setattr(f"{home}.run_request", noted)
-        monkeypatch.setattr(f"{home}.check_request", lambda _: None)
+    for home in ("rlplace.training.resume", "rlplace.training.elastic.elsewhere"):
+        monkeypatch.setattr(f"{home}.run_job", noted)
+    monkeypatch.setattr(Job, "check", lambda _: None)
     return seen
 
 
+def config_of(run: Path) -> dict[str, Any]:
+    with Session.read(run) as session:
+        found: dict[str, Any] = session.plain("config")
+    return found
+
+
 def claim(run: Path, **options: Any) -> None:
-    """Writes these options into the run's `config.json`, as if it had been started with them."""
-    config = json.loads((run / "config.json").read_text())
-    config["asked"]["train"] |= options
-    (run / "config.json").write_text(json.dumps(config))
+    """Writes these options into the run's session, as if it had been started with them."""
+    change(run, "config", **options)
 
 
 @pytest.mark.parametrize("host", [(), ("--host", "4xV100-pcie", "--overwrite")], ids=["resumed", "elsewhere"])
@@ -191,7 +209,7 @@ def test_a_graph_file_is_opened_only_if_it_is_named_again(words: tuple[str, ...]
 def test_a_file_to_begin_with_is_opened_only_if_it_is_named_again(
     option: str, name: str, left: Path, folder: Path, requests: list[TrainConfig]
 ) -> None:
-    asked_for = json.loads((left / "config.json").read_text())["asked"]["train"]
+    asked_for = config_of(left)
     group = "learn" if option == "init" else "search"
     claim(left, **{group: asked_for[group] | {option: name}})
     words = ("train", str(folder / "graph.json"), "--resume", str(left), "--quiet")
@@ -210,12 +228,12 @@ def test_a_host_file_is_not_opened_again(folder: Path, tmp_path: Path) -> None:
     save_host(resolve_host("2xK80"), host)
     words = ("train", str(folder / "graph.json"), "--quiet")
     assert asked(*words, "--host", str(host), "--evaluations", "20", "--method", "random", "--run", str(run))[0] == 0
-    mark_finished(RunFolder.open(run), is_finished=False)
+    unfinish(run)
     host.unlink()
     code, said = asked(*words, "--resume", str(run))
     assert code == 0, said
-    (run / "problem.json").unlink()
-    mark_finished(RunFolder.open(run), is_finished=False)
+    forget(run, "host")
+    unfinish(run)
     code, said = asked(*words, "--resume", str(run))
     assert code == 2
     assert "host file" in said

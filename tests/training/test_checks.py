@@ -17,9 +17,9 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs import Constraints, Grouping, capture
 from rlplace.measure import Costs, Problem
 from rlplace.policy import LearnConfig
-from rlplace.runs.tracking import NoTracker
 from rlplace.training import SearchConfig, TrainConfig, train
 from rlplace.training.agent import AgentConfig
+from rlplace.training.tracking import NoTracker
 
 
 class Seen(BaseException):

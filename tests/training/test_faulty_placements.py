@@ -11,6 +11,7 @@ from core_hosts import core_host
 from faulty_ops import faulty_graph
 
 from rlplace.errors import RunnerError
+from rlplace.files import read_json
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.evaluator import Evaluator
@@ -57,7 +58,7 @@ def test_a_step_that_cannot_be_traced_is_shown_as_simulated(
     run = RunFolder.create(tmp_path / "run")
     result = train(problem(), TrainConfig(budget_s=1.0, isolated=True, search=SEARCH), run=run, progress=True)
     assert result.is_measured
-    assert run.read_json("result.json")["best"]["method"] == result.table.best
+    assert read_json(run.path("result.json"))["best"]["method"] == result.table.best
     assert "could not be traced, so its timeline is simulated: the worker died" in capsys.readouterr().err
     assert Trace.of(json.loads(run.path("timeline.json").read_text()), "timeline.json").kind == "simulated"
     assert not run.has("explanation.json"), "it would take the shares of a simulated step for those of a measured one"

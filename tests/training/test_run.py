@@ -13,6 +13,7 @@ from micrographs import fork_join
 from torch import nn
 
 from rlplace.errors import InvalidValue, RunnerError, UnknownName
+from rlplace.files import read_json
 from rlplace.graphs import Grouping, capture
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator, load_placement
@@ -24,12 +25,12 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.policy import load_policy
 from rlplace.report.console import make_progress
-from rlplace.runs.tracking import make_tracker
 from rlplace.search.methods import METHODS, Method, find, register_method
 from rlplace.search.task import Budget, Task
 from rlplace.session.folder import RunFolder
 from rlplace.training import SearchConfig, TrainConfig, train
-from rlplace.training.outcome import title_of
+from rlplace.training.outputs import title_of
+from rlplace.training.tracking import make_tracker
 
 
 def simulated_problem() -> Problem:
@@ -89,7 +90,7 @@ def test_how_long_it_takes_is_told_before_and_kept(tmp_path: Path, capsys: pytes
     assert said[-2].startswith("took ")
     assert said[-2].endswith("(expected: about 0:04)")
     assert said[-1] == result.summary
-    kept = run.read_json("result.json")["durations"]
+    kept = read_json(run.path("result.json"))["durations"]
     assert kept == {"expected": result.expected.to_dict(), "taken": result.durations.to_dict()}
     assert result.expected.search_s == 0.6
     assert result.durations.search_s > 0.0
@@ -253,7 +254,7 @@ def test_ctrl_c_keeps_the_better_ratio_while_the_machine_slows_down(
 
     def stopped_after(races: int, *, resume: bool) -> str:
         monkeypatch.setattr(
-            "rlplace.training.run.make_evaluator",
+            "rlplace.training.phases.make_evaluator",
             lambda cluster, problem, simulator, *_, **__: SlowingMachine(problem, simulator, best.tolist(), races),
         )
         with pytest.raises(KeyboardInterrupt):

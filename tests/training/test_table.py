@@ -15,13 +15,18 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.search.task import BestSoFar, Failure
+from rlplace.session.method import MethodResult
 from rlplace.training.config import TrainConfig
-from rlplace.training.table import Entry, fill_table, measure_table
+from rlplace.training.table import fill_table, measure_table
 
 
 def plan(*devices: int) -> Plan:
     none = np.zeros(0)
     return Plan(np.array(devices), none, none, np.arange(len(devices)))
+
+
+def searched(placed: Plan, num_scored: int, num_measured: int, **fields: Any) -> MethodResult:
+    return MethodResult(placed, num_scored, num_measured, is_searched=True, **fields)
 
 
 def test_equal_placements_share_one_measurement_and_the_best_is_a_placement() -> None:
@@ -32,12 +37,12 @@ def test_equal_placements_share_one_measurement_and_the_best_is_a_placement() ->
         times = [2.0, 1.0] + [0.5] * len(others)
         return [Measurement("ok", t, (t - 0.1, t, t, t + 0.1)) for t in times]
 
-    entries = [
-        Entry("single", plan(0, 0)),
-        Entry("eft", plan(0, 1)),
-        Entry("learned", plan(0, 1), 12, {"measured": 6}, history=(BestSoFar(9, 6, 0.5, 1.25),)),
-        Entry("random", None, why="no time"),
-    ]
+    entries = {
+        "single": MethodResult(plan(0, 0), 1),
+        "eft": MethodResult(plan(0, 1), 1),
+        "learned": searched(plan(0, 1), 12, 6, history=(BestSoFar(9, 6, 0.5, 1.25),)),
+        "random": MethodResult(why="no time"),
+    }
     table = fill_table(entries, lambda: 0.5, "", measure)
     assert asked == [2]
     assert table.row("eft")["step_time_s"] == table.row("learned")["step_time_s"] == 1.0
@@ -71,7 +76,7 @@ def test_a_line_says_whether_placing_is_worth_it(
     def measure(plans: list[Plan], others: list[object]) -> list[Measurement]:
         return [Measurement("ok", each_s, (each_s,)) for each_s in (*step_s, *others_s)]
 
-    entries = [Entry("single", plan(0, 0)), Entry("learned", plan(0, 1))]
+    entries = {"single": MethodResult(plan(0, 0)), "learned": MethodResult(plan(0, 1))}
     table = fill_table(entries, lambda: 0.5, "", measure, lambda: 0.5)
     assert table.summary == expected
     assert table.row("eager")["one_thread_s"] == others_s[1]
@@ -80,7 +85,7 @@ def test_a_line_says_whether_placing_is_worth_it(
 def test_where_only_one_thread_of_eager_ran_the_summary_says_so() -> None:
     failed = Measurement("error", float("inf"), why="boom")
     outcomes = [Measurement("ok", 3.0, (3.0,)), failed, Measurement("ok", 4.0, (4.0,))]
-    table = fill_table([Entry("learned", plan(0))], lambda: 0.5, "", lambda *_: outcomes, lambda: 0.5)
+    table = fill_table({"learned": MethodResult(plan(0))}, lambda: 0.5, "", lambda *_: outcomes, lambda: 0.5)
     assert table.summary == "placed 3.00 s, eager on one thread 4.00 s"
 
 
@@ -101,8 +106,8 @@ def test_with_little_time_fewer_rows_are_raced_for_fewer_rounds(left_s: float, r
             return [Measurement("ok", 1.0 + k, (1.0 + k,) * protocol.max_rounds) for k in range(len(plans))]
 
     names = ("blocks", "single", "expert", "eft", "heft")
-    entries = [Entry(name, plan(k, k)) for k, name in enumerate(names)]
-    entries += [Entry("learned", plan(5, 6), 9, {"measured": 4}), Entry("portfolio", plan(6, 5), 9, {"measured": 4})]
+    entries = {name: MethodResult(plan(k, k)) for k, name in enumerate(names)}
+    entries |= {"learned": searched(plan(5, 6), 9, 4), "portfolio": searched(plan(6, 5), 9, 4)}
     evaluator: Any = Measured()
     table = measure_table(replace(problem, costs=seconds), evaluator, entries, TrainConfig(), lambda _: None, left_s)
     assert asked == [(raced, rounds)]
@@ -114,7 +119,7 @@ def test_with_little_time_fewer_rows_are_raced_for_fewer_rounds(left_s: float, r
 
 def test_without_eager_its_row_says_why() -> None:
     table = fill_table(
-        [Entry("single", plan(0))],
+        {"single": MethodResult(plan(0))},
         None,
         "simulated host",
         lambda plans, others: [Measurement("ok", 1.0, (1.0,)) for _ in plans],
@@ -125,7 +130,9 @@ def test_without_eager_its_row_says_why() -> None:
 
 def test_a_failed_row_keeps_its_cause_and_cannot_win() -> None:
     outcomes = [Measurement("error", float("inf"), why="boom"), Measurement("ok", 3.0, (3.0,))]
-    table = fill_table([Entry("a", plan(0)), Entry("b", plan(1))], None, "-", lambda plans, others: outcomes)
+    table = fill_table(
+        {"a": MethodResult(plan(0)), "b": MethodResult(plan(1))}, None, "-", lambda plans, others: outcomes
+    )
     assert table.row("a")["step_time_s"] is None
     assert table.row("a")["why"] == "boom"
     assert table.best == "b"
@@ -133,11 +140,11 @@ def test_a_failed_row_keeps_its_cause_and_cannot_win() -> None:
 
 def test_a_method_that_raised_is_an_error_or_its_best_until_then() -> None:
     failed = Failure("KeyError: 'd:9' (mine.py, line 3)", "Traceback ...")
-    entries = [
-        Entry("nothing", None, 0, failure=failed),
-        Entry("early", plan(0), 5, failure=failed),
-        Entry("single", plan(1)),
-    ]
+    entries = {
+        "nothing": MethodResult(failure=failed),
+        "early": MethodResult(plan(0), 5, failure=failed),
+        "single": MethodResult(plan(1)),
+    }
     outcomes = [Measurement("ok", 1.0, (1.0,)), Measurement("ok", 3.0, (3.0,))]
     table = fill_table(entries, None, "-", lambda plans, others: outcomes)
     assert (table.row("nothing")["status"], table.row("nothing")["why"]) == ("error", failed.why)

@@ -12,7 +12,6 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -181,8 +180,6 @@ def _parts(policy: object) -> tuple[nn.Module, torch.Generator]:
 
 _TWISTER_BYTES = 5000
 """The state of a generator on the CPU is longer, that of one on a GPU shorter."""
-LARGEST_BYTES = 1 << 30
-"""A larger file is not read: that of a policy with its optimizer has some ten megabytes."""
 RECORDS = "records"
 """The tensor that holds the facts, as JSON: one file is written whole or not at all, two are not."""
 
@@ -194,15 +191,15 @@ def save_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
         FileProblem: the file cannot be written.
         InvalidValue: the policy is no `torch.nn.Module` with a `generator`.
     """
-    _write(path, learner, learner.state())
+    write_bytes_atomic(path, _packed(learner, learner.state()))
 
 
-def _write(path: str | os.PathLike[str], learner: Resumable, state: LearnerState) -> None:
+def _packed(learner: Resumable, state: LearnerState) -> bytes:
     facts = jsonable({"learner": type(learner).__name__, "facts": dict(state.facts)})
     text = json.dumps(facts, allow_nan=False).encode("utf-8")
     records = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
     tensors = {name: tensor.detach().contiguous() for name, tensor in state.tensors.items()}
-    write_bytes_atomic(path, save({RECORDS: records, **tensors}))
+    return save({RECORDS: records, **tensors})
 
 
 def resume_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
@@ -211,7 +208,11 @@ def resume_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
     Raises:
         FileProblem: the file is missing, malformed, or of another learner or policy.
     """
-    data, name = read_plain(path, largest_bytes=LARGEST_BYTES, holds="a learner's state"), type(learner).__name__
+    _unpack(read_plain(path, largest_bytes=LARGEST_BYTES, holds="a learner's state"), path, learner)
+
+
+def _unpack(data: bytes, path: str | os.PathLike[str], learner: Resumable) -> None:
+    name = type(learner).__name__
     with refusing(path, "not the state of this learner and its policy"):
         tensors = load(data)
         about = parse_json(tensors.pop(RECORDS).numpy().tobytes().decode("utf-8"), path)
@@ -220,10 +221,24 @@ def resume_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
         learner.load_state(LearnerState(tensors, about["facts"]))
 
 
+LARGEST_BYTES = 1 << 30
+"""A larger file is not read: that of a policy with its optimizer has some ten megabytes."""
 EVERY_S = 5.0
 """Least time between two writes ..."""
 SHARE = 0.05
 """... and the largest share of the time that they take."""
+
+
+class Files(Protocol):
+    """Where files are kept by name: the session of a run."""
+
+    def file(self, name: str) -> bytes | None:
+        """The contents of a file; None where there is none."""
+        ...
+
+    def keep_files(self, files: Mapping[str, bytes]) -> None:
+        """Keeps files, all or none."""
+        ...
 
 
 class LearnerFile:
@@ -232,7 +247,8 @@ class LearnerFile:
     A learner that is not `Resumable` is left alone: it begins anew.
 
     Args:
-        path: of the file, safetensors.
+        files: where it is kept, as safetensors.
+        name: of the file.
         is_resumed: whether a learner goes on from the file; otherwise the file is replaced.
         say: told why a learner begins anew.
         clock: seconds that never go back.
@@ -240,22 +256,24 @@ class LearnerFile:
 
     def __init__(
         self,
-        path: Path,
+        files: Files,
+        name: str,
         *,
         is_resumed: bool,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path, self._is_resumed, self._say, self._clock = path, is_resumed, say, clock
+        self._files, self._name, self._is_resumed, self._say, self._clock = files, name, is_resumed, say, clock
         self._next_s = clock() + EVERY_S
 
     def restore(self, learner: object) -> None:
         """Puts a learner that was just made where the last one was, if that was of its kind."""
-        begun = _state(learner) if self._is_resumed and self._path.is_file() else None
-        if begun is None or not isinstance(learner, Resumable):
+        data = self._files.file(self._name) if self._is_resumed else None
+        begun = None if data is None else _state(learner)
+        if data is None or begun is None or not isinstance(learner, Resumable):
             return
         try:
-            resume_learner(self._path, learner)
+            _unpack(data, self._name, learner)
         except FileProblem as error:
             learner.load_state(begun)
             self._say(f"warning: {error} The learner begins anew.")
@@ -269,7 +287,7 @@ class LearnerFile:
         begin_s = self._clock()
         state = _state(learner) if begin_s >= self._next_s else None
         if state is not None and isinstance(learner, Resumable):
-            _write(self._path, learner, state)
+            self._files.keep_files({self._name: _packed(learner, state)})
             self._next_s = self._clock() + max(EVERY_S, (self._clock() - begin_s) / SHARE)
 
 

@@ -34,11 +34,12 @@ from rlplace.report.html.figure import (
     prose,
     table,
 )
-from rlplace.report.html.run_data import Row, RunData, Seconds
+from rlplace.report.html.run_data import RunData
 from rlplace.report.html.search import fidelity_section, learning_section
 from rlplace.report.html.step import memory_section, modules_section, timeline_section
 from rlplace.report.printed import alternative_rows, cut_rows, path_rows, share
 from rlplace.say import clean
+from rlplace.session.facts import Row
 
 _LATEST_S = 253_402_300_799.0
 """The end of the year 9999: `datetime` knows no later one."""
@@ -118,7 +119,7 @@ def what_was_run_section(data: RunData) -> Section:
     settings = list(_flat(data.config, ""))[:_MOST_SETTINGS]
     lead = "The same again; the rest of the settings are the program's own, listed below as they were."
     body = f'<pre class="command">{prose(command(data.config))}</pre>'
-    body += _durations(data.durations)
+    body += _durations(data.expected, data.taken)
     body += details(f"{len(settings)} settings", table(["setting", "value"], settings))
     if data.files:
         links = [[Raw(f'<a href="{escaped(name)}">{escaped(name)}</a>')] for name in data.files]
@@ -154,13 +155,12 @@ def command(config: Mapping[str, Any]) -> str:
     return shlex.join(clean(word) for word in words)
 
 
-def _durations(durations: Seconds) -> str:
+def _durations(expected: Mapping[str, float], taken: Mapping[str, float]) -> str:
     """A row for each part that took time, or was expected to; empty where nothing is known."""
-    both = durations.expected, durations.taken
     rows = [
-        [name.removesuffix("_s"), *(format_clock(known.get(name, 0.0)) for known in both)]
-        for name in {**durations.expected, **durations.taken}
-        if any(known.get(name, 0.0) >= _LEAST_S for known in both)
+        [name.removesuffix("_s"), *(format_clock(known.get(name, 0.0)) for known in (expected, taken))]
+        for name in {**expected, **taken}
+        if max(known.get(name, 0.0) for known in (expected, taken)) >= _LEAST_S
     ]
     return table(["part of the run", "expected, m:ss", "taken, m:ss"], rows, numbers=(1, 2)) if rows else ""
 
@@ -187,16 +187,20 @@ _LARGEST_LOG = 50.0
 
 def learned_host_section(data: RunData) -> Section | None:
     """The lines that the run said, and the factors behind them; None where no method learned the host."""
-    if data.host_lines is None:
+    if data.learned is None:
         return None
     lead = (
         "Measured steps against the figures of the host: factors on op types, devices, links and launches that the "
         "measurements bear out, with the interval that holds 95 % of what is believed."
     )
     said = (
-        bullets(data.host_lines) if data.host_lines else paragraph("The host is as profiled, as far as the steps tell.")
+        bullets(data.learned.lines)
+        if data.learned.lines
+        else paragraph("The host is as profiled, as far as the steps tell.")
     )
-    factors = [one for one in data.factors if abs(one.log_mean) < _LARGEST_LOG and 0 < one.log_deviation < _LARGEST_LOG]
+    factors = [
+        one for one in data.learned.factors if abs(one.log_mean) < _LARGEST_LOG and 0 < one.log_deviation < _LARGEST_LOG
+    ]
     ranked = sorted(factors, key=lambda one: -abs(one.log_mean) / one.log_deviation)[:_MOST_ROWS]
     rows = []
     for one in ranked:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rlplace.format import format_ms, format_seconds
 from rlplace.report.html.figure import Figure, Section, Variant, details, drawn, page_color, readable, table
-from rlplace.report.html.run_data import RunData, Search
+from rlplace.report.html.run_data import RunData
 from rlplace.report.plots import COLUMNS, TOLERANCE, Curve, Plot, agreement, best_so_far
 
 _CURVES_PX, _SCATTER_PX = 360, 400
@@ -58,7 +58,8 @@ def learning_section(data: RunData) -> Section | None:
 
 def histories_of(data: RunData) -> dict[str, History]:
     """Rows of four figures by method, in the order of the table; those of other lengths are left out."""
-    kept = {row.method: data.searches.get(row.method, Search()).history or row.history for row in data.rows}
+    kept = {row.method: row.history for row in data.rows}
+    kept |= {name: [best.to_list() for best in one.history] for name, one in data.searches.items() if one.history}
     found = {
         name: [one for one in rows if len(one) == len(COLUMNS) and one[_STEP_S] > 0] for name, rows in kept.items()
     }
@@ -70,7 +71,7 @@ def _is_search(data: RunData, method: str) -> bool:
     if data.searches:
         return method in data.searches
     row = data.row(method)
-    return row is not None and (row.measured > 0 or not data.is_measured)
+    return row is not None and ((row.measured or 0) > 0 or not data.is_measured)
 
 
 def _curves(data: RunData, histories: Mapping[str, History]) -> Figure:
@@ -103,7 +104,7 @@ def _legend(plot: Plot) -> list[tuple[str, str]]:
 def _spent(data: RunData, name: str) -> tuple[float, float, float]:
     """What a method had spent in all: placements scored, measured, and seconds."""
     search, row = data.searches.get(name), data.row(name)
-    return row.placements if row else 0, row.measured if row else 0, search.seconds if search else 0.0
+    return row.placements if row else 0, (row.measured or 0) if row else 0, search.seconds if search else 0.0
 
 
 def _references(data: RunData, shown: Sequence[str]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlplace.format import format_bytes, format_ms, format_seconds
+from rlplace.measure.hosts.host import Device
 from rlplace.report.chrome_trace import TRANSFER, Slice, Trace, covered_s
 from rlplace.report.html.figure import (
     CARD,
@@ -36,7 +37,7 @@ from rlplace.report.html.figure import (
     readable,
     table,
 )
-from rlplace.report.html.run_data import DeviceFacts, RunData
+from rlplace.report.html.run_data import RunData
 from rlplace.report.plots import PHASE_COLORS
 
 MOST_BARS = 4000
@@ -529,7 +530,7 @@ def thinned(points: Points, step_s: float, most: int = MOST_POINTS) -> list[tupl
 
 
 def _memory_figure(
-    memory: Mapping[str, Points], capacity: dict[str, DeviceFacts], step_s: float, order: Sequence[str]
+    memory: Mapping[str, Points], capacity: dict[str, Device], step_s: float, order: Sequence[str]
 ) -> Figure:
     peak = max(value for points in memory.values() for _, value in points)
     scale, unit = next(((scale, unit) for scale, unit in _UNITS if peak >= scale), _UNITS[-1])
@@ -585,9 +586,9 @@ def _capacity_line(room: int, scale: float, step_s: float) -> dict[str, Any]:
     }
 
 
-def _pools(devices: Sequence[DeviceFacts]) -> str:
+def _pools(devices: Sequence[Device]) -> str:
     """Which devices share one memory, in words."""
-    pools: dict[str, list[DeviceFacts]] = {}
+    pools: dict[str, list[Device]] = {}
     for device in devices:
         if device.memory_pool and not device.members:
             pools.setdefault(device.memory_pool, []).append(device)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +16,18 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.host_file import ENDINGS
 from rlplace.measure.problem import Problem
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.policy.options import LearnConfig
 from rlplace.policy.policies import checked_policy
 from rlplace.report.console import make_progress
 from rlplace.say import Say
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared
+from rlplace.session.session import Session
+from rlplace.training.command import EVERYTHING, INIT, Job, Shown, going_on, run_job
 from rlplace.training.config import TrainConfig
-from rlplace.training.elastic.known import read_known
-from rlplace.training.elastic.offer import offering
-from rlplace.training.elastic.replace import replaced, without_policy
-from rlplace.training.elastic.report import device_lines
+from rlplace.training.elastic.placed_again import device_lines, read_known, replaced, without_policy
 from rlplace.training.methods import POLICY, method_of
-from rlplace.training.resume.config_file import Request, read_request
-from rlplace.training.resume.prepared import describe_prepared
-from rlplace.training.resume.reopen import NOTHING, Named, believed
-from rlplace.training.run_request import check_request, run_request
-from rlplace.training.session import going_on
-
-WEIGHTS = "policy.safetensors"
+from rlplace.training.outputs import WEIGHTS
+from rlplace.training.resume import NOTHING, Named, believed
 
 
 @one_thread_here()
@@ -46,9 +41,8 @@ def resume_elsewhere(
     gangs: bool = False,
     constraints: Constraints | None = None,
     overwrite: bool = False,
-    is_quiet: bool = False,
-    is_table: bool = True,
     is_waiting: bool = True,
+    shown: Shown = EVERYTHING,
 ) -> dict[str, Any]:
     """Trains on another host, as a run was asked to, from what the run knows; returns what `--json` prints.
 
@@ -64,9 +58,8 @@ def resume_elsewhere(
         gangs: whether it was to have gangs.
         constraints: pins, exclusions and what stays together, instead of the run's.
         overwrite: whether there may be a run in `new_folder` already.
-        is_quiet: no progress.
-        is_table: print the table.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
+        shown: what people are shown.
 
     Raises:
         FileProblem: there is no run in `folder`, or one in `new_folder`; or a file cannot be read or written.
@@ -75,10 +68,9 @@ def resume_elsewhere(
         UserError: the workload cannot be captured, or not be placed on this host.
     """
     RunFolder.check(new_folder, overwrite=overwrite)
-    old = RunFolder.open(folder)
-    known = read_known(old, named.workload)
-    progress = make_progress(is_quiet=is_quiet)
-    config = believed(read_request(old).config, named, str(old.path("config.json")))
+    known = read_known(folder, named.workload)
+    progress = make_progress(is_quiet=shown.is_quiet)
+    config = believed(known.config, named, str(known.session.path))
     config = _config(config, host, named, progress.say)
     with measuring_alone(host, say=progress.say, run=new_folder, is_waiting=is_waiting):
         made = replaced(known, host, say=progress.say, constraints=constraints, isolated=config.isolated)
@@ -87,17 +79,19 @@ def resume_elsewhere(
         if constraints is not None:
             config = dataclasses.replace(config, constraints=constraints)
         problem = made.believed if host.is_simulated else made.problem  # what can be measured is learned afresh
-        prepared = Prepared(problem, known.asked, 0, made.start)
-        config = dataclasses.replace(config, learn=_with_weights(config, problem, old, progress.say))
-        seed = known.choices.built_with
-        request = Request(known.spec, host, config, host_word, gangs, known.asked, str(folder), seed)
-        check_request(request)
+        asked = known.request.asked
+        prepared = Prepared(problem, asked, 0, made.start)
+        again = {"placed_again": str(folder), "workload_seed": known.request.workload_seed}
+        job = Job.of(known.spec, host, config, host_word, gangs=gangs, asked=asked, **again)
+        job.check()
+        weights = _weights(config, problem, known.session, progress.say)
         run = RunFolder.create(new_folder, overwrite=overwrite)
-        with offering(request, new_folder), going_on(run, request, progress):
-            run.write_json("config.json", request.to_dict() | {"micro_batches": prepared.to_dict()})
-            run.write_json("problem.json", describe_prepared(prepared))
+        with closing(run), going_on(run, job, progress), Session.open(run) as session:
+            session.keep_files(weights)
+            job.keep(session, run)
+            session.keep_problem(prepared)
             known_hosts = () if made.learned is None else (made.learned,)
-            return run_request(request, prepared, run, progress, is_table=is_table, known_hosts=known_hosts)
+            return run_job(job, prepared, run, session, progress, shown=shown, known_hosts=known_hosts)
 
 
 def folder_for(folder: Path, host_word: str) -> Path:
@@ -120,14 +114,19 @@ def _config(config: TrainConfig, host: Host, named: Named, say: Say) -> TrainCon
     return without_policy(config, host)
 
 
-def _with_weights(config: TrainConfig, problem: Problem, old: RunFolder, say: Say) -> LearnConfig:
-    """How the policy learns: from the weights that the run kept, where they fit."""
-    if method_of(config, is_simulated=problem.host.is_simulated) != POLICY or not old.has(WEIGHTS):
-        return config.learn
-    learn = dataclasses.replace(config.learn, init=str(old.path(WEIGHTS)))
-    try:
-        checked_policy(problem, learn, config.seed)
-    except UserError as error:
-        say(f"the policy begins anew, the weights of {old.root} are of another size or kind: {error}")
-        return config.learn
-    return learn
+def _weights(config: TrainConfig, problem: Problem, old: Session, say: Say) -> dict[str, bytes]:
+    """The weights that the policy begins with, as files: those that the run kept, where they fit."""
+    files = {name: old.file(kept) for name, kept in zip(INIT, WEIGHTS, strict=True)}
+    if method_of(config, is_simulated=problem.host.is_simulated) != POLICY or None in files.values():
+        return {}
+    found = {name: data for name, data in files.items() if data is not None}
+    with tempfile.TemporaryDirectory(prefix="rlplace-") as folder:
+        for name, data in found.items():
+            (Path(folder) / name).write_bytes(data)
+        try:
+            learn = dataclasses.replace(config.learn, init=str(Path(folder) / INIT[0]))
+            checked_policy(problem, learn, config.seed)
+        except UserError as error:
+            say(f"the policy begins anew, the weights of {old.path.parent} are of another size or kind: {error}")
+            return {}
+    return found

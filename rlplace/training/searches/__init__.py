@@ -1,4 +1,4 @@
-"""Searches: every method of a run gets its budget, and comes to a `LoopResult`.
+"""Searches: every method of a run gets its budget, and comes to a `MethodResult`.
 
 `search_all` is what a run calls, with the `options` of each method. On a host of this machine methods search in turn:
 `search_loop` gives one of them its `budget`, `racing_host` runs what it asks for in races and keeps that in `raced`,

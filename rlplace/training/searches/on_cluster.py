@@ -24,17 +24,15 @@ from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.console import Progress, make_progress
-from rlplace.runs.tracking import NoTracker, Tracker
 from rlplace.search.methods import Method, adopt_methods
 from rlplace.search.task import Budget
+from rlplace.session.method import MethodResult
+from rlplace.session.session import MethodKeeper
 from rlplace.training.agent.config import AgentConfig
-from rlplace.training.heuristics import compile_kernels
 from rlplace.training.methods import METHODS
-from rlplace.training.resume.journal import MethodJournal
-from rlplace.training.resume.state import MethodState
-from rlplace.training.searches.result import LoopResult
 from rlplace.training.searches.side_by_side import search_side_by_side
-from rlplace.training.searches.task_state import done_state
+from rlplace.training.table import compile_kernels
+from rlplace.training.tracking import NoTracker, Tracker
 
 LEARNED_FILE = "policy.safetensors"
 """What a method learned is saved under this name before it travels."""
@@ -89,9 +87,9 @@ def search_on_cluster(
     tracker: Tracker,
     single_s: float = float("nan"),
     on_best: Callable[[str, Plan, float], None] = lambda method, plan, step_time_s: None,
-    before: Mapping[str, MethodState] | None = None,
-    journals: Mapping[str, MethodJournal] | None = None,
-) -> dict[str, LoopResult]:
+    before: Mapping[str, MethodResult] | None = None,
+    keepers: Mapping[str, MethodKeeper] | None = None,
+) -> dict[str, MethodResult]:
     """As `search_side_by_side`, but each method is a task of a cluster, with one CPU and one simulator thread.
 
     Under a budget of evaluations the result is that of this machine, to the bit. What a method comes to is known when
@@ -108,10 +106,10 @@ def search_on_cluster(
         single_s: step time on the best single device.
         on_best: told the best method so far, its plan and step time, whenever a method ends that is better.
         before: what methods had come to where the search was interrupted.
-        journals: keep what methods come to.
+        keepers: keep what methods find.
     """
-    before, journals = before or {}, journals or {}
-    found = {name: LoopResult.of(before[name]) for name in methods if name in before and before[name].is_done}
+    before, keepers = before or {}, keepers or {}
+    found = {name: before[name] for name in methods if name in before and before[name].is_done}
     options = {METHODS[name].name: _sent(given) for name, given in methods.items() if name not in found}
     names, best_s, begin_s = list(options), float("inf"), time.monotonic()
     if names:
@@ -133,10 +131,10 @@ def search_on_cluster(
             if result.plan is not None and result.history[-1].best_s < best_s:
                 best_s = result.history[-1].best_s
                 on_best(name, result.plan, best_s)
-        if name in journals:
+        if name in keepers:
             if result.learned is not None:
-                journals[name].keep_learned(result.learned)
-            journals[name].keep(done_state(result, budget))
+                keepers[name].keep_learned(result.learned)
+            keepers[name].keep(result)
         failed = "" if result.failure is None else f" ({result.failure.why}: what it found until then counts)"
         progress.say(f"{name} has ended{failed}: {result.num_scored:,} placements in {result.seconds:.3g} s")
     return {name: found[name] for name in methods}
@@ -175,7 +173,7 @@ def _searched(
     seed: int,
     single_s: float,
     name: str,
-) -> LoopResult:
+) -> MethodResult:
     """What one method comes to, on a worker."""
     adopt_methods(methods)
     compile_kernels(problem, Simulator(problem, threads=1))

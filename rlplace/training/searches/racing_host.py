@@ -1,11 +1,18 @@
-"""`RacingHost`: the host of a search, which runs plans in races, keeps what comes of them, and tells people."""
+"""`RacingHost`: the host of a search, which runs plans in races, keeps what comes of them, and tells people.
+
+`Raced`: what a host said of the plans of a search, race by race, and the best of them so far.
+
+`Candidates`: the placements that a search came up with, and what the host said of them.
+
+`LoopBudget`: what one method may spend on a search that measures.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +22,14 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.console import Progress
-from rlplace.runs.tracking import Tracker
 from rlplace.search.task import BestSoFar, Failure, Saveable, Task
-from rlplace.training.resume.journal import MethodJournal
-from rlplace.training.resume.state import MethodState, Unmeasured
-from rlplace.training.searches.budget import FINAL_SHARE, FINALISTS, LoopBudget
-from rlplace.training.searches.raced import Raced
-from rlplace.training.searches.result import LoopResult
+from rlplace.search.winners import choose_diverse
+from rlplace.session.method import MethodResult, Race, Unmeasured
+from rlplace.session.session import MethodKeeper
+from rlplace.training.tracking import Tracker
 
 LEAST_KEPT, MOST_KEPT = 64, 512
 """Simulated placements that are kept to be measured: as many as may be run, within reason."""
@@ -53,7 +59,7 @@ class RacingHost:
         on_best: told each new best measured plan, its step time and its ratio to the reference; at last the plan that
             the last race decided for.
         clock: seconds that never go back.
-        journal: keeps what the method comes to; None for nobody.
+        keeper: keeps what the method comes to; None for nobody.
     """
 
     def __init__(
@@ -66,14 +72,14 @@ class RacingHost:
         single_s: float,
         on_best: Callable[[Plan, float, float], None],
         clock: Callable[[], float],
-        journal: MethodJournal | None,
+        keeper: MethodKeeper | None,
     ) -> None:
         self.raced = Raced(max(LEAST_KEPT, min(budget.measurements, MOST_KEPT)), single_s)
         self.learning: list[Mapping[str, float]] = []
         self.raised: Exception | None = None
         self._method, self._evaluator, self._progress, self._tracker = method, evaluator, progress, tracker
         self._budget_s, self._end_s, self._clock = budget.seconds, clock() + budget.seconds, clock
-        self._on_best, self._journal, self._shown_s = on_best, journal, float("-inf")
+        self._on_best, self._keeper, self._shown_s = on_best, keeper, float("-inf")
         self._late = evaluator if isinstance(evaluator, ClusterEvaluator) else None
         self._task: Task | None = None
         self._is_searched = False
@@ -109,7 +115,7 @@ class RacingHost:
         """Takes the number of placements simulated from `task`."""
         self._task = task
 
-    def resume(self, before: MethodState, task: Task) -> None:
+    def resume(self, before: MethodResult, task: Task) -> None:
         """Goes on from what the method had come to; its task is told what was spent."""
         start = None if before.start is None else self._evaluator.simulator.plan(before.start)
         simulated_s = math.inf if start is None else self._evaluator.simulator.retime(start).step_time_s
@@ -129,16 +135,17 @@ class RacingHost:
     def end_search(self, learned: Saveable | None, failure: Failure | None) -> None:
         """Takes note that the method has ended, with what it learned or raised; what is left is to measure."""
         self._is_searched, self._failure = True, failure
-        if self._journal is not None:
+        if self._keeper is not None:
             if learned is not None:
-                self._journal.keep_learned(learned)
-            self._journal.keep(self._state())
+                self._keeper.keep_learned(learned)
+            self._keeper.keep(self._result())
 
-    def end(self, result: LoopResult) -> None:
-        """Takes note that all of it has ended."""
-        if self._journal is not None:
-            done = replace(self._state(), seconds=result.seconds, plan=result.plan, tried=result.tried, is_done=True)
-            self._journal.keep(done)
+    def end(self, plan: Plan | None, learned: Saveable | None) -> MethodResult:
+        """Takes note that all of it has ended, with this plan."""
+        done = replace(self._result(), plan=plan, tried=self.tried(), is_done=True)
+        if self._keeper is not None:
+            self._keeper.keep(done)
+        return replace(done, learned=learned)
 
     def scored(self, placements: NDArray[np.int32], step_s: NDArray[np.float64]) -> None:
         """Keeps the best for measuring."""
@@ -210,27 +217,26 @@ class RacingHost:
             budget_s=self._budget_s,
             method=self._method,
         )
-        if self._journal is not None and self._journal.is_due:
-            self._journal.keep(self._state())
+        if self._keeper is not None and self._keeper.is_due:
+            self._keeper.keep(self._result())
 
-    def _state(self) -> MethodState:
+    def _result(self) -> MethodResult:
         """What the method has come to."""
         task, (devices, simulated_s) = self._task, self.raced.candidates.fresh()
-        return MethodState(
-            self._budget_s,
-            self.elapsed_s,
-            self.num_scored,
-            0 if task is None else task.measurements,
-            self.raced.single_s,
-            self.raced.history,
-            tuple(self.learning),
-            (),
-            tuple(self.raced.races),
-            self.raced.plan,
-            None if task is None else task.best_devices,
-            Unmeasured(devices, simulated_s) if len(devices) else None,
-            self._is_searched,
+        return MethodResult(
+            plan=self.raced.plan,
+            num_scored=self.num_scored,
+            num_measured=0 if task is None else task.measurements,
+            seconds=self.elapsed_s,
+            single_s=self.raced.single_s,
+            history=self.raced.history,
+            learning=tuple(dict(figures) for figures in self.learning),
             failure=self._failure,
+            budget=self._budget_s,
+            is_searched=self._is_searched,
+            races=tuple(self.raced.races),
+            start=None if task is None else task.best_devices,
+            unmeasured=Unmeasured(devices, simulated_s) if len(devices) else None,
         )
 
     def _race(self, plans: Sequence[Plan], protocol: RaceProtocol, *, is_recalled: bool = False) -> list[Measurement]:
@@ -244,8 +250,8 @@ class RacingHost:
         is_better = raced.record(
             plans, measurements, is_final=is_final, num_scored=self.num_scored, seconds=self.elapsed_s
         )
-        if self._journal is not None:  # before anybody is told: what was told must be known when the run goes on
-            self._journal.keep(self._state())
+        if self._keeper is not None:  # before anybody is told: what was told must be known when the run goes on
+            self._keeper.keep(self._result())
         if is_better and raced.plan is not None:
             self._on_best(raced.plan, raced.best_s, raced.best_ratio)
         times_s = [measurement.step_time_s for measurement in measurements if measurement.ok]
@@ -268,3 +274,213 @@ class RacingHost:
         except Exception as error:
             self.raised = error
             raise
+
+
+class Raced:
+    """The plans of a search that ran, told apart by their ratios to the reference of their race.
+
+    A machine slows down and speeds up: step times of different races would say more of the machine than of the plans.
+
+    Attributes:
+        candidates: what may be run next, and all that ran.
+        races: what ran, in order.
+        single_s: step time on the best single device, the reference, in the latest race.
+        plan: the best so far; None before the first.
+        best_ratio: its step time over the reference's; infinite before the first.
+        best_s: its step time, at the reference of the race after which it was the best.
+
+    Args:
+        capacity: simulated placements that are kept to be run.
+        single_s: step time on the best single device, before the first race.
+    """
+
+    def __init__(self, capacity: int, single_s: float) -> None:
+        self.candidates = Candidates(capacity)
+        self.races: list[Race] = []
+        self.single_s = single_s
+        self.plan: Plan | None = None
+        self.best_ratio, self.best_s = float("inf"), float("inf")
+        self._improved: list[tuple[float, BestSoFar]] = []
+
+    def resume(self, before: MethodResult) -> None:
+        """Goes on from what an interrupted search had run, and would have run next."""
+        self.single_s, self.races, self.plan = before.single_s, list(before.races), before.plan
+        if before.unmeasured is not None:
+            self.candidates.note(before.unmeasured.devices, before.unmeasured.simulated_s)
+        for race in before.races:
+            self.candidates.record(race.plans, race.outcomes)
+        self._improved = [(best.best_s / self.single_s, best) for best in before.history]
+        if before.plan is not None and before.history:
+            self.best_s, self.best_ratio = before.best_s, self._improved[-1][0]
+            if before.plan.fingerprint not in {plan.fingerprint for race in before.races for plan in race.plans}:
+                known = Measurement("ok", before.best_s, reference_s=self.single_s)  # the store has lost it
+                self.candidates.record([before.plan], [known])
+
+    def record(
+        self,
+        plans: Sequence[Plan],
+        measurements: Sequence[Measurement],
+        *,
+        is_final: bool,
+        num_scored: int,
+        seconds: float,
+    ) -> bool:
+        """Takes in a race; whether there is a new best plan.
+
+        Args:
+            plans: what ran.
+            measurements: of each.
+            is_final: whether it was the last race.
+            num_scored: placements that the search has simulated so far.
+            seconds: wall time since it began.
+        """
+        self.candidates.record(plans, measurements)
+        self.races.append(Race(tuple(plans), tuple(measurements), is_final))
+        references_s = [measurement.reference_s for measurement in measurements if measurement.ok]
+        if references_s:
+            self.single_s = float(np.median(references_s))
+        leader = self.candidates.best_measured(1)[0]
+        if leader.plan is None or not leader.ratio < self.best_ratio:
+            return False
+        self.plan, self.best_ratio, self.best_s = leader.plan, leader.ratio, leader.ratio * self.single_s
+        self._improved.append((leader.ratio, self.so_far(num_scored, seconds)))
+        return True
+
+    def so_far(self, num_scored: int, seconds: float) -> BestSoFar:
+        """The best so far, at the latest reference; `num_scored` and `seconds` as of `record`."""
+        return BestSoFar(num_scored, self.candidates.num_measured, seconds, self.best_ratio * self.single_s)
+
+    def best(self, count: int) -> list[Plan]:
+        """At most `count` plans that ran to their end, the best first."""
+        best = self.candidates.best_measured(count)
+        return [one.plan for one in best if np.isfinite(one.ratio) and one.plan is not None]
+
+    @property
+    def history(self) -> tuple[BestSoFar, ...]:
+        """The best ratio so far wherever it improved, as a step time at the latest one of the reference."""
+        # step times as they were would go up and down with the machine; ratios only go down
+        return tuple(replace(best, best_s=ratio * self.single_s) for ratio, best in self._improved)
+
+    def tried(self, simulator: Simulator) -> tuple[tuple[float, float], ...]:
+        """What the simulator says of every plan that ran, and what the host said, as of the latest reference.
+
+        Seconds both, in the order in which they ran.
+        """
+        ran = [pair for race in self.races for pair in zip(race.plans, race.outcomes) if pair[1].ok]
+        said = [(simulator.retime(plan), outcome.ratio * self.single_s) for plan, outcome in ran]
+        return tuple((simulated.step_time_s, measured_s) for simulated, measured_s in said if simulated.ok)
+
+
+@dataclass
+class Candidate:
+    """One placement.
+
+    Attributes:
+        devices: (N,) int32, of ops.
+        simulated_s: simulated step time.
+        plan: as it was measured; None before that.
+        ratios: measured step time over the reference's, one for each race that it ran in.
+    """
+
+    devices: NDArray[np.int32]
+    simulated_s: float = float("inf")
+    plan: Plan | None = None
+    ratios: list[float] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        """Median of the measured ratios; infinite before the first."""
+        return float(np.median(self.ratios)) if self.ratios else float("inf")
+
+
+class Candidates:
+    """Distinct placements: the best `capacity` simulated ones, and every measured plan.
+
+    Attributes:
+        num_measured: placements that were measured, each as often as it was.
+    """
+
+    def __init__(self, capacity: int = 64) -> None:
+        self._capacity = capacity
+        self._fresh: dict[bytes, Candidate] = {}
+        self._measured: dict[str, Candidate] = {}
+        self._ran: set[bytes] = set()
+        self._worst_s = float("inf")
+        self.num_measured = 0
+
+    def note(self, devices: NDArray[np.int32], simulated_s: NDArray[np.float64]) -> None:
+        """Takes note of placements (B, N) and their simulated step times (B,); keeps the best."""
+        for row in np.flatnonzero(simulated_s < self._worst_s).tolist():
+            key = devices[row].tobytes()
+            if key not in self._fresh and key not in self._ran:
+                self._fresh[key] = Candidate(np.array(devices[row], dtype=np.int32), float(simulated_s[row]))
+        if len(self._fresh) >= 2 * self._capacity:  # sorted now and then: a search scores thousands a second
+            self._prune()
+
+    def next_to_measure(self, count: int) -> list[Candidate]:
+        """The `count` best simulated placements that were never measured, unlike each other if possible."""
+        self._prune()
+        fresh = list(self._fresh.values())
+        devices = np.array([candidate.devices for candidate in fresh])
+        simulated_s = np.array([candidate.simulated_s for candidate in fresh])
+        seen = [candidate.devices for candidate in self._measured.values()]
+        return [fresh[row] for row in choose_diverse(devices, simulated_s, count, seen)]
+
+    def fresh(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        """The placements (C, N) that may be measured next, the best first, and their simulated step times (C,)."""
+        self._prune()
+        fresh = list(self._fresh.values())
+        num_ops = len(fresh[0].devices) if fresh else 0
+        devices = np.array([candidate.devices for candidate in fresh], dtype=np.int32).reshape(len(fresh), num_ops)
+        return devices, np.array([candidate.simulated_s for candidate in fresh])
+
+    def best_measured(self, count: int) -> list[Candidate]:
+        """The `count` plans with the lowest measured ratio."""
+        return sorted(self._measured.values(), key=lambda candidate: candidate.ratio)[:count]
+
+    def record(self, plans: Sequence[Plan], measurements: Iterable[Measurement]) -> None:
+        """Adds what the host said of plans; a failed one counts as infinitely slow."""
+        for plan, measurement in zip(plans, measurements, strict=True):
+            self.num_measured += 1
+            devices = plan.devices.tobytes()
+            fresh = self._fresh.pop(devices, None)
+            simulated_s = math.inf if fresh is None else fresh.simulated_s
+            known = self._measured.setdefault(plan.fingerprint, Candidate(plan.devices, simulated_s, plan))
+            known.ratios.append(measurement.ratio)
+            self._ran.add(devices)
+
+    def _prune(self) -> None:
+        kept = sorted(self._fresh.items(), key=lambda item: item[1].simulated_s)[: self._capacity]
+        self._fresh = dict(kept)
+        if len(kept) == self._capacity:
+            self._worst_s = kept[-1][1].simulated_s
+
+
+FINALISTS = 4
+"""Best measured placements of a method that race against each other at last."""
+FINAL_SHARE = 0.15
+"""Share of a method's time in which its best measured placements are told apart."""
+STEPS = 6.5
+"""Steps that measuring a placement takes, about: a warm-up, up to five rounds, its share of the reference's."""
+
+
+@dataclass(frozen=True)
+class LoopBudget:
+    """What one method may spend.
+
+    Attributes:
+        seconds: wall time, measuring included.
+        simulate_share: share of it for simulated placements.
+        measurements: placements that may be run, the last race aside.
+    """
+
+    seconds: float
+    simulate_share: float = 0.6
+    measurements: int = 0
+
+    @classmethod
+    def of(cls, seconds: float, simulate_share: float, reference_s: float) -> LoopBudget:
+        """As many measurements as fit into the time for them, where a step takes about `reference_s`."""
+        measuring_s = (1.0 - simulate_share) * seconds - FINAL_SHARE * seconds
+        count = int(measuring_s / (STEPS * max(reference_s, 1e-6)))
+        return cls(seconds, simulate_share, max(count, FINALISTS))

@@ -1,4 +1,4 @@
-"""`search_all`: every method of a run gets its budget, or goes on with what an interruption left of it."""
+"""`search_all`: every method of a run gets its options and its budget, or goes on with what is left of it."""
 
 from __future__ import annotations
 
@@ -7,115 +7,149 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from rlplace.cluster import Cluster
 from rlplace.format import format_clock
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.host_model import LearnedHost
-from rlplace.report.console import Progress
-from rlplace.runs.tracking import Tracker
+from rlplace.measure.host_model import HostKnowledge, LearnedHost, Prior
+from rlplace.policy.learn.state import LearnerFile
 from rlplace.search.task import Budget, Saveable
-from rlplace.store.log import StoreLog
+from rlplace.session.calibrate import Known
+from rlplace.session.method import MethodResult, ratio_of
+from rlplace.session.session import MethodKeeper
 from rlplace.training.agent.agent import AgentResult
-from rlplace.training.config import TrainConfig
-from rlplace.training.outcome import Keeper
-from rlplace.training.resume.journal import Journal, MethodJournal
-from rlplace.training.resume.state import ratio_of
-from rlplace.training.searches.budget import LoopBudget
-from rlplace.training.searches.on_cluster import num_machines, search_on_cluster
-from rlplace.training.searches.result import LoopResult
+from rlplace.training.methods import GUIDED, LEARNED, POLICY, PORTFOLIO, SCHEDULE
+from rlplace.training.outputs import Leader, TrainingRun
+from rlplace.training.searches.on_cluster import agent_for, num_machines, search_on_cluster
+from rlplace.training.searches.racing_host import LoopBudget
 from rlplace.training.searches.search_loop import search_and_measure
 from rlplace.training.searches.side_by_side import search_side_by_side
 
+LEARNER = "learner.safetensors"
+"""The state of a method's learner, among the files of the session."""
+
+Options = Mapping[str, Mapping[str, Any]]
+
+
+def options_of(
+    run: TrainingRun,
+    methods: tuple[str, ...],
+    evaluator: Evaluator,
+    known: Known | None,
+    prior: Prior,
+    knowledge: HostKnowledge | None,
+) -> dict[str, dict[str, Any]]:
+    """The options of each method, with what those that were interrupted go on from.
+
+    Under a budget of evaluations that is nothing: such a method begins again, and finds the same.
+
+    Args:
+        run: with its configuration, and the placement that methods may start from.
+        methods: that search.
+        evaluator: measures for them.
+        known: what was measured to calibrate.
+        prior: how far the host may be from its figures.
+        knowledge: what other workloads taught about the host.
+    """
+    config, start = run.config, run.start
+    learn = config.learn if run.weights is None else dataclasses.replace(config.learn, init=str(run.weights))
+    own: dict[str, dict[str, Any]] = {
+        LEARNED: {
+            "config": agent_for(config.agent, evaluator),
+            "known": known,
+            "prior": prior,
+            "guide": config.guide,
+            "start": start,
+            "knowledge": knowledge,
+        },
+        POLICY: {"config": learn, "start": start},
+        SCHEDULE: {"config": config.learn},
+        GUIDED: {"config": config.guide or config.learn, "start": start},
+        PORTFOLIO: {"start": start},
+    }
+    options = {name: own.get(name, {}) for name in methods}
+    if config.evaluations is not None:
+        return options
+    for name, given in options.items():
+        if name in (POLICY, GUIDED, SCHEDULE) or (name == LEARNED and config.guide is not None):
+            given["learner_file"] = LearnerFile(run.session, LEARNER, is_resumed=run.is_resumed, say=run.progress.say)
+        before = run.session.of(name, 0.0)
+        if before is not None and "start" in given:
+            begun = before.start if name != LEARNED or before.plan is None else before.plan.devices
+            given["start"] = given["start"] if begun is None else begun
+    return options
+
 
 def search_all(
-    evaluator: Evaluator,
-    config: TrainConfig,
-    methods: Mapping[str, Mapping[str, Any]],
-    single_s: float,
-    keeper: Keeper,
-    journal: Journal,
-    progress: Progress,
-    tracker: Tracker,
-    log: StoreLog | None = None,
-    cluster: Cluster | None = None,
-) -> dict[str, LoopResult]:
+    run: TrainingRun, evaluator: Evaluator, options: Options, single_s: float, leader: Leader
+) -> dict[str, MethodResult]:
     """What each method finds: in turn on a host of this machine, side by side on a simulated one.
 
     Args:
+        run: what keeps results, is told how it goes, and searches on a cluster.
         evaluator: simulates, and runs.
-        config: of the run.
-        methods: names of `METHODS`, each with its options.
+        options: of each method.
         single_s: step time on the best single device.
-        keeper: keeps the best placement so far, and what is learned.
-        journal: keeps what methods come to, and knows what they had come to.
-        progress: told how it goes.
-        tracker: told figures.
-        log: keeps what is learned about the host.
-        cluster: whose workers search on a simulated host; None for this machine.
+        leader: keeps the best placement so far, and what is learned.
     """
-    problem = evaluator.problem
+    problem, session, config = evaluator.problem, run.session, run.config
 
     def keep_learned(learned: Saveable) -> None:
-        keeper.keep_learned(learned)
+        leader.keep_learned(learned)
         if isinstance(learned, AgentResult):
-            progress.say(_learned_words(learned))
-            if log is not None:
-                log.keep_learned(problem.graph.fingerprint, LearnedHost.of(learned.posterior))
+            run.progress.say(_learned_words(learned))
+            if run.log is not None:
+                run.log.keep_learned(problem.graph.fingerprint, LearnedHost.of(learned.posterior))
 
-    journals = {name: MethodJournal(journal, name, keep_learned) for name in methods}
+    keepers = {name: MethodKeeper(session, name, problem.host.num_devices, keep_learned) for name in options}
     if evaluator.is_measured:
-        return _in_turn(evaluator, config, methods, single_s, keeper, journal, journals, progress, tracker)
+        return _in_turn(run, evaluator, options, single_s, leader, keepers)
     budget = Budget(seconds=config.budget_s) if config.evaluations is None else Budget(config.evaluations)
-    before = {name: journal.of(name, min(budget.seconds, budget.evaluations)) for name in methods}
-    search = search_side_by_side if cluster is None else partial(search_on_cluster, cluster)
+    before = {name: session.of(name, min(budget.seconds, budget.evaluations)) for name in options}
+    search = search_side_by_side if run.cluster is None else partial(search_on_cluster, run.cluster)
     return search(
-        methods,
+        options,
         problem,
         budget,
         seed=config.seed,
-        progress=progress,
-        tracker=tracker,
+        progress=run.progress,
+        tracker=run.tracker,
         single_s=single_s,
-        on_best=lambda method, plan, step_s: keeper.of(method)(plan, step_s, ratio_of(step_s, single_s)),
-        before={name: state for name, state in before.items() if state is not None},
-        journals=journals,
+        on_best=lambda method, plan, step_s: leader.of(method)(plan, step_s, ratio_of(step_s, single_s)),
+        before={name: result for name, result in before.items() if result is not None},
+        keepers=keepers,
     )
 
 
 def _in_turn(
+    run: TrainingRun,
     evaluator: Evaluator,
-    config: TrainConfig,
-    methods: Mapping[str, Mapping[str, Any]],
+    methods: Options,
     single_s: float,
-    keeper: Keeper,
-    journal: Journal,
-    journals: Mapping[str, MethodJournal],
-    progress: Progress,
-    tracker: Tracker,
-) -> dict[str, LoopResult]:
-    """Every method in turn: the same time, and as many measured placements as the first one came to."""
-    reference_s = single_s / num_machines(evaluator)
+    leader: Leader,
+    keepers: Mapping[str, MethodKeeper],
+) -> dict[str, MethodResult]:
+    """Every method in turn: the same time, and as many measured placements as the first one ran."""
+    config, reference_s = run.config, single_s / num_machines(evaluator)
     budget = LoopBudget.of(config.budget_s / len(methods), config.search.simulate_share, reference_s)
-    found: dict[str, LoopResult] = {}
+    found: dict[str, MethodResult] = {}
     for method, options in methods.items():
-        before = journal.of(method, budget.seconds)
+        before = run.session.of(method, budget.seconds)
         if before is not None and before.is_done:
-            found[method] = LoopResult.of(before)
+            found[method] = before
         else:
             left_s = budget.seconds - (0.0 if before is None else before.seconds)
-            progress.say(f"search: {method}, {format_clock(max(left_s, 0.0))}{'' if before is None else ' left'}")
+            run.progress.say(f"search: {method}, {format_clock(max(left_s, 0.0))}{'' if before is None else ' left'}")
             found[method] = search_and_measure(
                 method,
                 evaluator,
                 budget,
                 seed=config.seed,
-                progress=progress,
-                tracker=tracker,
+                progress=run.progress,
+                tracker=run.tracker,
                 single_s=single_s,
-                on_best=keeper.of(method),
+                on_best=leader.of(method),
                 options=options,
                 before=before,
-                journal=journals[method],
+                keeper=keepers[method],
             )
         if found[method].failure is None:
             budget = dataclasses.replace(budget, measurements=max(found[method].num_measured, 1))

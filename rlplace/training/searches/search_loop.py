@@ -10,15 +10,13 @@ from rlplace.errors import UserError
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.plan import Plan
 from rlplace.report.console import Progress
-from rlplace.runs.tracking import Tracker
 from rlplace.search.methods import METHODS
 from rlplace.search.task import Budget, Failure, Task
 from rlplace.search.winners import OwnOrderWithPaths
-from rlplace.training.resume.journal import MethodJournal
-from rlplace.training.resume.state import MethodState
-from rlplace.training.searches.budget import LoopBudget
-from rlplace.training.searches.racing_host import RacingHost
-from rlplace.training.searches.result import LoopResult
+from rlplace.session.method import MethodResult
+from rlplace.session.session import MethodKeeper
+from rlplace.training.searches.racing_host import LoopBudget, RacingHost
+from rlplace.training.tracking import Tracker
 
 BATCH = 6
 """Placements a race, where the method does not measure by itself."""
@@ -36,9 +34,9 @@ def search_and_measure(
     on_best: Callable[[Plan, float, float], None] = lambda plan, step_time_s, ratio: None,
     options: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.monotonic,
-    before: MethodState | None = None,
-    journal: MethodJournal | None = None,
-) -> LoopResult:
+    before: MethodResult | None = None,
+    keeper: MethodKeeper | None = None,
+) -> MethodResult:
     """The placement that `method` came up with and that ran fastest on a host of this machine.
 
     A method that learns from measurements asks for them itself (`Task.measure`); what it leaves of them goes to the
@@ -58,13 +56,13 @@ def search_and_measure(
         options: of the method's own.
         clock: seconds that never go back.
         before: what the method had come to where it was interrupted: it goes on from there, with what is left.
-        journal: keeps what the method comes to, after every race and from time to time; nobody by default.
+        keeper: keeps what the method finds, after every race and from time to time.
 
     Raises:
         UserError: the method does not fit the problem.
         Exception: whatever measuring raised.
     """
-    host = RacingHost(method, evaluator, budget, progress, tracker, single_s, on_best, clock, journal)
+    host = RacingHost(method, evaluator, budget, progress, tracker, single_s, on_best, clock, keeper)
     search_s = budget.seconds * budget.simulate_share
     task = Task(
         evaluator.problem,
@@ -96,18 +94,4 @@ def search_and_measure(
         if not len(batch):
             break
         task.measure(batch)
-    plan = host.decide()
-    result = LoopResult(
-        plan,
-        task.evaluations,
-        task.measurements,
-        host.elapsed_s,
-        host.raced.history,
-        host.raced.single_s,
-        learned,
-        tuple(host.learning),
-        host.tried(),
-        failure,
-    )
-    host.end(result)
-    return result
+    return host.end(host.decide(), learned)

@@ -1,9 +1,12 @@
-"""`search_side_by_side`: methods on a simulated host, all at once, each with its share of the cores."""
+"""`search_side_by_side`: methods on a simulated host, all at once, each with its share of the cores.
+
+What a task on a simulated host has come to: as a result, and as a state that another process goes on from.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -16,13 +19,11 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here, usable_cores
 from rlplace.report.console import Progress
-from rlplace.runs.tracking import Tracker
 from rlplace.search.methods import METHODS
-from rlplace.search.task import Budget, Failure, Saveable, Task
-from rlplace.training.resume.journal import MethodJournal
-from rlplace.training.resume.state import MethodState
-from rlplace.training.searches.result import LoopResult
-from rlplace.training.searches.task_state import best_plan, done_state, result_of, resume_task, state_so_far
+from rlplace.search.task import BestSoFar, Budget, Failure, Saveable, Task
+from rlplace.session.method import MethodResult
+from rlplace.session.session import MethodKeeper
+from rlplace.training.tracking import Tracker
 
 POLL_S = 0.1
 """How often progress is told."""
@@ -38,10 +39,10 @@ def search_side_by_side(
     tracker: Tracker,
     single_s: float = float("nan"),
     on_best: Callable[[str, Plan, float], None] = lambda method, plan, step_time_s: None,
-    before: Mapping[str, MethodState] | None = None,
-    journals: Mapping[str, MethodJournal] | None = None,
+    before: Mapping[str, MethodResult] | None = None,
+    keepers: Mapping[str, MethodKeeper] | None = None,
     threads: int | None = None,
-) -> dict[str, LoopResult]:
+) -> dict[str, MethodResult]:
     """The best placement that each method finds while all of them search.
 
     One core that tries one move after the other gets further than two that try several at once, of which most are
@@ -62,13 +63,13 @@ def search_side_by_side(
         single_s: step time on the best single device.
         on_best: told the best method, its plan and step time at the end, or when Ctrl-C ends the search.
         before: what methods had come to where the search was interrupted.
-        journals: keep what methods come to, when one ends and, under a budget of seconds, from time to time.
+        keepers: keep what methods come to, when one ends and, under a budget of seconds, from time to time.
         threads: of each simulator; by default all cores are shared out, under a budget of seconds.
 
     Raises:
         UserError: a method does not fit the problem.
     """
-    before, journals, is_timed = before or {}, journals or {}, math.isinf(budget.evaluations)
+    before, keepers, is_timed = before or {}, keepers or {}, math.isinf(budget.evaluations)
     threads = threads or (max(len(usable_cores()) // len(methods), 1) if is_timed else 1)
     figures = {name: _Figures(tracker) for name in methods}
     planner = Simulator(problem, threads=1)
@@ -104,7 +105,7 @@ def search_side_by_side(
                 num_told[name] = len(task.history)
                 tracker.log_best_so_far(name, task.history[num_told[name] - 1], single_s)
 
-    found = {name: LoopResult.of(before[name]) for name in methods if name in before and before[name].is_done}
+    found = {name: before[name] for name in methods if name in before and before[name].is_done}
 
     def keep(futures: Mapping[str, Future[Saveable | None]], *, has_stopped: bool) -> None:
         """Takes note of what has ended by itself, and, if it is time, of how far the others are."""
@@ -115,12 +116,12 @@ def search_side_by_side(
                 learned = future.result()
                 learning, failure = figures[name].learning, failures.get(name)
                 found[name] = result_of(planner, tasks[name], single_s, learned, learning, failure)
-                if name in journals:
+                if name in keepers:
                     if learned is not None:
-                        journals[name].keep_learned(learned)
-                    journals[name].keep(done_state(found[name], budget))
-            elif is_timed and name in journals and (has_stopped or journals[name].is_due):
-                journals[name].keep(state_so_far(planner, tasks[name], single_s, figures[name].learning))
+                        keepers[name].keep_learned(learned)
+                    keepers[name].keep(found[name])
+            elif is_timed and name in keepers and (has_stopped or keepers[name].is_due):
+                keepers[name].keep(state_so_far(planner, tasks[name], single_s, figures[name].learning))
 
     with ThreadPoolExecutor(len(methods), thread_name_prefix="rlplace-search") as pool:
         futures = {name: pool.submit(run, name) for name in methods if name not in found}
@@ -168,3 +169,81 @@ class _Figures:
     def learned(self, figures: Mapping[str, float]) -> None:
         self.learning.append(figures)
         self._tracker.log({f"train/{name}": value for name, value in figures.items()})
+
+
+def resume_task(task: Task, before: MethodResult, planner: Simulator) -> None:
+    """Puts a task where an interrupted one was; the step time of its best is taken afresh, whatever was noted."""
+    history = list(before.history)
+    if before.plan is not None:
+        step_s = planner.retime(before.plan).step_time_s
+        if history and history[-1].best_s != step_s:
+            history = [best for best in history if best.best_s > step_s]
+            history.append(BestSoFar(before.num_scored, 0, before.seconds, step_s))
+    task.resume(
+        evaluations=before.num_scored,
+        measurements=0,
+        elapsed_s=before.seconds,
+        plan=before.plan if history else None,
+        history=history,
+    )
+
+
+def state_so_far(
+    planner: Simulator, task: Task, single_s: float, learning: Sequence[Mapping[str, float]]
+) -> MethodResult:
+    """What a task has come to that is still at work in its own thread; its best may be a moment old."""
+    devices, plan, priorities = task.best_found
+    if plan is None and devices is not None:
+        plan = planner.plan_and_time(devices, priorities)[0]
+    return MethodResult(
+        plan=plan,
+        num_scored=task.evaluations,
+        seconds=task.elapsed_s,
+        single_s=single_s,
+        history=tuple(task.history),
+        learning=tuple(dict(figures) for figures in learning),
+        budget=task.budget.seconds,
+        start=None if plan is None else plan.devices,
+    )
+
+
+def result_of(
+    planner: Simulator,
+    task: Task,
+    single_s: float,
+    learned: Saveable | None,
+    learning: Sequence[Mapping[str, float]],
+    failure: Failure | None,
+) -> MethodResult:
+    """What a task has come to that has ended.
+
+    Args:
+        planner: of its problem.
+        task: with its best placement.
+        single_s: step time on the best single device.
+        learned: what the method learned, if it learns.
+        learning: what it told of every update, figures by name.
+        failure: what it raised; None of all others.
+    """
+    plan = best_plan(planner, task)
+    return MethodResult(
+        plan=plan,
+        num_scored=task.evaluations,
+        seconds=task.elapsed_s,
+        single_s=single_s,
+        history=tuple(task.history),
+        learning=tuple(dict(figures) for figures in learning),
+        failure=failure,
+        learned=learned,
+        budget=min(task.budget.seconds, task.budget.evaluations),
+        is_searched=True,
+        is_done=True,
+        start=None if plan is None else plan.devices,
+    )
+
+
+def best_plan(planner: Simulator, task: Task) -> Plan | None:
+    """The best that a task found, in the order in which it was scored."""
+    if task.best_plan is not None or task.best_devices is None:
+        return task.best_plan
+    return planner.plan(task.best_devices)

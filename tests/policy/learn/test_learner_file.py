@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 import torch
 from search_problems import fork_problem
 
-from rlplace.files import PARTIAL_ENDING
 from rlplace.policy import LEARNERS, POLICIES, LearnConfig, Learner, PlacerArchitecture
 from rlplace.policy.learn.state import EVERY_S, LearnerFile
 
 PROBLEM = fork_problem(0)
 CONFIG = LearnConfig(policy="placer", learner="ppo", placer=PlacerArchitecture(hidden=8, num_layers=1))
+NAME = "learner.safetensors"
 ROWS = np.array([[0, 1, 0, 1, 0, 1], [1, 1, 0, 0, 0, 1]], dtype=np.int32)
 
 
@@ -37,68 +37,80 @@ def taught(learner: Learner) -> bytes:
     return b"".join(state.tensors[name].numpy().tobytes() for name in sorted(state.tensors))
 
 
-def kept(path: Path, one: Learner) -> None:
+class Files(dict[str, bytes]):
+    """Files in memory, as a session keeps them."""
+
+    def file(self, name: str) -> bytes | None:
+        return self.get(name)
+
+    def keep_files(self, files: Mapping[str, bytes]) -> None:
+        self.update(files)
+
+
+def kept(files: Files, one: Learner) -> None:
     clock = Clock()
-    file = LearnerFile(path, is_resumed=False, say=print, clock=clock)
+    file = LearnerFile(files, NAME, is_resumed=False, say=print, clock=clock)
     clock.now_s = EVERY_S
     file.keep(one)
 
 
-def test_the_next_one_goes_on_to_the_bit(tmp_path: Path) -> None:
+def test_the_next_one_goes_on_to_the_bit() -> None:
+    files = Files()
     first, second = learner(0), learner(1)
     first.update(ROWS, np.array([-3.0, -1.0]))
-    kept(tmp_path / "learner.safetensors", first)
-    LearnerFile(tmp_path / "learner.safetensors", is_resumed=True, say=print).restore(second)
+    kept(files, first)
+    LearnerFile(files, NAME, is_resumed=True, say=print).restore(second)
     assert taught(second) == taught(first)
 
 
-def test_it_is_written_from_time_to_time_only(tmp_path: Path) -> None:
-    clock, path = Clock(), tmp_path / "learner.safetensors"
-    file, one = LearnerFile(path, is_resumed=False, say=print, clock=clock), learner(0)
+def test_it_is_written_from_time_to_time_only() -> None:
+    clock, files = Clock(), Files()
+    file, one = LearnerFile(files, NAME, is_resumed=False, say=print, clock=clock), learner(0)
     file.keep(one)
-    assert not path.exists()
+    assert not files
     clock.now_s = EVERY_S
     file.keep(one)
-    first = path.read_bytes()
+    first = files[NAME]
     one.update(ROWS, np.array([-3.0, -1.0]))
     clock.now_s = 1.5 * EVERY_S
     file.keep(one)
-    assert path.read_bytes() == first
+    assert files[NAME] == first
     clock.now_s = 2.0 * EVERY_S
     file.keep(one)
-    assert path.read_bytes() != first
-    assert not list(tmp_path.glob(f".*{PARTIAL_ENDING}"))
+    assert files[NAME] != first
 
 
-def test_a_run_that_begins_takes_nothing(tmp_path: Path) -> None:
-    kept(tmp_path / "learner.safetensors", learner(0))
+def test_a_run_that_begins_takes_nothing() -> None:
+    files = Files()
+    kept(files, learner(0))
     one, other = learner(1), learner(1)
-    LearnerFile(tmp_path / "learner.safetensors", is_resumed=False, say=print).restore(one)
+    LearnerFile(files, NAME, is_resumed=False, say=print).restore(one)
     assert taught(one) == taught(other)
 
 
 @pytest.mark.parametrize("strange", ["nothing", "cut", "other", "missing"])
-def test_what_is_not_of_this_learner_is_said_and_left(strange: str, tmp_path: Path) -> None:
-    path, said = tmp_path / "learner.safetensors", list[str]()
-    kept(path, learner(0, "clone" if strange == "other" else "ppo"))
+def test_what_is_not_of_this_learner_is_said_and_left(strange: str) -> None:
+    files, said = Files(), list[str]()
+    kept(files, learner(0, "clone" if strange == "other" else "ppo"))
     if strange == "nothing":
-        path.write_bytes(b"")
+        files[NAME] = b""
     if strange == "cut":
-        path.write_bytes(path.read_bytes()[:-7])
+        files[NAME] = files[NAME][:-7]
     if strange == "missing":
         bare = learner(0)
         state = bare.state()  # type: ignore[attr-defined]
         tensors = dict(list(state.tensors.items())[:1])
         bare.state = lambda: type(state)(tensors, state.facts)  # type: ignore[attr-defined]
-        kept(path, bare)
+        kept(files, bare)
     one, other = learner(1), learner(1)
     torch.manual_seed(0)
-    LearnerFile(path, is_resumed=True, say=said.append).restore(one)
+    LearnerFile(files, NAME, is_resumed=True, say=said.append).restore(one)
     assert len(said) == 1
     assert "egins anew" in said[0]
     assert taught(one) == taught(other)
 
 
-def test_a_learner_without_a_state_is_left_alone(tmp_path: Path) -> None:
-    kept(tmp_path / "learner.safetensors", object())  # type: ignore[arg-type]
-    assert not list(tmp_path.iterdir())
+def test_a_learner_without_a_state_is_left_alone() -> None:
+    files = Files()
+    kept(files, object())  # type: ignore[arg-type]
+    assert not files

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
+import sqlite3
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-from run_files import HOSTILE, change, explanation_of, hostile_run, rows_of, write_run
+from run_files import HOSTILE, data_of, explanation_of, forget, hostile_run, retable, rows_of, run_data, write_run
 
 from rlplace.errors import MissingExtra
 from rlplace.measure.explain.explanation import Explanation
+from rlplace.measure.host_model import LearnedHost, Prior
+from rlplace.measure.host_model.learned_host import LearnedFactor
 from rlplace.report.html import page, report_page
 from rlplace.report.html.page import (
     SECTIONS,
@@ -27,9 +31,6 @@ from rlplace.report.html.page import (
     sentence,
     what_was_run_section,
 )
-from rlplace.report.html.run_data import decode_run
-from rlplace.runs.report import read_run
-from rlplace.session.folder import RunFolder
 
 MOST_BYTES_BESIDE_PLOTLY = 1_000_000
 
@@ -60,7 +61,7 @@ class Elements(HTMLParser):
 
 
 def page_of(folder: Path) -> str:
-    return report_page(read_run(RunFolder.open(folder)))
+    return report_page(run_data(folder))
 
 
 def test_every_section_is_there_and_the_contents_lead_to_it(tmp_path: Path) -> None:
@@ -76,8 +77,11 @@ def test_every_section_is_there_and_the_contents_lead_to_it(tmp_path: Path) -> N
 
 def test_parts_without_data_are_named_in_one_line(tmp_path: Path) -> None:
     write_run(tmp_path)
-    for name in ("timeline", "search", "host_model", "explanation", "problem"):
-        (tmp_path / f"{name}.json").unlink()
+    for name in ("explanation", "method/learned", "method/portfolio"):
+        forget(tmp_path, name)
+    with sqlite3.connect(tmp_path / "session.db") as database:
+        database.execute("DELETE FROM arrays")
+        database.execute("DELETE FROM learned_hosts")
     text = page_of(tmp_path)
     assert re.findall(r'<section id="([a-z]+)"', text) == ["field", "run"]
     assert "left out: a timeline, an explanation, the history of a search, memory over time, placements both" in text
@@ -131,7 +135,7 @@ def test_without_plotly_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_run_of_failures_has_a_page(tmp_path: Path) -> None:
     rows = [{"method": "single", "placement": True, "status": "error", "why": "it broke"}]
-    change(write_run(tmp_path), "result.json", rows=rows, best={"method": "", "step_time_s": None})
+    retable(write_run(tmp_path), rows, "")
     assert "No placement ran to its end." in page_of(tmp_path)
 
 
@@ -139,40 +143,40 @@ RESULT: dict[str, Any] = {"rows": rows_of(), "best": {"method": "portfolio"}, "m
 
 
 def test_the_result_is_a_sentence() -> None:
-    assert sentence(decode_run({}, RESULT)) == (
+    assert sentence(data_of({}, RESULT)) == (
         "The best placement, found by portfolio, takes 20.00 ms a step, measured: 0.67 of the best single device's "
         "time and 0.80 of eager PyTorch's."
     )
-    assert sentence(decode_run({}, {"rows": []})) == "No placement ran to its end."
+    assert sentence(data_of({}, {"rows": []})) == "No placement ran to its end."
 
 
 def test_where_eager_is_faster_it_says_so() -> None:
     rows = rows_of()
     rows[-1]["step_time_s"] = 0.01
-    assert sentence(decode_run({}, {**RESULT, "rows": rows})).endswith("use eager.")
+    assert sentence(data_of({}, {**RESULT, "rows": rows})).endswith("use eager.")
 
 
 def test_the_head_shows_what_where_and_when(tmp_path: Path) -> None:
-    head = overview(read_run(RunFolder.open(write_run(tmp_path))))
+    head = overview(run_data(write_run(tmp_path)))
     for part in ("inception_v3@small", "20.00 ms", "0.67×", "16.0 MiB", "2 × cpu-core", "2027-01-15", "torch 2"):
         assert part in head
     assert "Simulated" not in head
 
 
 def test_a_simulated_run_says_so_and_a_strange_time_is_left_out() -> None:
-    head = overview(decode_run({"versions": [1]}, {**RESULT, "measured": False, "time": 1e18}))
+    head = overview(data_of({"versions": [1]}, {**RESULT, "measured": False, "time": 1e18}))
     assert "no step of this run was measured" in head
     assert "finished" not in head
 
 
 def test_a_hostile_workload_is_text(tmp_path: Path) -> None:
-    head = overview(read_run(RunFolder.open(hostile_run(tmp_path))))
+    head = overview(run_data(hostile_run(tmp_path)))
     assert "<script" not in head
     assert HOSTILE[0].replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#x27;") in head
 
 
 def test_rows_are_in_order_with_ratios_and_reasons() -> None:
-    data = decode_run({}, {"rows": rows_of(), "best": {"method": "portfolio"}, "measured": True})
+    data = data_of({}, {"rows": rows_of(), "best": {"method": "portfolio"}, "measured": True})
     body = field_section(data).body
     assert re.findall(r"<tr[^>]*><td>(.*?)</td>", body) == [
         "portfolio ★", "learned", "heft", "single", "blocks", "eager †",
@@ -186,12 +190,12 @@ def test_rows_are_in_order_with_ratios_and_reasons() -> None:
 
 def test_of_equals_the_one_that_is_handed_back_is_first() -> None:
     rows = [{"method": name, "step_time_s": 0.5} for name in ("a", "b")]
-    body = field_section(decode_run({}, {"rows": rows, "best": {"method": "b"}})).body
+    body = field_section(data_of({}, {"rows": rows, "best": {"method": "b"}})).body
     assert body.index("b ★") < body.index("<td>a<")
 
 
 def test_hostile_methods_are_text() -> None:
-    body = field_section(decode_run({}, {"rows": rows_of(HOSTILE), "best": {"method": HOSTILE[0]}})).body
+    body = field_section(data_of({}, {"rows": rows_of(HOSTILE), "best": {"method": HOSTILE[0]}})).body
     assert "<script" not in body
     assert "<img" not in body
     assert "&lt;script&gt;" in body
@@ -199,20 +203,22 @@ def test_hostile_methods_are_text() -> None:
 
 def test_a_table_of_failures_can_be_drawn() -> None:
     rows = [{"method": "single", "placement": True, "step_time_s": None, "status": "error", "why": "it broke"}]
-    body = field_section(decode_run({}, {"rows": rows})).body
+    body = field_section(data_of({}, {"rows": rows})).body
     assert "error: it broke" in body
     assert 'class="bar"' not in body
 
 
 NO_ROWS: dict[str, Any] = {"rows": rows_of()}
-FACTOR = {"kind": "device", "name": "cpu:1", "log_mean": 0.0953, "log_deviation": 0.01, "prior_deviation": 0.1}
+FACTOR = LearnedFactor("device", "cpu:1", 0.0953, 0.01, 0.1)
+
+
+def learned_host(*factors: LearnedFactor, lines: tuple[str, ...] = ()) -> LearnedHost:
+    return LearnedHost("cores", "12345678abcdef00", "profiled", Prior(), factors, lines)
 
 
 def test_lines_and_factors_the_surest_first() -> None:
-    unsure = {**FACTOR, "name": "unsure", "log_mean": 0.001}
-    section = learned_host_section(
-        decode_run({}, NO_ROWS, host_model={"lines": ["cpu:1 is slow"], "factors": [unsure, FACTOR]})
-    )
+    unsure = dataclasses.replace(FACTOR, name="unsure", log_mean=0.001)
+    section = learned_host_section(data_of({}, NO_ROWS, learned=learned_host(unsure, FACTOR, lines=("cpu:1 is slow",))))
     assert section is not None
     assert "<li>cpu:1 is slow</li>" in section.body
     assert section.body.index(">cpu:1<") < section.body.index(">unsure<")
@@ -222,15 +228,15 @@ def test_lines_and_factors_the_surest_first() -> None:
 
 
 def test_nothing_learned_is_said_and_no_model_no_section() -> None:
-    section = learned_host_section(decode_run({}, NO_ROWS, host_model={"lines": [], "factors": []}))
+    section = learned_host_section(data_of({}, NO_ROWS, learned=learned_host()))
     assert section is not None
     assert "as profiled" in section.body
-    assert learned_host_section(decode_run({}, NO_ROWS)) is None
+    assert learned_host_section(data_of({}, NO_ROWS)) is None
 
 
 def test_strange_factors_are_left_out_and_names_are_text() -> None:
-    strange = [{**FACTOR, "log_mean": 1e6}, {**FACTOR, "log_deviation": 0.0}, {**FACTOR, "name": HOSTILE[0]}]
-    section = learned_host_section(decode_run({}, NO_ROWS, host_model={"lines": [HOSTILE[1]], "factors": strange}))
+    strange = dataclasses.replace(FACTOR, log_mean=90.0), dataclasses.replace(FACTOR, name=HOSTILE[0])
+    section = learned_host_section(data_of({}, NO_ROWS, learned=learned_host(*strange, lines=(HOSTILE[1],))))
     assert section is not None
     assert "1 of 1 factors" in section.body
     assert "<script" not in section.body
@@ -253,7 +259,7 @@ def test_the_command_asks_for_the_same_run() -> None:
 
 def test_what_took_how_long() -> None:
     durations = {"expected": {"search_s": 60.0, "calibration_s": 0.0}, "taken": {"search_s": 75.0, "<b>_s": 5.0}}
-    body = what_was_run_section(decode_run({}, {"rows": rows_of(), "durations": durations})).body
+    body = what_was_run_section(data_of({}, {"rows": rows_of(), "durations": durations})).body
     assert '<td>search</td><td class="number">1:00</td><td class="number">1:15</td>' in body
     assert "calibration" not in body
     assert "<td>&lt;b&gt;</td>" in body
@@ -264,7 +270,7 @@ def test_every_setting_is_listed_and_hostile_ones_are_text() -> None:
     for _ in range(500):
         deep = {"down": deep}
     config = {"train": {"seed": 3, "pins": [["a", "b"]]}, HOSTILE[0]: HOSTILE[2], "deep": deep, "none": None}
-    body = what_was_run_section(decode_run(config, {"rows": rows_of()}, files=("result.json",))).body
+    body = what_was_run_section(data_of(config, {"rows": rows_of()}, files=("result.json",))).body
     assert "train.seed" in body
     assert "<script" not in body
     assert "<img" not in body
@@ -277,7 +283,7 @@ def test_a_config_of_other_types_is_no_reason_to_fail() -> None:
 
 def body_of(names: list[str], devices: list[str]) -> str:
     explanation = Explanation.from_dict(explanation_of(names, devices), "explanation.json")
-    section = explained_section(decode_run({}, {"rows": rows_of()}, explanation=explanation))
+    section = explained_section(data_of({}, {"rows": rows_of()}, explanation=explanation))
     assert section is not None
     return section.body
 
@@ -301,12 +307,12 @@ def test_names_are_text() -> None:
 
 
 def test_a_run_without_an_explanation_has_no_section() -> None:
-    assert explained_section(decode_run({}, {"rows": rows_of()})) is None
+    assert explained_section(data_of({}, {"rows": rows_of()})) is None
 
 
 def test_a_disturbed_run_says_so_before_anything_else() -> None:
     data = explanation_of([f"op{k}" for k in range(20)], ["cpu:0", "cpu:1"])
     explanation = Explanation.from_dict({**data, "disturbed": "Disturbed: <b>"}, "explanation.json")
-    section = explained_section(decode_run({}, {"rows": rows_of()}, explanation=explanation))
+    section = explained_section(data_of({}, {"rows": rows_of()}, explanation=explanation))
     assert section is not None
     assert section.body.startswith('<p class="warning">Disturbed: &lt;b&gt;</p>')

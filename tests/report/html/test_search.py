@@ -5,20 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from plotly_figures import check
-from run_files import change, rows_of, write_run
+from run_files import change, forget, retable, rows_of, run_data, write_run
 
 from rlplace.report.html.run_data import RunData
 from rlplace.report.html.search import fidelity_section, learning_section, words
-from rlplace.runs.report import read_run
-from rlplace.session.folder import RunFolder
-
-
-def data_of(folder: Path) -> RunData:
-    return read_run(RunFolder.open(folder))
 
 
 def test_curves_end_where_their_search_ended_beside_what_they_had_to_beat(tmp_path: Path) -> None:
-    section = learning_section(data_of(write_run(tmp_path)))
+    section = learning_section(run_data(write_run(tmp_path)))
     assert section is not None
     over_time, over_measured, over_scored = check(section.figures[0])
     names = [line["name"] for line in over_time["data"]]
@@ -31,22 +25,28 @@ def test_curves_end_where_their_search_ended_beside_what_they_had_to_beat(tmp_pa
     assert "the table is right" in section.lead
 
 
+def without_searches(folder: Path) -> None:
+    for name in ("learned", "portfolio"):
+        forget(folder, f"method/{name}")
+
+
 def test_what_is_far_away_does_not_flatten_the_curves(tmp_path: Path) -> None:
     rows = rows_of()
     rows[-1]["step_time_s"] = 9.0
-    change(write_run(tmp_path), "result.json", rows=rows)
-    section = learning_section(data_of(tmp_path))
+    retable(write_run(tmp_path), rows)
+    section = learning_section(run_data(tmp_path))
     assert section is not None
     assert check(section.figures[0])[0]["layout"]["yaxis"]["range"][1] < 40
 
 
 def test_a_run_without_search_json_is_drawn_from_its_table(tmp_path: Path) -> None:
-    (write_run(tmp_path) / "search.json").unlink()
+    without_searches(write_run(tmp_path))
     rows = rows_of()
     rows[3]["history"] = [[64, 0, 0.5, 0.025], [20000, 0, 9.0, 0.020]]
     rows[1]["history"] = [[2, 0, 0.001, 0.024]]
-    change(tmp_path, "result.json", rows=rows, measured=False)
-    section = learning_section(data_of(tmp_path))
+    retable(tmp_path, rows)
+    change(tmp_path, "ending", is_measured=False)
+    section = learning_section(run_data(tmp_path))
     assert section is not None
     assert "All of it is simulated" in section.lead
     over_time, over_scored = check(section.figures[0])
@@ -55,12 +55,12 @@ def test_a_run_without_search_json_is_drawn_from_its_table(tmp_path: Path) -> No
 
 
 def test_without_any_history_there_is_no_section(tmp_path: Path) -> None:
-    (write_run(tmp_path) / "search.json").unlink()
-    assert learning_section(data_of(tmp_path)) is None
+    without_searches(write_run(tmp_path))
+    assert learning_section(run_data(tmp_path)) is None
 
 
 def fidelity_data(folder: Path) -> RunData:
-    return read_run(RunFolder.open(folder))
+    return run_data(folder)
 
 
 def test_each_placement_that_ran_is_a_point(tmp_path: Path) -> None:
@@ -83,5 +83,5 @@ def test_the_error_in_words() -> None:
 
 
 def test_a_simulated_run_has_nothing_to_compare(tmp_path: Path) -> None:
-    change(write_run(tmp_path), "result.json", measured=False)
+    change(write_run(tmp_path), "ending", is_measured=False)
     assert fidelity_section(fidelity_data(tmp_path)) is None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from plotly_figures import check
-from run_files import HOSTILE, change, hostile_run, trace_of, write_run
+from run_files import HOSTILE, change, forget_files, hostile_run, run_data, trace_of, write_run
 
 from rlplace.report.chrome_trace import Slice, Trace
 from rlplace.report.html import figure as figure_module
@@ -26,12 +27,8 @@ from rlplace.report.html.step import (
     timeline_section,
     tree,
 )
-from rlplace.runs.report import read_run
 from rlplace.session.folder import RunFolder
-
-
-def data_of(folder: Path) -> RunData:
-    return read_run(RunFolder.open(folder))
+from rlplace.session.session import Session
 
 
 def trace(num_ops: int, modules: int = 3) -> Trace:
@@ -40,7 +37,7 @@ def trace(num_ops: int, modules: int = 3) -> Trace:
 
 
 def test_every_op_and_transfer_is_a_bar_of_its_lane(tmp_path: Path) -> None:
-    section = timeline_section(data_of(write_run(tmp_path)))
+    section = timeline_section(run_data(write_run(tmp_path)))
     assert section is not None
     assert "24 ops and 12 transfers" in section.lead
     (figure,) = section.figures
@@ -58,7 +55,7 @@ def test_every_op_and_transfer_is_a_bar_of_its_lane(tmp_path: Path) -> None:
 
 
 def test_on_a_narrow_page_the_timeline_is_scrolled_instead_of_cut(tmp_path: Path) -> None:
-    section = timeline_section(data_of(write_run(tmp_path)))
+    section = timeline_section(run_data(write_run(tmp_path)))
     assert section is not None
     box = re.search(r'<div class="wide"><div class="plot"[^>]*min-width:(\d+)px', section.body)
     assert box is not None
@@ -96,7 +93,7 @@ def test_phases_are_not_mixed_while_a_screen_could_tell() -> None:
 
 
 def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
-    section = timeline_section(data_of(hostile_run(tmp_path)))
+    section = timeline_section(run_data(hostile_run(tmp_path)))
     assert section is not None
     texts: list[Any] = []
     for shown in check(section.figures[0]):
@@ -110,12 +107,12 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_trace_has_no_timeline(tmp_path: Path) -> None:
-    (write_run(tmp_path) / "timeline.json").unlink()
-    assert timeline_section(data_of(tmp_path)) is None
+    forget_files(write_run(tmp_path))
+    assert timeline_section(run_data(tmp_path)) is None
 
 
 def modules_data(folder: Path) -> RunData:
-    return read_run(RunFolder.open(folder))
+    return run_data(folder)
 
 
 def test_areas_are_seconds_and_add_up(tmp_path: Path) -> None:
@@ -190,7 +187,7 @@ def test_the_longest_have_names_and_the_rest_are_others() -> None:
 
 
 def memory_data(folder: Path) -> RunData:
-    return read_run(RunFolder.open(folder))
+    return run_data(folder)
 
 
 def test_a_line_a_device_and_the_capacity_apart(tmp_path: Path) -> None:
@@ -206,8 +203,8 @@ def test_a_line_a_device_and_the_capacity_apart(tmp_path: Path) -> None:
 
 
 def test_a_capacity_that_is_near_is_in_view_at_first(tmp_path: Path) -> None:
-    device = {"name": "cpu:0", "memory_bytes": 20 << 20}
-    change(write_run(tmp_path), "problem.json", host={"name": "small", "devices": [device]})
+    device = {"name": "cpu:0", "kind": "cpu-core", "backend": "cpu", "memory_bytes": 20 << 20}
+    change(write_run(tmp_path), "host", name="small", devices=[device], links=[], routes=[])
     section = memory_section(memory_data(tmp_path))
     assert section is not None
     assert [variant.label for variant in section.figures[0].variants] == ["with the capacity", "fit"]
@@ -228,5 +225,6 @@ def test_a_run_that_did_not_follow_memory_has_no_section(tmp_path: Path) -> None
     data = memory_data(write_run(tmp_path))
     assert data.trace is not None
     assert data.trace.memory["cpu:0"][1] == pytest.approx((0.0005, 2 << 20))
-    change(tmp_path, "timeline.json", traceEvents=[])
+    with Session.open(RunFolder(tmp_path)) as session:
+        session.keep_timeline(json.dumps({**trace_of(["op"], [""], ["cpu:0"]), "traceEvents": []}))
     assert memory_section(memory_data(tmp_path)) is None

@@ -7,7 +7,7 @@ import dataclasses
 from core_hosts import core_host
 from elastic_hosts import simulated_host, without
 
-from rlplace.training.elastic.devices import GONE, match_devices
+from rlplace.training.elastic.carried import GONE, match_devices
 
 
 def test_a_host_is_matched_to_itself() -> None:

@@ -21,16 +21,18 @@ from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import load_placement
 from rlplace.measure.timing.threads import usable_cores
 from rlplace.policy.options import LearnConfig
+from rlplace.session.session import Session
 from rlplace.training import SearchConfig, TrainConfig
 from rlplace.training.checks import check_names
+from rlplace.training.command import Shown, run_training
 from rlplace.training.elastic.elsewhere import folder_for, resume_elsewhere
-from rlplace.training.elastic.replace import without_policy
-from rlplace.training.resume.reopen import Named
-from rlplace.training.session import resume_training, run_training
+from rlplace.training.elastic.placed_again import without_policy
+from rlplace.training.resume import Named, resume_training
 from rlplace.workloads import parse_workload
 
 GRAPH = synthetic("fork_join", seed=4, stages=3, width=3, flops=1e9)
 TWO, THREE = simulated_host("fast", "fast"), simulated_host("fast", "fast", "slow")
+QUIET = Shown(is_quiet=True)
 CONFIG = TrainConfig(evaluations=60, seed=3)
 
 
@@ -42,7 +44,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, host in (("two.json", TWO), ("three.json", THREE)):
         save_host(host, folder / name)
     spec = parse_workload(str(folder / "graph.json"))
-    run_training(spec, TWO, CONFIG, folder / "run", host_word=str(folder / "two.json"), is_quiet=True)
+    run_training(spec, TWO, CONFIG, folder / "run", host_word=str(folder / "two.json"), shown=QUIET)
     return folder
 
 
@@ -57,7 +59,7 @@ def go_on(work: Path, name: str, **options: object) -> dict[str, object]:
         work / name,
         named_again(work),
         host_word=str(work / "three.json"),
-        is_quiet=True,
+        shown=QUIET,
         **options,  # type: ignore[arg-type]
     )
 
@@ -92,11 +94,11 @@ def test_it_is_gone_on_with_after_any_end(work: Path, monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("rlplace.training.run.search_all", stop)
+        patch.setattr("rlplace.training.phases.search_all", stop)
         with pytest.raises(KeyboardInterrupt):
             go_on(work, "stopped")
     assert not (work / "stopped" / "result.json").exists()
-    resume_training(work / "stopped", named_again(work), is_quiet=True)
+    resume_training(work / "stopped", named_again(work), shown=QUIET)
     for name in ("placement.json", "problem.json"):
         assert (work / "stopped" / name).read_bytes() == (work / "straight" / name).read_bytes(), name
 
@@ -107,8 +109,8 @@ def test_weights_of_another_size_begin_anew(work: Path, capsys: pytest.CaptureFi
     assert "the policy begins anew" in capsys.readouterr().err
     resume_elsewhere(work / "run", TWO, work / "same", named_again(work), host_word=str(work / "two.json"))
     assert "the policy begins anew" not in capsys.readouterr().err
-    config = json.loads((work / "same" / "config.json").read_text())
-    assert config["train"]["learn"]["init"] == str(work / "run" / "policy.safetensors")
+    with Session.read(work / "run") as old, Session.read(work / "same") as new:
+        assert new.file("init.policy.safetensors") == old.file("policy.safetensors")
 
 
 def test_options_of_a_policy_stay_behind_where_the_agent_learns_the_host() -> None:
@@ -184,7 +186,7 @@ def test_a_run_that_loses_a_device_offers_to_go_on_without_it(
     with monkeypatch.context() as patch:
         patch.setattr(Evaluator, "measure_plans", losing)
         with pytest.raises(DeviceLost) as lost:
-            run_training(spec, resolve_host("cores:2"), MEASURED, folder, host_word="cores:2", is_quiet=True)
+            run_training(spec, resolve_host("cores:2"), MEASURED, folder, host_word="cores:2", shown=QUIET)
     assert f"rlplace train elastic_work:work --resume {folder} --host cores:" in str(lost.value)
     told = resume_elsewhere(
         folder,
@@ -192,6 +194,6 @@ def test_a_run_that_loses_a_device_offers_to_go_on_without_it(
         own_work / "left",
         Named("elastic_work:work"),
         host_word="cores:1",
-        is_quiet=True,
+        shown=QUIET,
     )
     assert told["rows"]

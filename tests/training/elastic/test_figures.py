@@ -17,8 +17,7 @@ from rlplace.measure.costs.costs import Costs, estimate_costs
 from rlplace.measure.host_model import LearnedHost, Posterior, Prior, Scales, knowledge_of
 from rlplace.measure.host_model.learned_host import Equation, LearnedFactor
 from rlplace.measure.hosts.host import Host
-from rlplace.training.elastic.devices import match_devices
-from rlplace.training.elastic.figures import carried_costs, carried_host, carried_learned
+from rlplace.training.elastic.carried import carried_costs, carried_host, carried_learned, match_devices
 
 GRAPH = synthetic("layered", seed=2, layers=4, width=3)
 

@@ -13,11 +13,12 @@ from stored import REFERENCE, SESSION, VERSIONS
 
 from rlplace.errors import FileProblem
 from rlplace.measure.costs.costs import Costs
+from rlplace.measure.host_model import LearnedHost
 from rlplace.measure.measurement import Measurement, MeasurementKey
 from rlplace.measure.problem import Problem
 from rlplace.store import MeasurementStore
 from rlplace.store.records import StoredMeasurement
-from rlplace.training.elastic.fitted import LEAST, fitted_host
+from rlplace.training.elastic.placed_again import LEAST, fitted_host
 
 PROBLEM = learnable_problem(paired_host(3))
 
@@ -43,9 +44,14 @@ def measure_into(folder: Path, count: int, *, graph: str = PROBLEM.graph.fingerp
         store.add(session, plans[0], StoredMeasurement.of(plans[0], failed, REFERENCE, is_whole=True))
 
 
+def fitted(folder: Path) -> LearnedHost | None:
+    with MeasurementStore.open(folder / "measurements.db") as store:
+        return fitted_host(store, PROBLEM)
+
+
 def test_steps_that_were_measured_teach(tmp_path: Path) -> None:
     measure_into(tmp_path, 24)
-    learned = fitted_host(tmp_path, PROBLEM)
+    learned = fitted(tmp_path)
     assert learned is not None
     means = {factor.name: factor.log_mean for factor in learned.factors if factor.kind == "device"}
     assert means["d1"] - (means["d0"] + means["d2"]) / 2 == pytest.approx(np.log(1.3), abs=0.1)
@@ -55,14 +61,14 @@ def test_steps_that_were_measured_teach(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("count", "graph"), [(LEAST - 1, PROBLEM.graph.fingerprint), (24, "ab" * 8)])
 def test_few_steps_and_those_of_others_teach_nothing(tmp_path: Path, count: int, graph: str) -> None:
     measure_into(tmp_path, count, graph=graph)
-    assert fitted_host(tmp_path, PROBLEM) is None
+    assert fitted(tmp_path) is None
 
 
 def test_a_run_without_a_store_taught_nothing(tmp_path: Path) -> None:
-    assert fitted_host(tmp_path, PROBLEM) is None
+    assert fitted(tmp_path) is None
 
 
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     sqlite3.connect(tmp_path / "measurements.db").execute("CREATE TABLE other (id INTEGER)").connection.close()
     with pytest.raises(FileProblem):
-        fitted_host(tmp_path, PROBLEM)
+        fitted(tmp_path)

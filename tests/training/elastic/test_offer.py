@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,19 @@ from elastic_hosts import simulated_host
 from rlplace.errors import DeviceLost, RunnerError
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.timing.threads import usable_cores
-from rlplace.training import TrainConfig
-from rlplace.training.elastic import offer
-from rlplace.training.elastic.offer import offering, what_is_left
-from rlplace.training.resume.config_file import Request
+from rlplace.report.console import make_progress
+from rlplace.session.folder import RunFolder
+from rlplace.training import TrainConfig, command
+from rlplace.training.command import Job, going_on, what_is_left
 from rlplace.workloads import parse_workload
 
 
-def asked(host: Host, workload: str = "nmt@small", **options: bool) -> Request:
-    return Request(parse_workload(workload), host, TrainConfig(), "cores", **options)
+def asked(host: Host, workload: str = "nmt@small", **options: bool) -> Job:
+    return Job.of(parse_workload(workload), host, TrainConfig(), "cores", **options)
+
+
+def offering(job: Job, folder: Path) -> AbstractContextManager[None]:
+    return going_on(RunFolder(folder), job, make_progress(is_quiet=True))
 
 
 def wide(count: int, width: int) -> Host:
@@ -45,7 +50,7 @@ def wide(count: int, width: int) -> Host:
 def test_cores_that_are_left_are_offered(
     host: Host, left: tuple[int, ...], word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offer, "usable_cores", lambda: left)
+    monkeypatch.setattr(command, "usable_cores", lambda: left)
     assert what_is_left(host, "cores") == word
 
 

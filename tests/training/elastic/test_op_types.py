@@ -9,7 +9,7 @@ from small_models import CASES
 
 from rlplace.graphs import capture
 from rlplace.measure.costs.costs import estimate_costs
-from rlplace.training.elastic.op_types import op_type_factors
+from rlplace.training.elastic.carried import op_type_factors
 
 CASE = CASES["transformer_layer"]()
 GRAPH = capture(CASE.model, CASE.inputs, CASE.loss_fn, "adam")

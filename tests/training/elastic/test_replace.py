@@ -22,8 +22,11 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.session.cut import WHOLE
-from rlplace.training.elastic.known import Choices, KnownRun
-from rlplace.training.elastic.replace import replaced, search
+from rlplace.session.facts import Request
+from rlplace.session.prepare import Prepared
+from rlplace.session.session import Session
+from rlplace.training.config import TrainConfig
+from rlplace.training.elastic.placed_again import KnownRun, replaced, search_again
 from rlplace.workloads import parse_workload
 
 GRAPH = synthetic("fork_join", seed=4, stages=6, width=4, flops=1e9)
@@ -42,20 +45,12 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> KnownRun:
     problem = Problem.estimate(GRAPH, FOUR, num_groups=64)
     simulator = Simulator(problem, threads=1)
     devices = find(problem, "portfolio", simulator, Budget(2000)).devices
-    return KnownRun(
-        folder,
-        {},
-        parse_workload(str(folder / "graph.json")),
-        Choices(num_groups=64),
-        1,
-        WHOLE,
-        GRAPH.fingerprint,
-        "rank",
-        FOUR,
-        problem.costs,
-        Placement.of(problem, simulator.plan(devices), "portfolio"),
-        None,
-    )
+    session = Session.in_memory()
+    request = Request(str(folder / "graph.json"), "four", FOUR.fingerprint, "small")
+    session.keep(request=request, config=TrainConfig(num_groups=64))
+    session.keep_problem(Prepared(problem, WHOLE))
+    session.keep_placement(Placement.of(problem, simulator.plan(devices), "portfolio"))
+    return KnownRun.of(session, folder, parse_workload(request.workload))
 
 
 def step_s(problem: Problem, devices: np.ndarray | None) -> float:
@@ -78,23 +73,23 @@ def test_on_the_same_host_nothing_changes(known: KnownRun) -> None:
 def test_a_search_goes_on_from_the_carried_placement(known: KnownRun, host: Host) -> None:
     made = replaced(known, host, say=say)
     carried_s = step_s(made.believed, made.start)
-    found = search(made, Budget(400))
+    found = search_again(made, Budget(400))
     assert found.evaluations <= 400
     assert found.step_time_s < carried_s
-    again = search(made, Budget(400))
+    again = search_again(made, Budget(400))
     assert (again.devices == found.devices).all()
 
 
 def test_the_least_that_is_found_is_the_carried_placement(known: KnownRun) -> None:
     made = replaced(known, FOUR, say=say)
-    assert search(made, Budget(2), method="random").step_time_s <= made.before_s
+    assert search_again(made, Budget(2), method="random").step_time_s <= made.before_s
 
 
 def test_a_run_without_a_placement_is_searched_from_nothing(known: KnownRun) -> None:
     made = replaced(dataclasses.replace(known, placement=None), without(FOUR, "gpu:0"), say=say)
     assert made.start is None
     assert np.isnan(made.before_s)
-    assert search(made, Budget(100)).devices is not None
+    assert search_again(made, Budget(100)).devices is not None
 
 
 def test_what_was_learned_is_believed(known: KnownRun) -> None:
@@ -119,15 +114,15 @@ def test_a_graph_file_runs_on_no_machine(known: KnownRun) -> None:
 
 def test_pins_to_a_device_that_is_gone_are_to_be_given_again(known: KnownRun) -> None:
     name = GRAPH.names[int(np.flatnonzero(~GRAPH.is_source)[0])]
-    choices = dataclasses.replace(known.choices, constraints=Constraints.parse(pins=[f"{name}=gpu:3"]))
-    pinned = dataclasses.replace(known, choices=choices)
+    config = dataclasses.replace(known.config, constraints=Constraints.parse(pins=[f"{name}=gpu:3"]))
+    pinned = dataclasses.replace(known, config=config)
     with pytest.raises(UnknownName) as refused:
         replaced(pinned, without(FOUR, "gpu:3"), say=say)
     assert "--pin" in refused.value.__notes__[0]
     made = replaced(pinned, without(FOUR, "gpu:3"), say=say, constraints=Constraints())
     assert made.problem.host.num_devices == 3
     kept = replaced(pinned, without(FOUR, "gpu:2"), say=say)
-    found = search(kept, Budget(50))
+    found = search_again(kept, Budget(50))
     assert found.devices is not None
     assert kept.problem.host.devices[found.devices[GRAPH.names.index(name)]].name == "gpu:3"
 

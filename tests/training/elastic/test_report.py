@@ -9,9 +9,8 @@ import pytest
 from elastic_hosts import simulated_host
 from search_problems import chain_problem
 
-from rlplace.training.elastic.devices import match_devices
-from rlplace.training.elastic.figures import CarriedCosts
-from rlplace.training.elastic.report import describe_costs, device_lines, move_lines, moves
+from rlplace.training.elastic.carried import CarriedCosts, match_devices
+from rlplace.training.elastic.placed_again import describe_costs, device_lines, move_lines, moves
 
 OLD, NEW = simulated_host(*["fast"] * 3), simulated_host("fast", "fast")
 MATCH = match_devices(OLD, NEW)

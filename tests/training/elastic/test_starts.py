@@ -15,8 +15,7 @@ from rlplace.search.groupings import atoms
 from rlplace.search.methods import find
 from rlplace.search.rules.baselines import blocks
 from rlplace.search.task import Budget
-from rlplace.training.elastic.devices import match_devices
-from rlplace.training.elastic.starts import carried_placement
+from rlplace.training.elastic.carried import carried_placement, match_devices
 
 GRAPH = synthetic("fork_join", seed=4, stages=4, width=4, flops=1e9)
 FOUR = simulated_host(*["fast"] * 4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplace.training.searches.budget import LoopBudget
+from rlplace.training.searches.racing_host import LoopBudget
 
 
 def test_budgets_count_the_placements_that_fit() -> None:

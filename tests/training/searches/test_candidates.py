@@ -6,7 +6,7 @@ import numpy as np
 
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
-from rlplace.training.searches.candidates import Candidates
+from rlplace.training.searches.racing_host import Candidates
 
 
 def rows(*values: int) -> np.ndarray:

@@ -12,8 +12,8 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.task import BestSoFar
-from rlplace.training.resume.state import MethodState
-from rlplace.training.searches.raced import Raced
+from rlplace.session.method import MethodResult
+from rlplace.training.searches.racing_host import Raced
 
 SIMULATOR = Simulator(chain_problem(3), threads=1)
 SLOW, MIDDLE, FAST = (SIMULATOR.plan(np.array(row, dtype=np.int32)) for row in ([0, 0, 0], [0, 0, 1], [0, 1, 1]))
@@ -59,9 +59,14 @@ def test_a_race_that_fails_changes_no_reference() -> None:
     assert (raced.plan, raced.single_s, raced.history, raced.best(1)) == (None, 1.0, (), [])
 
 
-def state_of(raced: Raced) -> MethodState:
-    return MethodState(
-        9.0, single_s=raced.single_s, history=raced.history, races=tuple(raced.races), plan=raced.plan, num_measured=3
+def state_of(raced: Raced) -> MethodResult:
+    return MethodResult(
+        budget=9.0,
+        single_s=raced.single_s,
+        history=raced.history,
+        races=tuple(raced.races),
+        plan=raced.plan,
+        num_measured=3,
     )
 
 
@@ -76,7 +81,7 @@ def test_what_was_raced_is_taken_up_again() -> None:
 
 @pytest.mark.parametrize("step_s", [3.0, 5.0])
 def test_a_best_plan_whose_race_nobody_knows_is_still_to_beat(step_s: float) -> None:
-    state = MethodState(9.0, single_s=8.0, history=(BestSoFar(10, 3, 2.0, 4.0),), plan=MIDDLE)
+    state = MethodResult(budget=9.0, single_s=8.0, history=(BestSoFar(10, 3, 2.0, 4.0),), plan=MIDDLE)
     raced = Raced(8, single_s=1.0)
     raced.resume(state)
     assert raced.best(2) == [MIDDLE]

@@ -16,14 +16,12 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.console import Progress, make_progress
-from rlplace.runs.tracking import NoTracker
 from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import BestSoFar, Task
-from rlplace.training.resume.state import MethodState
-from rlplace.training.searches.budget import LoopBudget
-from rlplace.training.searches.racing_host import FINAL, ROUND
-from rlplace.training.searches.result import LoopResult
+from rlplace.session.method import MethodResult
+from rlplace.training.searches.racing_host import FINAL, ROUND, LoopBudget
 from rlplace.training.searches.search_loop import search_and_measure
+from rlplace.training.tracking import NoTracker
 
 PROBLEM = chain_problem(4)
 
@@ -92,7 +90,7 @@ def run(
     method: str = "listed",
     tracker: NoTracker | None = None,
     **options: object,
-) -> LoopResult:
+) -> MethodResult:
     return search_and_measure(
         method,
         host,  # type: ignore[arg-type]
@@ -253,10 +251,10 @@ class FakeJournal:
     is_due = False
 
     def __init__(self, fatal: int = -1) -> None:
-        self.states: list[MethodState] = []
+        self.states: list[MethodResult] = []
         self._fatal = fatal
 
-    def keep(self, state: MethodState) -> None:
+    def keep(self, state: MethodResult) -> None:
         self.states.append(state)
         if len(self.states) == self._fatal:
             raise KeyboardInterrupt
@@ -267,11 +265,11 @@ def test_an_interrupted_search_goes_on_from_what_was_measured() -> None:
     straight = run(FakeHost([0, 0, 1, 1]), LISTED, budget)
     host, journal = FakeHost([0, 0, 1, 1]), FakeJournal(fatal=2)  # after the search, then after a race
     with pytest.raises(KeyboardInterrupt):
-        run(host, LISTED, budget, journal=journal)
+        run(host, LISTED, budget, keeper=journal)
     state = journal.states[-1]
     assert (state.is_searched, state.is_done, state.num_measured, state.seconds) == (True, False, 6, 2.0)
     again, rest = FakeHost([0, 0, 1, 1]), FakeJournal()
-    found = run(again, LISTED, budget, before=state, journal=rest)
+    found = run(again, LISTED, budget, before=state, keeper=rest)
     ran = [devices for protocol, race in again.races if protocol == ROUND for devices in race]
     (first,) = [race for protocol, race in host.races]
     assert len(ran) == 1
@@ -291,7 +289,7 @@ def test_what_a_method_asked_for_before_it_was_interrupted_is_told_to_it_again()
     host, journal = FakeHost([0, 0, 1, 1]), FakeJournal(fatal=3)
     budget = LoopBudget(1000.0, 0.5, measurements=5)
     with pytest.raises(KeyboardInterrupt):
-        run(host, LISTED, budget, method="asked", journal=journal)
+        run(host, LISTED, budget, method="asked", keeper=journal)
     state = journal.states[-1]
     assert not state.is_searched
     assert state.num_measured == 3
@@ -304,7 +302,7 @@ def test_what_a_method_asked_for_before_it_was_interrupted_is_told_to_it_again()
 
     register_method(Method("look", look, "search", "a test"))
     try:
-        run(FakeHost([0, 0, 1, 1]), LISTED, budget, method="look", before=state, journal=FakeJournal())
+        run(FakeHost([0, 0, 1, 1]), LISTED, budget, method="look", before=state, keeper=FakeJournal())
     finally:
         METHODS.unregister("look")
     assert told == [1, 1, 1]

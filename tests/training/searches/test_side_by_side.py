@@ -13,12 +13,11 @@ from fake_measurer import chain_problem
 from rlplace.errors import InvalidValue
 from rlplace.measure.plan import Plan
 from rlplace.report.console import Progress, make_progress
-from rlplace.runs.tracking import NoTracker
 from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import BestSoFar, Budget, Task
-from rlplace.training.resume.state import MethodState
+from rlplace.session.method import MethodResult
 from rlplace.training.searches import side_by_side
-from rlplace.training.searches.result import LoopResult
+from rlplace.training.tracking import NoTracker
 
 PROBLEM = chain_problem(4)
 LONG_S = 600.0
@@ -81,7 +80,7 @@ def run(
     told: list[tuple[str, float]],
     tracker: NoTracker | None = None,
     progress: Progress | None = None,
-) -> dict[str, LoopResult]:
+) -> dict[str, MethodResult]:
     def on_best(method: str, plan: Plan, step_time_s: float) -> None:
         told.append((method, step_time_s))
 
@@ -153,19 +152,19 @@ class FakeJournal:
     """Keeps every state that it is told, and always wants one."""
 
     def __init__(self) -> None:
-        self.states: list[MethodState] = []
+        self.states: list[MethodResult] = []
         self.is_due = True
 
-    def keep(self, state: MethodState) -> None:
+    def keep(self, state: MethodResult) -> None:
         self.states.append(state)
 
 
 def search(
     methods: Mapping[str, Mapping[str, object]],
     budget: Budget,
-    journals: Mapping[str, FakeJournal],
-    before: Mapping[str, MethodState] | None = None,
-) -> dict[str, LoopResult]:
+    keepers: Mapping[str, FakeJournal],
+    before: Mapping[str, MethodResult] | None = None,
+) -> dict[str, MethodResult]:
     return side_by_side.search_side_by_side(
         methods,
         PROBLEM,
@@ -174,7 +173,7 @@ def search(
         progress=make_progress(is_quiet=True),
         tracker=NoTracker(),
         before=before,
-        journals=journals,  # type: ignore[arg-type]
+        keepers=keepers,  # type: ignore[arg-type]
     )
 
 
@@ -219,7 +218,7 @@ def test_an_interrupted_search_of_evaluations_begins_again(monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         search({"go-on": {"begun": begun}}, Budget(10**9), {"go-on": journal})
     assert not journal.states
-    part = MethodState(50.0, num_scored=20)
+    part = MethodResult(budget=50.0, num_scored=20)
     found = search({"go-on": {"begun": begun}}, Budget(50), {"go-on": journal}, {"go-on": part})["go-on"]
     assert found.num_scored == 50
     assert journal.states[-1].budget == 50

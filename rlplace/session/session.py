@@ -1,0 +1,676 @@
+"""`Session`: a run as one object with one store on disk: what was asked, its problem, what was measured and learned,
+each method's result, the final table and the best placement.
+
+The store is one SQLite file, `session.db` in the run folder, or in memory for a run without a folder. Its tables are
+those of a store of measurements, and three more: `facts` (records as JSON), `arrays` (safetensors, and files that a
+library reads), and `races` (what each method measured). Every other file of a run folder is an output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue
+from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, parse_json
+from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.explain.explanation import Explanation
+from rlplace.measure.host_model import LearnedHost
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.host_file import host_from_dict
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.placement import Placement
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.records import read_record, to_json
+from rlplace.search.task import Saveable
+from rlplace.session.calibrate import Known
+from rlplace.session.cut import CutOptions
+from rlplace.session.facts import Ending, FinalTable, ProblemFacts, Request, Verdict
+from rlplace.session.folder import SESSION, RunFolder
+from rlplace.session.method import MethodResult, Outcome, Race, arrays_of, race_of, with_arrays
+from rlplace.session.prepare import Prepared, verdict_of
+from rlplace.session.steps import Steps
+from rlplace.store import MeasurementStore
+from rlplace.store.database import RUN, open_for_reading, open_for_writing, open_in_memory, told, transaction
+
+EVERY_S = 5.0
+"""So long at least between two writes of results that are still changing ..."""
+SHARE = 0.05
+"""... and as long as keeps their share of the time below this."""
+CALIBRATION = ""
+"""The method of the race that calibrates the simulator: none."""
+
+_REPLACING = "INSERT INTO {} VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+
+T = TypeVar("T")
+
+
+class Grouped(Protocol):
+    """How ops are grouped, and where they may run: `TrainConfig`."""
+
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def grouping(self) -> str: ...
+    @property
+    def acyclic(self) -> bool: ...
+    @property
+    def constraints(self) -> Constraints | None: ...
+
+
+class Session:
+    """A run, with its store.
+
+    Attributes:
+        path: of the store, for messages.
+        measurements: what the run measured.
+
+    Args:
+        connection: to the store.
+        path: see there.
+        is_writable: whether it was opened for writing.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        path: Path,
+        *,
+        is_writable: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path, self._connection, self._clock = path, connection, clock
+        self.measurements = MeasurementStore(connection, path, is_writable=is_writable)
+        self._results: dict[str, MethodResult] = {}
+        self._num_races: dict[str, int] = {}
+        self._next_s = clock() + EVERY_S
+
+    @classmethod
+    def open(cls, run: RunFolder) -> Session:
+        """The session of a run folder that is this process's, for writing; made where there is none.
+
+        Raises:
+            FileProblem: it cannot be written, or is no session of a run.
+        """
+        path = run.path(SESSION)
+        return cls(open_for_writing(path, RUN), path, is_writable=True)
+
+    @classmethod
+    def read(cls, folder: Path) -> Session:
+        """The session of a run folder as it is now, which cannot be changed: safe for folders of strangers.
+
+        Raises:
+            FileProblem: there is no run, or its session cannot be read.
+        """
+        path = RunFolder.open(folder).path(SESSION)
+        return cls(open_for_reading(path, RUN), path, is_writable=False)
+
+    @classmethod
+    def in_memory(cls) -> Session:
+        """A session without a folder."""
+        return cls(open_in_memory(RUN), Path("session"), is_writable=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection; what was kept stays."""
+        self._connection.close()
+
+    # facts and arrays by name
+
+    def fact(self, name: str, kind: type[T]) -> T | None:
+        """The record under a name; None where there is none.
+
+        Raises:
+            InvalidValue, UnknownName: it is malformed.
+        """
+        text = self._text(name)
+        return None if text is None else read_record(kind, text.encode("utf-8"), self._where(name))
+
+    def plain(self, name: str) -> Any:
+        """What the JSON under a name holds; None where there is none.
+
+        Raises:
+            FileProblem: it is no JSON.
+        """
+        text = self._text(name)
+        return None if text is None else parse_json(text, self._where(name))
+
+    def keep(self, **facts: object) -> None:
+        """Keeps records, each under its name, all or none; None removes one.
+
+        Raises:
+            FileProblem: the store cannot be written, as for everything here that keeps something.
+        """
+        with self._writing() as execute:
+            for name, value in facts.items():
+                if value is None:
+                    execute("DELETE FROM facts WHERE name = ?", (name,))
+                else:
+                    text = value if isinstance(value, str) else to_json(value)
+                    execute(_REPLACING.format("facts"), (name, text))
+
+    def file(self, name: str) -> bytes | None:
+        """The bytes of a file that the session keeps, such as the weights of a policy."""
+        with told(self.path, RUN):
+            row = self._connection.execute("SELECT value FROM arrays WHERE name = ?", (f"file/{name}",)).fetchone()
+        return None if row is None else bytes(row["value"])
+
+    def keep_files(self, files: Mapping[str, bytes]) -> None:
+        """Keeps files, all or none."""
+        with self._writing() as execute:
+            for name, data in files.items():
+                execute(_REPLACING.format("arrays"), (f"file/{name}", data))
+
+    # what was asked, and the problem
+
+    @property
+    def request(self) -> Request:
+        """What was asked for.
+
+        Raises:
+            FileProblem: the run was stopped before it was kept.
+        """
+        return self._required("request", Request)
+
+    @property
+    def facts(self) -> ProblemFacts:
+        """Of the problem.
+
+        Raises:
+            FileProblem: the run was stopped before it had one.
+        """
+        return self._required("problem", ProblemFacts)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a record under a name: `request`, `problem`, `table`, ..."""
+        return self._text(name) is not None
+
+    @property
+    def host(self) -> Host:
+        """Of the problem, with the figures that were measured.
+
+        Raises:
+            FileProblem: as `facts`.
+        """
+        data = self.plain("host")
+        if data is None:
+            raise self._unfinished("host")
+        return host_from_dict(data, self._where("host"))
+
+    @property
+    def cut(self) -> tuple[int, CutOptions]:
+        """The number of micro-batches of the step, and the options that cut it so again."""
+        facts = self.facts
+        verdict = None if facts.verdict is None else facts.verdict.kind
+        return self.request.asked.again(facts.num_micro_batches, verdict)
+
+    @property
+    def micro_batches(self) -> dict[str, Any]:
+        """What `--json` says of micro-batches."""
+        facts = self.facts
+        return self.request.asked.to_dict() | {
+            "count": facts.num_micro_batches,
+            "verdict": None if facts.verdict is None else dataclasses.asdict(facts.verdict),
+            "op_order": facts.op_order,
+            "evaluations": facts.evaluations,
+        }
+
+    def keep_problem(self, prepared: Prepared) -> None:
+        """Keeps a problem, and how its batch came to be cut."""
+        problem, graph = prepared.problem, prepared.problem.graph
+        verdict = verdict_of(graph)
+        facts = ProblemFacts(
+            graph.fingerprint,
+            graph.num_edges,
+            graph.num_micro_batches,
+            None if verdict is None else Verdict(**verdict),
+            problem.op_order,  # type: ignore[arg-type]  # checked by the record
+            problem.costs.source,
+            problem.grouping.rule,
+            problem.grouping.dropped,
+            prepared.evaluations,
+            tuple(graph.names),
+            tuple(graph.modules),
+        )
+        arrays: dict[str, NDArray[np.generic]] = {
+            "op_time_s": problem.costs.op_time_s,
+            "op_group": problem.grouping.op_group,
+        }
+        if problem.costs.workspace_bytes is not None:
+            arrays["workspace_bytes"] = problem.costs.workspace_bytes
+        if problem.allowed is not None:
+            arrays["allowed"] = problem.group_allowed
+        if prepared.start is not None:
+            arrays["start"] = prepared.start
+        with self._writing():
+            self._keep_arrays("problem", arrays)
+            self.keep(problem=facts, host=to_json(problem.host.to_dict(), dict[str, Any]))
+
+    @property
+    def costs(self) -> Costs:
+        """(N, D) of the problem.
+
+        Raises:
+            FileProblem: as `facts`.
+            InvalidValue: they are not of the problem's ops and devices.
+        """
+        arrays, where = self._arrays("problem"), self._where("problem")
+        shape = self.facts.num_ops, self.host.num_devices
+        times_s = _shaped(arrays, "op_time_s", np.float64, shape, where)
+        has_seen = "workspace_bytes" in arrays
+        return Costs(
+            times_s.astype(np.float64),
+            self.facts.cost_source,
+            _shaped(arrays, "workspace_bytes", np.int64, shape, where).astype(np.int64) if has_seen else None,
+        )
+
+    @property
+    def op_group(self) -> NDArray[np.int32]:
+        """(N,) group of each op."""
+        shape = (self.facts.num_ops,)
+        return _shaped(self._arrays("problem"), "op_group", np.int32, shape, self._where("problem")).astype(np.int32)
+
+    @property
+    def allowed(self) -> NDArray[np.bool_] | None:
+        """(N, D) devices where each op may run; None where each may run everywhere."""
+        arrays, op_group = self._arrays("problem"), self.op_group
+        if "allowed" not in arrays:
+            return None
+        shape = int(op_group.max(initial=-1)) + 1, self.host.num_devices
+        return _shaped(arrays, "allowed", np.bool_, shape, self._where("problem")).astype(np.bool_)[op_group]
+
+    def prepared(self, steps: Steps, config: Grouped) -> Prepared:
+        """The problem as it was profiled, of a step that is captured anew.
+
+        Args:
+            steps: of the workload.
+            config: how ops are grouped, and where they may run.
+
+        Raises:
+            FileProblem: the run had no problem yet, or its groups are others now.
+            FingerprintMismatch: the workload's graph, or the host, is another by now.
+            InvalidValue: an array does not fit the problem.
+        """
+        facts, host, where = self.facts, self.host, self._where("problem")
+        graph = steps.graph(facts.num_micro_batches)
+        self.require_graph(graph)
+        if host.fingerprint != steps.host.fingerprint:
+            raise FingerprintMismatch("host", host.fingerprint, steps.host.fingerprint)
+        problem = Problem.grouped(
+            graph,
+            host,
+            self.costs,
+            config.num_groups,
+            config.grouping,
+            acyclic=config.acyclic,
+            constraints=config.constraints,
+        )
+        if not np.array_equal(problem.grouping.op_group, self.op_group):
+            raise FileProblem(where, "its groups are not those that its costs give now: start the run again.")
+        problem = dataclasses.replace(problem, op_order=facts.op_order)
+        start, arrays = None, self._arrays("problem")
+        if "start" in arrays:
+            devices = _shaped(arrays, "start", np.int32, (graph.num_ops,), where)
+            start = problem.check_placement(devices.astype(np.int64))
+        return Prepared(problem, steps.asked, facts.evaluations, start)
+
+    def require_graph(self, graph: OpGraph) -> None:
+        """Checks that `graph` is the run's step.
+
+        Raises:
+            FingerprintMismatch: it is another.
+        """
+        if graph.fingerprint != self.facts.graph_fingerprint:
+            error = FingerprintMismatch("graph", self.facts.graph_fingerprint[:40], graph.fingerprint)
+            error.add_note("The model, PyTorch or rlplace is another since the run: train again.")
+            raise error
+
+    # what was measured and learned
+
+    @property
+    def known_hosts(self) -> tuple[LearnedHost, ...] | None:
+        """What was known about the host when the run began; None where it had not come so far."""
+        count = self.fact("known_hosts", int)
+        if count is None:
+            return None
+        return tuple(self._required(f"known_host/{place}", LearnedHost) for place in range(count))
+
+    def keep_known_hosts(self, known: tuple[LearnedHost, ...]) -> None:
+        """Keeps what is known about the host: it must be the same when the run goes on."""
+        named = {f"known_host/{place}": learned for place, learned in enumerate(known)}
+        self.keep(**named, known_hosts=len(known))
+
+    @property
+    def calibration(self) -> list[tuple[str, Measurement]]:
+        """What was measured to calibrate, in order, with the fingerprint of each plan; empty where it was not."""
+        return [
+            (plan, outcome.measurement)
+            for plans, outcomes, _ in self.raced(CALIBRATION)
+            for plan, outcome in zip(plans, outcomes)
+        ]
+
+    def keep_calibration(self, known: Known) -> None:
+        """Keeps what was measured to calibrate."""
+        with self._writing() as execute:
+            execute("DELETE FROM races WHERE method = ?", (CALIBRATION,))
+            self._keep_race(CALIBRATION, Race(tuple(known.plans), tuple(known.outcomes)))
+
+    @property
+    def learned(self) -> LearnedHost | None:
+        """What the run learned of its host; None where it learned nothing."""
+        return next(iter(self.measurements.learned_hosts()), None)
+
+    # results of methods
+
+    def begin(self, signature: str, *, is_resumed: bool) -> None:
+        """Makes this the session of a problem and configuration, which `signature` stands for.
+
+        Args:
+            signature: 16 hex digits.
+            is_resumed: go on from what was found before; otherwise that is forgotten.
+
+        Raises:
+            FileProblem: what was found before is of another problem or configuration.
+        """
+        before = self.fact("signature", str)
+        if is_resumed and before is not None and before != signature:
+            raise FileProblem(
+                self.path,
+                "the results of another problem, or with other options, than those that it is to go on with: start "
+                "the run again in another folder.",
+            )
+        with self._writing() as execute:
+            if before is not None and not is_resumed:
+                kept = "'request', 'config', 'problem', 'host'"
+                execute(f"DELETE FROM facts WHERE name NOT IN ({kept})")
+                execute("DELETE FROM arrays WHERE name != 'problem'")
+                execute("DELETE FROM races")
+            self.keep(signature=to_json(signature))
+
+    def load_results(self, problem: Problem) -> None:
+        """Reads what the methods found before; `results` knows it then with plans and races.
+
+        Raises:
+            FileProblem, InvalidValue, UnknownName: it is malformed, or does not fit the problem.
+        """
+        for name, result in self.results().items():
+            where = self._where(name)
+            races = [
+                race_of(plans, outcomes, is_final, problem, self.measurements.plan, where)
+                for plans, outcomes, is_final in self.raced(name)
+            ]
+            self._num_races[name] = len(races)
+            arrays = self._arrays(f"method/{name}")
+            self._results[name] = with_arrays(result, arrays, [race for race in races if race.plans], problem, where)
+
+    def results(self) -> dict[str, MethodResult]:
+        """What the methods found, without plans and races, by name."""
+        found = {}
+        for name in self._names("method/"):
+            result = self._required(f"method/{name}", MethodResult)
+            apart = {"plan": None, "learned": None, "races": (), "start": None, "unmeasured": None}
+            found[name] = dataclasses.replace(result, **apart)
+        return found
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a method of the run had begun before."""
+        return bool(self._results)
+
+    def of(self, method: str, budget: float) -> MethodResult | None:
+        """What a method found so far; None where it has not begun. With a larger budget it is not done any more."""
+        result = self._results.get(method)
+        if result is None or result.budget >= budget:
+            return result
+        return dataclasses.replace(result, is_searched=False, is_done=False)
+
+    def spent_s(self, *, in_turn: bool) -> float:
+        """Seconds that the methods have searched, one after another or side by side."""
+        seconds = [result.seconds for result in self._results.values()]
+        return sum(seconds) if in_turn else max(seconds, default=0.0)
+
+    def bests(self) -> dict[str, tuple[Plan, float]]:
+        """The best plan of each method so far, and its step time over the reference's: only ratios compare."""
+        return {name: (one.plan, one.best_ratio) for name, one in self._results.items() if one.plan is not None}
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to keep results that are still changing."""
+        return self._clock() >= self._next_s
+
+    def keep_result(self, method: str, result: MethodResult, num_devices: int) -> None:
+        """Keeps what a method found so far; races that were kept before are not written again."""
+        begin_s = self._clock()
+        with self._writing():
+            for race in result.races[self._num_races.get(method, 0) :]:
+                self._keep_race(method, race)
+            self._keep_arrays(f"method/{method}", arrays_of(result, num_devices))
+            self.keep(**{f"method/{method}": result})
+        self._num_races[method] = max(len(result.races), self._num_races.get(method, 0))
+        self._results[method] = result
+        took_s = self._clock() - begin_s
+        self._next_s = self._clock() + max(EVERY_S, took_s / SHARE)
+
+    # the best placement, the table, the end
+
+    @property
+    def placement(self) -> Placement | None:
+        """The best placement so far; None before the first.
+
+        Raises:
+            InvalidValue, UnknownName: it is malformed.
+        """
+        data = self.plain("placement")
+        return None if data is None else Placement.from_dict(data, self._where("placement"))
+
+    def best_placement(self) -> Placement:
+        """As `placement`, checked against the problem.
+
+        Raises:
+            FileProblem: there is none yet.
+            FingerprintMismatch: it is of another graph or host.
+            InvalidValue: it has more or fewer ops or devices than the problem.
+        """
+        placement, facts, host = self.placement, self.facts, self.host
+        if placement is None:
+            raise self._unfinished("placement")
+        for kind, actual, expected in (
+            ("graph", placement.graph_fingerprint, facts.graph_fingerprint),
+            ("host", placement.host_fingerprint, host.fingerprint),
+        ):
+            if actual != expected:
+                raise FingerprintMismatch(kind, actual, expected)
+        if len(placement.devices) != facts.num_ops or len(placement.device_names) != host.num_devices:
+            actual = f"{len(placement.devices)} ops on {len(placement.device_names)} devices"
+            expected = f"{facts.num_ops} ops on {host.num_devices} devices, as in its problem"
+            raise InvalidValue("op_device", actual, expected, where=self._where("placement"))
+        return placement
+
+    def keep_placement(self, placement: Placement) -> None:
+        """Keeps the best placement so far."""
+        self.keep(placement=to_json(placement.to_dict(), dict[str, Any]))
+
+    @property
+    def table(self) -> FinalTable | None:
+        """The final table; None before it was made."""
+        return self.fact("table", FinalTable)
+
+    @property
+    def ending(self) -> Ending | None:
+        """When and how the table was made; None before that."""
+        return self.fact("ending", Ending)
+
+    def keep_durations(self, expected: dict[str, float], taken: dict[str, float]) -> None:
+        """Keeps how long the parts of all of the run were expected to take and took, once its table is there."""
+        self.keep(ending=dataclasses.replace(self._required("ending", Ending), expected=expected, taken=taken))
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """Where the time of the best placement's step goes; None where the run did not come so far."""
+        data = self.plain("explanation")
+        return None if data is None else Explanation.from_dict(data, self._where("explanation"))
+
+    @property
+    def timeline(self) -> Any:
+        """One step of the best placement as a Chrome trace; None where the run did not come so far.
+
+        Raises:
+            FileProblem: it is malformed.
+        """
+        data = self.file("timeline.json")
+        if data is None:
+            return None
+        unpacker = zlib.decompressobj()
+        try:
+            text = unpacker.decompress(data, LARGEST_JSON_BYTES).decode("utf-8")
+        except (zlib.error, UnicodeDecodeError) as error:
+            raise FileProblem(self._where("timeline"), f"no compressed JSON: {error}.") from error
+        if not unpacker.eof:
+            expected = f"at most {LARGEST_JSON_BYTES}"
+            raise FileProblem(self._where("timeline"), f"more bytes than it says, or cut off; expected {expected}.")
+        return parse_json(text, self._where("timeline"))
+
+    def keep_timeline(self, text: str) -> None:
+        """Keeps a step of the best placement, a Chrome trace as JSON."""
+        self.keep_files({"timeline.json": zlib.compress(text.encode("utf-8"), 1)})
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has come to its end."""
+        return self.fact("has_ended", bool) is True
+
+    # below the names
+
+    def _where(self, name: str) -> str:
+        return f"{self.path}: {name}"
+
+    def _unfinished(self, name: str) -> FileProblem:
+        hint = "it stopped before that was kept. Run it again to the end."
+        return FileProblem(self.path, f"this run has no {name}: {hint}")
+
+    def _required(self, name: str, kind: type[T]) -> T:
+        found = self.fact(name, kind)
+        if found is None:
+            raise self._unfinished(name)
+        return found
+
+    def _text(self, name: str) -> str | None:
+        with told(self.path, RUN):
+            row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            return None
+        text = str(row["value"])
+        if sum(map(text.count, ",[{")) > MOST_JSON_VALUES:
+            raise FileProblem(self._where(name), f"JSON with too many values, expected at most {MOST_JSON_VALUES:,}.")
+        return text
+
+    def _names(self, prefix: str) -> list[str]:
+        """Names of facts that begin so, without that; in the order in which they were first kept."""
+        with told(self.path, RUN):
+            statement = "SELECT name FROM facts WHERE substr(name, 1, ?) = ? ORDER BY rowid"
+            rows = self._connection.execute(statement, (len(prefix), prefix)).fetchall()
+        return [str(row["name"]).removeprefix(prefix) for row in rows]
+
+    def _arrays(self, name: str) -> dict[str, NDArray[np.generic]]:
+        with told(self.path, RUN):
+            row = self._connection.execute("SELECT value FROM arrays WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            return {}
+        try:
+            return load(bytes(row["value"]))
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise FileProblem(self._where(name), f"no arrays: {error}.") from error
+
+    def _keep_arrays(self, name: str, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        data = save({each: np.ascontiguousarray(array) for each, array in arrays.items()})
+        self._connection.execute(_REPLACING.format("arrays"), (name, data))
+
+    def raced(self, method: str) -> Iterable[tuple[tuple[str, ...], tuple[Outcome, ...], bool]]:
+        """Fingerprints of the plans of each race of a method, the outcomes, and whether it was the last."""
+        with told(self.path, RUN):
+            statement = "SELECT id, is_final, plans, outcomes FROM races WHERE method = ? ORDER BY id"
+            rows = self._connection.execute(statement, (method,)).fetchall()
+        for row in rows:
+            where = self._where(f"race {row['id']}")
+            plans = read_record(tuple[str, ...], str(row["plans"]), where)
+            outcomes = read_record(tuple[Outcome, ...], str(row["outcomes"]), where)
+            if len(plans) != len(outcomes):
+                raise InvalidValue("outcomes", f"{len(outcomes)} of them", f"{len(plans)}, one a plan", where=where)
+            yield plans, outcomes, bool(row["is_final"])
+
+    def _keep_race(self, method: str, race: Race) -> None:
+        for plan in race.plans:
+            self.measurements.add_plan(plan)
+        plans = to_json(tuple(plan.fingerprint for plan in race.plans))
+        outcomes = to_json(tuple(Outcome.of(outcome) for outcome in race.outcomes), tuple[Outcome, ...])
+        statement = "INSERT INTO races (method, is_final, plans, outcomes) VALUES (?, ?, ?, ?)"
+        self._connection.execute(statement, (method, race.is_final, plans, outcomes))
+
+    @contextmanager
+    def _writing(self) -> Iterator[Callable[..., sqlite3.Cursor]]:
+        """A transaction, or part of one that is under way."""
+        with told(self.path, RUN), transaction(self._connection):
+            yield self._connection.execute
+
+
+class MethodKeeper:
+    """A session, for one method of a run.
+
+    Args:
+        session: of the run.
+        method: its name.
+        num_devices: of the host.
+        keep_learned: keeps what the method has learned.
+    """
+
+    def __init__(
+        self, session: Session, method: str, num_devices: int, keep_learned: Callable[[Saveable], None]
+    ) -> None:
+        self._session, self._method, self._num_devices = session, method, num_devices
+        self.keep_learned = keep_learned
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to keep a result that is still changing."""
+        return self._session.is_due
+
+    def keep(self, result: MethodResult) -> None:
+        """Keeps what the method found so far.
+
+        Raises:
+            FileProblem: the store cannot be written.
+        """
+        self._session.keep_result(self._method, result, self._num_devices)
+
+
+def _shaped(
+    arrays: Mapping[str, NDArray[np.generic]], name: str, kind: type[np.generic], shape: tuple[int, ...], where: str
+) -> NDArray[np.generic]:
+    array = arrays.get(name)
+    if array is None or array.dtype != kind or array.shape != shape:
+        actual = "missing" if array is None else f"{array.dtype} of shape {array.shape}"
+        raise InvalidValue(name, actual, f"{np.dtype(kind).name} of shape {shape}", where=where)
+    return array

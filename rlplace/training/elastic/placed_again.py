@@ -1,0 +1,485 @@
+"""`replaced`: a run's step as a problem on another host, with all that the run knows; `search` places it.
+
+`KnownRun`: what a run folder says of its workload, host, costs, and best placement.
+
+`fitted_host`: what the measured steps of a run say of its host, where the run stopped before it said so itself.
+
+What people and programs are told of a placement that went to another host: which devices, and what moved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import UserError
+from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.locks import measuring_alone
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.host_model import HostModel, LearnedHost, Posterior, Scales, knowledge_of, prior_of
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.resolve import check_present
+from rlplace.measure.isolate.isolated_runner import profile_isolated
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.placement import Placement, check_plan
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.threads import one_thread_here
+from rlplace.policy.options import LearnConfig
+from rlplace.say import Say, counted
+from rlplace.search.methods import SearchResult
+from rlplace.search.task import Budget, Task
+from rlplace.session.cut import CutOptions
+from rlplace.session.facts import Request
+from rlplace.session.session import Session
+from rlplace.session.steps import capture_workload, only_simulated, read_graph
+from rlplace.store import MeasurementStore
+from rlplace.store.store import Filter
+from rlplace.training.config import TrainConfig
+from rlplace.training.elastic.carried import (
+    GONE,
+    CarriedCosts,
+    DeviceMatch,
+    carried_costs,
+    carried_host,
+    carried_learned,
+    carried_placement,
+    match_devices,
+)
+from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO, method_of
+from rlplace.training.resume import kept_config
+from rlplace.workloads import Size, WorkloadSpec, build, parse_kept_workload, without_memory
+
+STARTING = (PORTFOLIO, LEARNED, POLICY, GUIDED)
+"""Methods that may be told where to start from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replaced:
+    """A run's step on another host.
+
+    Attributes:
+        known: what the run knows.
+        problem: on the new host, with op times and link figures as they were carried over, or profiled there.
+        match: which device stands for which.
+        carried: where the costs come from; None where they were profiled on the new host.
+        learned: factors of the old host, by the names of the new one; None where nothing was learned.
+    """
+
+    known: KnownRun
+    problem: Problem
+    match: DeviceMatch
+    carried: CarriedCosts | None = None
+    learned: LearnedHost | None = None
+
+    @cached_property
+    def believed(self) -> Problem:
+        """The problem under the most probable factors: what is searched where nothing is measured."""
+        return _believed(self.problem, self.learned)
+
+    @cached_property
+    def start(self) -> NDArray[np.int32] | None:
+        """(N,) int32: the run's best placement, carried over; None where it has none."""
+        if self.known.placement is None:
+            return None
+        devices = self.known.placement.devices
+        return carried_placement(self.believed, devices, self.match, Simulator(self.believed, threads=1))
+
+    @cached_property
+    def before_s(self) -> float:
+        """Simulated step time of the run's placement on its own host; NaN where it has none."""
+        known = self.known
+        if known.placement is None:
+            return float("nan")
+        graph, problem = self.problem.graph, _problem_of(known, self.problem.graph)
+        same = match_devices(known.host, known.host)
+        learned = carried_learned(known.learned, known.costs.source, same)
+        plan = check_plan(graph, known.host.num_devices, known.placement.plan, where=str(known.folder))
+        return Simulator(_believed(problem, learned), threads=1).retime(plan).step_time_s
+
+
+def replaced(
+    known: KnownRun,
+    host: Host,
+    *,
+    say: Say,
+    constraints: Constraints | None = None,
+    isolated: bool | None = None,
+    is_waiting: bool = True,
+) -> Replaced:
+    """The run's step as a problem on another host.
+
+    The step is captured again. Nothing is measured, unless the host is of this machine and the run never measured one
+    of its kinds of devices: then op times and links are profiled.
+
+    Args:
+        known: what the run knows.
+        host: where its step is to go.
+        say: told what takes long.
+        constraints: pins, exclusions and what stays together; those of the run where None.
+        isolated: whether ops are profiled in a worker process; see `profile_isolated`.
+        is_waiting: wait for another search that measures on this machine, instead of giving up.
+
+    Raises:
+        FingerprintMismatch: the workload's step is not the run's any more.
+        InvalidValue: the host is not simulated, and this machine lacks a device of it, or the workload is a graph file;
+            or constraints leave an op no device.
+        UnknownName: the run's constraints name a device that the host lacks.
+        UserError: the workload cannot be built or captured.
+    """
+    check_present(host)
+    match, config = match_devices(known.host, host), known.config
+    constraints = _constraints(known, host) if constraints is None else constraints
+    say(f"capturing the step of {known.spec} again")
+    graph = step_of(known, host)
+    known = _with_learned(known, graph, say)
+    carried = carried_costs(graph, known.host, known.costs, host)
+    if carried is None:
+        say(f"{known.folder} knows no op times for {host.name}: profiling there")
+        with measuring_alone(host, say=say, is_waiting=is_waiting):
+            problem = Problem.profile(
+                graph,
+                host,
+                num_groups=config.num_groups,
+                grouping=config.grouping,
+                acyclic=config.acyclic,
+                constraints=constraints,
+                progress=say,
+                profiler=lambda graph, host, say: profile_isolated(graph, host, on_progress=say, isolated=isolated),
+            )
+    else:
+        problem = Problem.grouped(
+            graph,
+            carried_host(match),
+            carried.costs,
+            config.num_groups,
+            config.grouping,
+            acyclic=config.acyclic,
+            constraints=constraints,
+        )
+    problem = dataclasses.replace(problem, op_order=known.op_order)
+    learned = carried_learned(known.learned, problem.costs.source, match)
+    return Replaced(known, problem, match, carried, learned)
+
+
+@one_thread_here()
+def search_again(replaced: Replaced, budget: Budget, *, method: str = PORTFOLIO, seed: int = 0) -> SearchResult:
+    """The best simulated placement on the new host that a method finds from the carried one, which is the least of it.
+
+    Args:
+        replaced: the problem and what is known.
+        budget: placements or seconds.
+        method: a name of `METHODS`.
+        seed: of every draw.
+
+    Raises:
+        UnknownName: no such method.
+        InvalidValue: a budget without an end.
+    """
+    task = Task(replaced.believed, Simulator(replaced.believed), budget, seed=seed)
+    chosen, start = METHODS[method], replaced.start
+    if start is not None:
+        task.score(start)
+    options = {"start": start} if start is not None and method in STARTING else {}
+    learned = chosen.run(task, **options)
+    return SearchResult.of(task, learned)
+
+
+def step_of(known: KnownRun, host: Host) -> OpGraph:
+    """The run's step, captured again; with values where it had them, or where it may have to run.
+
+    Raises:
+        FingerprintMismatch: it is another step now.
+        UserError: as `replaced`.
+    """
+    if known.spec.is_file:
+        if not host.is_simulated:
+            raise only_simulated(known.spec)
+        # a file may hold a step that was cut when it was captured, and is read as it is
+        graphs = (read_graph(known.spec, count) for count in dict.fromkeys((1, known.count)))
+        graph = next((each for each in graphs if each.fingerprint == known.session.facts.graph_fingerprint), None)
+        graph = read_graph(known.spec) if graph is None else graph
+    else:
+        has_values = not (known.host.is_simulated and host.is_simulated)
+        with nullcontext() if has_values else without_memory():
+            workload = build(known.spec, seed=known.request.workload_seed)
+        graph = capture_workload(workload, known.count, known.asked)
+    known.session.require_graph(graph)
+    return dataclasses.replace(graph, name=str(known.spec))
+
+
+def _problem_of(known: KnownRun, graph: OpGraph) -> Problem:
+    """The run's problem, all ops in one group: where nothing is searched, groups do not matter."""
+    whole = Grouping(np.zeros(graph.num_ops, dtype=np.int32))
+    return Problem(graph, known.host, known.costs, whole, op_order=known.op_order)
+
+
+def _with_learned(known: KnownRun, graph: OpGraph, say: Say) -> KnownRun:
+    """The run with what its measured steps say of its host, where it stopped before it had said so."""
+    if known.learned is not None or known.host.is_simulated:
+        return known
+    try:
+        return dataclasses.replace(known, learned=fitted_host(known.session.measurements, _problem_of(known, graph)))
+    except UserError as error:
+        say(f"warning: what was measured does not count: {error}")
+        return known
+
+
+def _believed(problem: Problem, learned: LearnedHost | None) -> Problem:
+    knowledge = None if learned is None else knowledge_of([learned], problem.costs.source)
+    if learned is None or knowledge is None:
+        return problem
+    return Posterior.prior(Scales(problem, learned.prior, knowledge)).problem
+
+
+def without_policy(config: TrainConfig, host: Host) -> TrainConfig:
+    """`config` without options of a policy where `host` is real and `learned` runs: a simulated host had the policy."""
+    if not host.is_simulated and method_of(config, is_simulated=False) == LEARNED and config.guide is None:
+        return dataclasses.replace(config, learn=LearnConfig())
+    return config
+
+
+def _constraints(known: KnownRun, host: Host) -> Constraints:
+    """The run's, if the host has their devices."""
+    constraints = known.config.constraints or Constraints()
+    try:
+        constraints.check_devices([device.name for device in host.devices], [device.kind for device in host.devices])
+    except Exception as error:
+        error.add_note("The run was pinned to it: give `--pin` and `--exclude` again for the new host, all of them.")
+        raise
+    return constraints
+
+
+@dataclass(frozen=True, eq=False)
+class KnownRun:
+    """What a run knows.
+
+    Attributes:
+        folder: where it is kept.
+        session: of the run, as it is now; it cannot be changed.
+        spec: its workload, with the size that it had.
+        request: what was asked for.
+        config: how it searched.
+        count: micro-batches of its step.
+        asked: how these were cut.
+        op_order: of its problem.
+        host: with the link figures that were measured or given.
+        costs: (N, D) as profiled, estimated or given.
+        placement: its best one; None where it stopped before there was one.
+        learned: what its measured steps taught of the host; None where they taught nothing.
+    """
+
+    folder: Path
+    session: Session
+    spec: WorkloadSpec
+    request: Request
+    config: TrainConfig
+    count: int
+    asked: CutOptions
+    op_order: str
+    host: Host
+    costs: Costs
+    placement: Placement | None
+    learned: LearnedHost | None
+
+    @classmethod
+    def of(cls, session: Session, folder: Path, spec: WorkloadSpec) -> KnownRun:
+        """What the session of the run in a folder knows; `spec` is its workload.
+
+        Raises:
+            FileProblem: the run stopped before it had a problem.
+            InvalidValue, UnknownName: something in the session is malformed.
+            FingerprintMismatch: its placement is of another graph or host.
+        """
+        count, asked = session.cut
+        return cls(
+            folder,
+            session,
+            spec,
+            session.request,
+            kept_config(session),
+            count,
+            asked,
+            session.facts.op_order,
+            session.host,
+            session.costs,
+            session.best_placement() if session.has("placement") else None,
+            session.learned,
+        )
+
+
+def read_known(folder: Path, workload: str | None = None) -> KnownRun:
+    """What the run in a folder knows; nothing is built, captured or run.
+
+    Args:
+        folder: of the run.
+        workload: the workload again, where the run is of a user's function or file.
+
+    Raises:
+        FileProblem: there is no run, it stopped before it had a problem, or its session cannot be read.
+        InvalidValue, UnknownName: what it holds is malformed; or the run is of a user's function or file, and
+            `workload` does not name it again.
+        FingerprintMismatch: its placement is of another graph or host.
+    """
+    session = Session.read(folder)
+    request = session.request
+    command = shlex.join(["--workload", request.workload])
+    spec = parse_kept_workload(request.workload, workload, where=str(session.path), command=command)
+    return KnownRun.of(session, folder, sized(spec, request.default_size))
+
+
+def sized(spec: WorkloadSpec, size: Size) -> WorkloadSpec:
+    """The workload with a size, where it is a name without one; parts of several likewise.
+
+    Another host may have another default size, and the step is to stay the same.
+    """
+    from dataclasses import replace
+
+    if spec.is_file or spec.is_function:
+        return spec
+    if spec.is_multi:
+        return replace(spec, parts=tuple(replace(part, spec=sized(part.spec, size)) for part in spec.parts))
+    return spec if spec.size else replace(spec, size=size)
+
+
+MOST = 64
+"""The latest plans are enough, and fitted within seconds."""
+LEAST = 6
+"""Fewer plans say too little."""
+
+
+def fitted_host(measurements: MeasurementStore, problem: Problem) -> LearnedHost | None:
+    """What a host model learns from the step times of a run; None where they are too few, or explain less.
+
+    Args:
+        measurements: of the run.
+        problem: of the run, as it was profiled.
+
+    Raises:
+        FileProblem, InvalidValue, UnknownName: they cannot be read, or are malformed.
+    """
+    plans, outcomes = _measured(measurements, problem)
+    if len(plans) < LEAST:
+        return None
+    model = HostModel(Scales(problem, prior_of(problem)))
+    model.learn(plans, outcomes)
+    before, after = model.held_out_errors()
+    return None if after > before else LearnedHost.of(model.fit())
+
+
+def _measured(store: MeasurementStore, problem: Problem) -> tuple[list[Plan], list[Measurement]]:
+    """The latest plans that ran, and what each took, as beside one reference: a drift of the machine cancels."""
+    graph, host = problem.graph, problem.host
+    found: dict[str, tuple[Plan, Measurement]] = {}
+    for row in store.measurements(Filter(graph=graph.fingerprint, host=host.fingerprint, status="ok")):
+        if row.plan in found:
+            continue
+        plan = store.plan(row.plan)
+        try:
+            check_plan(graph, host.num_devices, plan)
+        except UserError:  # of another version, or a stranger's: it says nothing of this step
+            continue
+        found[row.plan] = plan, row.measurement
+        if len(found) == MOST:
+            break
+    references = [outcome.reference_s for _, outcome in found.values() if outcome.reference_s > 0]
+    reference_s = float(np.median(references)) if references else 0.0
+    return [plan for plan, _ in found.values()], [_steadied(outcome, reference_s) for _, outcome in found.values()]
+
+
+def _steadied(outcome: Measurement, reference_s: float) -> Measurement:
+    if not outcome.reference_s > 0:
+        return outcome
+    factor = reference_s / outcome.reference_s
+    samples_s = tuple(sample_s * factor for sample_s in outcome.samples_s)
+    return dataclasses.replace(outcome, step_time_s=outcome.step_time_s * factor, samples_s=samples_s)
+
+
+MOST_LINES = 6
+"""Pairs of devices that are told one by one, those with the most time first."""
+
+
+def moves(problem: Problem, match: DeviceMatch, before: NDArray[np.int32], after: NDArray[np.int32]) -> dict[str, Any]:
+    """What is not any more on the device that stands for its old one, as `--json` prints it.
+
+    Args:
+        problem: on the new host.
+        match: of the two hosts.
+        before: (N,) devices of the old one.
+        after: (N,) of the new one.
+
+    Returns:
+        `num_ops` that moved, their `share` of the step's mean time, and `pairs`: `from`, `to`, `num_ops` and `share` of
+        every pair of devices that ops moved between, the largest share first.
+    """
+    mean_s = problem.costs.op_time_s.mean(axis=1)
+    whole_s = max(float(mean_s.sum()), 1e-30)
+    stays = np.array(match.to, dtype=np.int32)
+    has_moved = stays[before] != after
+    num_new = problem.host.num_devices
+    keys, place = np.unique(before[has_moved].astype(np.int64) * num_new + after[has_moved], return_inverse=True)
+    counts = np.bincount(place, minlength=len(keys))
+    seconds = np.bincount(place, weights=mean_s[has_moved], minlength=len(keys))
+    pairs = [
+        {
+            "from": match.old.devices[int(key) // num_new].name,
+            "to": problem.host.devices[int(key) % num_new].name,
+            "num_ops": int(count),
+            "share": float(second_s) / whole_s,
+        }
+        for key, count, second_s in sorted(zip(keys, counts, seconds, strict=True), key=lambda one: (-one[2], one[0]))
+    ]
+    share = float(mean_s[has_moved].sum()) / whole_s
+    return {"num_ops": int(np.count_nonzero(has_moved)), "share": share, "pairs": pairs}
+
+
+def describe_devices(match: DeviceMatch) -> dict[str, Any]:
+    """The devices of both hosts, as `--json` prints them: which stands for which, which are gone, which were added."""
+    return {"kept": match.renamed, "gone": list(match.gone), "added": list(match.added)}
+
+
+def describe_costs(carried: CarriedCosts | None, match: DeviceMatch) -> dict[str, list[str]]:
+    """Kinds of devices by where their op times come from, as `--json` prints them."""
+    kinds = list(dict.fromkeys(device.kind for device in match.new.devices))
+    if carried is None:
+        return {"known": [], "estimated": [], "profiled": kinds}
+    return {"known": list(carried.known), "estimated": list(carried.estimated), "profiled": []}
+
+
+def device_lines(match: DeviceMatch) -> list[str]:
+    """What changed of the devices, a line each."""
+    others = [
+        f"{old.name} is {match.new.devices[index].name} now"
+        for old, index in zip(match.old.devices, match.to, strict=True)
+        if index != GONE and match.new.devices[index].name != old.name
+    ]
+    lines = [f"devices: {', '.join(others)}"] if others else []
+    lines += [f"gone: {', '.join(match.gone)}"] if match.gone else []
+    lines += [f"added: {', '.join(match.added)}"] if match.added else []
+    return lines
+
+
+def move_lines(moved: dict[str, Any], num_ops: int) -> list[str]:
+    """What moved, a line for all and one for each of the first pairs of devices."""
+    if not moved["num_ops"]:
+        return ["no op moved"]
+    lines = [f"moved: {moved['num_ops']:,} of {counted(num_ops, 'op')}, {moved['share']:.0%} of the step's time"]
+    pairs = moved["pairs"]
+    lines += [
+        f"  {pair['from']} to {pair['to']}: {counted(pair['num_ops'], 'op')}, {pair['share']:.0%}"
+        for pair in pairs[:MOST_LINES]
+    ]
+    if len(pairs) > MOST_LINES:
+        lines.append(f"  and between {counted(len(pairs) - MOST_LINES, 'more pair')} of devices")
+    return lines

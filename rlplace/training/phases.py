@@ -1,0 +1,205 @@
+"""The phases of a run, in order: what is known of the host, calibration, heuristics, search, final table, end."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import time
+from collections.abc import Sequence
+
+from rlplace.errors import RunnerError
+from rlplace.measure.evaluator import Evaluator
+from rlplace.measure.host_model import HostKnowledge, LearnedHost, Prior, knowledge_of, prior_of
+from rlplace.measure.placement import Placement
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search.improve.moves import are_kernels_kept
+from rlplace.search.rules import baselines
+from rlplace.session.calibrate import Known, calibrated
+from rlplace.session.method import MethodResult
+from rlplace.training.config import TrainConfig
+from rlplace.training.forecast import CALIBRATION_SHARE, Durations, Stopwatch, ahead, limit_s, searching_within, within
+from rlplace.training.methods import LEARNED, method_of, methods_of
+from rlplace.training.outputs import (
+    Leader,
+    TrainingRun,
+    TrainResult,
+    keep_outcome,
+    keep_table,
+    kept_table,
+    timeline_of,
+)
+from rlplace.training.searches.on_cluster import make_evaluator
+from rlplace.training.searches.search_all import options_of, search_all
+from rlplace.training.table import HEURISTICS, Table, compile_kernels, measure_table, num_rows, place_quickly
+
+IRRELEVANT = ("budget_s", "total_s", "isolated", "track", "cluster", "store")
+"""Fields of `TrainConfig` that may be others when a run goes on."""
+
+
+def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResult:
+    """All of a run, on a problem that is there.
+
+    Args:
+        run: with its problem as profiled or estimated; it gets the calibrated one.
+        known_hosts: what is known of the host, besides what is in the store.
+
+    Raises:
+        RunnerError: no placement could be run, or the reference failed.
+    """
+    session, progress, asked = run.session, run.progress, run.config
+    methods, begin_s, watch = methods_of(asked, run.problem.host), time.monotonic(), Stopwatch()
+    session.begin(signature_of(run.problem, asked), is_resumed=run.is_resumed)
+    session.load_results(run.problem)
+    expected = _expected(run, methods)
+    if not session.bests():  # before calibration, which takes a while: a run that is stopped has a placement
+        simulator = Simulator(run.problem)
+        run.keep_placement(simulator.plan(baselines.best_single(run.problem, simulator)), "single")
+
+    prior, knowledge = prior_of(run.problem, run.config.search.priors), _knowledge(run, known_hosts)
+    known = _calibrated(run, prior, knowledge)
+    calibration_s = watch.lap_s()
+
+    problem, simulator = run.problem, Simulator(run.problem)
+    reference = baselines.best_single(problem, simulator)
+    single_s = float(simulator.step_times(reference[None])[0])
+    evaluator = make_evaluator(
+        run.cluster,
+        problem,
+        simulator,
+        reference,
+        seed=run.config.seed,
+        log=run.log,
+        isolated=run.config.isolated,
+        say=progress.say,
+    )
+    try:
+        leader = Leader(run, evaluator, simulator.plan(reference), single_s)
+        entries = {name: place_quickly(problem, simulator, name) for name in HEURISTICS if name != methods[0]}
+        compile_kernels(problem, simulator)
+        heuristics_s = watch.lap_s()
+
+        if asked.total_s is not None:
+            left_s = asked.total_s - (time.monotonic() - begin_s) - expected.table_s
+            config = dataclasses.replace(run.config, budget_s=asked.budget_s)
+            run.config = searching_within(config, left_s, session.spent_s(in_turn=not problem.host.is_simulated))
+        options = options_of(run, methods, evaluator, known, prior, knowledge)
+        found = search_all(run, evaluator, options, single_s, leader)
+        search_s = watch.lap_s()
+        _say_repeats(evaluator, run)
+
+        left_s = math.inf if asked.total_s is None else asked.total_s - (time.monotonic() - begin_s)
+        table = _judged(run, evaluator, entries | {method: found[method] for method in methods}, left_s)
+        plan = table.plans[table.best]
+        timeline = timeline_of(evaluator, plan, progress.say, is_hurried=asked.total_s is not None)
+        placement = Placement.of(problem, plan, table.best)
+        taken = Durations(0.0, calibration_s, heuristics_s, search_s, watch.lap_s())
+        result = TrainResult(placement, table, timeline, evaluator.is_measured, taken, expected)
+        keep_outcome(run, result, found)
+        if run.folder is not None:
+            path = run.folder.path
+            run.tracker.log_best(
+                step_time_s=result.step_time_s, placement=path("placement.json"), timeline_png=path("timeline.png")
+            )
+            run.tracker.log_picture("best_so_far", path("best_so_far.png"))
+        return result
+    finally:
+        evaluator.close()
+
+
+def signature_of(problem: Problem, config: TrainConfig) -> str:
+    """16 hex digits over what has to be the same when a run goes on."""
+    fixed = dataclasses.replace(config, **{name: getattr(TrainConfig(), name) for name in IRRELEVANT})
+    digest = hashlib.sha256(f"{problem.graph.fingerprint} {problem.host.fingerprint} {fixed!r}".encode())
+    digest.update(problem.costs.op_time_s.astype("<f8").tobytes() + problem.grouping.op_group.astype("<i4").tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _expected(run: TrainingRun, methods: tuple[str, ...]) -> Durations:
+    """How long the run is expected to take, which is said; its configuration becomes what its limit has room for."""
+    problem, config = run.problem, run.config
+    is_simulated, is_compiled = problem.host.is_simulated, are_kernels_kept()
+    if methods[0] != method_of(config, is_simulated=False):
+        run.progress.say(
+            f"the host is simulated, nothing can be measured: `{methods[0]}` takes the place of `{LEARNED}`"
+        )
+    step_s = float(problem.costs.op_time_s.sum(axis=0).min())
+    run.config, expected = within(
+        problem.graph, problem.host, config, step_s, num_rows=num_rows(methods), is_compiled=is_compiled
+    )
+    run.progress.say(
+        ahead(
+            expected,
+            methods,
+            is_simulated=is_simulated,
+            whole="from here",
+            evaluations=config.evaluations,
+            is_compiled=is_compiled,
+        )
+    )
+    return expected
+
+
+def _knowledge(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> HostKnowledge | None:
+    """What other workloads taught about the host when the run began; what it learns itself is not to count twice."""
+    if run.log is None:
+        return None
+    known = run.session.known_hosts
+    if known is None:
+        known = (*run.log.learned_hosts(run.problem.host), *known_hosts)
+        run.session.keep_known_hosts(known)
+    knowledge = knowledge_of(known, run.problem.costs.source)
+    if knowledge is not None:
+        searches = f"{knowledge.num_runs} earlier search{'es' * (knowledge.num_runs != 1)}"
+        run.progress.say(f"this host is known from {searches}: the host model starts from what was learned there")
+    return knowledge
+
+
+def _calibrated(run: TrainingRun, prior: Prior, knowledge: HostKnowledge | None) -> Known | None:
+    """What was measured to calibrate; the run's problem becomes the calibrated one. Nothing on a simulated host."""
+    config = run.config
+    if not config.search.num_calibrated or run.problem.host.is_simulated:
+        return None
+    run.problem, known = calibrated(
+        run.problem,
+        config.search.num_calibrated,
+        seed=config.seed,
+        say=run.progress.say,
+        prior=prior,
+        knowledge=knowledge,
+        log=run.log,
+        isolated=config.isolated,
+        before=run.session.calibration,
+        on_measured=run.session.keep_calibration,
+        most_s=limit_s(config.budget_s) if config.total_s is None else CALIBRATION_SHARE * config.total_s,
+    )
+    return known
+
+
+def _judged(run: TrainingRun, evaluator: Evaluator, entries: dict[str, MethodResult], left_s: float) -> Table:
+    """The final table: as it was measured before an interruption, or measured now.
+
+    Raises:
+        RunnerError: nothing in it ran to its end.
+    """
+    say = run.progress.say
+    plans = {method: entry.plan for method, entry in entries.items() if entry.plan is not None}
+    table = kept_table(run.session, plans) if evaluator.is_measured else None
+    if table is None:
+        say("measuring the final table" if evaluator.is_measured else "simulating the final table")
+        table = measure_table(run.problem, evaluator, entries, run.config, say, left_s)
+        if table.best and evaluator.is_measured:
+            keep_table(run.session, table)
+    if not table.best:
+        rows = (row for row in table.rows if row["placement"] and row["status"] != "ok")
+        reasons = "; ".join(f"{row['method']}: {row['status']}: {row.get('why', '')}" for row in rows)
+        raise RunnerError(f"no placement could be run to its end: {reasons}")
+    return table
+
+
+def _say_repeats(evaluator: Evaluator, run: TrainingRun) -> None:
+    if evaluator.num_recalled:
+        run.progress.say(f"{evaluator.num_recalled} step times were in the store and not measured again")
+    if evaluator.num_repeated:
+        run.progress.say(f"{evaluator.num_repeated} step times were measured twice: something disturbed the machine")
