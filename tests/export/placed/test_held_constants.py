@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from loops import HOST, apart, batches, module_of, placed
+from loops import HOST, apart, batches, module_of
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -220,7 +220,7 @@ def drop(loss: Held) -> None:
 def test_constants_that_are_replaced_are_those_of_the_next_step(change: Callable[[Held], None]) -> None:
     (x, _), *_ = batches(1)
     model, loss = nn.Linear(6, 3, dtype=torch.float64), Held()
-    with placed(capture(model, x, loss, targets=x)) as step:
+    with placed(model, x, loss, x) as step:
         before = step.backward(x, targets=x)
         old = loss.listed[0], loss.named["w"], loss.plain
         change(loss)
@@ -236,7 +236,7 @@ def test_constants_that_are_replaced_are_those_of_the_next_step(change: Callable
 def test_constants_that_cannot_be_followed_are_refused_by_name(change: Callable[[Held], None], name: str) -> None:
     (x, _), *_ = batches(1)
     loss = Held()
-    with placed(capture(nn.Linear(6, 3, dtype=torch.float64), x, loss, targets=x)) as step:
+    with placed(nn.Linear(6, 3, dtype=torch.float64), x, loss, x) as step:
         step.backward(x, targets=x)
         change(loss)
         with pytest.raises(InvalidValue, match="replaced since the capture") as refused:
@@ -251,7 +251,7 @@ def test_a_teacher_of_a_closure_that_is_another_one_is_refused() -> None:
     def loss_fn(output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return (output - teacher(x).detach()).square().mean()
 
-    with placed(capture(nn.Linear(6, 3, dtype=torch.float64), x, loss_fn, targets=x)) as step:
+    with placed(nn.Linear(6, 3, dtype=torch.float64), x, loss_fn, x) as step:
         step.backward(x, targets=x)
         teacher = nn.Linear(6, 3, dtype=torch.float64)
         with pytest.raises(InvalidValue, match="teacher is 'replaced since the capture'"):
