@@ -121,6 +121,12 @@ def test_there_are_no_circles_but_those_that_are_named() -> None:
     assert list(nx.simple_cycles(graph)) == []
 
 
+def test_partitioning_has_one_door() -> None:
+    outside = {name: path for name, path in MODULES.items() if not name.startswith("rlplace.partitioning")}
+    for name, path in outside.items():
+        assert not [other for other in imported(path) if other.startswith("rlplace.partitioning.")], name
+
+
 def test_torch_cuda_is_behind_one_module() -> None:
     """The doctor aside: it looks at a `torch` that it is given, also at one that cannot be imported."""
     users = {name for name, path in MODULES.items() if "torch.cuda" in path.read_text(encoding="utf-8")}
