@@ -32,7 +32,7 @@ from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared, prepare
 from rlplace.session.session import Session
 from rlplace.session.step_script import script
-from rlplace.session.steps import Steps, default_size, describe_problem, versions
+from rlplace.session.steps import Steps, describe_problem, versions
 from rlplace.store.log import check_store
 from rlplace.training.checks import check_names
 from rlplace.training.config import TrainConfig
@@ -51,7 +51,7 @@ from rlplace.training.outputs import WEIGHTS, TrainingRun, TrainResult, result_o
 from rlplace.training.run import train_in
 from rlplace.training.table import num_rows
 from rlplace.training.tracking import Tracker, make_tracker
-from rlplace.workloads import WorkloadSpec
+from rlplace.workloads import WorkloadSpec, default_size
 
 ANSWER = ("schema", "rows", "best", "micro_batches", "durations")
 """What `--json` prints of `result.json`."""
