@@ -21,6 +21,8 @@ from rlplace.errors import FileProblem
 LARGEST_JSON_BYTES = 256 << 20
 MOST_JSON_VALUES = 20_000_000
 """Values in a JSON text, about: one of brackets alone takes twenty times its size in memory."""
+LARGEST_HEADER = 4 << 20
+"""Bytes; of a safetensors file, 80 for each tensor, which takes a kilobyte in memory."""
 PARTIAL_ENDING = ".partial"
 _MOST_CHARACTERS = 80
 _NO_FOLDER_SYNC = frozenset((errno.EINVAL, errno.ENOTSUP, errno.ENOSYS))
@@ -136,6 +138,17 @@ def read_plain(
         if error.errno == errno.EINVAL:
             raise FileProblem(path, f"not a regular file, expected {holds}.") from error
         raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+
+
+def check_header(data: bytes, path: str | os.PathLike[str]) -> None:
+    """Refuses the bytes of a safetensors file whose header is long: a hundred megabytes may name a million tensors.
+
+    Raises:
+        FileProblem: it is longer than `LARGEST_HEADER`.
+    """
+    size = int.from_bytes(data[:8], "little")
+    if size > LARGEST_HEADER:
+        raise FileProblem(path, f"a header of {size} bytes, expected at most {LARGEST_HEADER}.")
 
 
 def read_json(

@@ -1,6 +1,6 @@
-"""`advise`: whether a step is worth placing, from its bound, a short search, and on a real host a short race.
+"""Is a step worth placing? `advise` answers from its bound, a short search and, on a real host, a short race.
 
-`advise_workload`: what `rlplace advise` does, from words to a verdict.
+`advise_workload`: `rlplace advise`, from words to a verdict.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.eager_step import EagerRecipe, EagerStep, check_has_values
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.report.console import Progress, make_progress
+from rlplace.report.console import make_progress
 from rlplace.search.methods import find
 from rlplace.search.rules.baselines import best_single, plain_devices
 from rlplace.search.task import Budget
@@ -295,57 +295,38 @@ def advise_workload(
     """
     progress = make_progress(is_quiet=is_quiet)
     with measuring_alone(host, say=progress.say, is_waiting=is_waiting):
-        seeds = seed, workload_seed
-        return _advised(spec, host, host_word, seconds, seeds, constraints, asked, isolated, progress, is_quiet)
-
-
-def _advised(
-    spec: WorkloadSpec,
-    host: Host,
-    host_word: str,
-    seconds: float,
-    seeds: tuple[int, int],
-    constraints: Constraints | None,
-    asked: CutOptions,
-    isolated: bool | None,
-    progress: Progress,
-    is_quiet: bool,
-) -> dict[str, Any]:
-    """As `advise_workload`, where nobody else measures."""
-    begin_s = time.monotonic()
-    progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
-    seed, workload_seed = seeds
-    steps = Steps(spec, host, workload_seed, asked)
-    graph = steps.graph(1)
-    capture_s = time.monotonic() - begin_s
-    progress.say(
-        f"{spec}: {graph.num_ops:,} ops after {format_seconds(capture_s)}; about {format_seconds(seconds)} from here"
-    )
-    begin_s = time.monotonic()
-    make = _estimated(spec, host, constraints, is_quiet=is_quiet)
-    if not host.is_simulated:
-        make = _profiled(graph, host, seconds, constraints, progress.say)
-    problem = make(graph, 1)
-    counts = counts_for(host) if asked.is_auto else () if asked.count == 1 else (int(asked.count),)
-    verdict = advise(
-        problem,
-        seconds=max(seconds - (time.monotonic() - begin_s), 1.0),
-        seed=seed,
-        cuts={count: partial(_cut, steps, make, count) for count in counts},
-        words=Words(str(spec), host_word),
-        say=progress.say,
-        isolated=isolated,
-    )
-    progress.close()
-    return verdict.to_dict() | {
-        "workload": str(spec),
-        "seed": seed,
-        "workload_seed": workload_seed,
-        "host": host.name,
-        "capture_s": capture_s,
-        "seconds": time.monotonic() - begin_s,
-        "micro_batches": describe_cut(graph, asked),
-    }
+        begin_s = time.monotonic()
+        progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
+        steps = Steps(spec, host, workload_seed, asked)
+        graph = steps.graph(1)
+        capture_s = time.monotonic() - begin_s
+        after, left = format_seconds(capture_s), format_seconds(seconds)
+        progress.say(f"{spec}: {graph.num_ops:,} ops after {after}; about {left} from here")
+        begin_s = time.monotonic()
+        make = _estimated(spec, host, constraints, is_quiet=is_quiet)
+        if not host.is_simulated:
+            make = _profiled(graph, host, seconds, constraints, progress.say)
+        problem = make(graph, 1)
+        counts = counts_for(host) if asked.is_auto else () if asked.count == 1 else (int(asked.count),)
+        verdict = advise(
+            problem,
+            seconds=max(seconds - (time.monotonic() - begin_s), 1.0),
+            seed=seed,
+            cuts={count: partial(_cut, steps, make, count) for count in counts},
+            words=Words(str(spec), host_word),
+            say=progress.say,
+            isolated=isolated,
+        )
+        progress.close()
+        return verdict.to_dict() | {
+            "workload": str(spec),
+            "seed": seed,
+            "workload_seed": workload_seed,
+            "host": host.name,
+            "capture_s": capture_s,
+            "seconds": time.monotonic() - begin_s,
+            "micro_batches": describe_cut(graph, asked),
+        }
 
 
 Make = Callable[[OpGraph, int], Problem]

@@ -1,17 +1,4 @@
-"""All checks, in the order in which they are shown.
-
-Checks of places to write: the current folder, and where compiled kernels are kept.
-
-Checks of time: the clock that steps are measured with, and whether the same work takes the same time.
-
-Check of Weights & Biases: whether runs can be tracked, without a network call and without showing a key.
-
-Checks of the CPU: the cores that this process may use, who shares them, memory, threads and the allocator.
-
-Limits that a control group sets on this process, of both versions; a container is one.
-
-Checks of GPUs: whether PyTorch can use them, what they are, and whether they can read each other's memory.
-"""
+"""All checks, in the order in which they are shown: places to write, time, wandb, the CPU and its limits, and GPUs."""
 
 from __future__ import annotations
 
@@ -35,7 +22,7 @@ from rlplace.doctor.installation import (
     requirement_of,
     torch_build,
 )
-from rlplace.doctor.system import Check, Finding, System
+from rlplace.doctor.system import Check, Finding, System, first_of
 from rlplace.format import format_bytes, format_seconds
 from rlplace.process import SPIN_COUNT
 
@@ -50,14 +37,15 @@ def check_disk(system: System) -> Iterator[Finding]:
         yield Finding("disk", "fail", "the current folder has been removed", "change to a folder that exists")
         return
     free_bytes = system.free_bytes(folder)
-    found = f"{format_bytes(free_bytes)} free in {folder}"
-    if not system.is_writable(folder):
-        remedy = "change to another folder, or name one with --run"
-        yield Finding("disk", "fail", f"{folder} cannot be written to", remedy)
-    elif free_bytes < LEAST_FREE_DISK_BYTES:
-        yield Finding("disk", "warn", found, f"free some: a run should have {format_bytes(LEAST_FREE_BYTES)}")
-    else:
-        yield Finding("disk", "ok", found)
+    is_writable = system.is_writable(folder)
+    found = f"{format_bytes(free_bytes)} free in {folder}" if is_writable else f"{folder} cannot be written to"
+    advice = f"free some: a run should have {format_bytes(LEAST_FREE_BYTES)}"
+    yield first_of(
+        "disk",
+        found,
+        (not is_writable, "fail", "change to another folder, or name one with --run"),
+        (free_bytes < LEAST_FREE_DISK_BYTES, "warn", advice),
+    )
 
 
 def check_numba(system: System) -> Iterator[Finding]:
@@ -72,11 +60,9 @@ def check_numba(system: System) -> Iterator[Finding]:
         yield Finding("numba", "fail", found, "unset NUMBA_DISABLE_JIT: the simulator cannot run without")
         return
     folder = next((folder for folder in _cache_folders(system) if _can_be_made(system, folder)), None)
-    if folder is None:
-        found += "; nowhere to keep compiled kernels"
-        yield Finding("numba", "fail", found, "set NUMBA_CACHE_DIR to a folder that can be written to")
-    else:
-        yield Finding("numba", "ok", f"{found}, its kernels are kept in {folder}")
+    found += "; nowhere to keep compiled kernels" if folder is None else f", its kernels are kept in {folder}"
+    remedy = "set NUMBA_CACHE_DIR to a folder that can be written to"
+    yield first_of("numba", found, (folder is None, "fail", remedy))
 
 
 def _cache_folders(system: System) -> list[Path]:
@@ -134,16 +120,11 @@ def check_clock(system: System) -> Iterator[Finding]:
     call_s = (readings_s[-1] - readings_s[0]) / (NUM_CALLS - 1)
     steps_s = [after_s - before_s for before_s, after_s in pairwise(readings_s) if after_s > before_s]
     source = system.read("sys/devices/system/clocksource/clocksource0/current_clocksource")
-    found = f"a reading takes {format_seconds(call_s)}"
-    if steps_s:
-        found = f"steps of {format_seconds(min(steps_s))}, {found}"
-    if source:
-        found += f", source {source}"
-    if not steps_s or max(call_s, min(steps_s)) > SLOWEST_CALL_S:
-        remedy = "short ops cannot be timed well: on Linux, see whether the clock source tsc is available"
-        yield Finding("clock", "warn", found, remedy)
-    else:
-        yield Finding("clock", "ok", found)
+    told = [f"steps of {format_seconds(min(steps_s))}"] if steps_s else []
+    told += [f"a reading takes {format_seconds(call_s)}", *([f"source {source}"] if source else [])]
+    is_coarse = not steps_s or max(call_s, min(steps_s)) > SLOWEST_CALL_S
+    remedy = "short ops cannot be timed well: on Linux, see whether the clock source tsc is available"
+    yield first_of("clock", ", ".join(told), (is_coarse, "warn", remedy))
 
 
 def check_timing(system: System) -> Iterator[Finding]:
@@ -153,10 +134,8 @@ def check_timing(system: System) -> Iterator[Finding]:
         f"the same work takes {format_seconds(steady.median_s)}, 80 % of times within {steady.spread:.0%}; "
         f"{steady.lost:.0%} of the time was lost to interruptions"
     )
-    if steady.is_steady:
-        yield Finding("timing", "ok", found)
-    else:
-        yield Finding("timing", "warn", found, "end other work, and keep the CPU's frequency fixed, before measuring")
+    remedy = "end other work, and keep the CPU's frequency fixed, before measuring"
+    yield first_of("timing", found, (not steady.is_steady, "warn", remedy))
 
 
 SERVER = "https://api.wandb.ai"
@@ -210,16 +189,15 @@ def check_cores(system: System) -> Iterator[Finding]:
     found = f"{usable} of {cores or 'an unknown number of'} logical cores may be used"
     if model is not None:
         found += f", {model[1]}"
-    if quota is not None and quota < usable:
+    is_capped = quota is not None and quota < usable
+    if is_capped:
         found += f"; a control group allows the time of {quota:g}"
-        remedy = f"raise the container's CPU limit, or use --host cores:{max(int(quota), 1)}"
-        yield Finding("cores", "warn", found, remedy)
-    elif usable < 2:
-        yield Finding(
-            "cores", "warn", found, "without GPUs there is one device, and nothing to place: allow more cores"
-        )
-    else:
-        yield Finding("cores", "ok", found)
+    yield first_of(
+        "cores",
+        found,
+        (is_capped, "warn", f"raise the container's CPU limit, or use --host cores:{max(int(quota or 0), 1)}"),
+        (usable < 2, "warn", "without GPUs there is one device, and nothing to place: allow more cores"),
+    )
 
 
 def check_hyper_threads(system: System) -> Iterator[Finding]:
@@ -236,13 +214,16 @@ def check_hyper_threads(system: System) -> Iterator[Finding]:
     found = f"the {len(usable)} {words} of {len(separate)} physical ones"
     devices = usable[:MAX_CORE_DEVICES]
     shared = [f"{one} and {other}" for one, other in combinations(devices, 2) if other in siblings[one]]
-    if shared and len(separate) > 1:
-        remedy = f"run `taskset -c {','.join(map(str, separate))} rlplace ...`, so that each device has its own"
-        yield Finding("hyper-threads", "warn", f"{found}; devices share one: {', '.join(shared)}", remedy)
-    elif shared:
-        yield Finding("hyper-threads", "warn", found, "devices share it: expect little of placing over them")
-    else:
-        yield Finding("hyper-threads", "ok", found)
+    can_be_apart = bool(shared) and len(separate) > 1
+    if can_be_apart:
+        found += f"; devices share one: {', '.join(shared)}"
+    remedy = f"run `taskset -c {','.join(map(str, separate))} rlplace ...`, so that each device has its own"
+    yield first_of(
+        "hyper-threads",
+        found,
+        (can_be_apart, "warn", remedy),
+        (bool(shared), "warn", "devices share it: expect little of placing over them"),
+    )
 
 
 def _siblings(system: System, core: int) -> set[int]:
@@ -262,12 +243,9 @@ def check_load(system: System) -> Iterator[Finding]:
         yield Finding("load", "ok", "not told by this system")
         return
     load = float(told[0])
+    remedy = "measure on an idle machine: beside other work, measured ratios move by 30 to 60 %"
     found = f"{load:.2f} on {cores} cores over the last minute"
-    if load > BUSY * cores:
-        remedy = "measure on an idle machine: beside other work, measured ratios move by 30 to 60 %"
-        yield Finding("load", "warn", found, remedy)
-    else:
-        yield Finding("load", "ok", found)
+    yield first_of("load", found, (load > BUSY * cores, "warn", remedy))
 
 
 def check_memory(system: System) -> Iterator[Finding]:
@@ -279,14 +257,17 @@ def check_memory(system: System) -> Iterator[Finding]:
     total_bytes, available_bytes = (int(told[name]) * 1024 for name in ("MemTotal", "MemAvailable"))
     limit_bytes = memory_limit_bytes(system)
     found = f"{format_bytes(available_bytes)} available of {format_bytes(total_bytes)}"
-    if limit_bytes is not None and limit_bytes < total_bytes:
-        found += f"; a control group allows {format_bytes(limit_bytes)}"
-        remedy = "rlplace counts on the machine's memory: raise the limit, or lower `memory_bytes` in a host file"
-        yield Finding("memory", "warn", found, remedy)
-    elif available_bytes < LEAST_FREE_BYTES:
-        yield Finding("memory", "warn", found, "end what you do not need: a large model will not fit")
-    else:
-        yield Finding("memory", "ok", found)
+    is_limited = limit_bytes is not None and limit_bytes < total_bytes
+    if is_limited:
+        found += f"; a control group allows {format_bytes(limit_bytes or 0)}"
+    remedy = "rlplace counts on the machine's memory: raise the limit, or lower `memory_bytes` in a host file"
+    is_low = available_bytes < LEAST_FREE_BYTES
+    yield first_of(
+        "memory",
+        found,
+        (is_limited, "warn", remedy),
+        (is_low, "warn", "end what you do not need: a large model will not fit"),
+    )
 
 
 def check_threads(system: System) -> Iterator[Finding]:
@@ -298,24 +279,23 @@ def check_threads(system: System) -> Iterator[Finding]:
     binding = [name for name in BINDING if name in environ]
     if binding:
         found += f", {_settings(system, binding)}"
-        remedy = f"unset {' and '.join(binding)}: rlplace pins the threads of each device itself"
-        yield Finding("threads", "warn", found, remedy)
-    elif threads > usable:
-        yield Finding("threads", "warn", found, f"set OMP_NUM_THREADS to {usable} or unset it: threads share cores")
-    else:
-        yield Finding("threads", "ok", found)
+    yield first_of(
+        "threads",
+        found,
+        (bool(binding), "warn", f"unset {' and '.join(binding)}: rlplace pins the threads of each device itself"),
+        (threads > usable, "warn", f"set OMP_NUM_THREADS to {usable} or unset it: threads share cores"),
+    )
 
 
 def check_wait_policy(system: System) -> Iterator[Finding]:
     """How OpenMP's threads wait between ops."""
     policy, spins = (system.environ.get(name, "").strip() for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"))
     found = _settings(system, ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"))
-    if spins == "0" or (not spins and policy.lower() == "passive"):
-        remedy = "unset them: threads sleep between ops, which slows eager PyTorch and gangs in the same table"
-        yield Finding("wait policy", "warn", found, remedy)
-    else:
-        length = "briefly" if spins == str(SPIN_COUNT) else "between ops"
-        yield Finding("wait policy", "ok", f"{found}: OpenMP's threads spin {length}")
+    is_asleep = spins == "0" or (not spins and policy.lower() == "passive")
+    if not is_asleep:
+        found += f": OpenMP's threads spin {'briefly' if spins == str(SPIN_COUNT) else 'between ops'}"
+    remedy = "unset them: threads sleep between ops, which slows eager PyTorch and gangs in the same table"
+    yield first_of("wait policy", found, (is_asleep, "warn", remedy))
 
 
 def check_malloc(system: System) -> Iterator[Finding]:
@@ -323,15 +303,13 @@ def check_malloc(system: System) -> Iterator[Finding]:
     preloaded = system.environ.get("LD_PRELOAD", "")
     other = next((name for name in ALLOCATORS if name in preloaded), "")
     libc = system.glibc_version()
+    found = "not glibc: freed memory goes back to the kernel, which slows large ops"
     if other:
-        yield Finding("malloc", "ok", f"{other} is preloaded: glibc's thresholds, which measuring raises, do not count")
+        found = f"{other} is preloaded: glibc's thresholds, which measuring raises, do not count"
     elif libc:
-        yield Finding("malloc", "ok", f"{libc}: measuring raises its thresholds, so that freed memory is kept")
-    else:
-        remedy = "preload an allocator that keeps freed memory, or use a system with glibc"
-        yield Finding(
-            "malloc", "warn", "not glibc: freed memory goes back to the kernel, which slows large ops", remedy
-        )
+        found = f"{libc}: measuring raises its thresholds, so that freed memory is kept"
+    remedy = "preload an allocator that keeps freed memory, or use a system with glibc"
+    yield first_of("malloc", found, (not other and not libc, "warn", remedy))
 
 
 def _settings(system: System, names: Sequence[str]) -> str:

@@ -1,7 +1,4 @@
-"""Checks of what is installed: Python, rlplace, what it requires, PyTorch, and the extras.
-
-What this package requires, from the metadata of its installation.
-"""
+"""Checks of what is installed: Python, rlplace, the packages that it requires, PyTorch, and the extras."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from rlplace import __version__
-from rlplace.doctor.system import Finding, System
+from rlplace.doctor.system import Finding, System, first_of
 
 EXTRAS = {
     "zoo": ("transformers", "models from transformers"),
@@ -39,10 +36,9 @@ def check_python(system: System) -> Iterator[Finding]:
     except PackageNotFoundError:
         wanted = ""
     found = f"{platform.python_implementation()} {system.python_version}, {sys.executable}"
-    if release(system.python_version) < release(wanted.removeprefix(">=")):
-        yield Finding("python", "fail", f"{found}; rlplace needs {wanted}", f"install Python {wanted}")
-    else:
-        yield Finding("python", "ok", found)
+    is_old = release(system.python_version) < release(wanted.removeprefix(">="))
+    found += f"; rlplace needs {wanted}" if is_old else ""
+    yield first_of("python", found, (is_old, "fail", f"install Python {wanted}"))
 
 
 def check_rlplace(system: System) -> Iterator[Finding]:
@@ -103,10 +99,9 @@ def check_torch(system: System) -> Iterator[Finding]:
         yield Finding("torch", "fail", found, f"pip install {_quoted([wanted])}")
         return
     found = f"{torch.__version__}, {torch_build(torch)}"
-    if not wanted.is_met_by(str(torch.__version__)):
-        yield Finding("torch", "fail", f"{found}; rlplace needs {wanted.words}", f"pip install {_quoted([wanted])}")
-    else:
-        yield Finding("torch", "ok", found)
+    is_old = not wanted.is_met_by(str(torch.__version__))
+    found += f"; rlplace needs {wanted.words}" if is_old else ""
+    yield first_of("torch", found, (is_old, "fail", f"pip install {_quoted([wanted])}"))
 
 
 def torch_build(torch: Any) -> str:

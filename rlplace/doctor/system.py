@@ -41,6 +41,23 @@ class Finding:
     """what to do about it; empty where there is nothing to do"""
 
 
+def first_of(name: str, found: str, *problems: tuple[bool, Verdict, str]) -> Finding:
+    """The finding of the first problem that is there, `ok` where none is.
+
+    Args:
+        name: what was looked at.
+        found: in one line.
+        problems: whether each is there, its verdict, and what to do about it.
+
+    >>> first_of("load", "2.00 on 4 cores", (2.0 > 3.0, "warn", "wait")).verdict
+    'ok'
+    """
+    for is_there, verdict, remedy in problems:
+        if is_there:
+            return Finding(name, verdict, found, remedy)
+    return Finding(name, "ok", found)
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One question about the system."""

@@ -293,7 +293,7 @@ def _problem_of(workload: str, host: str | Host, num_groups: int, workload_seed:
     from rlplace.graphs.formats import load_graph, load_times_s
     from rlplace.measure.costs.costs import Costs
     from rlplace.measure.hosts.resolve import check_present, resolve_host
-    from rlplace.measure.isolate.profiling import profile_isolated
+    from rlplace.measure.isolate.isolated_runner import profile_isolated
     from rlplace.workloads import build_for, parse_workload
 
     spec, host = parse_workload(workload), resolve_host(host)

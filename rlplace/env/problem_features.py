@@ -1,12 +1,8 @@
-"""`ProblemFeatures`: what a policy sees of a problem if it is to work on others too: no width depends on G or D.
+"""The features of a problem that policies see.
 
-`op_kind`: what an op does, in a small vocabulary that does not change with PyTorch's names for its ops.
-
-`GraphFeatures`: what a policy sees of a problem, computed once.
-
-`GroupArrays`: a problem in terms of its groups, as arrays in SI units.
-
-What the one-shot envs show of the graph: its index, or its features as flat arrays that any network can read.
+`ProblemFeatures` suit any problem: no width depends on G or D. `GraphFeatures` are of one problem, standardised.
+`GroupArrays` is a problem in terms of its groups, in SI units. `GraphObservation` is what one-shot envs show. `op_kind`
+is the kind of an op, in a small vocabulary that does not change with PyTorch's names for its ops.
 """
 
 from __future__ import annotations
@@ -15,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +24,7 @@ from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled_problem import list_order
 from rlplace.search.groupings import held_bytes, room_bytes
-from rlplace.search.schedule.eft import device_rules
+from rlplace.search.schedule.list_schedule import device_rules
 
 OP_KINDS = (
     "parameter",
@@ -209,13 +206,7 @@ def _nodes(problem: Problem, arrays: GroupArrays, edge_s: FloatArray) -> dict[st
     graph, op_group, num_groups = problem.graph, problem.grouping.op_group, arrays.num_groups
     cost_s = arrays.cost_s.mean(axis=1)
     op_s = problem.costs.op_time_s.mean(axis=1)
-
-    def over_ops(weights: NDArray[np.generic]) -> FloatArray:
-        return np.bincount(op_group, weights.astype(np.float64), num_groups).astype(np.float64)
-
-    def over_edges(ends: NDArray[np.int64], weights: FloatArray) -> FloatArray:
-        return np.bincount(ends, weights, num_groups).astype(np.float64)
-
+    over_ops = partial(_sums, op_group, num_groups)
     weight = op_s + 1e-9 * arrays.unit_s  # a group of ops that take no time is what most of them are
     total = over_ops(weight)
     num_ops = np.bincount(op_group, minlength=num_groups).astype(np.float64)
@@ -236,10 +227,10 @@ def _nodes(problem: Problem, arrays: GroupArrays, edge_s: FloatArray) -> dict[st
         "held_share": arrays.held_bytes / arrays.room_bytes.mean(),
         "parameters": np.log1p(_over_mean(over_ops(graph.parameter_bytes))),
         "outputs": np.log1p(_over_mean(over_ops(graph.output_bytes))),
-        "in_s": np.log1p(over_edges(arrays.edge_target, edge_s) / arrays.unit_s),
-        "out_s": np.log1p(over_edges(arrays.edge_source, edge_s) / arrays.unit_s),
-        "in_edges": np.log1p(over_edges(arrays.edge_target, ones)),
-        "out_edges": np.log1p(over_edges(arrays.edge_source, ones)),
+        "in_s": np.log1p(_sums(arrays.edge_target, num_groups, edge_s) / arrays.unit_s),
+        "out_s": np.log1p(_sums(arrays.edge_source, num_groups, edge_s) / arrays.unit_s),
+        "in_edges": np.log1p(_sums(arrays.edge_target, num_groups, ones)),
+        "out_edges": np.log1p(_sums(arrays.edge_source, num_groups, ones)),
         "mean_place": over_ops(position) / num_ops,
         "first_place": spot,
         "last_place": extreme_over_ops(np.maximum, op_group, position, num_groups),
@@ -390,13 +381,7 @@ def graph_features(problem: Problem) -> GraphFeatures:
     mean_cost_s = float(cost_GD.mean()) or 1.0
     latency_s, s_per_byte = (_mean_route(table) for table in (problem.transfer_latency_s, problem.transfer_s_per_byte))
     edge_s = (edge_tensors * latency_s + edge_bytes * s_per_byte) / mean_cost_s
-
-    def over_ops(weights: NDArray[np.generic]) -> FloatArray:
-        return np.bincount(op_group, weights.astype(np.float64), num_groups).astype(np.float64)
-
-    def over_edges(ends: NDArray[np.int64], weights: FloatArray) -> FloatArray:
-        return np.bincount(ends, weights, num_groups).astype(np.float64)
-
+    over_ops = partial(_sums, op_group, num_groups)
     num_ops = np.bincount(op_group, minlength=num_groups)
     before_s, after_s = path_lengths(graph, op_time_s.mean(axis=1))
     position = np.arange(graph.num_ops) / max(graph.num_ops, 1)
@@ -406,10 +391,10 @@ def graph_features(problem: Problem) -> GraphFeatures:
         "is_source": over_ops(graph.is_source) / num_ops,
         "log_parameter_bytes": _log(over_ops(graph.parameter_bytes)),
         "log_output_bytes": _log(over_ops(graph.output_bytes)),
-        "log_in_bytes": _log(over_edges(target, edge_bytes)),
-        "log_out_bytes": _log(over_edges(source, edge_bytes)),
-        "log_in_edges": np.log1p(over_edges(target, np.ones(len(target)))),
-        "log_out_edges": np.log1p(over_edges(source, np.ones(len(source)))),
+        "log_in_bytes": _log(_sums(target, num_groups, edge_bytes)),
+        "log_out_bytes": _log(_sums(source, num_groups, edge_bytes)),
+        "log_in_edges": np.log1p(_sums(target, num_groups, np.ones(len(target)))),
+        "log_out_edges": np.log1p(_sums(source, num_groups, np.ones(len(source)))),
         "mean_position": over_ops(position) / num_ops,
         "first_position": extreme_over_ops(np.minimum, op_group, position, num_groups),
         "last_position": extreme_over_ops(np.maximum, op_group, position, num_groups),
@@ -452,9 +437,13 @@ def path_lengths(graph: OpGraph, cost_s: FloatArray) -> tuple[FloatArray, FloatA
 
 
 def _mean_route(table_DD: FloatArray) -> float:
-    """Mean over ordered pairs of different devices; 0 on a host of one device."""
-    num_devices = len(table_DD)
-    return float(table_DD.sum()) / (num_devices * (num_devices - 1)) if num_devices > 1 else 0.0
+    """Mean over ordered pairs of different devices, of a table that is 0 on the diagonal; 0 for one device."""
+    return float(table_DD.sum()) / max(len(table_DD) * (len(table_DD) - 1), 1)
+
+
+def _sums(groups: NDArray[np.integer], num_groups: int, weights: NDArray[np.generic]) -> FloatArray:
+    """(G,) sums of the weights of each group's ops or edges."""
+    return np.bincount(groups, weights.astype(np.float64), num_groups).astype(np.float64)
 
 
 def extreme_over_ops(reduce: np.ufunc, op_group: NDArray[np.int32], values: FloatArray, num_groups: int) -> FloatArray:
@@ -466,9 +455,7 @@ def extreme_over_ops(reduce: np.ufunc, op_group: NDArray[np.int32], values: Floa
 
 def _log(values: FloatArray) -> FloatArray:
     """log(1 + value / mean), so that the unit does not matter."""
-    if not values.size:
-        return values
-    logs: FloatArray = np.log1p(values / (float(values.mean()) or 1.0))
+    logs: FloatArray = np.log1p(_over_mean(values))
     return logs
 
 
@@ -552,8 +539,7 @@ class GroupArrays:
 
     def edge_s(self) -> FloatArray:
         """(K,) seconds that each edge takes on the mean route; 0 on a host of one device."""
-        pairs = max(self.num_devices * (self.num_devices - 1), 1)
-        latency_s, s_per_byte = float(self.latency_s.sum()) / pairs, float(self.s_per_byte.sum()) / pairs
+        latency_s, s_per_byte = _mean_route(self.latency_s), _mean_route(self.s_per_byte)
         return self.edge_tensors * latency_s + self.edge_bytes * s_per_byte
 
 

@@ -1,8 +1,8 @@
 """Graphs: what a step computes (`OpGraph`), how to run it (`Program`), what moves together (`Grouping`).
 
-`capturing` makes a graph of a model, `micro` of one whose batch is cut, `formats` of a file; `grouping` says which ops
-move together. Names are looked up when they are first used: what runs a step needs nothing of what captures one, which
-takes seconds to import.
+`capturing` makes a graph of a model, `micro_batching` of a model whose batch is cut, `formats` of a file; `grouping`
+says which ops move together. Names are imported when they are first used: running a step does not need the modules that
+capture one, which take seconds to import.
 """
 
 from __future__ import annotations

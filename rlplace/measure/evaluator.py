@@ -1,6 +1,6 @@
-"""`Evaluator`: how long plans take: by running them on this machine, or by simulation where the host is simulated.
+"""`Evaluator`: step times of plans, measured on this machine, or simulated where the host is simulated.
 
-`Plausibility`: which measured ratios cannot be true, as a race of few rounds on a disturbed machine gives them.
+`Plausibility`: which measured ratios cannot be true; a race of few rounds on a disturbed machine gives such ratios.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Evaluator:
     its reference, times what the reference takes now: step times of another day are not comparable, ratios are.
 
     A ratio that cannot be true, or that comes from a race in which the reference was not itself, is measured again,
-    once (`Plausibility`), unless the race drops nobody: then all that are compared had the same rounds. The log keeps
+    once (`Plausibility`), unless the race drops no contender: then all of them had the same rounds. The log keeps
     none that is not believed or confirmed.
 
     Attributes:
@@ -50,7 +50,7 @@ class Evaluator:
         simulator: plans, and re-times on a simulated host.
         reference: (N,) placement that every measured plan is timed beside; none by default.
         seed: of random ops.
-        log: keeps what is run, and answers what was run before; nobody by default.
+        log: keeps measurements, and answers what was measured before; none by default.
         isolated: whether plans run in a worker process, so that one that crashes or hangs costs itself alone; by
             default they do, unless the environment says `RLPLACE_IN_PROCESS=1`.
     """
@@ -171,7 +171,7 @@ class Evaluator:
         protocol: RaceProtocol,
         deadline_s: float,
     ) -> tuple[list[Measurement], list[bool]]:
-        """What comes of measuring those again that are not believed, and which are then; without time, with care."""
+        """Outcomes after a second race of the unbelieved ones, and which are believed now; if late, as `careful`."""
         assert self._runner is not None
         known, doubtful = self._plausibility, [k for k, is_one in enumerate(believed) if not is_one]
         outcomes, believed = list(outcomes), list(believed)
@@ -284,7 +284,7 @@ class Plausibility:
         """
         if not self._references:
             self.note(outcomes)
-            return [self.is_believed(outcome) for outcome in outcomes]
+            return [*map(self.is_believed, outcomes)]
         believed = [self.is_believed(outcome) for outcome in outcomes]
         self.note(outcome for outcome, is_one in zip(outcomes, believed, strict=True) if is_one)
         return believed
@@ -300,7 +300,7 @@ class Plausibility:
         return self.is_possible(outcome) and 1.0 / OFF <= outcome.reference_s / self.usual_s <= OFF
 
     def settle(self, first: Measurement, again: Measurement) -> tuple[Measurement, bool]:
-        """What two measurements of one plan come to, and whether that is confirmed.
+        """The outcome of two measurements of one plan, and whether it is confirmed.
 
         The second counts if it is believed or has about the same ratio; otherwise the slower of the two, as `careful`
         makes it: a placement that is taken for too slow loses its own chance, one taken for too fast everybody's.

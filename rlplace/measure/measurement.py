@@ -1,6 +1,6 @@
-"""`Measurement` and the `Measurer` protocol: what comes back when a placement is run or simulated.
+"""`Measurement` and the `Measurer` protocol: the result of running or simulating a placement.
 
-`MeasurementLog`: what measuring knows of a store: it is told every measurement, and may have one from before.
+`MeasurementLog` is the part of a store that measuring uses: it keeps every measurement and finds earlier ones.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Measurement:
         peak_bytes: peak of each device, (D,).
         why: the cause when status is not `ok`.
         reference_s: median step time of the reference placement timed in turn with this one; 0 where there was none.
-        key: what was measured; None where nobody said.
+        key: what was measured; None where it is unknown.
     """
 
     status: Status
@@ -110,7 +110,7 @@ class Measurer(Protocol):
 
 
 class PlanMeasurer(Protocol):
-    """Whatever times plans exactly as they are."""
+    """Times plans exactly as they are."""
 
     def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
         """One `Measurement` for each plan, in their order."""

@@ -14,11 +14,11 @@ from rlplace.errors import FingerprintMismatch, InvalidValue
 from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import LossKind
-from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.host import AtLeastOne, Host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import OP_ORDERS, Problem
-from rlplace.records import Whole, read_record, record
+from rlplace.records import read_record, record
 from rlplace.say import counted
 
 SCHEMA: Final = 1
@@ -29,7 +29,7 @@ Index = Annotated[int, Field(ge=0, lt=2**31)]
 class PlacedCut:
     """How the batch of a placed step was cut."""
 
-    count: Annotated[Whole, Field(ge=1)]
+    count: AtLeastOne
     """Micro-batches, K; 1 for a whole batch."""
     loss: str = ""
     """How they make the loss, a `LossKind`; empty for a whole batch, and where the graph came from a file."""

@@ -288,7 +288,7 @@ def _fit(ratios_of: object, problem: Problem) -> Figures:
     def figures_of(x: NDArray[np.float64]) -> Figures:
         values = np.abs(x) * scale
         values[_FACTORS] = np.clip(values[_FACTORS], 0.05, 20.0)  # a factor of 0 would make a link infinitely fast
-        return Figures(**dict(zip(FIELDS, values.tolist(), strict=True)))
+        return Figures(*values.tolist())
 
     def loss(x: NDArray[np.float64]) -> float:
         errors = np.log(ratios_of(figures_of(x)))  # type: ignore[operator]
@@ -300,14 +300,17 @@ def _fit(ratios_of: object, problem: Problem) -> Figures:
         loss,
         start,
         method="Nelder-Mead",
-        options={"maxfev": 300, "xatol": 1e-3, "fatol": 1e-5, "initial_simplex": _simplex(start)},
+        options={
+            "maxfev": 300,
+            "xatol": 1e-3,
+            "fatol": 1e-5,
+            "initial_simplex": np.vstack([start, start + np.diag(_STEPS)]),
+        },
     )
     return figures_of(best.x)
 
 
 _FACTORS = [FIELDS.index("op_scale"), FIELDS.index("transfer_scale")]
 
-
-def _simplex(start: NDArray[np.float64]) -> NDArray[np.float64]:
-    steps = np.array([0.1, 0.05, 0.15, 0.05, 0.2, 0.5])
-    return np.vstack([start, start + np.diag(steps)])
+_STEPS = (0.1, 0.05, 0.15, 0.05, 0.2, 0.5)
+"""Of the first simplex around the start, by figure."""

@@ -1,14 +1,12 @@
 """`Problem`: all that a measurer, heuristic or policy needs to know.
 
-What is wrong with the devices that somebody gives ops or groups, in words.
-
-What a transfer between devices takes by the routes and links of a host.
+The checks of given placements, and the latency and seconds per byte of a transfer between each two devices.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -56,10 +54,12 @@ class Problem:
 
     def __post_init__(self) -> None:
         n, d = self.graph.num_ops, self.host.num_devices
-        if self.costs.op_time_s.shape != (n, d):
-            raise InvalidValue("op_time_s", self.costs.op_time_s.shape, f"shape {(n, d)}", where="problem")
-        if len(self.grouping.op_group) != n:
-            raise InvalidValue("op_group", len(self.grouping.op_group), f"{n} entries", where="problem")
+        for name, array, shape in (
+            ("op_time_s", self.costs.op_time_s, (n, d)),
+            ("op_group", self.grouping.op_group, (n,)),
+        ):
+            if array.shape != shape:
+                raise InvalidValue(name, array.shape, f"shape {shape}", where="problem")
         if self.op_order not in OP_ORDERS:
             raise InvalidValue("op_order", self.op_order, f"one of {', '.join(OP_ORDERS)}", where="problem")
         if self.allowed is not None:
@@ -131,7 +131,7 @@ class Problem:
             grouping: the rule that groups are made by, a word of `GroupingRule`.
             acyclic: keep the graph of groups without cycles.
             constraints: pins, exclusions and what stays together.
-            progress: told what is being profiled; True says it on stderr, False to nobody, None on a terminal only.
+            progress: told what is being profiled; True prints to stderr, False nothing, None to a terminal only.
             profiler: what makes the costs; by default `profile_costs`, which runs steps in this process.
 
         Raises:
@@ -217,12 +217,12 @@ class Problem:
     @cached_property
     def transfer_latency_s(self) -> NDArray[np.float64]:
         """(D, D) float64: latency of each route; 0 on the diagonal and for hand-overs."""
-        return route_latency_s(self.host)
+        return over_routes(self.host, "latency_s", max, 0.0)
 
     @cached_property
     def transfer_s_per_byte(self) -> NDArray[np.float64]:
         """(D, D) float64: seconds per byte of each route; 0 on the diagonal and for hand-overs."""
-        return route_s_per_byte(self.host)
+        return 1.0 / over_routes(self.host, "bandwidth_bytes_per_s", min, np.inf)
 
     @cached_property
     def _together(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -298,7 +298,7 @@ def check_range(devices: NDArray[Any], length: int, num_devices: int, *, one: st
     """`devices` (..., length) as an array of integers that name devices of a host.
 
     Args:
-        devices: given by somebody.
+        devices: as given.
         length: of the last axis.
         num_devices: of the host.
         one: what each of them is the device of, for messages.
@@ -370,17 +370,6 @@ def check_allowed(devices: NDArray[np.integer], graph: OpGraph, host: Host, allo
         )
 
 
-def route_latency_s(host: Host) -> NDArray[np.float64]:
-    """(D, D) float64: latency of each route in seconds; 0 on the diagonal and for hand-overs."""
-    return _over_routes(host, "latency_s", max, 0.0)
-
-
-def route_s_per_byte(host: Host) -> NDArray[np.float64]:
-    """(D, D) float64: seconds per byte of each route; 0 on the diagonal and for hand-overs."""
-    rates = _over_routes(host, "bandwidth_bytes_per_s", min, np.inf)
-    return 1.0 / rates
-
-
 def mean_transfer(host: Host) -> tuple[float, float]:
     """Mean latency, and seconds per byte, of the routes that copy; those of two GPUs where no route does."""
     links = {link.name: link for link in host.links}
@@ -392,11 +381,14 @@ def mean_transfer(host: Host) -> tuple[float, float]:
     return float(np.mean(latency_s)), float(np.mean(s_per_byte))
 
 
-def _over_routes(host: Host, field: str, reduce: object, neutral: float) -> NDArray[np.float64]:
+def over_routes(
+    host: Host, field: str, reduce: Callable[[Iterator[float]], float], neutral: float
+) -> NDArray[np.float64]:
+    """(D, D) float64: a figure of the links of each route, reduced; `neutral` on the diagonal and for hand-overs."""
     links = {link.name: float(getattr(link, field)) for link in host.links}
     table = np.full((host.num_devices, host.num_devices), neutral)
     for route in host.routes:
         if route.links:
             source, destination = host.device_index[route.source], host.device_index[route.destination]
-            table[source, destination] = reduce(links[name] for name in route.links)  # type: ignore[operator]
+            table[source, destination] = reduce(links[name] for name in route.links)
     return table

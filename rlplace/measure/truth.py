@@ -1,4 +1,4 @@
-"""A truth that nobody sees: a problem whose costs and links are off by drawn factors, and a timer that measures on it.
+"""A hidden truth: a problem whose costs and links are off by drawn factors, and a timer that measures on it.
 
 The problem that methods know is the *nominal* one. What they submit are plans; how long a plan really takes is what the
 simulator says of it on the *true* problem, and what they are told is that with noise.
@@ -20,7 +20,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.seeds import check_seed
+from rlplace.records import Seed, record
 
 NOISE = 0.01
 """Standard deviation of the logarithm of a measured step time."""
@@ -52,7 +52,7 @@ KINDS: Mapping[str, Spread] = {
 """In a misfit, op times and latencies differ in ways that no factor per op type, link or device describes."""
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Truth:
     """What a true problem is drawn from.
 
@@ -63,13 +63,12 @@ class Truth:
 
     kind: str
     """A name of `KINDS`."""
-    seed: int
+    seed: Seed
     """Of the draws, and of the noise of measurements."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UnknownName("kind of truth", self.kind, KINDS)
-        check_seed(self.seed, where="truth")
 
     def __str__(self) -> str:
         """As `parse` reads it."""
@@ -139,24 +138,23 @@ def true_problems(problems: Sequence[Problem], truth: Truth) -> list[Problem]:
             raise InvalidValue("host", problem.host.name, f"{host.name}, as of the first problem", where="truth")
     spread = KINDS[truth.kind]
     generator = np.random.Generator(np.random.PCG64(truth.seed))
-    names, kinds = sorted(link.name for link in host.links), [device.kind for device in host.devices]
-    runs = [~problem.graph.is_source for problem in problems]
+    kinds, runs = [device.kind for device in host.devices], [~problem.graph.is_source for problem in problems]
     targets = _factors(generator, [problem.graph.targets for problem in problems], kinds, runs, spread.target_sigma)
-    bandwidth = dict(zip(names, _log_uniform(generator, spread.bandwidth_range, len(names)), strict=True))
+    bandwidth = _of_links(generator, spread.bandwidth_range, host)
     devices = generator.lognormal(0.0, spread.device_sigma, len(kinds))
     overhead_s = generator.uniform(*spread.overhead_s)
     signatures = [np.ones_like(factors) for factors in targets]
     if spread.signature_sigma is not None:
         words = [problem.graph.signatures for problem in problems]
         signatures = _factors(generator, words, kinds, runs, spread.signature_sigma)
-    latency = dict.fromkeys(names, 1.0)
+    latency: Mapping[str, float] = {}
     if spread.latency_range is not None:
-        latency = dict(zip(names, _log_uniform(generator, spread.latency_range, len(names)), strict=True))
+        latency = _of_links(generator, spread.latency_range, host)
     links = tuple(
         dataclasses.replace(
             link,
             bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * bandwidth[link.name],
-            latency_s=link.latency_s * latency[link.name],
+            latency_s=link.latency_s * latency.get(link.name, 1.0),
         )
         for link in host.links
     )
@@ -242,7 +240,8 @@ def _factors(
     return [np.array([[drawn.get((word, kind), 1.0) for kind in kinds] for word in of_ops]) for of_ops in words]
 
 
-def _log_uniform(generator: np.random.Generator, largest: float, count: int) -> list[float]:
-    """`count` factors from 1 / `largest` to `largest`."""
-    drawn = np.exp(generator.uniform(-np.log(largest), np.log(largest), count))
-    return [float(factor) for factor in drawn]
+def _of_links(generator: np.random.Generator, largest: float, host: Host) -> dict[str, float]:
+    """A factor from 1 / `largest` to `largest` for each link by name, drawn in the order of names."""
+    names = sorted(link.name for link in host.links)
+    drawn = np.exp(generator.uniform(-np.log(largest), np.log(largest), len(names)))
+    return dict(zip(names, drawn.tolist(), strict=True))

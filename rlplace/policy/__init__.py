@@ -1,7 +1,8 @@
 """Policies that place groups, and how they learn.
 
-`protocols` says what a policy and a learner are, `registry` has them by name, `config` their options. `placer`, `gnn`,
-`improver`, `seq2seq` and `schedule/` are policies, `learn/` holds learners and what they share, `checkpoint` the files.
+`base` says what a policy and a learner are, and has base classes of policies; `policies` has them by name, `options`
+their options. `placer`, `gnn`, `improver`, `seq2seq` and `schedule` are policies, `learn/` holds learners, `checkpoint`
+reads and writes weights.
 
 Importing this imports no torch: names are looked up when they are first used.
 """
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING
 from rlplace.faces import lazy
 
 if TYPE_CHECKING:
-    from rlplace.policy.base import GroupPolicy, Learner, Policy
+    from rlplace.policy.base import GroupPolicy, IndependentPolicy, Learner, Policy, PolicyModule
     from rlplace.policy.gnn import GnnPolicy
     from rlplace.policy.improver import ImproverPolicy
-    from rlplace.policy.learn.imitation import CloneLearner, Elites, imitate
+    from rlplace.policy.learn.imitation import CloneLearner, EliteLearner, Elites, imitate
     from rlplace.policy.learn.ppo import GroupPPO, PlacerPPO, learn_many
     from rlplace.policy.learn.reinforce import Reinforce
     from rlplace.policy.learn.state import resume_learner, save_learner
@@ -39,6 +40,7 @@ __all__ = [
     "POLICIES",
     "CloneConfig",
     "CloneLearner",
+    "EliteLearner",
     "Elites",
     "GnnConfig",
     "GnnPolicy",
@@ -48,6 +50,7 @@ __all__ = [
     "GroupPolicy",
     "ImproverConfig",
     "ImproverPolicy",
+    "IndependentPolicy",
     "LearnConfig",
     "Learner",
     "PPOConfig",
@@ -55,6 +58,7 @@ __all__ = [
     "PlacerPPO",
     "PlacerPolicy",
     "Policy",
+    "PolicyModule",
     "Reinforce",
     "ReinforceConfig",
     "Seq2SeqConfig",

@@ -217,6 +217,10 @@ class IndependentPolicy(PolicyModule):
 
     temperature: Tensor
 
+    def __init__(self, allowed_GD: NDArray[np.bool_], seed: int) -> None:
+        super().__init__(allowed_GD, seed)
+        self.register_buffer("temperature", torch.ones(()))
+
     def logits(self) -> Tensor:
         """(G, D) logits at temperature 1; minus infinity where a group may not be."""
         raise NotImplementedError

@@ -18,7 +18,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from rlplace.errors import FileProblem, UnknownName
-from rlplace.files import read_json, read_plain, write_bytes_atomic, write_json_atomic
+from rlplace.files import check_header, read_json, read_plain, write_bytes_atomic, write_json_atomic
+from rlplace.records import shortened
 
 SCHEMA = 1
 LARGEST_BYTES = 256 << 20
@@ -58,6 +59,7 @@ def load_checkpoint(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, 
     if not isinstance(about, dict) or about.get("schema") != SCHEMA or about.get("kind") != kind:
         raise FileProblem(about_path, _another(about, kind))
     data = read_plain(path, largest_bytes=LARGEST_BYTES, holds="weights", follows_links=True)
+    check_header(data, path)
     with refusing(path, f"not the weights of {about_path.name}"):
         return about, load(data)
 
@@ -81,7 +83,7 @@ def refusing(path: str | os.PathLike[str], what: str) -> Iterator[None]:
     try:
         yield
     except _STRANGE as error:
-        raise FileProblem(path, f"{what}: {error}.") from error
+        raise FileProblem(path, f"{what}: {shortened(str(error))}.") from error
 
 
 Sizes = Mapping[str, tuple[torch.dtype, Sequence[int]]]

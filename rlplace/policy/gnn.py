@@ -75,7 +75,6 @@ class GnnPolicy(IndependentPolicy):
         most = int(self.problem.twins.max()) + 1
         table = np.random.default_rng(seed).standard_normal((most, self.config.marks))
         self.register_buffer("marks", torch.from_numpy(table).float()[self.problem.twins])
-        self.register_buffer("temperature", torch.ones(()))
 
     def logits(self) -> Tensor:
         """(G, D) logits at temperature 1; minus infinity where a group may not be."""

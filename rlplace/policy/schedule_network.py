@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from rlplace.env.problem_features import graph_features
+from rlplace.env.problem_features import graph_features, path_lengths
 from rlplace.env.schedule_batch import DECISION_FEATURES, ESTIMATES, FEATURES, FIRST_WEIGHTS, GROUPINGS, Pair
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.graphs.opgraph import BACKWARD, UPDATE
-from rlplace.graphs.paths import longest_after
 from rlplace.measure.problem import Problem
 from rlplace.policy.base import seeded_weights
 from rlplace.policy.checkpoint import SCHEMA, check_tensors, load_checkpoint, save_checkpoint, set_all
@@ -297,8 +296,11 @@ def problem_summary(problem: Problem) -> NDArray[np.float32]:
     room = sum(max(device.memory_bytes - device.context_bytes, 1) for device in host.devices)
     whole_bytes = float(kept.sum() + graph.tensor_bytes[sent].sum())
     modules = np.unique(np.array(graph.modules), return_inverse=True)[1]
+    targets = np.unique(np.array(graph.targets), return_inverse=True)[1]
     module_s = np.bincount(modules, weights=time_s)
-    kinds = np.unique(np.stack((modules, graph.phases, _numbers(graph.targets), graph.output_bytes)), axis=1).shape[1]
+    label = modules * 3 + graph.phases
+    resumed = 1 + int(np.count_nonzero(np.diff(label)))  # how often ops of another module or phase follow
+    kinds = np.unique(np.stack((modules, graph.phases, targets, graph.output_bytes)), axis=1).shape[1]
     routes = [route for route in host.routes if route.links]
     uses = np.unique([link for route in routes for link in route.links], return_counts=True)[1]
     values = {
@@ -312,14 +314,14 @@ def problem_summary(problem: Problem) -> NDArray[np.float32]:
         "log_launch_share": _log(num_ops * host.dispatch_s / total_s),
         "log_memory_use": _log(whole_bytes / room),
         "log_parameter_share": _log(float(kept.sum()) / max(whole_bytes, 1.0)),
-        "critical_path_share": _critical_path_s(problem, time_s) / total_s,
+        "critical_path_share": float(path_lengths(graph, time_s)[1].max(initial=0.0)) / total_s,
         "largest_op_share": float(time_s.max(initial=0.0)) / total_s,
         "log_ops": np.log(num_ops),
         "log_groups": np.log(max(problem.grouping.num_groups, 1)),
         "log_modules": np.log(max(len(module_s), 1)),
         "largest_module_share": float(module_s.max(initial=0.0)) / total_s,
         "repetition": 1.0 - kinds / num_ops,
-        "unrolling": _unrolling(modules, graph.phases),
+        "unrolling": float(np.log(resumed / max(len(np.unique(label)), 1))),
         "fan_out": np.log(max(graph.num_edges, 1) / max(len(sent), 1)),
         "backward_share": float(time_s[graph.phases == BACKWARD].sum()) / total_s,
         "update_share": float(time_s[graph.phases == UPDATE].sum()) / total_s,
@@ -330,25 +332,6 @@ def problem_summary(problem: Problem) -> NDArray[np.float32]:
 
 def _log(value: float) -> float:
     return float(np.log(max(value, _LEAST)))
-
-
-def _numbers(words: tuple[str, ...]) -> NDArray[np.int64]:
-    return np.unique(np.array(words), return_inverse=True)[1].astype(np.int64)
-
-
-def _critical_path_s(problem: Problem, time_s: NDArray[np.float64]) -> float:
-    """Seconds of the longest path of ops, transfers left out."""
-    graph = problem.graph
-    producers = graph.tensor_op[graph.input_tensors]
-    after_s = longest_after(time_s, graph.input_offsets, producers, np.zeros(len(producers)))
-    return float((time_s + after_s).max(initial=0.0))
-
-
-def _unrolling(modules: NDArray[np.int64], phases: NDArray[np.int8]) -> float:
-    """log of how often the ops of a module and phase are resumed after those of another, on average."""
-    label = modules * 3 + phases
-    resumed = 1 + int(np.count_nonzero(np.diff(label)))
-    return float(np.log(resumed / max(len(np.unique(label)), 1)))
 
 
 KIND: Literal["schedule"] = "schedule"

@@ -1,13 +1,8 @@
 """`pretrain`: weights of the policy `schedule` for any problem, learned from simulated placements of many.
 
-Which weights of the list scheduler are worth knowing, over which groupings: drawn, varied, and chosen to do best
-together.
-
-`fit`: the gate and the ranker of `ScheduleNetwork`, from what its components led to on training problems.
-
-`held_out`: how good the guesses of a network are on problems that it was not trained on.
-
-`Tables`: what the list scheduler's weights led to on training problems, simulated once and kept in a folder.
+Weights of the list scheduler are drawn, varied and chosen to do best together (`draw`, `vary`); `Tables` keep their
+simulated step times in a folder; `fit` trains the gate and the ranker of `ScheduleNetwork` from them; `held_out` judges
+the guesses of a network on problems that it was not trained on.
 """
 
 from __future__ import annotations
@@ -97,10 +92,13 @@ def pretrain(
     if is_judged.any():
         judged = fit(_network(components, config), table.rows(np.flatnonzero(~is_judged)), config.steps)
         figures = held_out(judged, table.rows(np.flatnonzero(is_judged)))
-        say("best of some guesses over the best of all components, on held-out problems: " + _words(figures))
+        told = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
+        say(f"best of some guesses over the best of all components, on held-out problems: {told}")
     network = fit(_network(components, config), table, config.steps)
     path = folder / f"{KIND}.safetensors"
-    save_network(network, path, _about(config, table))
+    count = len(table.summary) + config.drawn_problems + config.varied_problems
+    about = f"rlplace pretrain --seed {config.seed}: {count} problems, torch {torch.__version__}"
+    save_network(network, path, about)
     result = {"schema": 1, "weights": str(path), "components": len(components), "held_out": figures}
     result["seconds"] = time.monotonic() - begin
     write_json_atomic(folder / FIGURES, result)
@@ -126,15 +124,6 @@ def _begin(config: PretrainConfig, folder: Path, resume: bool) -> None:
 
 def _network(components: list[tuple[str, tuple[float, ...]]], config: PretrainConfig) -> ScheduleNetwork:
     return ScheduleNetwork(Components.of(components), config.hidden, seed=config.seed)
-
-
-def _about(config: PretrainConfig, table: Table) -> str:
-    count = len(table.summary) + config.drawn_problems + config.varied_problems
-    return f"rlplace pretrain --seed {config.seed}: {count} problems, torch {torch.__version__}"
-
-
-def _words(figures: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
 
 
 RANGES = np.array([2.5, 2.5, 4.0, 6.0, 5.0, 1.0, 4.0, 3.0, 1.0])

@@ -1,11 +1,10 @@
 """`ProblemSource`: the problems that weights are trained on, each a function of a seed and a number.
 
-`random_host`: hosts that weights are trained on, made of the kinds of devices and wires that presets have.
+`random_host`: hosts made of the kinds of devices and wires that presets have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -68,13 +67,11 @@ class ProblemSource:
 
     def __init__(self, config: PretrainConfig) -> None:
         self._config = config
-        self._real: list[Callable[[], OpGraph]] = []
-        if config.captured:
-            self._real += [_Captured(workload, count) for workload, count in CAPTURED]
+        self._real: list[OpGraph | tuple[str, int]] = list(CAPTURED) if config.captured else []
         if config.graphs:
             from rlplace.graphs.formats import load_graph
 
-            self._real += [_Given(load_graph(path)) for path in config.graphs]
+            self._real += [load_graph(path) for path in config.graphs]  # other machines may not have the files
 
     def problem(self, stage: int, number: int) -> Problem:
         """A graph on a random host, with estimated costs and the default grouping.
@@ -88,7 +85,8 @@ class ProblemSource:
         if not self._real or draw.random() < self._config.synthetic:
             graph = _synthetic(draw)
         else:
-            graph = self._real[int(draw.integers(len(self._real)))]()
+            chosen = self._real[int(draw.integers(len(self._real)))]
+            graph = chosen if isinstance(chosen, OpGraph) else _capture(*chosen)
         problem = Problem.estimate(graph, host)
         if draw.random() >= TIGHT:
             return problem
@@ -103,28 +101,9 @@ class ProblemSource:
         return Problem.estimate(graph, replace(host, devices=devices))
 
 
-class _Captured:
-    """The captured step of a workload, cut into micro-batches."""
-
-    def __init__(self, workload: str, count: int) -> None:
-        self._workload, self._count = workload, count
-
-    def __call__(self) -> OpGraph:
-        return _capture(self._workload, self._count)
-
-
-class _Given:
-    """A graph that was in a file: other machines, which may not have the file, are given the graph."""
-
-    def __init__(self, graph: OpGraph) -> None:
-        self._graph = graph
-
-    def __call__(self) -> OpGraph:
-        return self._graph
-
-
 @lru_cache(maxsize=64)
 def _capture(workload: str, count: int) -> OpGraph:
+    """The captured step of a workload, cut into micro-batches."""
     from rlplace.session.steps import capture_workload
     from rlplace.workloads import build_for, parse_workload
 

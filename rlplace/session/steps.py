@@ -28,7 +28,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs, estimate_costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import check_present
-from rlplace.measure.isolate.profiling import profile_isolated
+from rlplace.measure.isolate.isolated_runner import profile_isolated
 from rlplace.measure.problem import Problem
 from rlplace.say import Say
 from rlplace.session.cut import WHOLE, CutOptions, number_only

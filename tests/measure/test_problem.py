@@ -1,4 +1,9 @@
-"""`Problem`: groups by rule under constraints, and draws that respect them."""
+"""`Problem`: groups by rule under constraints, and draws that respect them.
+
+What a wrong placement is told, one or a batch of them.
+
+Latencies and rates of routes over several links, by hand.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +24,14 @@ from torch import nn
 from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.graphs import capture
 from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs.grouping.groups import LATENCY_S, S_PER_BYTE, Grouping
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.hosts.host_file import save_host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import Placement
 from rlplace.measure.prediction_error import draw_mix
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Problem, check_allowed, check_range, check_together, mean_transfer, over_routes
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.rules import baselines
 
@@ -211,3 +216,59 @@ def test_a_word_stands_for_a_host_wherever_one_is_taken() -> None:
     Placement.of(problem, plan).require(problem.graph, "2xK80")
     with pytest.raises(FingerprintMismatch, match="another host"):
         Placement.of(problem, plan).require(problem.graph, "cores:1")
+
+
+GRAPH, HOST = op_graph([[], [0], [1]]), plain_host(3)
+
+
+def test_what_is_in_range_comes_back_as_an_array() -> None:
+    assert check_range([[0, 2], [1, 1]], 2, 3, one="op", where="here").tolist() == [[0, 2], [1, 1]]  # type: ignore[arg-type]
+    assert check_range(np.zeros((0, 2), dtype=np.int64), 2, 3, one="op", where="here").shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        (np.zeros((4, 3), dtype=np.int32), r"here: length is \(4, 3\), expected 2 devices, one for each op"),
+        (np.array([0.0, 1.0]), "here: dtype is 'float64', expected integers"),
+        (np.array([0, 3]), r"here: device is 3, expected 0\.\.2"),
+        (np.array([-1, 3]), r"here: device is -1, expected 0\.\.2"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(devices: np.ndarray, words: str) -> None:
+    with pytest.raises(InvalidValue, match=words):
+        check_range(devices, 2, 3, one="op", where="here")
+
+
+def test_the_first_op_that_is_parted_from_its_class_is_named() -> None:
+    members, leaders = np.array([1, 2]), np.array([0, 0])
+    check_together(np.array([[0, 0, 0], [2, 2, 2]]), GRAPH, members, leaders)
+    with pytest.raises(InvalidValue, match="op 'op2' away from 'op0'"):
+        check_together(np.array([[0, 0, 0], [2, 2, 1]]), GRAPH, members, leaders)
+
+
+def test_the_first_op_that_is_barred_is_named_with_where_it_may_be() -> None:
+    allowed = np.array([[True, True, True], [True, False, True], [True, True, True]])
+    check_allowed(np.array([[1, 0, 1], [1, 2, 1]]), GRAPH, HOST, allowed)
+    with pytest.raises(InvalidValue, match=r"op1.* on .*d1.*, expected one where it may run: d0, d2"):
+        check_allowed(np.array([[1, 0, 1], [1, 1, 1]]), GRAPH, HOST, allowed)
+
+
+def test_a_route_has_the_longest_latency_and_the_lowest_rate_of_its_links() -> None:
+    devices = tuple(Device(name, "Some device", "simulated", memory_bytes=1) for name in "abc")
+    links = (Link("up", 10.0, 0.25), Link("down", 50.0, 0.5))
+    names = {"ab": ("up", "down"), "ba": ("up",), "bc": ("down",), "cb": ("up",), "ac": ("down",), "ca": ()}
+    host = Host("star", devices, links, tuple(Route(*pair, over) for pair, over in names.items()))
+    assert over_routes(host, "latency_s", max, 0.0).tolist() == [[0.0, 0.5, 0.5], [0.25, 0.0, 0.5], [0.0, 0.25, 0.0]]
+    assert (1.0 / over_routes(host, "bandwidth_bytes_per_s", min, np.inf)).tolist() == [
+        [0.0, 0.1, 0.02],
+        [0.1, 0.0, 0.02],
+        [0.0, 0.1, 0.0],
+    ]
+
+
+def test_a_transfer_takes_what_the_routes_take_on_average() -> None:
+    host = plain_host(2, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    assert mean_transfer(host) == (0.5, 0.02)
+    handed_over = replace(host, routes=tuple(Route(r.source, r.destination, ()) for r in host.routes))
+    assert mean_transfer(handed_over) == (LATENCY_S, S_PER_BYTE)

@@ -24,6 +24,7 @@ from rlplace.graphs.formats.graphml import read_graphml
 from rlplace.graphs.formats.networkx_graph import MOST_COMPARED, check_spelling
 from rlplace.measure.host_model import Prior, load_learned_host
 from rlplace.measure.hosts.host_file import host_from_dict, load_host, parse_yaml
+from rlplace.policy.schedule_network import load_network
 from rlplace.training.config import TrainConfig
 from rlplace.workloads import parse_kept_workload, parse_workload
 
@@ -224,6 +225,18 @@ def test_names_that_nobody_reads_are_compared_up_to_a_number() -> None:
         row = dict.fromkeys([*names[:count], "flps"], 1)
         with pytest.raises(InvalidValue, match="flps") if is_refused else nullcontext():
             check_spelling([("n", row)], [], "g.json")
+
+
+def test_weights_of_many_empty_tensors_are_refused_unparsed(tmp_path: Path) -> None:
+    tensor = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    (tmp_path / "w.json").write_text('{"schema": 1, "kind": "schedule"}')
+    for count, words in ((70_000, "a header of"), (2, "")):
+        head = json.dumps({f"{'x' * 9000 if count == 2 else ''}{k}": tensor for k in range(count)}).encode()
+        (tmp_path / "w.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+        with pytest.raises((FileProblem, InvalidValue)) as caught:
+            load_network(tmp_path / "w.safetensors")
+        assert words in str(caught.value)
+        assert len(str(caught.value)) < 2000
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ PROFILES = """
 import os, sys, torch
 os.chdir(sys.argv[1])
 import rlplace
-from rlplace.measure.isolate.profiling import profile_isolated
+from rlplace.measure.isolate.isolated_runner import profile_isolated
 from rlplace.workloads import build, parse_workload
 model, inputs = torch.nn.Linear(3, 2), torch.ones(4, 3)
 for function in sys.argv[2:]:

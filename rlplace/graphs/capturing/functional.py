@@ -69,9 +69,13 @@ def _store(graph: torch.fx.Graph, replaced: Sequence[int]) -> None:
                 if user.target is aten.copy_.default and user.args[0] is place:
                     graph.erase_node(user)
         for place, value in zip(places, flat[count:], strict=True):
-            store = graph.call_function(aten.copy_.default, (place, value))
-            store.meta = {"custom": {"phase": "forward"}, "val": place.meta["val"]}
+            _add_store(graph, place, value)
     output.args = (flat[:count],)
+
+
+def _add_store(graph: torch.fx.Graph, place: Node, value: Node) -> None:
+    store = graph.call_function(aten.copy_.default, (place, value))
+    store.meta = {"custom": {"phase": "forward"}, "val": place.meta["val"]}
 
 
 def _traced_again(module: GraphModule) -> GraphModule:
@@ -239,8 +243,7 @@ class Versions:
         for node, version in self.version.items():
             if version and node.op == "placeholder":
                 place = next(fresh for fresh in self.new.nodes if fresh.name == node.name)
-                store = self.new.call_function(aten.copy_.default, (place, self._newest(node)))
-                store.meta = {"custom": {"phase": "forward"}, "val": node.meta["val"]}
+                _add_store(self.new, place, self._newest(node))
 
 
 def _functional_twin(node: Node) -> Any:

@@ -48,7 +48,8 @@ def portable(model: nn.Module) -> Iterator[None]:
     it runs.
     """
     had_onednn, had_cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
-    averaging = [module for module in model.modules() if isinstance(module, _BatchNorm) and _averages(module)]
+    updating = updating_norms(model).values()
+    averaging = [norm for norm in updating if norm.momentum is None and norm.num_batches_tracked is not None]
     masked = [module for module in model.modules() if _compares_masks(module)]
     torch._C._set_mkldnn_enabled(False)
     torch._C._set_cudnn_enabled(False)
@@ -81,18 +82,6 @@ def original_of(model: nn.Module) -> nn.Module:
     while type(model).__name__ == "OptimizedModule" and isinstance(original := model._orig_mod, nn.Module):
         model = original
     return model
-
-
-def _averages(norm: _BatchNorm) -> bool:
-    return (
-        type(norm).forward is _BatchNorm.forward
-        and norm.training
-        and norm.momentum is None
-        and norm.running_mean is not None
-        and norm.running_var is not None
-        and norm.num_batches_tracked is not None
-        and "forward" not in vars(norm)
-    )
 
 
 def _cumulative_norm(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:

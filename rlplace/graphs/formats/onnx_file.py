@@ -341,7 +341,14 @@ def fix_inputs(model: Any, dims: Mapping[str, int], path: Path) -> None:
             key = place if place in sizes else label
             if key not in sizes:
                 if axis > 0:
-                    raise _no_size(value, axis, label, path)
+                    known = [each.dim_value or each.dim_param or "?" for each in value.type.tensor_type.shape.dim]
+                    raise InvalidValue(
+                        f"input {shortened(value.name)!r}",
+                        f"of shape ({shortened(', '.join(map(str, known)))})",
+                        "sizes that are known",
+                        where=str(path),
+                        hint=f"Say the size of its dimension {axis}: dims={{{label!r}: 128}}, or --dims {label}=128.",
+                    )
                 sizes[key] = 1
             used.add(key)
             dim.dim_value = sizes[key]
@@ -499,17 +506,6 @@ def _num_elements(shape: Any) -> int:
 def _is_small(shape: tuple[int, ...]) -> bool:
     """Whether a value can be worked out; a size of 0 hides no large one, which a step in between may have."""
     return math.prod(max(size, 1) for size in shape) <= _LARGEST_FOLDED
-
-
-def _no_size(value: Any, axis: int, label: str, path: Path) -> InvalidValue:
-    sizes = ", ".join(str(dim.dim_value or dim.dim_param or "?") for dim in value.type.tensor_type.shape.dim)
-    return InvalidValue(
-        f"input {shortened(value.name)!r}",
-        f"of shape ({shortened(sizes)})",
-        "sizes that are known",
-        where=str(path),
-        hint=f"Say the size of its dimension {axis}: dims={{{label!r}: 128}}, or --dims {label}=128.",
-    )
 
 
 Shape = tuple[int, ...]

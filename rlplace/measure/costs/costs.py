@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Device, Host
-from rlplace.records import described
+from rlplace.records import described, read_record
 from rlplace.say import counted
 
-LARGEST = 1 << 50
-"""Bytes of scratch beyond which a file is not believed."""
+_WORKSPACES: Any = dict[str, dict[str, tuple[tuple[Annotated[int, Field(ge=0, le=1 << 50)], ...], ...]]]
+"""Bytes of scratch as a file has them; more of them are not believed."""
 
 CostSource = Literal["estimated", "profiled", "given"]
 
@@ -73,14 +74,11 @@ def read_workspaces(rows: object, shape: tuple[int, ...], where: str) -> NDArray
     """
     if rows is None:
         return None
-    expected = f"{shape[0]} rows of {shape[1]} whole numbers >= 0, or null"
-    is_table = isinstance(rows, list) and len(rows) == shape[0]
-    for row in rows if isinstance(rows, list) and is_table else ():
-        is_table = is_table and isinstance(row, list) and len(row) == shape[1]
-        is_table = is_table and all(type(value) is int and 0 <= value <= LARGEST for value in row)
-    if not is_table:
+    table = read_record(_WORKSPACES, {"costs": {"workspace_bytes": rows}}, where)["costs"]["workspace_bytes"]
+    if len(table) != shape[0] or {len(row) for row in table} - {shape[1]}:
+        expected = f"{shape[0]} rows of {shape[1]} whole numbers >= 0, or null"
         raise InvalidValue("costs.workspace_bytes", described(rows), expected, where=where)
-    return np.array(rows, dtype=np.int64).reshape(shape)
+    return np.array(table, dtype=np.int64).reshape(shape)
 
 
 def _checked_workspaces(workspace_bytes: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.int64]:

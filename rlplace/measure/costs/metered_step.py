@@ -1,6 +1,6 @@
-"""`MeteredStep`: a placed step that says what each device really held.
+"""`MeteredStep`: a placed step that counts the memory of each device while it runs.
 
-`recorded`: what the calling thread allocates and frees, as PyTorch's allocator of the CPU's memory reports it.
+`recorded` records what the calling thread allocates and frees, as PyTorch's allocator of the CPU's memory reports it.
 """
 
 from __future__ import annotations
@@ -145,14 +145,11 @@ class MeteredStep(PlacedStep):
 
     def _resident_bytes(self) -> NDArray[np.int64]:
         """(D,) bytes of the storages that stay on each device from step to step."""
-        held = np.zeros(self._host.num_devices, dtype=np.int64)
+        held = []
         for device, items in enumerate(self._code.items):
-            sizes: dict[int, int] = {}
-            for tensor in self._resident_tensors(device, items):
-                storage = tensor.untyped_storage()
-                sizes[storage.data_ptr()] = storage.nbytes()
-            held[device] = sum(sizes.values())
-        return held
+            storages = (tensor.untyped_storage() for tensor in self._resident_tensors(device, items))
+            held.append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
+        return np.array(held, dtype=np.int64)
 
     def _resident_tensors(self, device: int, items: tuple[int, ...]) -> Iterator[Any]:
         for item in items:

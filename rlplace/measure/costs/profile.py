@@ -337,10 +337,8 @@ def share_by_signature(signatures: tuple[str, ...], samples_s: NDArray[np.float6
     members: dict[str, list[int]] = defaultdict(list)
     for op, name in enumerate(signatures):
         members[name].append(op)
-    shared = np.empty_like(own)
-    for ops in members.values():
-        shared[ops] = np.mean(own[ops])
-    return shared
+    mean = {name: float(np.mean(own[ops])) for name, ops in members.items()}
+    return np.array([mean[name] for name in signatures])
 
 
 def _trace_device(

@@ -1,6 +1,7 @@
-"""Channels: how a tensor gets from the device that made it to one that reads it, while both run.
+"""Channels: each carries one tensor of a plan from the device that made it to one that reads it, while both run.
 
-`Streams`: those of a crew's GPUs, one to compute on each device and a pair for copies from each to each other.
+`Streams` holds the streams of a crew's GPUs: one to compute on for each device, and a pair for copies from each device
+to each other.
 """
 
 from __future__ import annotations
@@ -58,22 +59,20 @@ def make_channel(
     return CudaChannel(source, destination, streams, is_traced=is_traced)
 
 
-class CpuChannel:
-    """A real copy made by the destination core's thread; for a hand-over, the reference itself.
+class _Handshake:
+    """The slot of a channel and its two signals: the tensor is ready, the original was copied.
 
-    A lock that starts locked is a signal that is used once a step: the sender releases it, the receiver takes it and
-    so leaves it locked for the next step.
+    A lock that starts locked is a signal that is used once a step: one side releases it, the other takes it and so
+    leaves it locked for the next step.
     """
 
-    def __init__(self, *, is_copy: bool) -> None:
-        self._is_copy = is_copy
+    def __init__(self) -> None:
         self._slot: torch.Tensor | None = None
         self._is_aborted = False
         self._ready, self._copied = threading.Lock(), threading.Lock()
         self._ready.acquire()
         self._copied.acquire()
         self.wait_ready = self._ready.acquire
-        self.wait_copied = self._copied.acquire
         self.acknowledge = self._copied.release
 
     def send(self, tensor: torch.Tensor) -> None:
@@ -83,14 +82,10 @@ class CpuChannel:
             return
         self._ready.release()
 
-    def take(self) -> torch.Tensor:
-        tensor = self._slot
+    def _taken(self) -> torch.Tensor:
+        tensor, self._slot = self._slot, None
         assert tensor is not None, "nothing was sent"
-        self._slot = None
-        return tensor.clone() if self._is_copy else tensor
-
-    def wait_arrived(self) -> None:
-        """Nothing: what was taken is there."""
+        return tensor
 
     def abort(self) -> None:
         self._is_aborted = True
@@ -98,7 +93,23 @@ class CpuChannel:
         release_all((self._ready, self._copied))
 
 
-class CudaChannel:
+class CpuChannel(_Handshake):
+    """A real copy made by the destination core's thread; for a hand-over, the reference itself."""
+
+    def __init__(self, *, is_copy: bool) -> None:
+        super().__init__()
+        self._is_copy = is_copy
+        self.wait_copied = self._copied.acquire
+
+    def take(self) -> torch.Tensor:
+        tensor = self._taken()
+        return tensor.clone() if self._is_copy else tensor
+
+    def wait_arrived(self) -> None:
+        """Nothing: what was taken is there."""
+
+
+class CudaChannel(_Handshake):
     """A copy on a stream of its own: it waits for the producer by an event and holds up neither device's compute.
 
     What the destination launches between `take` and `wait_arrived` runs beside the copy.
@@ -112,33 +123,22 @@ class CudaChannel:
     """
 
     def __init__(self, source: Device, destination: Device, streams: CopyStreams, *, is_traced: bool = False) -> None:
+        super().__init__()
         self._source, self._destination = torch_device(source), torch_device(destination)
         self._streams = streams
-        self._slot: torch.Tensor | None = None
         self._staging: torch.Tensor | None = None  # of a copy from the host; its last one is done before the next step
         self._produced = cuda.event() if source.backend == "cuda" else None
         self.device = destination if destination.backend == "cuda" else source
         self.began = cuda.event(is_timed=True) if is_traced else None
         self.arrived = cuda.event(is_timed=is_traced)
-        self._is_aborted = False
-        self._ready, self._copied = threading.Lock(), threading.Lock()
-        self._ready.acquire()
-        self._copied.acquire()
-        self.wait_ready = self._ready.acquire
 
     def send(self, tensor: torch.Tensor) -> None:
-        if self._produced is not None:  # before the tensor is there: who is woken by `abort` may take it at once
+        if self._produced is not None:  # before the tensor is there: a thread that `abort` wakes may take it at once
             cuda.record(self._produced, cuda.current_stream(self._source))
-        self._slot = tensor
-        if self._is_aborted:  # looked at after the slot was filled, as `abort` clears it after it said so
-            self._slot = None
-            return
-        self._ready.release()
+        super().send(tensor)
 
     def take(self) -> torch.Tensor:
-        tensor = self._slot
-        assert tensor is not None, "nothing was sent"
-        self._slot = None
+        tensor = self._taken()
         if self._source.type == "cpu":
             return self._from_host(tensor)
         with contextlib.ExitStack() as launching:
@@ -178,19 +178,11 @@ class CudaChannel:
         if event is not None:
             cuda.record(event, self._streams.incoming)
 
-    def acknowledge(self) -> None:
-        self._copied.release()
-
     def wait_copied(self) -> bool:
         self._copied.acquire()
         if self._produced is not None and not self._is_aborted:
             cuda.wait(cuda.current_stream(self._source), self.arrived)
         return True
-
-    def abort(self) -> None:
-        self._is_aborted = True
-        self._slot = None
-        release_all((self._ready, self._copied))
 
 
 def _pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -200,9 +192,9 @@ def _pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def release_all(locks: Iterable[threading.Lock]) -> None:
-    """Wakes whoever waits for one of `locks`."""
+    """Wakes the threads that wait for `locks`."""
     for lock in locks:
-        with contextlib.suppress(RuntimeError):  # nobody waits, or the other side was faster
+        with contextlib.suppress(RuntimeError):  # no thread waits, or the other side was faster
             lock.release()
 
 

@@ -1,12 +1,7 @@
-"""`generate`: from a plan to straight-line Python, one function a device: what the runner's threads execute.
+"""`generate`: from a plan to straight-line Python, one function a device, which the runner's threads execute.
 
-`Expressions`: the ATen calls and views of a program as Python source, for one device.
-
-`gang_signals`: where a gang takes over from its members or they from it, and so waits for them.
-
-`StepCode`: the generated code of one plan, and what its names stand for.
-
-`update_runs`: updates of a device that follow each other in a plan, to be done by one fused call.
+`StepCode` is the generated code, `Expressions` writes the ATen calls and views of one device, `gang_signals` finds
+where a gang and its members wait for each other, and `update_runs` the updates that one fused call does.
 """
 
 from __future__ import annotations
@@ -78,21 +73,11 @@ class _Generator:
         updated = set(graph.mutation_tensor.tolist())
         self.acknowledged = frozenset(k for k, tensor in enumerate(plan.transfer_tensor.tolist()) if tensor in updated)
         is_copy = {(r.source, r.destination): bool(r.links) for r in host.routes}
-        names = [device.name for device in host.devices]
-        producer_device = plan.devices[graph.tensor_op]
-        self.is_handover = tuple(
-            not is_copy[names[producer_device[tensor]], names[destination]]
-            for tensor, destination in zip(
-                plan.transfer_tensor.tolist(), plan.transfer_destination.tolist(), strict=True
-            )
-        )
-        gpus = {device.name for device in host.devices if device.backend == "cuda"}
-        self.is_late = tuple(  # by transfer: a copy that goes on once it was taken
-            not gpus.isdisjoint((names[producer_device[tensor]], names[destination]))
-            for tensor, destination in zip(
-                plan.transfer_tensor.tolist(), plan.transfer_destination.tolist(), strict=True
-            )
-        )
+        sources, destinations = plan.devices[graph.tensor_op[plan.transfer_tensor]], plan.transfer_destination
+        ends = [(host.devices[a], host.devices[b]) for a, b in zip(sources, destinations, strict=True)]
+        self.is_handover = tuple(not is_copy[source.name, destination.name] for source, destination in ends)
+        # by transfer: a copy that goes on once it was taken
+        self.is_late = tuple("cuda" in (source.backend, destination.backend) for source, destination in ends)
         self.is_split, self.second = second is not None, frozenset(second or ())
         self.signals = gang_signals(graph, host, plan, self.is_handover, self.second)
         gradients = [*self.program.gradients.values(), *self.program.input_gradients.values()]
@@ -425,7 +410,7 @@ def gang_signals(
         graph: with its program.
         host: with its gangs.
         plan: made for both.
-        is_handover: by transfer: it keeps nobody busy.
+        is_handover: by transfer: it keeps no device busy.
         second: items of the second part of a step in two parts, the last ones of the plan's sequence.
     """
     program, n, indices = require_program(graph), graph.num_ops, host.device_index
@@ -497,7 +482,7 @@ def update_runs(
     """Every update among `items`, in runs as long as may be.
 
     Nothing lies between the updates of a run, so that doing all of them where the last one stands keeps the plan: no
-    tensor is made meanwhile, and nobody waits for an update but a later op of the same device. PyTorch's fused kernels
+    tensor is made meanwhile, and only later ops of the same device wait for an update. PyTorch's fused kernels
     take each parameter by itself, so a run computes what its updates do one by one, to the bit.
 
     Args:

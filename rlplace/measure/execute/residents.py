@@ -81,7 +81,7 @@ class Residents:
         return self._states[key]
 
     def adopt(self, op: int, device: int, value: torch.Tensor | UpdateState) -> None:
-        """Has the tensor of source op `op`, or the state of update `op`, in common with whoever made it."""
+        """Has the tensor of source op `op`, or the state of update `op`, in common with its maker."""
         if isinstance(value, UpdateState):
             self._states[self.at(op, device)] = value
         else:
@@ -201,7 +201,7 @@ class GradientsOut:
             self._into, self._fresh, self._loss_scale = None, (), 1.0
 
     def taker(self, names: Sequence[str]) -> Updater:
-        """Takes the gradients of parameters `names`: drops them if nobody asked."""
+        """Takes the gradients of parameters `names`: drops them unless they are asked for."""
 
         def take(*gradients: torch.Tensor) -> None:
             if self._into is not None:
@@ -272,13 +272,14 @@ def gpu_capacities(host: Host) -> dict[torch.device, int]:
     capacities: dict[torch.device, int] = defaultdict(int)
     for device in host.devices:
         if device.backend == "cuda":
-            capacities[torch_device(device)] += max(device.memory_bytes - device.context_bytes, 0)
+            index, _ = cuda.parse_name(device.name) or (0, 0)
+            capacities[torch.device("cuda", index)] += max(device.memory_bytes - device.context_bytes, 0)
     return dict(capacities)
 
 
 @contextlib.contextmanager
 def limited_memory(host: Host) -> Iterator[None]:
-    """While active, allocations beyond what `host` says fail as out of memory, whoever makes them in this process.
+    """While active, allocations beyond what `host` says in this process fail as out of memory.
 
     So a host file that says 8 GB is true on a GPU of 80 GB. Of cores nothing is limited.
     """

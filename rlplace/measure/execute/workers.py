@@ -1,6 +1,6 @@
-"""One thread a device: it stays pinned, keeps its settings, and runs that device's part of a step when told.
+"""The worker threads, one a device: each stays pinned, keeps its settings, and runs that device's part of a step.
 
-Clocks of a traced step: when an item of the plan began and ended, on a core or on a GPU's compute stream.
+Clocks tell when an item of a traced step began and ended, on a core or on a GPU's compute stream.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Worker:
 
     Attributes:
         device: where it runs.
-        is_busy: whether it was given a job whose end nobody has seen.
+        is_busy: whether it has a job whose end was not waited for yet.
         suspended_s: seconds for which this process was suspended during the last `wait`.
     """
 

@@ -350,7 +350,7 @@ def explain(
         timeline: of a step of it.
         method: what found it.
         step_time_s: its median step time; by default that of the timeline.
-        spread_s: half the interquartile range of the steps that it is the median of; 0 where nobody knows.
+        spread_s: half the interquartile range of the steps that it is the median of; 0 where it is unknown.
         alternatives: what the step would cost otherwise.
 
     Raises:
@@ -412,8 +412,7 @@ def advise_on(explanation: Explanation) -> Advice:
     if not explanation.explained_s or not explanation.step_time_s:
         return Advice("keep", "Keep this placement: the step takes no time.")
     for name, rule in RULES.items():
-        sentence = rule(explanation)
-        if sentence:
+        if sentence := rule(explanation):
             return Advice(name, sentence)
     return Advice("keep", _keep(explanation))
 
@@ -429,9 +428,8 @@ def _use_eager(explanation: Explanation) -> str:
     single_s = _step_s(explanation, ONE_DEVICE)
     if eager_s is None or eager_s > AS_GOOD * min(explanation.step_time_s, single_s or explanation.step_time_s):
         return ""
-    if eager_s < explanation.step_time_s:
-        return f"Use eager: it is faster ({_ms(eager_s)} a step, {_ms(explanation.step_time_s)} as placed)."
-    return f"Use eager: it is as fast ({_ms(eager_s)} a step, {_ms(explanation.step_time_s)} as placed)."
+    how = "faster" if eager_s < explanation.step_time_s else "as fast"
+    return f"Use eager: it is {how} ({_ms(eager_s)} a step, {_ms(explanation.step_time_s)} as placed)."
 
 
 def _one_device(explanation: Explanation) -> str:

@@ -221,7 +221,7 @@ class Explanation:
     alternatives: tuple[Alternative, ...]
     advice: Advice
     spread_s: Seconds = 0.0
-    """Half the interquartile range of the measured steps; 0 where they were simulated, or nobody said."""
+    """Half the interquartile range of the measured steps; 0 where they were simulated, or where it is unknown."""
     disturbed: str = ""
     """Why what was measured is to be doubted, in a sentence; empty where nothing shows."""
 

@@ -1,10 +1,7 @@
-"""`HostModel`: the factors that explain measured step times best, and how sure that is.
+"""`HostModel`: the factors that explain measured step times best, and their uncertainty.
 
-`FitConfig`: how measured step times are weighed, and how long a fit descends.
-
-`PathTerms`: critical paths as sums of terms, each of which scales with a few factors.
-
-What critical paths are made of: seconds, bytes and latencies, summed up by the factors that they depend on.
+`FitConfig` weighs the measured step times and bounds the fit. `PathTerms` writes critical paths as sums of terms
+(seconds, bytes, latencies), each of which scales with a few factors.
 """
 
 from __future__ import annotations
@@ -22,11 +19,13 @@ from rlplace.errors import InvalidValue
 from rlplace.jit import Floats, Ints, Longs, kernel
 from rlplace.measure.host_model.learned_host import Posterior
 from rlplace.measure.host_model.scales import LARGEST, Scales
+from rlplace.measure.hosts.host import AtLeastOne, NotNegative, Positive
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.scratch import PlanBatch
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.records import Count, record
 
 SMALLEST_S = 1e-12
 """A path is taken to be at least this long where launches and co-running, which are not linear, make it shorter."""
@@ -288,47 +287,35 @@ def _loss(residuals: NDArray[np.float64], moved: NDArray[np.float64]) -> float:
     return 0.5 * float(residuals @ residuals + moved @ moved)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class FitConfig:
     """How measured step times are weighed against each other and against the prior."""
 
-    noise: float = 0.01
+    noise: NotNegative = 0.01
     """Standard deviation of a measured step time, as a share of it, where none is given with it."""
-    least_noise: float = 0.005
+    least_noise: NotNegative = 0.005
     """Of a measurement whose samples are closer together by luck."""
-    misfit: float = 0.01
+    misfit: NotNegative = 0.01
     """What no factors explain of the fastest plans, likewise: the model is not the host."""
-    far: float = 0.1
-    """How much more it is of a plan that takes e times the fastest: where nobody wants to be, the fit may be worse."""
-    max_rounds: int = 12
+    far: NotNegative = 0.1
+    """How much more it is of a plan that takes e times the fastest: slow plans may be fitted worse."""
+    max_rounds: AtLeastOne = 12
     """How often the fit looks for paths that it does not know."""
-    max_iterations: int = 8
+    max_iterations: AtLeastOne = 8
     """Steps of Levenberg-Marquardt between two looks."""
-    sharpness: float = 1e3
+    sharpness: Positive = 1e3
     """Of the soft maximum over a plan's paths: k paths of one length count as one that is log(k) / sharpness longer."""
-    paths: int = 12
+    paths: AtLeastOne = 12
     """Paths of a plan that are kept, the longest."""
-    draw_tolerance: float = 0.02
+    draw_tolerance: NotNegative = 0.02
     """A round of a draw's fit that gains less than this share of the loss is the last: it need not be the best, but
     what was measured must not rule it out."""
-    draw_rounds: int = 4
+    draw_rounds: AtLeastOne = 4
     """As `max_rounds`, of a draw's fit."""
-    restarts: int = 4
+    restarts: Count = 4
     """Descents from elsewhere, at most, while the factors explain less than they should."""
-    tolerance: float = 1e-4
+    tolerance: NotNegative = 1e-4
     """A step that gains less than this share of the loss is the last."""
-
-    def __post_init__(self) -> None:
-        for name in ("noise", "least_noise", "misfit", "far", "tolerance", "draw_tolerance"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise InvalidValue(name, getattr(self, name), "a finite number >= 0", where="host model")
-        if self.restarts < 0:
-            raise InvalidValue("restarts", self.restarts, "at least 0", where="host model")
-        if not self.sharpness > 0:
-            raise InvalidValue("sharpness", self.sharpness, "more than 0", where="host model")
-        for name in ("max_rounds", "max_iterations", "paths", "draw_rounds"):
-            if getattr(self, name) < 1:
-                raise InvalidValue(name, getattr(self, name), "at least 1", where="host model")
 
 
 DIFFERENCE = 1e-3

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -375,7 +375,7 @@ class Scales:
         seconds = self.problem.costs.op_time_s * factors[self.type_at] * factors[self.device_at]
         if self.overhead_at >= 0:
             seconds = seconds + np.where(self._runs, self.prior.overhead_s * factors[self.overhead_at], 0.0)[:, None]
-        changed: dict[str, object] = {}
+        changed: dict[str, Any] = {}
         if self.dispatch_at >= 0:
             dispatch_s = (host.dispatch_s or self.prior.dispatch_s) * float(factors[self.dispatch_at])
             copy_s = (host.copy_dispatch_s or self.prior.dispatch_s) * float(factors[self.dispatch_at])
@@ -393,10 +393,8 @@ class Scales:
             )
             for index, link in enumerate(host.links)
         )
-        host = dataclasses.replace(host, **changed)  # type: ignore[arg-type]
-        return dataclasses.replace(
-            self.problem, host=host, costs=dataclasses.replace(self.problem.costs, op_time_s=seconds)
-        )
+        costs = dataclasses.replace(self.problem.costs, op_time_s=seconds)
+        return dataclasses.replace(self.problem, host=dataclasses.replace(host, **changed), costs=costs)
 
     def _known(self, items: list[Scale], knowledge: HostKnowledge) -> list[Scale]:
         """The factors as other workloads taught them; how they depend on each other is kept as the root."""
@@ -415,13 +413,13 @@ class Scales:
 
 def median_of(host: Host, prior: Prior, kind: Kind) -> float:
     """The prior's figure that factors of this kind are on; 0 where the problem gives one."""
-    if kind == "overhead":
-        return prior.overhead_s
-    if kind == "dispatch":
-        return 0.0 if host.dispatch_s else prior.dispatch_s
-    if kind == "co-run":
-        return 0.0 if any(value > 0 for row in host.corun_slowdown for value in row) else prior.corun
-    return 0.0
+    has_corun = any(value > 0 for row in host.corun_slowdown for value in row)
+    medians: dict[Kind, float] = {
+        "overhead": prior.overhead_s,
+        "dispatch": 0.0 if host.dispatch_s else prior.dispatch_s,
+        "co-run": 0.0 if has_corun else prior.corun,
+    }
+    return medians.get(kind, 0.0)
 
 
 def _numbered(words: object) -> tuple[NDArray[np.int64], list[str]]:

@@ -1,14 +1,10 @@
-"""This machine as a `Host`: its GPUs, else its CPU cores.
-
-The GPUs of this machine as a `Host`: each as one device or as several, the CPU beside them or not.
-
-How much of a memory that was detected a step may fill.
-"""
+"""This machine as a `Host`: its GPUs, each as one device or as several, with or without the CPU; else its CPU cores."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import permutations
 from typing import Literal
 
 from rlplace import cuda
@@ -48,16 +44,9 @@ def detect_host(
     Raises:
         InvalidValue: more cores asked for than there are, GPUs where there is none, or too many parts of each.
     """
-    name = f"{kind}/{num_parts}" if num_parts != 1 else kind
-    name = f"{name}+cpu" if with_cpu else name
+    name = f"{kind}{f'/{num_parts}' if num_parts != 1 else ''}{'+cpu' if with_cpu else ''}"
     if kind != "cores" and cuda.num_gpus():
-        return gpu_host(
-            name,
-            num_parts=num_parts,
-            with_cpu=with_cpu,
-            cores=usable_cores(),
-            ram_bytes=_ram_bytes(),
-        )
+        return gpu_host(name, num_parts=num_parts, with_cpu=with_cpu, cores=usable_cores(), ram_bytes=_ram_bytes())
     if kind == "cuda":
         hint = "PyTorch sees no GPU here (`rlplace doctor` tells why). Use `cores`: the cores of the CPU."
         raise InvalidValue("host", name, "a word for devices of this machine", hint=hint)
@@ -75,29 +64,22 @@ def _core_host(num_devices: int | None, cores_per_device: int, *, gangs: bool) -
             f"at most {len(cores)} cores in all",
             hint="Ask for fewer devices or fewer cores a device.",
         )
-    ram_bytes = usable_bytes(_ram_bytes())
+    ram_bytes = _ram_bytes()
     kind = "cpu-core" if cores_per_device == 1 else f"cpu-{cores_per_device}cores"
     devices = [
-        _core_device(f"cpu:{index}", kind, cores[index * cores_per_device : (index + 1) * cores_per_device], ram_bytes)
+        _cpu(f"cpu:{index}", kind, cores[index * cores_per_device : (index + 1) * cores_per_device], ram_bytes)
         for index in range(num_devices)
     ]
-    singles = list(devices)
     if gangs and num_devices > 1:
-        members = tuple(device.name for device in singles)
-        used = cores[: num_devices * cores_per_device]
-        gang = _core_device(f"cpu:0-{num_devices - 1}", f"cpu-gang-{len(used)}", used, ram_bytes, members)
-        devices.append(gang)
-    links, routes = [], []
-    for source in devices:
-        for destination in devices:
-            if source is destination:
-                continue
-            if source.members or destination.members:
-                routes.append(Route(source.name, destination.name, ()))
-                continue
-            link = Link(f"{source.name}->{destination.name}", CORE_COPY_BYTES_PER_S, CORE_COPY_LATENCY_S)
-            links.append(link)
-            routes.append(Route(source.name, destination.name, (link.name,), blocks_destination=True))
+        members, used = tuple(device.name for device in devices), cores[: num_devices * cores_per_device]
+        devices.append(_cpu(f"cpu:0-{num_devices - 1}", f"cpu-gang-{len(used)}", used, ram_bytes, members))
+    routes = [
+        Route(one.name, other.name, ())
+        if one.members or other.members
+        else Route(one.name, other.name, (f"{one.name}->{other.name}",), blocks_destination=True)
+        for one, other in permutations(devices, 2)
+    ]
+    links = [Link(name, CORE_COPY_BYTES_PER_S, CORE_COPY_LATENCY_S) for route in routes for name in route.links]
     return Host(
         name="cores" if cores_per_device == 1 else f"cores:{num_devices}x{cores_per_device}",
         devices=tuple(devices),
@@ -108,17 +90,15 @@ def _core_host(num_devices: int | None, cores_per_device: int, *, gangs: bool) -
     )
 
 
-def _core_device(
-    name: str, kind: str, cores: tuple[int, ...], memory_bytes: int, members: tuple[str, ...] = ()
-) -> Device:
+def _cpu(name: str, kind: str, cores: tuple[int, ...], ram_bytes: int, members: tuple[str, ...] = ()) -> Device:
     return Device(
         name=name,
         kind=kind,
         backend="cpu",
-        memory_bytes=memory_bytes,
+        memory_bytes=usable_bytes(ram_bytes),
         memory_pool="ram",
         dispatcher="interpreter",
-        cores=tuple(cores),
+        cores=cores,
         members=members,
     )
 
@@ -164,8 +144,9 @@ def gpu_host(name: str, *, num_parts: int = 1, with_cpu: bool = False, cores: tu
     launching = cores[: min(count * num_parts, len(cores) // 2)] if with_cpu else ()
     devices = [part for index in range(count) for part in _parts(index, num_parts, launching)]
     if with_cpu:
-        devices.append(_cpu(cores[len(launching) :], ram_bytes))
-    routes = tuple(_routes(devices))
+        left = cores[len(launching) :]
+        devices.append(_cpu("cpu", f"cpu-{len(left)}cores", left, ram_bytes))
+    routes = tuple(_route(source, destination) for source, destination in permutations(devices, 2))
     return Host(
         name=name,
         devices=tuple(devices),
@@ -192,29 +173,10 @@ def _parts(index: int, num_parts: int, launching: tuple[int, ...]) -> Iterator[D
         )
 
 
-def _cpu(cores: tuple[int, ...], ram_bytes: int) -> Device:
-    return Device(
-        name="cpu",
-        kind=f"cpu-{len(cores)}cores",
-        backend="cpu",
-        memory_bytes=usable_bytes(ram_bytes),
-        memory_pool="ram",
-        dispatcher="interpreter",
-        cores=cores,
-    )
-
-
-def _routes(devices: list[Device]) -> Iterator[Route]:
+def _route(source: Device, destination: Device) -> Route:
     """A link for each pair holds the pair's own figures; those that copies share make them wait for each other."""
-    for source in devices:
-        for destination in devices:
-            if source is destination:
-                continue
-            own = f"{source.name}->{destination.name}"
-            here, there = _port(source), _port(destination)
-            yield Route(
-                source.name, destination.name, (own,) if here == there else (f"{here} up", f"{there} down", own)
-            )
+    own, here, there = f"{source.name}->{destination.name}", _port(source), _port(destination)
+    return Route(source.name, destination.name, (own,) if here == there else (f"{here} up", f"{there} down", own))
 
 
 def _port(device: Device) -> str:

@@ -30,6 +30,7 @@ Printable = Annotated[str, Field(max_length=1000), AfterValidator(_printable)]
 """Names are shown in terminals and written into programs: a stranger's host file may hold any letters."""
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
+AtLeastOne = Annotated[Whole, Field(ge=1)]
 
 
 _DTYPES = """
@@ -55,7 +56,7 @@ class Device:
     """Capacity for one step's tensors; a peak above it is `oom`."""
     memory_pool: Printable = ""
     """Devices with the same non-empty pool share one memory of `memory_bytes` (cores share one RAM)."""
-    memory_granularity_bytes: Annotated[Whole, Field(ge=1)] = 1
+    memory_granularity_bytes: AtLeastOne = 1
     """Every allocation is rounded up to a multiple of this."""
     context_bytes: Count = 0
     """Held from the start, whatever the placement."""
@@ -123,7 +124,7 @@ class Host:
     dispatch_order: DispatchOrder = "plan"
     """`plan`: a dispatcher is one thread that launches in plan order; `request`: a lock that each device's thread takes
     for a launch, in order of request (ties by device index)."""
-    run_ahead: Annotated[Whole, Field(ge=1)] = 1024
+    run_ahead: AtLeastOne = 1024
     """An op's launch begins only when the op this many places before it in its device's order has ended; 1 launches
     on an idle device only (a CPU core launches what it runs)."""
     corun_slowdown: tuple[tuple[NotNegative, ...], ...] = ()

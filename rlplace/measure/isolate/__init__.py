@@ -1,7 +1,11 @@
 """Measuring in a process of its own, so that a placement that breaks it costs that placement alone.
 
-`isolated_runner` is the side that asks: it has the interface of `HostRunner`, replaces a worker that died and races the
-rest again. `worker` is the side that runs; `process` starts, watches and ends it and explains its death, `lifeline`
-ends one whose starter is gone. `packing` sends a captured program, `messages` is the protocol between the two,
-`memory_watch` limits the memory of placements. `profiling` profiles ops in a worker.
+`multiprocessing` pools, loky and pebble fork or import the user's main module again, copy tensors through pipes, and
+break the whole pool when one worker crashes. Here a worker starts without either, shares the tensors' memory, tells by
+a shared page which op it runs while it hangs in native code, and stays pinned to its cores between measurements.
+
+`isolated_runner` is the parent: it has the interface of `HostRunner`, replaces a worker that died and races the rest
+again. `worker` is the child; `process` starts, watches and ends it and explains its death, `lifeline` ends one whose
+parent is gone. `messages` is the protocol between the two, `packing` sends a captured program, and `memory_watch`
+limits the memory of placements.
 """

@@ -1,6 +1,7 @@
 """`IsolatedRunner`: a `HostRunner` in a process of its own, which is replaced when a placement breaks it.
 
 `wait_for` waits for a worker's answer and tells why a worker died. `make_runner` chooses between the two runners.
+`profile_isolated` profiles ops in a worker.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from rlplace.errors import RlplaceError, RunnerError
+from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.costs.profile import profile_costs
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.isolate.messages import (
     BETWEEN_S,
@@ -30,7 +36,6 @@ from rlplace.measure.isolate.messages import (
     STOPPED_S,
     Ask,
     Done,
-    Failed,
     Fault,
     Profile,
     Race,
@@ -38,7 +43,6 @@ from rlplace.measure.isolate.messages import (
     Said,
     Setup,
     Step,
-    Timed,
     TimeLimits,
     TorchSettings,
     Trace,
@@ -49,7 +53,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan, Timeline, single_device_plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.timing.eager_step import EagerRecipe, Other, Recipe
-from rlplace.measure.timing.host_runner import HostRunner, Planner
+from rlplace.measure.timing.host_runner import LONGEST_S, HostRunner, Planner
 from rlplace.measure.timing.outcomes import all_lost, lost_of, status_of
 from rlplace.measure.timing.race import LOOKS_EVERY_S, REFERENCE, RaceProtocol, Suspensions, Timer
 from rlplace.measure.timing.threads import usable_cores
@@ -157,12 +161,12 @@ def wait_for(
         return _dead(process, asked)
 
 
-def _timed(timer: Timer | None) -> Timed | Failed:
+def _timed(timer: Timer | None) -> float | Fault:
     assert timer is not None
     try:
-        return Timed(timer())
+        return float(timer())
     except Exception as error:
-        return Failed(status_of(error), str(error))
+        return Fault(IDLE, status_of(error), str(error))
 
 
 def _dead(process: WorkerProcess, asked: Asked) -> Fault:
@@ -187,7 +191,7 @@ def _full(process: WorkerProcess, asked: Asked) -> Fault:
 
 
 def _stopped(process: WorkerProcess, asked: Asked) -> Fault:
-    """Of a worker that a signal stopped; nobody in it is to blame."""
+    """Of a worker that a signal stopped; no contender is to blame."""
     contender = process.board.contender if process.board.is_at_work else IDLE
     process.end()
     why = f"the worker was stopped by a signal (SIGSTOP), and not continued within {STOPPED_S:g} s"
@@ -201,7 +205,7 @@ def _lost(process: WorkerProcess) -> Fault:
 
 
 def _late(process: WorkerProcess, asked: Asked, allowed_s: float) -> Fault:
-    """Of a worker whose contender does not come to an end."""
+    """Of a worker whose contender does not end."""
     contender = process.board.contender
     process.write_stacks()
     process.end()
@@ -210,16 +214,16 @@ def _late(process: WorkerProcess, asked: Asked, allowed_s: float) -> Fault:
 
 
 _UNKNOWN = Measurement("error", math.inf)
-"""Of a plan that nobody has measured yet."""
+"""Of a plan that was not measured yet."""
 
 
 class IsolatedRunner:
     """Measures plans on the problem's host as `HostRunner` does, in a worker process.
 
-    A plan that ends the worker, fills its memory, or does not come to an end has that as its measurement; the worker is
+    A plan that ends the worker, fills its memory, or does not end has that as its measurement; the worker is
     replaced, and those that are left are raced again from the beginning: samples of one race are comparable because
     all were taken in turn, in one process. A plan whose simulated peak is above the capacity is not run: here the
-    capacity is a limit, on cores too. A worker that somebody else ends says nothing about the plan that ran; only if
+    capacity is a limit, on cores too. A worker that another process ends says nothing about the plan that ran; only if
     that happens to a plan twice is it an `error`.
 
     While a worker measures, this process waits, and looks at it ten times a second.
@@ -237,7 +241,7 @@ class IsolatedRunner:
 
     Raises:
         InvalidValue: a simulated host, one with a device that this machine lacks, or a graph without a program.
-        CannotIsolate: no worker can be had: the program cannot be sent, or not be read there.
+        CannotIsolate: no worker can be started: the program cannot be sent, or not be read there.
     """
 
     def __init__(
@@ -257,25 +261,13 @@ class IsolatedRunner:
         self._is_closed = False
         self.num_started = 0
         self._process: WorkerProcess | None = None
-        self._packed = Packed()
-        program = require_program(problem.graph)
-        setup = Setup(
-            problem,
-            dataclasses.replace(program, origin=without_model(program.origin)),
-            self._reference,
-            () if self._reference is None else planner.retime(self._reference).peak_bytes,
-            seed,
-            usable_cores(),
-            TorchSettings.here(),
-            memory_limit_bytes,
+        peak_bytes = () if self._reference is None else planner.retime(self._reference).peak_bytes
+        self._packed = packed_setup(
+            problem, self._reference, peak_bytes, seed=seed, memory_limit_bytes=memory_limit_bytes
         )
-        try:
-            self._packed.add(setup)
-        except Exception as error:
-            raise CannotIsolate(f"the captured step cannot be sent to it: {type(error).__name__}: {error}") from error
         self._has_model = True
         try:
-            self._packed.add(program.origin)
+            self._packed.add(require_program(problem.graph).origin)
         except Exception:  # then plain PyTorch runs in this process, beside placements in the worker
             self._has_model = False
         try:
@@ -375,13 +367,9 @@ class IsolatedRunner:
 
     def _step_s(self, plan: Plan) -> float:
         answer = self._ask_twice(Step(plan))
-        if isinstance(answer, Done):
-            return float(answer.result)
-        if answer.status == "timeout":
-            raise TimeoutError(answer.why)
-        if answer.status == "oom":
-            raise MemoryError(answer.why)
-        raise RunnerError(answer.why)
+        if isinstance(answer, Fault):
+            raise answer.as_error()
+        return float(answer.result)
 
     def _ask_twice(self, request: Request) -> Done | Fault:
         """The answer of a worker, of a second one where the first ended without fault of the plan."""
@@ -398,7 +386,7 @@ class IsolatedRunner:
         try:
             asked = Asked(request, self._problem, self._reference)
             answer = wait_for(process, asked, timers, self._limit_s(process, request))
-        except BaseException:  # Ctrl-C, or an own timer's: the worker is amid a race that nobody waits for
+        except BaseException:  # Ctrl-C, or an own timer's: the worker is amid a race whose result is not wanted
             self._drop(process)
             raise
         if isinstance(answer, Fault) and answer.status == "lost":
@@ -424,10 +412,7 @@ class IsolatedRunner:
 
     def _start(self, broken: WorkerProcess | None) -> WorkerProcess:
         """A worker that is ready, in the place of a broken one."""
-        try:
-            process = WorkerProcess(self._packed)
-        except OSError as error:  # no memory for the tensors, too many processes or open files
-            raise CannotIsolate(f"it cannot be started: {error}") from error
+        process = started(self._packed)
         self.num_started += 1
         if broken is not None:
             process.board.carry(broken.board)
@@ -451,7 +436,7 @@ class IsolatedRunner:
             simulated = self._planner.retime(plan)
         except RlplaceError:
             raise
-        except Exception as error:  # a plan that nobody can follow is a failed measurement, not a crash
+        except Exception as error:  # a plan that cannot be followed is a failed measurement, not a crash
             return Measurement(status_of(error), math.inf, why=str(error))
         if simulated.status == "oom":
             return dataclasses.replace(simulated, why=f"{simulated.why} (simulated; it was not run)")
@@ -469,8 +454,44 @@ def without_model(origin: Origin) -> Origin:
     return Origin(nn.Module(), (), {}, None, autocast=origin.autocast, micro=origin.micro)
 
 
+def packed_setup(
+    problem: Problem,
+    reference: Plan | None = None,
+    peak_bytes: Sequence[int] = (),
+    *,
+    seed: int = 0,
+    memory_limit_bytes: int | None = None,
+) -> Packed:
+    """The packed `Setup` of a worker.
+
+    Raises:
+        CannotIsolate: it cannot be sent.
+    """
+    program = require_program(problem.graph)
+    sent = dataclasses.replace(program, origin=without_model(program.origin))
+    settings = TorchSettings.here()
+    packed = Packed()
+    try:
+        packed.add(Setup(problem, sent, reference, peak_bytes, seed, usable_cores(), settings, memory_limit_bytes))
+    except Exception as error:
+        raise CannotIsolate(f"the captured step cannot be sent to it: {type(error).__name__}: {error}") from error
+    return packed
+
+
+def started(packed: Packed) -> WorkerProcess:
+    """A worker, not yet ready.
+
+    Raises:
+        CannotIsolate: there is no memory for the tensors, or there are too many processes or open files.
+    """
+    try:
+        return WorkerProcess(packed)
+    except OSError as error:
+        raise CannotIsolate(f"it cannot be started: {error}") from error
+
+
 VARIABLE = "RLPLACE_IN_PROCESS"
-"""Of the environment: 1 has plans run in the process that asks, where nobody says otherwise."""
+"""Of the environment: with 1, plans run in this process by default."""
 
 
 class Runner(Protocol):
@@ -497,7 +518,7 @@ class Runner(Protocol):
 
 
 def is_isolated(asked: bool | None) -> bool:
-    """Whether plans run in a worker: as asked, else as the environment says, else yes where workers can be had."""
+    """Whether plans run in a worker: as asked, else as the environment says, else yes where workers can be started."""
     if asked is not None:
         return asked
     return os.environ.get(VARIABLE, "") != "1" and os.name == "posix"
@@ -522,10 +543,87 @@ def make_runner(
         try:
             return IsolatedRunner(problem, planner, reference=reference, seed=seed)
         except CannotIsolate as error:
-            warnings.warn(
-                f"placements are measured in this process, as no worker can be had: {error}. A placement that crashes "
-                "will end this process.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            _warn("placements are measured", error)
     return HostRunner(problem, planner, reference=reference, seed=seed)
+
+
+def _warn(what: str, error: CannotIsolate) -> None:
+    """Says why work runs in this process, to the caller of the function that decided so."""
+    why = f"{what} in this process, as no worker can be had: {error}. An op that crashes will end this process."
+    warnings.warn(why, RuntimeWarning, stacklevel=4)
+
+
+def profile_isolated(
+    graph: OpGraph,
+    host: Host,
+    *,
+    num_steps: int = 12,
+    warmup: int = 3,
+    most_s: float = math.inf,
+    on_progress: Say | None = None,
+    isolated: bool | None = None,
+    longest_s: float = LONGEST_S,
+) -> Costs:
+    """Seconds of every op on every device, as `profile_costs` finds them, in a worker process.
+
+    A step that breaks its process, fills its memory or does not end is an error that names the op, and not the end of
+    this process. Where no worker can be started, a warning says why, and steps run here.
+
+    Args:
+        graph: with its program.
+        host: of this machine.
+        num_steps: traced steps on each kind of device.
+        warmup: steps before them.
+        most_s: seconds for tracing, as of `profile_costs`.
+        on_progress: told what is being profiled.
+        isolated: whether a worker is used at all; None is the default, see `is_isolated`.
+        longest_s: seconds that a step may take in the worker.
+
+    Raises:
+        InvalidValue: the graph has no program.
+        RunnerError: an op failed other than by its size, or the worker ended.
+    """
+    require_program(graph)
+    say = on_progress or (lambda _: None)
+    if is_isolated(isolated):
+        try:
+            return _in_worker(graph, host, Profile(num_steps, warmup, most_s), say, longest_s)
+        except CannotIsolate as error:
+            _warn("ops are profiled", error)
+    return profile_costs(graph, host, num_steps=num_steps, warmup=warmup, most_s=most_s, on_progress=say)
+
+
+def _in_worker(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s: float) -> Costs:
+    # nothing is known of its ops yet, and nothing is placed
+    problem = Problem(
+        graph,
+        host,
+        Costs(np.zeros((graph.num_ops, host.num_devices)), "estimated"),
+        Grouping(np.zeros(graph.num_ops, dtype=np.int32)),
+    )
+    packed = packed_setup(problem)
+    try:
+        answer = _asked(packed, problem, request, say, longest_s)
+        if isinstance(answer, Fault) and answer.is_from_outside:
+            answer = _asked(packed, problem, request, say, longest_s)
+    finally:
+        packed.close()
+    if isinstance(answer, Fault):
+        raise RunnerError(answer.why)
+    costs: Costs = answer.result
+    return costs
+
+
+def _asked(packed: Packed, problem: Problem, request: Profile, say: Say, longest_s: float) -> Done | Fault:
+    """What one worker answers, which is gone then."""
+    process = started(packed)
+
+    def limit_s() -> float:
+        """Of a step, or of all ops one by one."""
+        return longest_s if process.board.is_made else MAKING_S
+
+    try:
+        process.await_ready()
+        return wait_for(process, Asked(request, problem, None), (), limit_s, say)
+    finally:
+        process.close()

@@ -1,7 +1,7 @@
-"""`end_with`: a process ends when the one that started it is gone, however that ended.
+"""`end_with`: this process ends when its parent has ended, in whatever way that ended.
 
-A worker runs this file before it imports anything else, also of rlplace: importing PyTorch takes seconds, and what is
-imported before it would change its settings. So this needs the standard library alone.
+A worker runs this file before it imports anything else, also of rlplace: importing PyTorch takes seconds, and modules
+imported before it would change its settings. So this file needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def end_with(alive: int) -> None:
     A signal of the kernel does it, also while native code hangs; where there is none, a thread.
 
     Args:
-        alive: descriptor of the end for reading; whoever started this process has the other one, and nobody else.
+        alive: descriptor of the end for reading; only the process that started this one has the other end.
     """
     with contextlib.suppress(OSError):
         signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends a process

@@ -1,6 +1,6 @@
-"""What memory a process has and may still take, so that one that allocates without end dies before the machine does.
+"""The memory that a process has and may still take: a process that allocates without end dies before the machine does.
 
-`Room`: keeps what placements hold in a worker within its limit, whatever the allocator keeps for itself.
+`Room` keeps the memory of placements in a worker within its limit, whatever the allocator keeps for itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def resident_bytes(process: int) -> int:
-    """What a process holds in memory now; 0 where nobody knows."""
+    """Resident memory of a process; 0 where it is unknown."""
     try:
         pages = int((_PROC / str(process) / "statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):
@@ -75,7 +75,7 @@ def volunteer_to_die() -> None:
 
 
 def num_killed() -> int:
-    """How many processes of this one's control group the kernel killed for want of memory; 0 where nobody knows."""
+    """How many processes of this one's control group the kernel killed for want of memory; 0 where it is unknown."""
     for folder in _own_cgroups():
         words = _words(folder / "memory.events") or _words(folder / "memory.oom_control")
         if "oom_kill" in words:

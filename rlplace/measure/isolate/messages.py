@@ -1,12 +1,22 @@
-"""What the process that asks and its worker say to each other: records and arrays, pickled on a private socket.
+"""The protocol between a worker process and its parent, the process that asks for measurements.
 
-`Board`: a page of shared memory on which a worker says what it is doing, so that it can be asked while it hangs.
+Messages are the records below, pickled on a socket pair that no third process has a name for. One worker serves one
+parent, one request at a time:
 
-Writing to it is a few stores: nobody is woken, so the step that is being timed is not disturbed.
+    parent                                       worker
+      |  Popen, with inherited descriptors         |   of the socket, of the packed `Setup` and of the board
+      |  <-------------------- Ready | Unfit ----  |   once, after it imported torch and read its `Setup`
+      |  ---- Race | Trace | Step | Profile ---->  |   a request
+      |  <------------------------- Said, Ask ---  |   any number of them while it works
+      |  ---- float | Fault (after an Ask) ----->  |   what the parent's own timer took
+      |  <---------------------- Done | Fault ---  |   exactly one answer to each request
 
-`TorchSettings`: what a user set in PyTorch for the whole process, so that a worker computes the same.
+A worker that crashes or hangs sends nothing. So beside the socket there is the `Board`, a page of shared memory on
+which the worker writes what it is doing before it does it. The parent looks at the board, at the worker's memory and at
+its exit status ten times a second, ends a worker that takes too long (`TimeLimits`) or too much, and makes the `Fault`
+itself. Writing to the board is a few stores and wakes no thread, so that the timed step is not disturbed.
 
-`TimeLimits`: how long a contender of a race may take before it is clear that it cannot matter.
+`TorchSettings` carries over what a user set in PyTorch for the whole process, so that a worker computes the same.
 """
 
 from __future__ import annotations
@@ -15,12 +25,13 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from rlplace.errors import RunnerError
 from rlplace.graphs.program import Origin, Program
 from rlplace.measure.isolate.packing import shared_file
 from rlplace.measure.measurement import Status
@@ -118,7 +129,7 @@ class Ready:
     """The worker has what it needs."""
 
     room_bytes: float
-    """What placements may take beside what the worker has now; infinite where nobody knows."""
+    """What placements may take beside what the worker has now; infinite where it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -156,35 +167,22 @@ class Fault:
     why: str
     """The cause."""
     is_from_outside: bool = False
-    """Whether the worker was killed by somebody else: the contender gets another try."""
+    """Whether another process killed the worker: the contender gets another try."""
     is_usable: bool = False
     """Whether the worker can be asked again."""
+
+    def as_error(self) -> Exception:
+        """The error that it stands for in another process."""
+        kinds: dict[str, type[Exception]] = {"timeout": TimeoutError, "oom": MemoryError}
+        return kinds.get(self.status, RunnerError)(self.why)
 
 
 @dataclass(frozen=True)
 class Ask:
-    """The worker waits while the process that asks runs one of its own timers."""
+    """The worker waits while the parent runs one of its own timers; the answer is its seconds, or its `Fault`."""
 
     other: int
     """Which of `Race.others`."""
-
-
-@dataclass(frozen=True)
-class Timed:
-    """What such a timer gave."""
-
-    seconds: float
-    """Of one step."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """What such a timer raised."""
-
-    status: Status
-    """What it makes of the measurement."""
-    why: str
-    """The error."""
 
 
 IDLE = -2
@@ -283,50 +281,47 @@ class Board:
         os.close(self.file)
 
 
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+)
+_OF_CUDNN = ("benchmark", "deterministic", "allow_tf32")
+
+
 @dataclass(frozen=True)
 class TorchSettings:
-    """Settings of a process that change what ops do or how long they take."""
+    """Settings of a process that change what ops do or how long they take.
 
-    num_threads: int
-    """Intra-op threads of the calling thread."""
-    default_dtype: torch.dtype
-    """Of tensors that are made without one."""
-    matmul_precision: str
-    """Of float32 matrix products."""
+    Attributes:
+        values: intra-op threads of the calling thread, the default dtype, the precision of float32 matrix products.
+        is_deterministic: `torch.use_deterministic_algorithms`.
+        warns_only: whether an op that has no deterministic form only warns.
+        of_cudnn: whether cuDNN tries its algorithms out, uses deterministic ones alone, may round to TF32.
+    """
+
+    values: tuple[Any, ...]
     is_deterministic: bool
-    """`torch.use_deterministic_algorithms`."""
     warns_only: bool
-    """Whether an op that has no deterministic form only warns."""
-    cudnn_benchmark: bool
-    """Whether cuDNN tries its algorithms out."""
-    cudnn_deterministic: bool
-    """Whether cuDNN uses deterministic ones alone."""
-    cudnn_tf32: bool
-    """Whether cuDNN may round to TF32."""
+    of_cudnn: tuple[bool, ...]
 
     @classmethod
     def here(cls) -> TorchSettings:
         """Those of this process."""
         return cls(
-            torch.get_num_threads(),
-            torch.get_default_dtype(),
-            torch.get_float32_matmul_precision(),
+            tuple(get() for get, _ in _SETTINGS),
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.backends.cudnn.benchmark,
-            torch.backends.cudnn.deterministic,
-            torch.backends.cudnn.allow_tf32,
+            tuple(getattr(torch.backends.cudnn, name) for name in _OF_CUDNN),
         )
 
     def apply(self) -> None:
         """Makes them those of this process."""
-        torch.set_num_threads(self.num_threads)
-        torch.set_default_dtype(self.default_dtype)
-        torch.set_float32_matmul_precision(self.matmul_precision)
+        for (_, set_), value in zip(_SETTINGS, self.values, strict=True):
+            set_(value)
         torch.use_deterministic_algorithms(self.is_deterministic, warn_only=self.warns_only)
-        torch.backends.cudnn.benchmark = self.cudnn_benchmark
-        torch.backends.cudnn.deterministic = self.cudnn_deterministic
-        torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
+        for name, value in zip(_OF_CUDNN, self.of_cudnn, strict=True):
+            setattr(torch.backends.cudnn, name, value)
 
 
 MAKING_S = 900.0
@@ -342,7 +337,7 @@ class TimeLimits:
     """Seconds that one step may take until its worker is ended and the contender is a `timeout`.
 
     A race that drops the hopeless needs of a slow placement only that it is slow: once a step was timed, a limit of
-    many times the best one, and what loading takes, tells that. A race that drops nobody wants all figures.
+    many times the best one, and what loading takes, tells that. A race that drops no contender needs all figures.
     """
 
     longest_s: float = LONGEST_S

@@ -1,9 +1,10 @@
 """Packing: a captured program as bytes and tensors in shared memory, for a process that this one starts itself.
 
 It is pickle, which can run code. So it is for one pair of processes alone: the bytes are written by this process into
-memory that nobody else has a name for, and read by the worker that inherits it. Nothing here opens a file of a user.
+memory that no other process has a name for, and read by the worker that inherits it. Nothing here opens a file of a
+user.
 
-How ops travel to another process: by name, with what must be imported there for the name to mean something.
+Ops travel by name, with the modules and libraries that must be loaded there to register them.
 """
 
 from __future__ import annotations

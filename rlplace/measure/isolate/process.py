@@ -1,6 +1,6 @@
 """`WorkerProcess`: one worker, from its start to the explanation of its end.
 
-What a worker died of, from its exit status and the stacks that Python wrote on the way out.
+The explanation is made of its exit status and of the stacks that Python wrote on the way out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ALIVE = 1
 
 
 class CannotIsolate(RunnerError):
-    """No worker can be had for this program; says why."""
+    """No worker can be started for this program, and why."""
 
 
 class WorkerProcess:
@@ -158,8 +158,8 @@ class WorkerProcess:
         return is_near or memory_watch.num_killed() > self._num_killed
 
     def is_ended_from_outside(self) -> bool:
-        """Whether somebody else ended it."""
-        return is_from_outside(self._process.returncode or 0)
+        """Whether another process ended it."""
+        return -(self._process.returncode or 0) in FROM_OUTSIDE
 
     def how_it_ended(self) -> str:
         """Its signal or exit code."""
@@ -233,7 +233,7 @@ def _environment() -> dict[str, str]:
 
 
 FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
-"""Signals that somebody sends; what an op does wrong makes others."""
+"""Signals that other processes send; faults of an op raise others."""
 _THREAD = re.compile(r"^(?P<current>Current thread|Thread) 0x", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _PLACED = re.compile(r"<placed step, device (?P<device>\d+)>\Z")
@@ -254,11 +254,6 @@ def ending(return_code: int) -> str:
         return signal.Signals(-return_code).name
     except ValueError:
         return f"signal {-return_code}"
-
-
-def is_from_outside(return_code: int) -> bool:
-    """Whether a process was ended by a signal that somebody sends."""
-    return -return_code in FROM_OUTSIDE
 
 
 def stacks_of(text: str) -> list[list[Frame]]:

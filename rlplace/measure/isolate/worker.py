@@ -1,4 +1,4 @@
-"""The worker: holds a `HostRunner`, does what it is asked, and says on its board what it is doing."""
+"""The worker: holds a `HostRunner`, answers requests, and writes on its board what it is doing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace import cuda
-from rlplace.errors import RunnerError
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
@@ -30,7 +29,6 @@ from rlplace.measure.isolate.messages import (
     Ask,
     Board,
     Done,
-    Failed,
     Fault,
     Profile,
     Race,
@@ -39,7 +37,6 @@ from rlplace.measure.isolate.messages import (
     Said,
     Setup,
     Step,
-    Timed,
     Trace,
     Unfit,
 )
@@ -57,7 +54,7 @@ SETUP, ORIGIN = range(2)
 
 
 def main(ends: tuple[int, int, int, int, int], index: Section) -> None:
-    """Runs a worker until nobody asks it any more.
+    """Runs a worker until its parent closes the connection.
 
     Args:
         ends: descriptors: of the messages, of a pipe that ends with the process that asks (`end_with`), of the packed
@@ -74,7 +71,7 @@ def main(ends: tuple[int, int, int, int, int], index: Section) -> None:
     connection: Connection[Any, Any] = Connection(messages)
     with (
         contextlib.ExitStack() as threads,
-        contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),  # nobody asks any more
+        contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),  # the parent is gone
     ):
         try:
             unpacked = Unpacked(shared, index)
@@ -132,10 +129,10 @@ class _Worker:
         return room
 
     def serve(self) -> None:
-        """Does what it is asked, until nobody asks any more.
+        """Answers requests until the parent closes the connection.
 
         Raises:
-            EOFError: nobody does.
+            EOFError: it did.
         """
         while True:
             try:
@@ -212,7 +209,7 @@ class _Worker:
 
 
 class _WithModel(Recipe):
-    """A recipe that is given the graph with the user's model, which is read only if somebody races it."""
+    """A recipe that is given the graph with the user's model, which is read only if a race needs it."""
 
     def __init__(self, recipe: EagerRecipe, graph: Callable[[], OpGraph]) -> None:
         self._recipe, self._graph = recipe, graph
@@ -254,13 +251,9 @@ def _asking(connection: Connection[Any, Any], other: int) -> Timer:
     def timer() -> float:
         connection.send(Ask(other))
         answer = connection.recv()
-        if isinstance(answer, Timed):
-            return answer.seconds
-        assert isinstance(answer, Failed)
-        if answer.status == "timeout":
-            raise TimeoutError(answer.why)
-        if answer.status == "oom":  # not of this process, which goes on
-            raise _OutOfMemoryElsewhere(answer.why)
-        raise RunnerError(answer.why)
+        if isinstance(answer, float):
+            return answer
+        error = answer.as_error()
+        raise _OutOfMemoryElsewhere(str(error)) if isinstance(error, MemoryError) else error
 
     return timer

@@ -1,13 +1,11 @@
-"""How fast the simulator is, on seeded synthetic problems.
-
-Seeded synthetic problems, for benchmarks.
-"""
+"""How fast the simulator is, on seeded synthetic problems."""
 
 from __future__ import annotations
 
 import os
-import time
+import timeit
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -39,27 +37,24 @@ def bench_simulator(
         on_row: called with each row as it comes.
     """
     rows: list[dict[str, Any]] = []
-    for num_ops in (1_000, 10_000) if is_quick else SIZES:
-        for num_devices in (4,) if is_quick else DEVICES:
-            problem = synthetic_problem(num_ops, num_devices, seed=seed)
-            work = num_ops + problem.graph.num_edges
-            for threads in sorted({1, len(os.sched_getaffinity(0))}):
-                simulator = Simulator(problem, threads=threads)
-                for kind in ("random", "contiguous"):
-                    for mode, seconds in _seconds_each(simulator, num_ops, num_devices, kind, seed).items():
-                        row = {
-                            "num_ops": num_ops,
-                            "num_edges": problem.graph.num_edges,
-                            "num_devices": num_devices,
-                            "threads": threads,
-                            "mode": mode,
-                            "placements": kind,
-                            "ns_per_op_edge": round(seconds / work * 1e9, 2),
-                            "placements_per_s": round(1 / seconds, 1),
-                        }
-                        rows.append(row)
-                        if on_row is not None:
-                            on_row(row)
+    for num_ops, num_devices in product(*(((1_000, 10_000), (4,)) if is_quick else (SIZES, DEVICES))):
+        problem = synthetic_problem(num_ops, num_devices, seed=seed)
+        for threads, kind in product(sorted({1, len(os.sched_getaffinity(0))}), ("random", "contiguous")):
+            simulator = Simulator(problem, threads=threads)
+            for mode, seconds in _seconds_each(simulator, num_ops, num_devices, kind, seed).items():
+                row = {
+                    "num_ops": num_ops,
+                    "num_edges": problem.graph.num_edges,
+                    "num_devices": num_devices,
+                    "threads": threads,
+                    "mode": mode,
+                    "placements": kind,
+                    "ns_per_op_edge": round(seconds / (num_ops + problem.graph.num_edges) * 1e9, 2),
+                    "placements_per_s": round(1 / seconds, 1),
+                }
+                rows.append(row)
+                if on_row is not None:
+                    on_row(row)
     return {"rows": rows}
 
 
@@ -78,12 +73,7 @@ def _seconds_each(simulator: Simulator, num_ops: int, num_devices: int, kind: st
 
 
 def _best_of_three(call: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    return min(timeit.repeat(call, number=1, repeat=3))
 
 
 def synthetic_graph(num_ops: int, *, window: int = 30, seed: int = 0) -> OpGraph:

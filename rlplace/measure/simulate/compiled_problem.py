@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import FORWARD, OpGraph
 from rlplace.graphs.paths import longest_after, ready_order, topological_order
 from rlplace.jit import Block, Bytes, Floats, Ints, Longs
@@ -59,27 +59,21 @@ def atoms_of(host: Host) -> Longs:
 
     Raises:
         InvalidValue: a gang without single devices.
-        UnknownName: a gang's member that is no device.
     """
     masks = np.zeros(host.num_devices, dtype=np.int64)
     for index in range(host.num_devices):
         waiting, seen = [index], set()
         while waiting:
-            device = waiting.pop()
-            if device in seen:
+            at = waiting.pop()
+            if at in seen:
                 continue
-            seen.add(device)
-            if not host.devices[device].members:
-                masks[index] |= np.int64(1 << device)
-            for name in host.devices[device].members:
-                if name not in host.device_index:
-                    raise UnknownName("device", name, host.device_index)
-                waiting.append(host.device_index[name])
+            seen.add(at)
+            if not host.devices[at].members:
+                masks[index] |= np.int64(1 << at)
+            waiting += [host.device_index[name] for name in host.devices[at].members]
         if not masks[index]:
-            device_name = host.devices[index].name
-            raise InvalidValue(
-                "members", host.devices[index].members, "single devices", where=f"device {device_name!r}"
-            )
+            device = host.devices[index]
+            raise InvalidValue("members", device.members, "single devices", where=f"device {device.name!r}")
     return masks
 
 
@@ -229,7 +223,6 @@ def compile_problem(problem: Problem) -> Compiled:
 
     Raises:
         InvalidValue: too many devices, a gang without single devices, or in-place updates that wait for each other.
-        UnknownName: a gang's member that is no device.
     """
     graph, host = problem.graph, problem.host
     if host.num_devices > MAX_DEVICES:
@@ -389,7 +382,7 @@ def _come_last(graph: OpGraph, ops: Longs, tensors: Longs) -> bool:
 
 
 def _check_updates(graph: OpGraph, ops: Longs, tensors: Longs) -> None:
-    """Raise where an op that updates a tensor in place would have to wait for a reader that waits for it."""
+    """Refuses in-place updates that would have to wait for a reader that waits for them."""
     waits_for: list[set[int]] = [
         set(graph.tensor_op[graph.input_tensors[graph.input_offsets[i] : graph.input_offsets[i + 1]]].tolist())
         for i in range(graph.num_ops)

@@ -1,16 +1,11 @@
-"""Whole evaluations, for a plan or for a batch of placements.
+"""Whole evaluations of a plan or of a batch of placements (`evaluate`), and the critical path of a plan that was timed.
 
-The critical path of a plan that was timed: what each item waited for, back from the one that ends last.
+`retime` times a given plan in one pass over its sequence: every item waits only for items before it. This holds where a
+job's duration does not depend on what runs beside it (no `corun_slowdown`) and launches follow the plan (not
+`dispatch_order="request"`); kernel_events.py finds the times of the other hosts. Memory is followed for all.
 
-Timing a given plan in one pass over its sequence: every item waits only for items before it.
-
-This holds where a job's duration does not depend on what runs beside it (no `corun_slowdown`) and launches follow the
-plan (not `dispatch_order="request"`); kernel_events.py finds the times of the other hosts. Memory is followed for all.
-
-Peak memory of every account.
-
-An allocation counts from its start up to, not including, its end. Allocations and frees are kept in one lane each for
-every account, in order of time (they come almost in order), and merged at the end.
+For peak memory, an allocation counts from its start up to, not including, its end. Allocations and frees are kept in
+one lane each for every account, in order of time (they come almost in order), and merged at the end (`find_peaks`).
 """
 
 from __future__ import annotations
@@ -280,6 +275,7 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                     available_s[t * num_devices + device] = 0.0
                     last_use_s[t * num_devices + device] = 0.0
                 continue
+            # An op: first its time. It starts when its inputs are there, its devices are free and it is launched.
             if timed:
                 start, end = start_s[item], end_s[item]
             else:
@@ -316,6 +312,8 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                         recent_place[d] = place + 1 if place + 1 < (d + 1) * run_ahead else d * run_ahead
                 if has_updates and updates.concerned[item]:
                     note_updates(updates, updated_s, placement, item, end)
+            # Then its memory: workspace and outputs from its start on; after its end, the workspace, outputs without
+            # users, and inputs whose last user it was.
             step_s = max(step_s, end)
             freed = workspace_size[item * num_devices + device]
             allocated = freed
@@ -351,6 +349,8 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                 note(time_s, num_bytes, base, count, pool[device], 0, start, allocated)
                 note(time_s, num_bytes, base, count, pool[device], 1, end, freed)
         else:
+            # A transfer: a hand-over takes no time and no memory; a copy waits for its links, for the devices that it
+            # blocks and for its launch.
             t, device = transfer_tensor[item - n], transfer_destination[item - n]
             source = devices[tensor_op[t]]
             pair = source * num_devices + device
@@ -397,6 +397,7 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                         recent_place[d] = place + 1 if place + 1 < (d + 1) * run_ahead else d * run_ahead
                 if has_updates:
                     updated_s[t] = max(updated_s[t], end)
+            # Memory of the copy from its start on; the original is freed if this was its last user.
             available_s[t * num_devices + device] = end
             last_use_s[t * num_devices + device] = end
             size = tensor_size[size_class[device] * num_tensors + t]

@@ -111,7 +111,10 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
             startable[num_startable] = i
             num_startable += 1
     now = 0.0
+    # One round per instant `now`; an item starts once all that it waits for has met it (`waiting` is 0): its data, its
+    # turn in each of its lanes, and its launch.
     while True:
+        # Phase 1: ops that have ended meet the readers of their outputs, transfers and in-place updates.
         for a in range(num_ended):
             op = ended[a]
             num_done += 1
@@ -131,6 +134,7 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
             if has_updates and concerned[op]:
                 for b in range(waiting_updates(updates, placement, op, found)):
                     num_startable = _meet(data_waiting, waiting, startable, num_startable, found[b])
+        # Phase 2: dispatchers begin the next launch: of the first request, or in plan order.
         if launches and by_request:
             for d in range(num_devices):
                 lane, dispatcher = first_launch_lane + d, dispatcher_of[d]
@@ -163,6 +167,7 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
                     if _within_bound(lane_base, lane_head, item_lanes, item_base, place, bounded, run_ahead, item):
                         launch_lane[dispatcher] = lane
                         launch_end_s[dispatcher] = now + (dispatch_s if item < n else copy_dispatch_s)
+        # Phase 3: items that wait for nothing more start.
         for a in range(num_startable):
             item = startable[a]
             slot = slot_of[item]
@@ -174,6 +179,7 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
                 work_s[slot] = duration_s[item]
                 anchor_s[slot] = now
                 slowdown[slot] = 1.0
+        # Phase 4: the next instant is the earliest end of an item or a launch; what ends then gives up its lanes.
         num_startable = 0
         soonest = earliest(slot_end_s, num_slots)
         soonest = min(soonest, earliest(launch_end_s, num_dispatchers))

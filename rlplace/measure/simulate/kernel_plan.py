@@ -2,16 +2,17 @@
 
 Since transfers that share a link are served in order of request, each one's start is known when it is requested: the
 latest end of the transfer before it on each of its links. Ready ops wait in one bitmap a device, by priority.
-Whatever a branch would get wrong half of the time is worked out without one: a flag that is 0 or 1, shifted into place.
+A branch that would be predicted wrong half of the time is replaced by arithmetic on a flag of 0 or 1.
 
-There are two planners. This one is what searches spend their time in; kernel_plan_general.py plans on any host, where a
-copy may have to wait for a device and so has no start that is known at its request. It could plan here too, but its
-queues would make the common case slower. Where both apply, tests hold them equal to the bit; the bitmaps and `sort`
-below are shared, and what looks alike in the two loops is not: there, a branch takes the place of a flag.
+There are two planners. Searches spend most of their time in this one; kernel_plan_general.py plans on any host, where a
+copy may have to wait for a device and so has no start that is known at its request. The general planner could plan here
+too, but its queues would make the common case slower. Where both apply, tests hold them equal to the bit. They share
+the bitmaps and `sort` below; lines that look alike in the two loops differ, as the general planner branches on a
+condition where this one computes with its flag.
 
-What an in-place update waits for: the other readers, the transfers and the earlier updates of its tensor.
-
-What a placement's step takes at least: enough to leave slow ones before they are simulated to their end.
+`count_updates` and `waiting_updates` follow in-place updates, which wait for the other readers, the transfers and the
+earlier updates of their tensor. `least_seconds` is a lower bound on a step, by which slow placements are left before
+they are simulated to their end.
 """
 
 from __future__ import annotations
@@ -82,9 +83,13 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
             ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[i], rank[i], one)
     now = 0.0
     due = 0
+    # One round per instant `now`. The state between rounds: bit d of `idle` and `ready` are devices that run no op and
+    # that have a ready op; bit s of `due` are slots (devices, then first links) whose running item ends now.
     while True:
         starters = position
         num_arrived = 0
+        # Phase 1: ops that have ended. Their readers on the same device come one input nearer; for each other device
+        # that reads an output, one transfer is requested and, as links serve in order of request, fully timed.
         for a in range(num_ended):
             op = ended[a]
             source = devices[op]
@@ -141,6 +146,8 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
                     slot_item[slot] = k if slot_end_s[slot] == never else slot_item[slot]
                     slot_end_s[slot] = min(slot_end_s[slot], end)
                     due |= int(end == now) << slot
+        # Phase 2: transfers that end now, also those of no duration that phase 1 has just requested. The next one of
+        # the slot takes its place, readers at the destination come nearer, and followers on its links start.
         due &= ~all_devices
         while due:
             slot = lowest_bit(due)
@@ -165,8 +172,10 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
                 following = follower[place]
                 sequence[position] = n + following
                 position += following >= 0
+        # transfers that start at one instant stand in the plan by number
         if position > starters + 1:
             sort(sequence, starters, position)
+        # Phase 3: in-place updates, which wait for the other readers and the transfers of their tensor.
         if has_updates:
             for a in range(num_ended):
                 if not concerned[ended[a]]:
@@ -183,6 +192,8 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
                     waiting[op] -= 1
                     here = int(waiting[op] == 0)
                     ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[op], rank[op], here)
+        # Phase 4: idle devices take ready ops, the best priority of all of them first. `late` is set where an op shows
+        # that the step cannot end by the cutoff: by the path that follows it, or by the work left on its device.
         startable = idle & ready
         late = 0
         while startable:
@@ -212,6 +223,7 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
         if late:
             forget_ready(s)
             return never
+        # Phase 5: the next instant is the earliest end over all slots; `due` collects the slots that end then.
         soonest = never_bits
         due = slot = 0
         while slot_bits[slot] >= 0:

@@ -1,7 +1,7 @@
 """Planning on any host: gangs, transfers that block devices, and jobs that slow each other down.
 
-The same as kernel_plan.py wherever that one applies, to the bit; slower, since transfers wait in queues. That page says
-why there are two.
+The same as kernel_plan.py wherever that one applies, to the bit; slower, since transfers wait in queues. That module
+says why there are two.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
             ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[i], rank[i], one)
     now = 0.0
     while True:
-        # ops that have ended
+        # Phase 1: ops that have ended; transfers are requested, and wait in the queues of their links
         starters = position
         for a in range(num_ended):
             op = ended[a]
@@ -129,7 +129,7 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
                         ready |= push(
                             leaf, middle, top, num_leaf, num_middle, num_top, devices[reader], rank[reader], one
                         )
-        # transfers that have ended, and those that start in turn
+        # Phase 2: transfers that have ended, and those that start in turn, until none of no duration is left
         again = True
         while again:
             again = False
@@ -199,7 +199,7 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
                     sequence[position] = n + first
                     position += 1
         sort(sequence, starters, position)
-        # jobs, best first; gangs keep their idle members for themselves
+        # Phase 3: jobs (ops, and copies that a device makes itself), best first; gangs keep their idle members
         for d in range(num_devices):
             copy_cursor[d] = copy_head[d]
             reserved_by[d] = 0
@@ -276,7 +276,7 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
         if late:
             forget_ready(s)
             return never
-        # the next instant
+        # Phase 4: the next instant, after slowdowns of jobs that now run together
         soonest = earliest(slot_end_s, num_slots)
         if has_corun and soonest > now:
             slow_down(corun_slowdown, slot_end_s, slowdown, work_s, anchor_s, num_devices, now)

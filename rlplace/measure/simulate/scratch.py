@@ -1,6 +1,6 @@
-"""`Scratch`: what the simulator's kernels write, allocated once per thread and used again for every placement.
+"""`Scratch`: the memory that the kernels write, allocated once per thread and used again for every placement.
 
-`PlanBatch`: plans that were checked once, laid out to be re-timed often.
+`PlanBatch`: plans that were checked once, laid out to be re-timed many times.
 """
 
 from __future__ import annotations
@@ -180,13 +180,16 @@ def stack_plans(problem: Problem, p: Compiled, plans: Sequence[Plan]) -> PlanBat
     for plan in plans:
         if plan.num_transfers > p.max_transfers or len(plan.sequence) != p.num_ops + plan.num_transfers:
             raise InvalidValue("sequence", len(plan.sequence), "every op and needed transfer once", where="plan")
-        if len(plan.transfer_destination) != plan.num_transfers:
-            raise InvalidValue(
-                "transfer_destination", len(plan.transfer_destination), f"{plan.num_transfers} entries", where="plan"
-            )
-        _check_range("sequence", plan.sequence, len(plan.sequence))
-        _check_range("transfer_tensor", plan.transfer_tensor, p.num_tensors)
-        _check_range("transfer_destination", plan.transfer_destination, p.num_devices)
+        if (count := len(plan.transfer_destination)) != plan.num_transfers:
+            raise InvalidValue("transfer_destination", count, f"{plan.num_transfers} entries", where="plan")
+        for name, values, bound in (
+            ("sequence", plan.sequence, len(plan.sequence)),
+            ("transfer_tensor", plan.transfer_tensor, p.num_tensors),
+            ("transfer_destination", plan.transfer_destination, p.num_devices),
+        ):
+            if len(values) and (values.min() < 0 or values.max() >= bound):
+                expected = f"indices in 0..{bound - 1}"
+                raise InvalidValue(name, f"{values.min()}..{values.max()}", expected, where="plan")
     devices = [problem.check_placement(plan.devices) for plan in plans]
     return PlanBatch(
         devices=np.stack(devices) if devices else np.zeros((0, p.num_ops), dtype=np.int32),
@@ -200,8 +203,3 @@ def stack_plans(problem: Problem, p: Compiled, plans: Sequence[Plan]) -> PlanBat
 
 def _joined(parts: list[NDArray[np.int32]]) -> Ints:
     return np.concatenate([np.zeros(0, dtype=np.int32), *parts])
-
-
-def _check_range(name: str, values: NDArray[np.int32], bound: int) -> None:
-    if len(values) and (values.min() < 0 or values.max() >= bound):
-        raise InvalidValue(name, f"{values.min()}..{values.max()}", f"indices in 0..{bound - 1}", where="plan")

@@ -1,10 +1,7 @@
 """`Simulator`: the step-time model as a `Measurer`.
 
-Whether a plan that somebody gives can be followed.
-
-`simulated_timeline`: when the simulator has every op and transfer begin and end, and what memory is held.
-
-`Evaluation`: the simulator's kernels on batches of plans, on every thread.
+`check` tells whether a given plan can be followed, `simulated_timeline` when each op and transfer begins and ends and
+how much memory is held. `Evaluation` runs the kernels on batches of plans, on all threads.
 """
 
 from __future__ import annotations

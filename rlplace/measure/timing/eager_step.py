@@ -1,8 +1,7 @@
 """Plain PyTorch, timed: the same step without a placement.
 
-`EagerRecipe`: plain PyTorch as a contender, made in the process that runs the race.
-
-`run_in_micro_batches`: what a step in micro-batches computes, eagerly, one slice of the batch after another.
+`EagerRecipe` is plain PyTorch as a contender, made in the process that runs the race. `run_in_micro_batches` runs the
+step eagerly, one slice of the batch after another.
 """
 
 from __future__ import annotations

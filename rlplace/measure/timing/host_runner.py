@@ -1,8 +1,7 @@
 """`HostRunner`: a `Measurer` that runs placements for real on this machine.
 
-`FirstLosses`: tells a placement that breaks the arithmetic from a model that gives NaN wherever it runs.
-
-`LoadedPlans`: many plans take turns on a host whose memory need not hold them all.
+`FirstLosses` tells a placement that breaks the arithmetic from a model that gives NaN wherever it runs. `LoadedPlans`
+loads and unloads plans where the host's memory does not hold all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.execute.placed_step import PlacedStep, resident_bytes
 from rlplace.measure.execute.residents import Resident, Residents, limited_memory
 from rlplace.measure.execute.workers import Crew, Worker
-from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan, Timeline
@@ -271,7 +270,7 @@ class _First:
 
     Attributes:
         is_done: whether it was run.
-        is_nan: whether it returned a NaN, which nobody could judge then.
+        is_nan: whether it returned a NaN before another plan had returned a number.
     """
 
     is_done: bool = False
@@ -368,7 +367,7 @@ class LoadedPlans:
 
         Args:
             step: runs next.
-            peak_bytes: (D,) its simulated peaks; empty where nobody knows them.
+            peak_bytes: (D,) its simulated peaks; empty where they are unknown.
 
         Raises:
             Exception: what a device says that has no memory for it.
@@ -451,11 +450,13 @@ class LoadedPlans:
 
 def _capacities(host: Host, accounts: list[str]) -> dict[str, int]:
     """Bytes for a plan by account: the memory without contexts; of a pool, the least that a device of it says."""
-    capacity: dict[str, int] = {}
-    for account in accounts:
-        members = [device for device, other in zip(host.devices, accounts, strict=True) if other == account]
-        capacity[account] = min(each.memory_bytes for each in members) - sum(each.context_bytes for each in members)
-    return capacity
+    members: dict[str, list[Device]] = defaultdict(list)
+    for account, device in zip(accounts, host.devices, strict=True):
+        members[account].append(device)
+    return {
+        account: min(each.memory_bytes for each in own) - sum(each.context_bytes for each in own)
+        for account, own in members.items()
+    }
 
 
 def _union(step: PlacedStep, others: Iterable[PlacedStep]) -> frozenset[Resident]:

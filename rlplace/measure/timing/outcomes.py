@@ -48,8 +48,8 @@ def lost_of(host: Host, error: BaseException | None = None) -> DeviceLost | None
     """What tells which devices of a host of this machine are not there any more; None where nothing is known to be.
 
     A core is lost once this process may not run on it: it was taken offline, or out of the process's affinity or
-    control group. The kernel tells nobody: a thread that was pinned there goes on elsewhere, and its times are wrong.
-    That a GPU is lost is known by errors alone.
+    control group. The kernel does not report it: a thread that was pinned there goes on elsewhere, and its times are
+    wrong. That a GPU is lost is known by errors alone.
 
     Args:
         host: that is measured.
@@ -70,7 +70,7 @@ def lost_of(host: Host, error: BaseException | None = None) -> DeviceLost | None
 
 
 def all_lost(count: int, lost: DeviceLost) -> list[Measurement]:
-    """Measurements of all that ran beside each other while a device was lost: nobody knows what each of them took."""
+    """Measurements of all that ran beside each other while a device was lost: their own times are unknown."""
     return [Measurement("lost", math.inf, why=str(lost))] * count
 
 

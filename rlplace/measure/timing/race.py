@@ -2,7 +2,7 @@
 
 `Suspensions`: whether this process was stopped for a while (Ctrl-Z, `docker pause`, a batch system).
 
-`idle_share`: how much of this machine nobody uses, beside which a measured time is read.
+`idle_share`: the idle share of this machine, which tells how far a measured time can be trusted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Watch(Protocol):
 
 
 class Unwatched:
-    """A watch that nobody reads."""
+    """A watch that does nothing."""
 
     def begin(self, contender: int, *, is_made: bool = True) -> None: ...
     def end(self) -> None: ...
@@ -131,8 +131,8 @@ def race(
 ) -> list[Lane]:
     """The lanes of all contenders, after rounds in which each runs once beside one step of the reference.
 
-    The order changes from round to round, so that nobody always runs after the same neighbour. A contender that raises
-    stops; the race goes on.
+    The order changes from round to round, so that no contender always runs after the same neighbour. A contender that
+    raises stops; the race goes on.
 
     Args:
         contenders: one timer each.
@@ -194,7 +194,7 @@ def _drop(lanes: list[Lane], rounds: int, protocol: RaceProtocol) -> None:
 
 
 LOOKS_EVERY_S = 0.1
-"""How often whoever waits looks."""
+"""Seconds between two looks of a waiting thread."""
 GAP_S = 0.5
 """Looks that are further apart are a gap."""
 
@@ -244,7 +244,7 @@ class Suspensions:
 
 
 def idle_share(seconds: float = 0.5) -> float:
-    """Share of this machine's CPU time that nobody used over `seconds`: 1 on an idle machine; nan if unknown."""
+    """Idle share of this machine's CPU time over `seconds`: 1 on an idle machine; nan if unknown."""
     try:
         before = _cpu_times()
         time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Threads that stay on their cores, and a C library that keeps the memory it has."""
+"""Pinning threads to cores, intra-op thread counts, and a C library that keeps freed memory."""
 
 from __future__ import annotations
 

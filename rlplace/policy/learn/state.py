@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.files import jsonable, parse_json, read_plain, write_bytes_atomic
+from rlplace.files import check_header, jsonable, parse_json, read_plain, write_bytes_atomic
 from rlplace.policy.base import Policy
 from rlplace.policy.checkpoint import refusing
 
@@ -214,6 +214,7 @@ def resume_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
 def _unpack(data: bytes, path: str | os.PathLike[str], learner: Resumable) -> None:
     name = type(learner).__name__
     with refusing(path, "not the state of this learner and its policy"):
+        check_header(data, path)
         tensors = load(data)
         about = parse_json(tensors.pop(RECORDS).numpy().tobytes().decode("utf-8"), path)
         if about["learner"] != name:

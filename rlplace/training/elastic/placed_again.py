@@ -29,7 +29,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.host_model import HostModel, LearnedHost, Posterior, Scales, knowledge_of, prior_of
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import check_present
-from rlplace.measure.isolate.profiling import profile_isolated
+from rlplace.measure.isolate.isolated_runner import profile_isolated
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.placement import Placement, check_plan
 from rlplace.measure.plan import Plan

@@ -30,7 +30,7 @@ class NMTOutput(NamedTuple):
     """The result of a forward pass."""
 
     logits: tuple[Tensor, ...]
-    """(B, vocab) for every target step."""
+    """(B, vocab) for every target step, of a language model for every step."""
     loss: Tensor | None
     """Scalar, where labels were given."""
 
@@ -166,15 +166,6 @@ def build(config: NMTConfig) -> Parts:
     return Parts(NMT(config), tuple(tokens_TB), loss_of, (1, 1, 1), "separate")
 
 
-class RNNLMOutput(NamedTuple):
-    """The result of a forward pass."""
-
-    logits: tuple[Tensor, ...]
-    """(B, vocab) for every time step."""
-    loss: Tensor | None
-    """Scalar, where labels were given."""
-
-
 class RNNLM(nn.Module):
     """Embedding, LSTM layers and output projection for `config`; the state starts from zeros."""
 
@@ -187,7 +178,7 @@ class RNNLM(nn.Module):
         self.projection = nn.Linear(config.units, config.vocab)
         self.loss = nn.CrossEntropyLoss()
 
-    def forward(self, tokens_TB: Tensor, labels_TB: Tensor | None = None) -> RNNLMOutput:
+    def forward(self, tokens_TB: Tensor, labels_TB: Tensor | None = None) -> NMTOutput:
         """Logits of every time step, and with labels their mean cross-entropy.
 
         Args:
@@ -204,9 +195,9 @@ class RNNLM(nn.Module):
                 x_BH = states[index][0]
             logits.append(self.projection(self.dropout(x_BH)))
         if labels_TB is None:
-            return RNNLMOutput(tuple(logits), None)
+            return NMTOutput(tuple(logits), None)
         losses = [self.loss(logits_BV, labels_B) for logits_BV, labels_B in zip(logits, labels_TB.unbind(0))]
-        return RNNLMOutput(tuple(logits), torch.stack(losses).mean())
+        return NMTOutput(tuple(logits), torch.stack(losses).mean())
 
 
 def build_rnnlm(config: RNNLMConfig) -> Parts:

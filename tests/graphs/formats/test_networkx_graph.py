@@ -1,7 +1,13 @@
-"""networkx both ways, and GraphML: all of a graph of ours, and sense made of graphs of others."""
+"""networkx both ways, and GraphML: all of a graph of ours, and sense made of graphs of others.
+
+Node-link JSON as networkx writes it: all of a graph of ours comes back, and a mistake is named.
+
+Attributes that nobody reads: misspelt ones are refused with their node, those of others are ignored.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +21,9 @@ from micrographs import op_graph
 from random_problems import random_graph
 
 from rlplace.errors import InvalidValue
+from rlplace.graphs.formats import load_graph
 from rlplace.graphs.formats.graphml import load_graphml, read_graphml, save_graphml
-from rlplace.graphs.formats.networkx_graph import given_times_s
+from rlplace.graphs.formats.networkx_graph import EDGE_NAMES, NODE_NAMES, given_times_s, nearest_name
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
 
 
@@ -197,3 +204,100 @@ def test_a_name_that_xml_cannot_hold_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match=r"name is .*Save it as \.json"):
         save_graphml(graph, tmp_path / "g.graphml")
     assert not (tmp_path / "g.graphml").exists()
+
+
+def written(tmp_path: Path, data: dict[str, Any]) -> Path:
+    (tmp_path / "g.json").write_text(json.dumps(data))
+    return tmp_path / "g.json"
+
+
+@pytest.mark.parametrize("edges", ["edges", "links"])
+def test_a_graph_of_ours_comes_back_as_it_was(edges: str, tmp_path: Path) -> None:
+    data = nx.node_link_data(rich_graph().to_networkx(), edges=edges)
+    assert_same(load_graph(written(tmp_path, data)), rich_graph())
+
+
+def test_a_graph_of_others_is_read_as_from_networkx(tmp_path: Path) -> None:
+    graph = nx.MultiDiGraph(name="theirs")
+    graph.add_node("a", op="matmul", flops=7)
+    graph.add_node(3, bytes=10)
+    graph.add_edge("a", 3, bytes=5)
+    graph.add_edge("a", 3, bytes=7)
+    found = load_graph(written(tmp_path, nx.node_link_data(graph, edges="edges")))
+    assert_same(found, OpGraph.from_networkx(graph))
+    assert found.names == ("a", "3")
+    assert found.tensor_bytes.tolist() == [5, 7, 10]
+    assert found.num_edges == 2
+
+
+NODES = [{"id": "a"}, {"id": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"directed": False}, "directed is False, expected true"),
+        ({"nodes": 3}, "nodes is 3, expected a list of objects"),
+        ({"nodes": [3]}, r"nodes\[0\] is 3, expected an object"),
+        ({"nodes": [{}]}, r"nodes\[0\].id is 'missing'"),
+        ({"nodes": [{"id": []}]}, r"nodes\[0\].id is a list of 0 values, expected text or a number"),
+        ({"nodes": [{"id": "a"}, {"id": "a"}]}, r"nodes\[1\].id is 'a'"),
+        ({"edges": [{"source": "a", "target": "z"}]}, r"edges\[0\].target is 'z', expected the id of a node"),
+        ({"edges": [{"source": "a"}]}, r"edges\[0\].target is 'missing'"),
+        ({"edges": [{"source": "a", "target": "b"}, {"source": "b", "target": "a"}]}, "a cycle"),
+        ({"edges": [{"source": "a", "target": "b", "bytes": -1}]}, "a -> b: bytes is -1"),
+        ({"graph": 1}, "graph is 1, expected an object"),
+    ],
+)
+def test_a_mistake_is_named(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    data = {"directed": True, "multigraph": False, "graph": {}, "nodes": NODES, "edges": []} | change
+    with pytest.raises(InvalidValue, match=words):
+        load_graph(written(tmp_path, data))
+
+
+def test_missing_edges_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="edges is 'missing'"):
+        load_graph(written(tmp_path, {"directed": True, "nodes": NODES}))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        *(("flps", "flops"), ("FLOPs", "flops"), ("Phase", "phase"), ("ouput_bytes", "output_bytes")),
+        *(("parameters_bytes", "parameter_bytes"), ("colocaton", "colocation"), ("microbatch", "micro_batch")),
+        *(("time_ms", "time_s"), ("modul", "module"), ("workspace_byte", "workspace_bytes")),
+    ],
+)
+def test_a_misspelt_attribute_of_a_node_is_refused(name: str, meant: str) -> None:
+    graph = nx.DiGraph([("a", "b"), ("b", "c")])
+    graph.nodes["b"][name] = graph.nodes["c"][name] = 1
+    with pytest.raises(InvalidValue, match=rf"networkx graph, b: attribute is '{name}', expected '{meant}'") as refused:
+        OpGraph.from_networkx(graph)
+    assert f"Name it '{meant}'" in str(refused.value)
+
+
+def test_a_misspelt_attribute_of_an_edge_is_refused_also_in_a_file(tmp_path: Path) -> None:
+    graph = nx.DiGraph()
+    graph.add_edge("a", "b", bytes=4)
+    graph.add_edge("b", "c", byts=4)
+    with pytest.raises(InvalidValue, match=r"b -> c: attribute is 'byts', expected 'bytes'"):
+        OpGraph.from_networkx(graph)
+    nx.write_graphml(graph, tmp_path / "theirs.graphml")
+    with pytest.raises(InvalidValue, match=r"theirs.graphml, b -> c: attribute is 'byts'"):
+        load_graphml(tmp_path / "theirs.graphml")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["id", "ops", "dtype", "time", "shape", "weight", "module_id", "color_id", "stage", "duration", "node_type"],
+)
+def test_attributes_of_others_are_ignored(name: str) -> None:
+    graph = nx.DiGraph()
+    graph.add_node("a", **{name: 3})
+    graph.add_edge("a", "b", **{name: 3})
+    assert OpGraph.from_networkx(graph).names == ("a", "b")
+
+
+def test_names_that_are_read_and_no_texts_are_never_misspelt() -> None:
+    for name in (*NODE_NAMES, *EDGE_NAMES, 3, None):
+        assert nearest_name(name, NODE_NAMES) == nearest_name(name, EDGE_NAMES) == ""

@@ -1,3 +1,8 @@
+""" """
+
+from __future__ import annotations
+
+import sys
 from dataclasses import replace
 
 import networkx as nx
@@ -8,8 +13,8 @@ from hypothesis import strategies as st
 from micrographs import fork_join, op_graph
 from random_problems import random_graph
 
-from rlplace.errors import InvalidValue, UnknownName
-from rlplace.graphs.grouping.groups import Grouping, group_ops
+from rlplace.errors import InvalidValue, MissingExtra, UnknownName
+from rlplace.graphs.grouping.groups import RULES, Grouping, GroupingRule, group_ops, metis_parts
 
 
 def groups_of(graph, cost_s, num_groups, rule="heavy-edge", **options):
@@ -229,7 +234,7 @@ def test_an_unknown_rule_is_named():
         group_ops(op_graph([[]]), np.ones(1), 1, "modules")
 
 
-RULES = ["heavy-edge", "colocation", "module", "module:1:apart", "metis", "none"]
+WORDS = ["heavy-edge", "colocation", "module", "module:1:apart", "metis", "none"]
 
 
 @pytest.mark.slow
@@ -241,7 +246,7 @@ def test_any_graph_gets_at_most_num_groups_and_whole_classes(data):
     colocation = data.draw(st.lists(st.integers(-1, min(3, num_ops - 1)), min_size=num_ops, max_size=num_ops))
     cost_s = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 7.0]), min_size=num_ops, max_size=num_ops)))
     num_groups = data.draw(st.integers(1, 12))
-    rule = data.draw(st.sampled_from(RULES))
+    rule = data.draw(st.sampled_from(WORDS))
     phases = sorted(data.draw(st.lists(st.integers(0, 2), min_size=num_ops, max_size=num_ops)))
     graph = op_graph(reads, data.draw(st.integers(0, 9)), colocation=colocation, phases=phases)
     graph = with_modules(
@@ -256,7 +261,7 @@ def test_any_graph_gets_at_most_num_groups_and_whole_classes(data):
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 10**6), st.sampled_from(RULES), st.booleans())
+@given(st.integers(0, 10**6), st.sampled_from(WORDS), st.booleans())
 def test_bytes_and_devices_bound_every_merge(seed, rule, acyclic):
     rng = np.random.default_rng(seed)
     graph = random_graph(rng, 24)
@@ -273,7 +278,7 @@ def test_bytes_and_devices_bound_every_merge(seed, rule, acyclic):
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=120)
-@given(st.integers(0, 10**6), st.sampled_from(RULES), st.integers(1, 9))
+@given(st.integers(0, 10**6), st.sampled_from(WORDS), st.integers(1, 9))
 def test_the_graph_of_groups_has_no_cycle_where_asked(seed, rule, num_groups):
     rng = np.random.default_rng(seed)
     graph = random_graph(rng, 30)
@@ -300,3 +305,52 @@ def test_expanding_gives_rows_in_memory_order() -> None:
     expanded = Grouping(np.array([0, 1, 1, 0])).expand(np.array([[0, 1], [1, 0], [1, 1]], dtype=np.int32))
     assert expanded.tolist() == [[0, 1, 1, 0], [1, 0, 0, 1], [1, 1, 1, 1]]
     assert expanded.flags.c_contiguous
+
+
+def parts_of(num_parts, node_weight):
+    # a path of six nodes whose edges weigh 5, 1, 5, 1, 5
+    path = np.arange(5)
+    return metis_parts(6, path, path + 1, np.array([5.0, 1.0, 5.0, 1.0, 5.0]), np.array(node_weight), num_parts)
+
+
+def test_light_edges_are_cut():
+    pytest.importorskip("pymetis")
+    parts = parts_of(3, [1.0] * 6).tolist()
+    assert parts[0] == parts[1]
+    assert parts[2] == parts[3]
+    assert parts[4] == parts[5]
+    assert len(set(parts)) == 3
+
+
+def test_as_many_parts_as_nodes_need_no_metis():
+    pytest.importorskip("pymetis")
+    assert parts_of(9, [1.0] * 6).tolist() == list(range(6))
+
+
+def test_absence_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    with pytest.raises(MissingExtra, match=r"rlplace\[metis\]"):
+        parts_of(2, [1.0] * 6)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_is_a_word(name):
+    assert GroupingRule.parse(name) == GroupingRule(name)
+
+
+def test_options_follow_colons():
+    assert GroupingRule.parse("module:3:apart") == GroupingRule("module", depth=3, is_apart=True)
+    assert GroupingRule.parse("colocation:enc.*,out") == GroupingRule("colocation", cells=("enc.*", "out"))
+
+
+@pytest.mark.parametrize(
+    "word", ["module:0", "module:x", "module:1:away", "module:1:apart:2", "metis:3", "colocation:", "none:1", "module:"]
+)
+def test_options_that_are_not_there_are_refused(word):
+    with pytest.raises(InvalidValue, match="grouping rule is"):
+        GroupingRule.parse(word)
+
+
+def test_an_unknown_word_names_the_nearest():
+    with pytest.raises(UnknownName, match="did you mean 'heavy-edge'"):
+        GroupingRule.parse("heavyedge")

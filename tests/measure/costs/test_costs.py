@@ -37,5 +37,5 @@ def test_scratch_of_a_file_comes_back() -> None:
 @pytest.mark.parametrize("value", [None, 1.5, True, 10**40, "1"])
 def test_what_is_no_such_table_names_the_field(rows: object, value: object) -> None:
     for each in (rows, [[0, 0, 0], [0, 0, value]]):
-        with pytest.raises(InvalidValue, match=r"costs\.workspace_bytes.*2 rows of 3 whole numbers"):
+        with pytest.raises(InvalidValue, match=r"problem\.json: costs\.workspace_bytes.*, expected"):
             read_workspaces(each, (2, 3), "problem.json")

@@ -1,8 +1,16 @@
-"""Generated code of one small step, line by line."""
+"""Generated code of one small step, line by line.
+
+Calls and views as Python source, and which constants get a name.
+
+Signals between a gang and its members, on a chain of ops by hand.
+
+Updates that follow each other are one call, which computes the same and is timed in shares.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections import Counter
 
@@ -12,13 +20,27 @@ import pytest
 import torch
 from core_hosts import core_host
 from naive_plan import naive_plan, random_devices
-from small_models import CASES
+from small_models import CASES, mean_square
 from torch import nn
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs import capture
+from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.execute.generate import StepCode, generate
+from rlplace.graphs.program import Call, Program, Ref, Update
+from rlplace.measure.execute.generate import (
+    Constants,
+    Expressions,
+    GangSignals,
+    StepCode,
+    gang_signals,
+    generate,
+    update_runs,
+)
+from rlplace.measure.execute.placed_step import PlacedStep
+from rlplace.measure.execute.residents import Residents
+from rlplace.measure.execute.workers import Crew
+from rlplace.measure.plan import Plan
 
 # 0 weight, 1 bias, 2 input, 3 addmm, 4 relu, 5 sum, 6 ones_like, 7 threshold_backward, 8 mm, 9 sum, 10 and 11 updates
 SPLIT = [0, 0, 1, 1, 0, 1, 1, 0, 0, 0, 0, 0]
@@ -244,3 +266,165 @@ def test_a_graph_without_a_program_has_no_code() -> None:
     graph = dataclasses.replace(linear_step(), program=None)
     with pytest.raises(InvalidValue, match="capture it again"):
         generate(graph, core_host(), naive_plan(graph, np.zeros(12, dtype=np.int32)))
+
+
+@pytest.fixture
+def program() -> Program:
+    """View 0 is the weight, transposed; view 3 is a view of view 1, both of the relu's output, tensor 4."""
+    graph = capture(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.ones(5, 2), torch.sum, "adam")
+    return require_program(graph)
+
+
+def call(*args: object, outputs: tuple[int, ...] = (7,), returns_tuple: bool = False, **kwargs: object) -> Call:
+    return Call(torch.ops.aten.relu.default, args, kwargs, outputs, returns_tuple)
+
+
+def test_what_python_has_a_literal_for_is_written_out(program: Program) -> None:
+    constants = Constants()
+    words = Expressions(program, 0, constants)
+    lines, produced = words.call(9, call(1, 0.5, True, None, "sum", [2, (Ref(4),)], ()))
+    assert lines == ["t7 = f9(1, 0.5, True, None, 'sum', [2, (t4, )], ())"]
+    assert produced == (7,)
+    assert not constants.values
+
+
+def test_other_values_get_one_name_each_over_all_devices(program: Program) -> None:
+    constants = Constants()
+    first, second = (Expressions(program, device, constants) for device in range(2))
+    assert first.call(8, call(math.inf, dtype=torch.float16))[0] == ["t7 = f8(c0, dtype=c1)"]
+    assert second.call(9, call(torch.float16, math.inf))[0] == ["t7 = f9(c1, c0)"]
+    assert constants.values == {"c0": math.inf, "c1": torch.float16}
+
+
+def test_outputs_are_unpacked_as_the_op_returns_them(program: Program) -> None:
+    words = Expressions(program, 0, Constants())
+    assert words.call(9, call(outputs=(7, -1), returns_tuple=True)) == (["t7, _ = f9()"], (7,))
+    assert words.call(9, call(outputs=(7,), returns_tuple=True)) == (["t7, = f9()"], (7,))
+    assert words.call(9, call(outputs=(-1,))) == (["f9()"], ())
+
+
+def test_a_view_is_defined_once_after_the_views_that_it_is_of_until_its_tensor_is_dropped(program: Program) -> None:
+    words = Expressions(program, 0, Constants())
+    view = Ref(program.num_tensors + 3)
+    made = ["v1 = g1(t4)", "v3 = g3(v1)"]
+    assert words.views([view]) == made
+    assert words.name(view) == "v3"
+    assert words.views([view]) == []
+    assert words.forget(4) == ["v1", "v3"]
+    assert words.forget(4) == []
+    assert words.views([view]) == made
+    words.forget_all()
+    assert words.views([view]) == made
+
+
+GANG = 2
+NONE = GangSignals({}, {}, 0)
+
+
+def chain() -> OpGraph:
+    """Op 0 is the input; 1 to 4 follow each other."""
+    return capture(nn.Sequential(nn.ReLU(), nn.Sigmoid(), nn.Tanh(), nn.ReLU()), torch.ones(3))
+
+
+def signals_of(devices: list[int], *, is_handover: bool = True, second: tuple[int, ...] = ()) -> GangSignals:
+    graph, host = chain(), core_host(2, has_gang=True)
+    plan = naive_plan(graph, np.array(devices, dtype=np.int32))
+    return gang_signals(graph, host, plan, [is_handover] * plan.num_transfers, second)
+
+
+def test_members_alone_wait_for_nobody() -> None:
+    assert signals_of([0, 0, 1, 0, 1]) == NONE
+    assert signals_of([GANG] * 5) == NONE
+
+
+def test_a_gang_waits_for_each_member_that_was_busy_and_they_for_it() -> None:
+    signals = signals_of([0, 0, 1, GANG, 0])
+    assert signals.waits == {3: [0, 1], 4: [2]}
+    assert signals.sets == {1: [0], 2: [1], 3: [2]}
+    assert signals.count == 3
+
+
+def test_sources_and_hand_overs_keep_nobody_busy_and_copies_do() -> None:
+    assert signals_of([GANG, 0, 0, 0, 0]) == NONE
+    handed, copied = (signals_of([0, 0, GANG, GANG, 1], is_handover=is_handover) for is_handover in (True, False))
+    assert (handed.sets, handed.waits) == ({1: [0], 3: [1]}, {2: [0], 4: [1]})
+    assert (copied.sets, copied.waits) == ({1: [0], 3: [1]}, {5: [0], 6: [1]})  # items 5 and 6 are the copies
+
+
+def test_the_second_part_begins_when_all_are_done() -> None:
+    signals = signals_of([0, 0, 1, GANG, 0], second=(3, 4))
+    assert signals == GangSignals({3: [0]}, {4: [0]}, 1)
+
+
+def mlp(dtype: torch.dtype = torch.float32) -> OpGraph:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2).to(dtype), nn.Linear(2, 2).to(dtype))
+
+    class Casting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers[3](self.layers[2](self.layers[1](self.layers[0](x)).to(dtype)))
+
+    return capture(Casting(), torch.ones(5, 4), mean_square, "adam")
+
+
+def updates_of(graph: OpGraph) -> list[int]:
+    assert graph.program is not None
+    return [op for op, call in sorted(graph.program.calls.items()) if isinstance(call, Update)]
+
+
+def test_a_run_ends_where_something_else_stands_or_a_gang_takes_over() -> None:
+    graph = mlp()
+    assert graph.program is not None
+    a, b, c, d, *_ = (op for op in updates_of(graph) if not graph.workspace_bytes[op])
+    plain = next(op for op, call in graph.program.calls.items() if not isinstance(call, Update))
+    transfer = graph.num_ops
+
+    def runs(*items: int, waits: tuple[int, ...] = (), sets: tuple[int, ...] = ()) -> tuple[tuple[int, ...], ...]:
+        assert graph.program is not None
+        return update_runs(graph, graph.program, items, waits, sets)
+
+    source = next(iter(graph.program.sources))
+    assert runs(a, b, c) == ((a, b, c),)
+    assert runs(a, source, b) == ((a, b),), "a source is no code"
+    assert runs(a, plain, b, c, transfer, d) == ((a,), (b, c), (d,))
+    assert runs(a, b, c, waits=(b,)) == ((a,), (b, c))
+    assert runs(a, b, c, sets=(b,)) == ((a, b), (c,))
+    assert runs() == ()
+
+
+def test_parameters_of_another_dtype_are_a_run_of_their_own() -> None:
+    graph = mlp(torch.float64)
+    assert graph.program is not None
+    runs = update_runs(graph, graph.program, updates_of(graph), (), ())
+    assert sorted(map(len, runs)) == [2, 4]
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_one_call_a_run_and_every_update_done(is_traced: bool) -> None:
+    graph, host = mlp(), core_host(2)
+    assert graph.program is not None
+    none = np.zeros(0, dtype=np.int32)
+    plan = Plan(np.zeros(graph.num_ops, dtype=np.int32), none, none, np.arange(graph.num_ops, dtype=np.int32))
+    code = generate(graph, host, plan, is_traced=is_traced)
+    (run,), _ = code.update_runs
+    assert list(run) == updates_of(graph)
+    assert code.sources[0].count(f"u{run[-1]}(") == 1
+    assert sum(code.sources[0].count(f"u{op}(") for op in run) == 1
+    crew, residents = Crew(host.devices), Residents(graph, host)
+    try:
+        step = PlacedStep(graph, host, plan, residents, crew, is_traced=is_traced)
+        parameters = [op for op, source in graph.program.sources.items() if source.kind == "parameter"]
+        before = {op: residents.tensor(op, 0).clone() for op in parameters}
+        step.run()
+        assert all(not torch.equal(residents.tensor(op, 0), value) for op, value in before.items())
+        if is_traced:
+            timeline = step.timeline()
+            starts, ends = timeline.op_start_s[list(run)], timeline.op_end_s[list(run)]
+            assert np.allclose(starts[1:], ends[:-1])
+            shares = (ends - starts) / (ends[-1] - starts[0])
+            assert np.allclose(shares, graph.bytes_moved[list(run)] / graph.bytes_moved[list(run)].sum())
+    finally:
+        crew.stop()

@@ -1,4 +1,7 @@
-"""Whether a worker is used: by default yes, by option or environment not, and with a warning where none can be had."""
+"""Whether a worker is used: by default yes, by option or environment not, and with a warning where none can be started.
+
+Placements are measured in a worker also from a notebook, and its own ops go there with their definition.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,3 +126,24 @@ def is_alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+nbformat = pytest.importorskip("nbformat", reason="nbclient is not installed")
+nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_notebook_measures_in_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    cells = [nbformat.v4.new_code_cell(part) for part in MEASURES.split("\n\n\n")]
+    assert len(cells) > 2, "an op that one cell defines is run by another"
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    client = nbclient.NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    outputs: list[Any] = [output for cell in notebook.cells for output in cell.outputs]
+    assert "".join(output.get("text", "") for output in outputs) == "ok \n"

@@ -1,4 +1,7 @@
-"""`IsolatedRunner`: every fault costs the placement that has it, and nobody else."""
+"""`IsolatedRunner`: every fault costs the placement that has it, and no other.
+
+The words for the contender that was at work when a worker ended.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,26 @@ import pytest
 import torch
 from core_hosts import core_host
 from faulty_ops import FAULTS, faulty_graph
+from micrographs import fork_join
 from naive_plan import naive_plan
 from numpy.typing import NDArray
 from small_models import CASES
 
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs import capture
-from rlplace.graphs.grouping.groups import group_ops
+from rlplace.graphs.grouping.groups import Grouping, group_ops
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.isolate import isolated_runner as wait_module
 from rlplace.measure.isolate import process as process_module
-from rlplace.measure.isolate.isolated_runner import IsolatedRunner
-from rlplace.measure.isolate.messages import TimeLimits
+from rlplace.measure.isolate.isolated_runner import Asked, IsolatedRunner
+from rlplace.measure.isolate.messages import IDLE, Race, TimeLimits
 from rlplace.measure.isolate.process import CannotIsolate, WorkerProcess
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.timing.eager_step import EagerRecipe
-from rlplace.measure.timing.race import RaceProtocol
+from rlplace.measure.timing.race import REFERENCE, RaceProtocol
 from rlplace.measure.timing.threads import usable_cores
 
 PROTOCOL = RaceProtocol(warmup=1, min_rounds=2, max_rounds=2, hopeless=1e9)
@@ -352,3 +356,16 @@ def test_a_simulated_host_is_refused() -> None:
     simulated = dataclasses.replace(problem, host=dataclasses.replace(problem.host, devices=devices))
     with pytest.raises(InvalidValue, match="simulate instead"):
         IsolatedRunner(simulated, NaivePlanner(problem.graph))
+
+
+def test_contenders_are_not_numbered() -> None:
+    """Those that are left are raced again without the others, so a number would be that of another race."""
+    graph = fork_join(2, 1, 8)
+    costs = Costs(np.ones((graph.num_ops, 2)), "estimated")
+    problem = Problem(graph, core_host(2), costs, Grouping(np.arange(graph.num_ops)))
+    plan = naive_plan(graph, np.zeros(graph.num_ops, dtype=np.int32))
+    race = Race([plan, plan], [(0, 0)] * 2, [EagerRecipe()], RaceProtocol(), math.inf)
+    asked = Asked(race, problem, plan)
+    said = [asked.describe(contender, "") for contender in (0, 1, 2, REFERENCE, IDLE)]
+    assert said[:2] == ["this placement"] * 2
+    assert said[2:] == ["plain PyTorch", "the reference placement", "nothing that it was asked for"]

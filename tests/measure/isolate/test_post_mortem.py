@@ -34,7 +34,7 @@ Thread 0x00007f3 (most recent call first):
 )
 def test_how_it_ended(code: int, words: str, is_outside: bool) -> None:
     assert words in post_mortem.ending(code)
-    assert post_mortem.is_from_outside(code) is is_outside
+    assert (-code in post_mortem.FROM_OUTSIDE) is is_outside
 
 
 def test_the_thread_at_fault_comes_first() -> None:

@@ -17,8 +17,8 @@ from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.isolate import profiling
-from rlplace.measure.isolate.profiling import profile_isolated
+from rlplace.measure.isolate import isolated_runner as profiling
+from rlplace.measure.isolate.isolated_runner import profile_isolated
 
 
 def two_kinds() -> Host:

@@ -1,4 +1,7 @@
-"""Schedules, peaks and refusals worked out by hand, on links of 100 bytes a second."""
+"""Schedules, peaks and refusals worked out by hand, on links of 100 bytes a second.
+
+Counters of memory in a simulated timeline, by hand.
+"""
 
 from __future__ import annotations
 
@@ -302,3 +305,20 @@ def test_a_pickled_simulator_simulates_the_same() -> None:
         found = pickle.loads(pickle.dumps(simulator))  # noqa: S301 - our own bytes
         assert (found.objective, found.threads) == (objective, 2)
         assert np.array_equal(found.step_times(placements), wanted_s)
+
+
+def test_memory_counters_of_a_timeline() -> None:
+    """Tensor 0, of 100 bytes, goes over from second 1 to 2, where op 1 makes 20 more."""
+    costs = Costs(np.ones((2, 2)), "estimated")
+    problem = Problem(op_graph([[], [0]], [100, 20]), plain_host(2), costs, Grouping(np.arange(2)))
+    simulator = Simulator(problem)
+    timeline = simulator.timeline(simulator.plan(np.array([0, 1])))
+    counters = zip(timeline.memory_device, timeline.memory_time_s, timeline.memory_bytes, strict=True)
+    assert [tuple(map(float, counter)) for counter in counters] == [
+        (0, 0, 100),
+        (0, 2, 0),
+        (1, 0, 0),
+        (1, 1, 100),
+        (1, 2, 120),
+        (1, 3, 0),
+    ]

@@ -1,8 +1,12 @@
-"""`HostRunner`: placements run for real become measurements, whatever happens to them."""
+"""`HostRunner`: placements run for real become measurements, whatever happens to them.
+
+`FirstLosses`: NaN is a placement's fault where another placement has none.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Iterator
 
@@ -25,7 +29,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.timing import host_runner as runner_module
-from rlplace.measure.timing.host_runner import HostRunner
+from rlplace.measure.timing.host_runner import FirstLosses, HostRunner, NotANumber, has_nan
 from rlplace.measure.timing.race import RaceProtocol
 
 PROTOCOL = RaceProtocol(warmup=1, min_rounds=2, max_rounds=2, hopeless=1e9)
@@ -259,3 +263,33 @@ def test_a_closed_runner_says_so_at_once(runner: HostRunner) -> None:
     (measured,) = runner.measure(placements(runner.problem.graph, 1))
     assert measured.status == "error"
     assert "ended" in measured.why
+
+
+NAN, NUMBER = torch.tensor(math.nan), torch.tensor(1.0)
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (NUMBER, False),
+        (torch.tensor(math.inf), False),
+        (NAN, True),
+        ((NUMBER, {"aux": [NAN]}), True),
+        (torch.tensor([1, 2]), False),
+        (torch.tensor([complex(math.nan, 0.0)]), True),
+        (torch.empty(0), False),
+        ((None, 3, "text"), False),
+    ],
+)
+def test_what_holds_a_nan(result: object, expected: bool) -> None:
+    assert has_nan(result) is expected
+
+
+def test_after_a_number_a_nan_is_an_error() -> None:
+    losses = FirstLosses()
+    assert losses.is_nan(NAN), "nobody can judge yet"
+    assert not losses.saw_numbers
+    assert not losses.is_nan(NUMBER)
+    assert losses.saw_numbers
+    with pytest.raises(NotANumber, match="NaN"):
+        losses.is_nan(NAN)

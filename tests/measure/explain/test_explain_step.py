@@ -1,4 +1,9 @@
-"""Critical paths of timelines: by hand, exact on random problems, and of steps that were measured."""
+"""Critical paths of timelines: by hand, exact on random problems, and of steps that were measured.
+
+The costliest copies of a step.
+
+What devices do: every instant is busy, a copy alone, or idle; and what they hold over time.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import op_graph
-from random_problems import plain_host, random_problem
+from random_problems import BIG, plain_host, random_problem
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.groups import Grouping
-from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
+from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.explain.explain_step import critical_items, find_critical_path
-from rlplace.measure.explain.explanation import CriticalPath
-from rlplace.measure.hosts.host import Host
+from rlplace.measure.explain.explain_step import (
+    MOST_POINTS,
+    costliest_cuts,
+    critical_items,
+    device_shares,
+    find_critical_path,
+    memory_curves,
+    step_end_s,
+    what_is_sent,
+)
+from rlplace.measure.explain.explanation import CriticalPath, CutEdge
+from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
@@ -182,3 +196,124 @@ def test_a_measured_item_is_bound_by_what_ended_before_its_middle() -> None:
         ("wait", "op2"),
         ("op", "op2"),
     ]
+
+
+def cuts_of(graph: OpGraph, devices: list[int], count: int = 10) -> tuple[CutEdge, ...]:
+    host = plain_host(max(devices) + 1)
+    costs = Costs(np.ones((graph.num_ops, host.num_devices)), "estimated")
+    problem = Problem(graph, host, costs, Grouping(np.arange(graph.num_ops)))
+    simulator = Simulator(problem, threads=1)
+    plan = simulator.plan(np.array(devices, dtype=np.int32))
+    timeline = simulator.timeline(plan)
+    return costliest_cuts(problem, plan, timeline, critical_items(problem, plan, timeline), count)
+
+
+def test_the_longest_come_first_with_who_reads_them() -> None:
+    graph = replace(op_graph([[], [], [1], [1], [0]], [100, 500, 1, 1, 1]), modules=tuple("abcde"))
+    cuts = cuts_of(graph, [0, 1, 2, 2, 3])
+    assert [(cut.op, cut.module, cut.reader, cut.reader_module, cut.num_readers) for cut in cuts] == [
+        ("op1", "b", "op2", "c", 2),
+        ("op0", "a", "op4", "e", 1),
+    ]
+    assert [(cut.source, cut.destination, cut.num_bytes, cut.seconds) for cut in cuts] == [
+        ("d1", "d2", 500, 5.0),
+        ("d0", "d3", 100, 1.0),
+    ]
+    assert [cut.is_critical for cut in cuts] == [True, False]
+    assert cuts_of(graph, [0, 1, 2, 2, 3], count=1) == cuts[:1]
+    assert cuts_of(graph, [0, 0, 0, 0, 0]) == ()
+
+
+def test_what_is_sent() -> None:
+    targets = ["parameter", "input", "aten.op", "aten.op", "update.adam", "buffer"]
+    phases = [FORWARD, FORWARD, FORWARD, BACKWARD, UPDATE, FORWARD]
+    graph = op_graph([[], [], [0], [2], [3], []], targets=targets, phases=phases)
+    found = [what_is_sent(graph, op) for op in range(6)]
+    assert found == ["parameter", "input", "activation", "gradient", "parameter", "parameter"]
+
+
+def test_a_chain_over_two_devices_by_hand() -> None:
+    graph = op_graph([[], [0]], [100, 1])
+    problem = Problem(graph, plain_host(2), Costs(np.array([[2.0, 2.0], [3.0, 3.0]]), "estimated"), Grouping([0, 1]))
+    simulator = Simulator(problem, threads=1)
+    plan = simulator.plan(np.array([0, 1], dtype=np.int32))
+    shares = device_shares(problem, plan, simulator.timeline(plan), [7, 8])
+    # op 0 until 2, its copy until 3, op 1 until 6
+    assert [(share.busy_s, share.transfer_s, share.idle_s) for share in shares] == [(2.0, 1.0, 3.0), (3.0, 1.0, 2.0)]
+    assert [(share.sent_bytes, share.received_bytes, share.num_ops) for share in shares] == [(100, 0, 1), (0, 100, 1)]
+    assert [(share.peak_bytes, share.capacity_bytes) for share in shares] == [(7, BIG), (8, BIG)]
+
+
+def test_a_gangs_op_keeps_its_members_busy_and_a_handover_is_no_copy() -> None:
+    devices = (*(Device(f"d{k}", "any", "simulated", BIG) for k in range(2)),)
+    gang = Device("both", "any", "simulated", BIG, members=("d0", "d1"))
+    handed = [Route(one, other, ()) for k in range(2) for one, other in ((f"d{k}", "both"), ("both", f"d{k}"))]
+    copied = [Route(f"d{k}", f"d{1 - k}", ("bus",)) for k in range(2)]
+    host = Host("gang", (*devices, gang), (Link("bus", 100.0),), (*handed, *copied))
+    costs = Costs(np.full((2, 3), 2.0), "estimated")
+    problem = Problem(op_graph([[], [0]], 100), host, costs, Grouping([0, 1]))
+    simulator = Simulator(problem, threads=1)
+    plan = simulator.plan(np.array([0, 2], dtype=np.int32))
+    shares = device_shares(problem, plan, simulator.timeline(plan), [0, 0, 0])
+    assert [(share.busy_s, share.idle_s) for share in shares] == [(4.0, 0.0), (2.0, 2.0), (2.0, 2.0)]
+    assert [share.sent_bytes for share in shares] == [0, 0, 0]
+    assert shares[2].members == ("d0", "d1")
+
+
+@given(seed=seeds, num_ops=st.integers(1, 50))
+@settings(max_examples=150, deadline=None)
+def test_every_device_accounts_for_the_whole_step(seed: int, num_ops: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, num_ops)
+    simulator = Simulator(problem, threads=1)
+    plan = simulator.plan(rng.integers(0, problem.host.num_devices, num_ops).astype(np.int32))
+    timeline, peaks = simulator.timeline(plan), simulator.retime(plan).peak_bytes
+    shares = device_shares(problem, plan, timeline, peaks)
+    step_s = step_end_s(timeline)
+    for share in shares:
+        assert share.busy_s + share.transfer_s + share.idle_s == pytest.approx(step_s, rel=1e-9, abs=1e-9)
+    assert sum(share.num_ops for share in shares) == np.count_nonzero(~problem.graph.is_source)
+    plain = [share for share in shares if not share.members]
+    if len(plain) == len(shares):
+        assert sum(share.sent_bytes for share in shares) == sum(share.received_bytes for share in shares)
+        durations = timeline.op_end_s - timeline.op_start_s
+        for index, share in enumerate(shares):
+            assert share.busy_s == pytest.approx(durations[plan.devices == index].sum(), rel=1e-9, abs=1e-9)
+
+
+@given(seed=seeds, num_ops=st.integers(1, 50))
+@settings(max_examples=100, deadline=None)
+def test_memory_curves_reach_the_peak_and_never_pass_it(seed: int, num_ops: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, num_ops)
+    positive = Costs(problem.costs.op_time_s + 0.01, "estimated")  # what takes no time is never seen to hold memory
+    problem = replace(problem, costs=positive)
+    simulator = Simulator(problem, threads=1)
+    plan = simulator.plan(rng.integers(0, problem.host.num_devices, num_ops).astype(np.int32))
+    curves = memory_curves(problem, simulator.timeline(plan))
+    peaks = simulator.retime(plan).peak_bytes
+    for curve, peak in zip(curves, peaks, strict=True):
+        assert curve.time_s[0] == 0.0
+        assert list(curve.time_s) == sorted(curve.time_s)
+        assert max(curve.num_bytes) <= peak
+
+
+def test_a_long_curve_keeps_its_peak() -> None:
+    problem = Problem(op_graph([[]]), plain_host(2), Costs(np.ones((1, 2)), "estimated"), Grouping([0]))
+    simulator = Simulator(problem, threads=1)
+    timeline = simulator.timeline(simulator.plan(np.zeros(1, dtype=np.int32)))
+    held = np.random.default_rng(0).permutation(5000)
+    long = replace(
+        timeline,
+        memory_time_s=np.arange(5000, dtype=np.float64),
+        memory_device=np.ones(5000, dtype=np.int32),
+        memory_bytes=held,
+    )
+    empty, curve = memory_curves(problem, long)
+    assert empty.time_s == ()
+    assert len(curve.time_s) <= MOST_POINTS
+    assert curve.time_s[0] == 0.0
+    assert max(curve.num_bytes) == 4999
+    assert curve.time_s[curve.num_bytes.index(4999)] == float(np.argmax(held))
+    nothing = replace(timeline, memory_time_s=np.zeros(0), memory_device=held[:0], memory_bytes=held[:0])
+    assert memory_curves(problem, nothing) == ()

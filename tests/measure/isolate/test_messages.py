@@ -1,13 +1,18 @@
-"""The board: what one process writes another reads, at any moment."""
+"""The board: what one process writes another reads, at any moment.
+
+How long a contender may take, from what is known of the others.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
 
 from rlplace.measure.isolate import messages as module
-from rlplace.measure.isolate.messages import IDLE, Board
+from rlplace.measure.isolate.messages import IDLE, Board, TimeLimits
+from rlplace.measure.timing.race import RaceProtocol
 
 
 @pytest.fixture
@@ -62,3 +67,23 @@ def test_a_new_worker_knows_how_long_steps_took(pair: tuple[Board, Board]) -> No
     fresh.carry(reader)
     assert (fresh.first_s, fresh.best_s, fresh.contender) == (1.0, 1.0, IDLE)
     fresh.close()
+
+
+LIMITS = TimeLimits(longest_s=100.0, least_s=1.0, num_best=10.0, num_first=2.0)
+
+
+@pytest.mark.parametrize(
+    ("hopeless", "best_s", "first_s", "limit_s"),
+    [
+        (1.5, 0.0, 0.0, 100.0),
+        (1.5, 0.0, 3.0, 100.0),
+        (1.5, 0.5, 3.0, 11.0),
+        (1.5, 0.001, 0.01, 1.0),
+        (1.5, 50.0, 3.0, 100.0),
+        (20.0, 0.5, 3.0, 26.0),
+        (math.inf, 0.5, 3.0, 100.0),
+    ],
+    ids=["nothing known", "no step known", "several steps and loading", "never less", "never more", "patient", "all"],
+)
+def test_a_limit(hopeless: float, best_s: float, first_s: float, limit_s: float) -> None:
+    assert LIMITS.limit_s(RaceProtocol(hopeless=hopeless), best_s, first_s) == limit_s
