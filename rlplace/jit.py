@@ -249,9 +249,17 @@ class _Cache(FunctionCache):
 
 
 def _kept(function: Function, compiled: Any) -> Function:
-    """The compiled function, its code kept on disk."""
+    """The compiled function, its code kept on disk; a call from another kernel compiles it for types, never for values.
+
+    Numba would compile it anew for every constant argument, also for the constant that a variable begins with.
+    """
     if hasattr(compiled, "py_func"):  # otherwise NUMBA_DISABLE_JIT is set
         compiled._cache = _Cache(function)  # type: ignore[no-untyped-call]
+        template = compiled.get_call_template
+        general: Callable[[Any], Any] = types.unliteral
+        compiled.get_call_template = lambda args, kws: template(
+            tuple(map(general, args)), {name: general(arg) for name, arg in kws.items()}
+        )
     return cast(Function, compiled)
 
 

@@ -36,7 +36,7 @@ class Stepper:
         return groups
 
     def look(self, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        shape = (len(groups), self.layout.op_time_s.shape[1])
+        shape = (len(groups), self.layout.units.time_s.shape[1])
         features, mask = np.full((*shape, len(DECISION_FEATURES)), np.nan), np.zeros(shape, dtype=np.bool_)
         observe(self.layout, self.bounds, self.state, self.episodes, groups, features, mask)
         return features, mask

@@ -15,7 +15,7 @@ import rlplace
 
 ROOT = Path(rlplace.__file__).parent
 GROUND = {
-    *("errors", "faces", "files", "jit", "decode", "registry", "seeds", "cuda", "say", "process"),
+    *("errors", "faces", "files", "jit", "decode", "registry", "cuda", "say", "process"),
     *("records", "format", "locks"),
 }
 """What everybody may import."""
@@ -119,6 +119,20 @@ def test_there_are_no_circles_but_those_that_are_named() -> None:
         assert graph.has_edge(*edge), f"{edge} is no longer needed"
         graph.remove_edge(*edge)
     assert list(nx.simple_cycles(graph)) == []
+
+
+def test_the_graph_of_rooms_has_no_circle() -> None:
+    graph = nx.DiGraph()
+    for name, path in MODULES.items():
+        room = name.partition(".")[2].partition(".")[0]
+        graph.add_edges_from((room, other) for other in imports_of(path) - GROUND - {room} if room)
+    assert list(nx.simple_cycles(graph)) == []
+
+
+def test_partitioning_has_one_door() -> None:
+    outside = {name: path for name, path in MODULES.items() if not name.startswith("rlplace.partitioning")}
+    for name, path in outside.items():
+        assert not [other for other in imported(path) if other.startswith("rlplace.partitioning.")], name
 
 
 def test_torch_cuda_is_behind_one_module() -> None:

@@ -67,7 +67,7 @@ def compare(
     from rlplace.compare.comparison import OBJECTIVES
     from rlplace.compare.equal_budgets import CompareConfig
     from rlplace.compare.run_compare import Output, Setup, run_compare, run_true_compare, split_methods, true_config
-    from rlplace.partitioning.compare import is_published_file, run_published
+    from rlplace.partitioning import is_published_file, run_published
 
     minimised = "latency" if objective is None else objective
     if minimised not in OBJECTIVES:

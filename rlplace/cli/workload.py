@@ -143,7 +143,7 @@ def published(spec: WorkloadSpec, graph: OpGraph) -> Problem | None:
     from rlplace.files import read_json
     from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
     from rlplace.graphs.formats.graph_files import is_dnn_partitioning
-    from rlplace.partitioning.problem import published_problem
+    from rlplace.partitioning import published_problem
 
     if spec.path.suffix.lower() != ".json" or not is_dnn_partitioning(read_json(spec.path)):
         return None  # such a graph saved in a format of ours, which holds no costs

@@ -24,7 +24,7 @@ from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled_problem import list_order
 from rlplace.search.groupings import held_bytes, room_bytes
-from rlplace.search.schedule.eft import device_rules
+from rlplace.search.schedule.list_schedule import device_rules
 
 OP_KINDS = (
     "parameter",

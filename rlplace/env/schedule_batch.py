@@ -16,10 +16,9 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.jit import Longs
 from rlplace.measure.problem import Problem
-from rlplace.search.groupings import held_bytes, room_bytes
 from rlplace.search.improve.starting_points import FIRST_WEIGHTS, GROUPINGS, Pair, Schedulers
-from rlplace.search.schedule.eft import ESTIMATES, Estimator
 from rlplace.search.schedule.greedy import DECISION_FEATURES, FEATURES, observe
+from rlplace.search.schedule.list_schedulers import ESTIMATES, Estimator
 from rlplace.search.schedule.partial_schedule import (
     clear,
     decide,
@@ -265,5 +264,4 @@ class ListSchedules:
 
     @cached_property
     def _estimator(self) -> Estimator:
-        every = Grouping(np.arange(self._problem.graph.num_ops, dtype=np.int32))
-        return Estimator.of_problem(self._problem, held_bytes(self._problem, every), room_bytes(self._problem))
+        return Estimator.of_problem(self._problem)

@@ -19,18 +19,10 @@ from rlplace.compare.equal_budgets import OP_ORDER, CompareConfig, compare
 from rlplace.compare.run_compare import Output, method_words, say_row
 from rlplace.errors import InvalidValue
 from rlplace.files import read_json, write_json_atomic
-from rlplace.graphs.formats.dnn_partitioning import (
-    LARGEST_FILE_BYTES,
-    DnnPartitioning,
-    Id,
-    load_dnn_partitioning,
-    read_known,
-)
-from rlplace.graphs.opgraph import BACKWARD
+from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning, load_dnn_partitioning
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.partitioning.problem import published_problem
-from rlplace.partitioning.solve import METHODS, PublishedRow, solve
-from rlplace.records import record
+from rlplace.partitioning.objectives import published_problem
+from rlplace.partitioning.solvers import METHODS, PublishedRow, solve
 from rlplace.report.console import make_progress
 from rlplace.search.methods import METHODS as STEP_METHODS
 
@@ -143,62 +135,6 @@ def _row(found: PublishedRow, seed: int) -> Row:
 
 
 Placed = NDArray[np.int32]
-
-
-@record(frozen=True, slots=True)
-class _Device:
-    nodes: tuple[Id, ...]
-
-
-@record(frozen=True, slots=True)
-class _Split:
-    """The nodes on each device, under the benchmark's own names."""
-
-    fpgas: tuple[_Device, ...]
-    cpus: tuple[_Device, ...]
-
-
-def load_split(path: str | os.PathLike[str], record: DnnPartitioning) -> Placed:
-    """(N,) int32: the devices that a split file gives; memory is not checked.
-
-    Backward nodes that the file leaves out go where their colour class is.
-
-    Raises:
-        FileProblem: the file is missing or not JSON.
-        InvalidValue: a field is wrong, a node is unknown, listed twice or left out, or there are more devices than the
-            workload has.
-    """
-    where = os.fspath(path)
-    split = read_known(_Split, read_json(path, largest_bytes=LARGEST_FILE_BYTES), where, fpgas=_Device, cpus=_Device)
-    position = {number: op for op, number in enumerate(record.ids.tolist())}
-    devices = np.full(record.num_ops, -1, dtype=np.int32)
-    for kind in ("fpgas", "cpus"):
-        lists = [(f"{kind}[{i}].nodes", entry.nodes) for i, entry in enumerate(getattr(split, kind))]
-        limit = record.num_accelerators if kind == "fpgas" else record.num_cpus
-        if len(lists) > limit:
-            lists = [nodes for nodes in lists if nodes[1]]
-        if len(lists) > limit:
-            raise InvalidValue(kind, len(lists), f"at most {limit} devices with nodes", where=where)
-        for device, (field, numbers) in enumerate(lists):
-            for i, number in enumerate(numbers):
-                if number not in position:
-                    raise InvalidValue(f"{field}[{i}]", number, "the id of a node", where=where)
-                if devices[position[number]] >= 0:
-                    raise InvalidValue(f"{field}[{i}]", number, "a node that is listed once", where=where)
-                devices[position[number]] = device if kind == "fpgas" else record.num_accelerators
-    _complete(record, devices)
-    if np.any(devices < 0):
-        missing = record.ids[devices < 0].tolist()
-        raise InvalidValue("nodes", f"nothing for {missing[:5]}", "every node on a device", where=where)
-    return devices
-
-
-def _complete(record: DnnPartitioning, devices: Placed) -> None:
-    """Puts backward nodes without a device where their colour class is, in place."""
-    classes = record.graph.colocation
-    device_of = {int(classes[op]): int(devices[op]) for op in np.flatnonzero((classes >= 0) & (devices >= 0))}
-    for op in np.flatnonzero((devices < 0) & (classes >= 0) & (record.graph.phases == BACKWARD)):
-        devices[op] = device_of.get(int(classes[op]), -1)
 
 
 def save_split(path: str | os.PathLike[str], record: DnnPartitioning, devices: Placed) -> None:

@@ -1,22 +1,34 @@
-"""Annealing of max-load over units, every move scored by what it changes.
+"""`MaxLoadSearch`, `PieceLatencySearch`: the two published objectives, annealed over units.
 
-Annealing of piece-latency over units; a move re-cuts only the devices that it touches.
+For max-load every move is scored by what it changes; for piece-latency a move cuts only the devices anew that it
+touches. Both kernels follow one schedule: the temperature falls geometrically from `hot` to `cold`.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from abc import ABC, abstractmethod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.jit import Floats, Ints, kernel
-from rlplace.partitioning.objectives import finish_pieces
+from rlplace.errors import UnknownName
+from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
+from rlplace.jit import Block, Bools, Floats, FloatTable, Ints, IntTable, kernel
+from rlplace.partitioning.contiguous import contract
+from rlplace.partitioning.objectives import (
+    OBJECTIVES,
+    MaxLoad,
+    PieceLatency,
+    PublishedTimer,
+    finish_pieces,
+    unit_graph,
+    work_ms,
+)
 
 Words = NDArray[np.uint64]
 
 
-class LoadGraph(NamedTuple):
+class LoadGraph(Block):
     """The arrays of a `UnitGraph`, units in an order in which neighbours are near.
 
     Attributes:
@@ -37,7 +49,7 @@ class LoadGraph(NamedTuple):
     accelerator_ms: Floats
     cpu_ms: Floats
     size_bytes: Floats
-    supported: NDArray[np.bool_]
+    supported: Bools
     net_ms: Floats
     net_source: Ints
     net_offsets: Ints
@@ -48,7 +60,7 @@ class LoadGraph(NamedTuple):
     place: Ints
 
 
-class Loads(NamedTuple):
+class Loads(Block):
     """A placement of units with all that its max-load is made of.
 
     Attributes:
@@ -61,7 +73,7 @@ class Loads(NamedTuple):
     devices: Ints
     load_ms: Floats
     held_bytes: Floats
-    sinks_on: Ints
+    sinks_on: IntTable
 
 
 @kernel
@@ -182,7 +194,7 @@ def anneal_loads(
     for step in range(steps):
         if step % 256 == 0:
             temperature = hot * ratio ** (step / steps)
-        if step % 65536 == 65535:
+        if step % 65536 == 65535:  # the running sums have drifted by rounding
             fill(g, s)
             current = smooth(g, s, scale, doublings)
         unit = int(draw(random) * num_units)
@@ -195,6 +207,7 @@ def anneal_loads(
                 if s.devices[unit] == fullest:
                     break
                 unit = int(draw(random) * num_units)
+        # which units go where: a swap, a window of the order, a cluster over nets, or one unit
         home = s.devices[unit]
         target = _pick_device(g, s, unit, random)
         if target == home:
@@ -229,6 +242,7 @@ def anneal_loads(
             continue
         for a in range(size):
             move(g, s, cluster[a], home if kind < 0.15 and a == 1 else target)
+        # Metropolis' rule; a move that is not taken is taken back
         after = smooth(g, s, scale, doublings)
         if after <= current or draw(random) < np.exp((current - after) / temperature):
             current = after
@@ -283,7 +297,7 @@ def _grow(g: LoadGraph, s: Loads, cluster: Ints, mark: NDArray[np.int64], step: 
     return size
 
 
-class PieceGraph(NamedTuple):
+class PieceGraph(Block):
     """A workload's ops, in topological order, and the units that they move in.
 
     Attributes:
@@ -303,7 +317,7 @@ class PieceGraph(NamedTuple):
     num_accelerators: int
     num_devices: int
     capacity_bytes: float
-    work_ms: Floats
+    work_ms: FloatTable
     transfer_ms: Floats
     source_offsets: Ints
     sources: Ints
@@ -313,7 +327,7 @@ class PieceGraph(NamedTuple):
     unit_offsets: Ints
     unit_ops: Ints
     unit_bytes: Floats
-    supported: NDArray[np.bool_]
+    supported: Bools
     order: Ints
     place: Ints
 
@@ -443,6 +457,7 @@ def anneal_latency(
             is_possible = is_possible and (goes[a] == g.num_accelerators or g.supported[cluster[a]])
         if not is_possible or size == 0:
             continue
+        # the move, at first for bytes alone: what does not fit need not be cut into pieces
         touched[:] = False
         for a in range(size):
             moved = cluster[a]
@@ -548,3 +563,119 @@ def _side(g: PieceGraph, unit_device: Ints, cluster: Ints, unit: int, is_later: 
             cluster[size] = other
             size += 1
     return size
+
+
+class Search(ABC):
+    """One objective on one workload: scores placements of units, and anneals them.
+
+    Attributes:
+        hot, cold: temperatures that annealing begins and ends with, as a share of the value.
+        units: what moves together: colour classes, and ops without one.
+        order: (U,) units in a topological order of the contracted graph.
+        place: (U,) where each unit is in it.
+    """
+
+    hot: float
+    cold: float
+
+    def __init__(self, timer: PublishedTimer) -> None:
+        record = timer.record
+        self._timer = timer
+        self.units = unit_graph(record, record.units)
+        first = np.unique(self.units.op_unit, return_index=True)[1]
+        # by the contracted unit of each unit's first op, then by that op
+        self.order = np.lexsort((first, contract(record).units.op_unit[first])).astype(np.int32)
+        self.place = np.argsort(self.order).astype(np.int32)
+
+    def values_ms(self, devices: Ints) -> NDArray[np.float64]:
+        """(B,) milliseconds of placements of units (B, U) or (U,); infinite where infeasible."""
+        return self._timer.values_ms(self.units.expand(np.atleast_2d(devices)))
+
+    def anneal(self, start: Ints, seed: int, steps: int, hot: float, cold: float) -> tuple[Ints, float]:
+        """The best placement (U,) met in `steps` moves from `start`, which fits, and its value in milliseconds."""
+        best = np.empty(self.units.num_units, dtype=np.int32)
+        state = np.random.SeedSequence(seed).generate_state(1, dtype=np.uint64) | np.uint64(1)  # never 0
+        return best, self._anneal(np.array(start, dtype=np.int32), best, state, steps, hot, cold)
+
+    @abstractmethod
+    def _anneal(self, devices: Ints, best: Ints, random: Words, steps: int, hot: float, cold: float) -> float:
+        """Fills `best` (U,) with the best placement met from `devices` (U,); its value in milliseconds."""
+
+
+class MaxLoadSearch(Search):
+    """Max-load; see `anneal_loads`."""
+
+    hot, cold = 0.02, 2e-5
+    _DOUBLINGS = 5
+
+    def __init__(self, record: DnnPartitioning) -> None:
+        super().__init__(MaxLoad(record))
+        units = self.units
+        self._graph = LoadGraph(
+            record.num_accelerators,
+            record.num_devices,
+            record.capacity_bytes,
+            units.accelerator_ms,
+            units.cpu_ms,
+            units.size_bytes,
+            units.supported,
+            units.net_ms,
+            units.net_source,
+            units.net_offsets,
+            units.net_sinks,
+            *units.unit_nets,
+            self.order,
+            self.place,
+        )
+
+    def _anneal(self, devices: Ints, best: Ints, random: Words, steps: int, hot: float, cold: float) -> float:
+        width = self._graph.num_accelerators + 1
+        counts = np.zeros((len(self.units.net_ms), width), dtype=np.int32)
+        loads = Loads(devices, np.zeros(width), np.zeros(width), counts)
+        return anneal_loads(self._graph, loads, best, random, steps, hot, cold, self._DOUBLINGS)
+
+
+class PieceLatencySearch(Search):
+    """Piece-latency; see `anneal_latency`.
+
+    Raises:
+        InvalidValue: the workload has backward nodes.
+    """
+
+    hot, cold = 0.02, 3e-4
+
+    def __init__(self, record: DnnPartitioning) -> None:
+        super().__init__(PieceLatency(record))
+        units, graph = self.units, record.graph
+        self._graph = PieceGraph(
+            record.num_accelerators,
+            record.num_devices,
+            record.capacity_bytes,
+            work_ms(record),
+            record.transfer_ms,
+            graph.input_offsets,
+            graph.input_tensors,
+            *graph.readers,
+            units.op_unit,
+            np.concatenate(([0], np.cumsum(np.bincount(units.op_unit)))).astype(np.int32),
+            np.argsort(units.op_unit, kind="stable").astype(np.int32),
+            units.size_bytes,
+            units.supported,
+            self.order,
+            self.place,
+        )
+
+    def _anneal(self, devices: Ints, best: Ints, random: Words, steps: int, hot: float, cold: float) -> float:
+        return anneal_latency(self._graph, devices, best, random, steps, hot, cold)
+
+
+def make_search(record: DnnPartitioning, objective: str) -> Search:
+    """The search for `objective`.
+
+    Raises:
+        UnknownName: no such objective.
+        InvalidValue: piece-latency of a training step.
+    """
+    if objective not in OBJECTIVES:
+        raise UnknownName("objective", objective, OBJECTIVES)
+    return MaxLoadSearch(record) if objective == "max-load" else PieceLatencySearch(record)

@@ -1,128 +1,230 @@
-"""Kernels of the published objectives: the largest load, and the latency of atomic contiguous pieces.
+"""The published benchmark's workloads and its two objectives (Tarnawski et al. 2020, sections 3 and 4).
 
-`MaxLoad`: the throughput objective of the dnn-partitioning benchmark (Tarnawski et al. 2020, section 3).
+`published_problem`: a workload as a `Problem` with its own host.
 
-`PieceLatency`: the latency objective of the dnn-partitioning benchmark (Tarnawski et al. 2020, section 4).
+`MaxLoad` (throughput): the largest load of a device. `PieceLatency`: the latest finish, accelerators running atomic
+contiguous pieces.
+
+`UnitGraph`: a workload as units that move together and nets that cost something when they are cut.
 """
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
-from rlplace.jit import Floats, Ints, Longs, kernel
-from rlplace.partitioning.problem import PublishedTimer
+from rlplace.graphs.formats.dnn_partitioning import TRANSFER_BYTES_PER_MS, DnnPartitioning
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.jit import Floats, Ints, kernel
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.host import Device, Host, Link, Route
+from rlplace.measure.problem import Problem
+
+OBJECTIVES = ("max-load", "piece-latency")
+HOST_MEMORY_BYTES = 1 << 60
+"""CPUs hold anything."""
+
+
+def published_host(record: DnnPartitioning) -> Host:
+    """The workload's own host: its accelerators, each with one link up and one down, and the pooled CPUs.
+
+    Between accelerators a transfer goes through host memory: the source's link up and the destination's link down.
+    """
+    count = record.num_accelerators
+    accelerators = [f"accelerator:{k}" for k in range(count)]
+    capacity = max(int(record.capacity_bytes), 1)
+    devices = [Device(name, "accelerator", "simulated", capacity) for name in accelerators]
+    if record.num_cpus:
+        devices.append(Device("cpu", f"{record.num_cpus} cpus", "simulated", HOST_MEMORY_BYTES))
+    rate = TRANSFER_BYTES_PER_MS * 1e3
+    links = [Link(f"{way}:{k}", rate) for k in range(count) for way in ("up", "down")]
+    routes = []
+    for i, source in enumerate(devices):
+        for j, destination in enumerate(devices):
+            if i != j:
+                hops = (f"up:{i}",) * (i < count) + (f"down:{j}",) * (j < count)
+                routes.append(Route(source.name, destination.name, hops))
+    return Host("dnn-partitioning", tuple(devices), tuple(links), tuple(routes))
+
+
+def published_problem(record: DnnPartitioning) -> Problem:
+    """The workload as a `Problem`: costs as given, one group a colour class or op, accelerators where supported."""
+    op_time_s = np.repeat(record.accelerator_ms[:, None] * 1e-3, record.num_devices, axis=1)
+    op_time_s[:, record.num_accelerators :] = record.cpu_ms[:, None] * 1e-3
+    return Problem(
+        record.graph,
+        published_host(record),
+        Costs(op_time_s, "profiled"),
+        Grouping(record.units, "published"),
+        allowed=record.allowed,
+    )
+
+
+class PublishedTimer(ABC):
+    """Scores placements of a workload by a published objective.
+
+    Args:
+        record: the workload.
+        memory_limit: whether a placement that does not fit an accelerator's memory has value infinity.
+    """
+
+    def __init__(self, record: DnnPartitioning, *, memory_limit: bool = True) -> None:
+        self.record = record
+        self._capacity = record.capacity_bytes if memory_limit else np.inf
+        self._work_ms = work_ms(record)
+        self.problem = published_problem(record)
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(B,) seconds; as `values_ms`, so that any search can minimise the objective."""
+        return self.values_ms(placements) * 1e-3
+
+    def values_ms(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(B,) milliseconds of placements (B, N) or (N,); infinite where memory does not suffice.
+
+        Raises:
+            InvalidValue: a device out of range, a class torn apart, or an op where it cannot run.
+        """
+        placements, count = np.atleast_2d(placements), self.record.num_accelerators
+        values = []
+        for devices in self.problem.check_placement(placements):
+            held = np.bincount(devices, weights=self.record.size_bytes, minlength=count)
+            fits = bool(np.all(held[:count] <= self._capacity))
+            values.append(self._value_ms(devices) if fits else np.inf)
+        return np.array(values, dtype=np.float64)
+
+    @abstractmethod
+    def _value_ms(self, devices: NDArray[np.int32]) -> float:
+        """Milliseconds of a checked placement (N,) that fits."""
+
+
+def work_ms(record: DnnPartitioning) -> NDArray[np.float64]:
+    """(2, N) float64: time on an accelerator, and on a CPU."""
+    return np.stack((record.accelerator_ms, record.cpu_ms))
+
+
+@dataclass(frozen=True, eq=False)
+class UnitGraph:
+    """U units and M nets; max-load of a placement of units is max-load of the placement of ops that it stands for.
+
+    A net is one op's output: it costs `net_ms` on the source's accelerator when a sink is elsewhere, and on every other
+    accelerator with a sink. Nets of one source with the same sinks are one net, with their costs added up; outputs
+    without readers elsewhere, and free transfers, are no nets.
+
+    Attributes:
+        record: the workload.
+        op_unit: (N,) int32, the unit of each op.
+        accelerator_ms, cpu_ms, size_bytes: (U,) float64, sums over the unit's ops.
+        supported: (U,) bool, whether an accelerator can run all of them.
+        net_ms: (M,) float64.
+        net_source: (M,) int32.
+        net_offsets, net_sinks: CSR (M + 1,), (S,) int32 of each net's sinks, ascending, without its source.
+    """
+
+    record: DnnPartitioning
+    op_unit: Ints
+    accelerator_ms: Floats
+    cpu_ms: Floats
+    size_bytes: Floats
+    supported: NDArray[np.bool_]
+    net_ms: Floats
+    net_source: Ints
+    net_offsets: Ints
+    net_sinks: Ints
+
+    @property
+    def num_units(self) -> int:
+        return len(self.accelerator_ms)
+
+    @cached_property
+    def unit_nets(self) -> tuple[Ints, Ints]:
+        """CSR (U + 1,), (S + M,): the nets of each unit, whether it is their source or a sink."""
+        sinks_net = np.repeat(np.arange(len(self.net_ms)), np.diff(self.net_offsets))
+        unit = np.concatenate((self.net_source, self.net_sinks))
+        net = np.concatenate((np.arange(len(self.net_ms)), sinks_net))
+        order = np.lexsort((net, unit))
+        counts = np.bincount(unit, minlength=self.num_units)
+        return np.concatenate(([0], np.cumsum(counts))).astype(np.int32), net[order].astype(np.int32)
+
+    def expand(self, devices: Ints) -> Ints:
+        """Devices of ops (..., N) from devices of units (..., U)."""
+        return np.ascontiguousarray(np.asarray(devices, dtype=np.int32)[..., self.op_unit])
+
+    def shrink(self, placement: Ints) -> Ints:
+        """Devices of units (U,) from devices of ops (N,), each unit where its first op is."""
+        devices = np.empty(self.num_units, dtype=np.int32)
+        devices[self.op_unit[::-1]] = np.asarray(placement, dtype=np.int32)[::-1]
+        return devices
+
+
+def unit_graph(record: DnnPartitioning, op_unit: Ints) -> UnitGraph:
+    """The units that `op_unit` (N,), numbered 0..U-1 without gaps, makes of the workload's ops."""
+    count = int(op_unit.max()) + 1
+    supported = np.ones(count, dtype=np.bool_)
+    np.logical_and.at(supported, op_unit, record.supported)
+    offsets, readers = record.graph.readers
+    costs: dict[tuple[int, ...], float] = {}
+    for op in np.flatnonzero(record.transfer_ms > 0).tolist():
+        source = int(op_unit[op])
+        sinks = set(op_unit[readers[offsets[op] : offsets[op + 1]]].tolist()) - {source}
+        if sinks:
+            key = (source, *sorted(sinks))
+            costs[key] = costs.get(key, 0.0) + float(record.transfer_ms[op])
+    keys = sorted(costs)
+    return UnitGraph(
+        record=record,
+        op_unit=np.ascontiguousarray(op_unit, dtype=np.int32),
+        accelerator_ms=np.bincount(op_unit, weights=record.accelerator_ms, minlength=count).astype(np.float64),
+        cpu_ms=np.bincount(op_unit, weights=record.cpu_ms, minlength=count).astype(np.float64),
+        size_bytes=np.bincount(op_unit, weights=record.size_bytes, minlength=count).astype(np.float64),
+        supported=supported,
+        net_ms=np.array([costs[key] for key in keys], dtype=np.float64),
+        net_source=np.array([key[0] for key in keys], dtype=np.int32),
+        net_offsets=np.cumsum([0, *(len(key) - 1 for key in keys)]).astype(np.int32),
+        net_sinks=np.array([sink for key in keys for sink in key[1:]], dtype=np.int32),
+    )
 
 
 @kernel
-def max_loads(
-    placements: Ints,
+def fill_loads(
+    devices: Ints,
     num_accelerators: int,
     work_ms: Floats,
     transfer_ms: Floats,
-    size_bytes: Floats,
-    capacity_bytes: float,
     reader_offsets: Ints,
     readers: Ints,
     load_ms: Floats,
-    seen: Longs,
-    value_ms: Floats,
 ) -> None:
-    """Fill `value_ms` (B,) for `placements` (B, N): the largest load, infinite where memory does not suffice.
+    """Adds to `load_ms` (K + 1,) the loads of `devices` (N,).
 
     Args:
-        placements: (B, N) devices; K is the pooled CPUs.
+        devices: (N,); K is the pooled CPUs.
         num_accelerators: K.
         work_ms: (2, N), on an accelerator and on a CPU.
         transfer_ms: (N,)
-        size_bytes: (N,)
-        capacity_bytes: of an accelerator.
         reader_offsets: (N + 1,), CSR of the readers of each op.
         readers: (E,)
-        load_ms: (K + 1,) scratch; the loads of the last placement on return.
-        seen: (K + 1,) scratch.
-        value_ms: (B,) to fill.
+        load_ms: (K + 1,) zeros.
     """
-    n = placements.shape[1]
-    held = np.zeros(num_accelerators + 1)
-    for b in range(placements.shape[0]):
-        devices = placements[b]
-        load_ms[:] = 0.0
-        held[:] = 0.0
-        seen[:] = -1
-        for u in range(n):
-            home = devices[u]
-            load_ms[home] += work_ms[1, u] if home == num_accelerators else work_ms[0, u]
-            held[home] += size_bytes[u]
-            leaves = False
-            for edge in range(reader_offsets[u], reader_offsets[u + 1]):
-                device = devices[readers[edge]]
-                if device == home:
-                    continue
-                leaves = True
-                if device < num_accelerators and seen[device] != u:
-                    seen[device] = u
-                    load_ms[device] += transfer_ms[u]
-            if leaves and home < num_accelerators:
-                load_ms[home] += transfer_ms[u]
-        most, fits = 0.0, True
-        for device in range(num_accelerators + 1):
-            most = max(most, load_ms[device])
-            fits = fits and (device == num_accelerators or held[device] <= capacity_bytes)
-        value_ms[b] = most if fits else np.inf
-
-
-@kernel
-def piece_latencies(
-    placements: Ints,
-    num_accelerators: int,
-    work_ms: Floats,
-    transfer_ms: Floats,
-    size_bytes: Floats,
-    capacity_bytes: float,
-    source_offsets: Ints,
-    sources: Ints,
-    reader_offsets: Ints,
-    readers: Ints,
-    value_ms: Floats,
-) -> None:
-    """Fill `value_ms` (B,) for `placements` (B, N): the latest finish, infinite where memory does not suffice or the
-    graph of pieces has a cycle.
-
-    Ops are in topological order; arguments as in `max_loads`, and the CSR of the sources of each op.
-    """
-    n = placements.shape[1]
-    part = np.empty(n, dtype=np.int32)
-    depth = np.empty(n, dtype=np.int32)
-    held = np.zeros(num_accelerators + 1)
-    finish_ms = np.empty(n)
-    for b in range(placements.shape[0]):
-        devices = placements[b]
-        held[:] = 0.0
-        for u in range(n):
-            held[devices[u]] += size_bytes[u]
-        fits = True
-        for device in range(num_accelerators):
-            fits = fits and held[device] <= capacity_bytes
-        if not fits:
-            value_ms[b] = np.inf
-            continue
-        num_parts = find_pieces(devices, num_accelerators, source_offsets, sources, depth, part)
-        value_ms[b] = finish_pieces(
-            devices,
-            num_accelerators,
-            work_ms,
-            transfer_ms,
-            source_offsets,
-            sources,
-            reader_offsets,
-            readers,
-            part,
-            num_parts,
-            finish_ms,
-        )
+    seen = np.full(num_accelerators + 1, -1)
+    for u in range(len(devices)):
+        home = devices[u]
+        load_ms[home] += work_ms[1, u] if home == num_accelerators else work_ms[0, u]
+        leaves = False
+        for edge in range(reader_offsets[u], reader_offsets[u + 1]):
+            device = devices[readers[edge]]
+            if device == home:
+                continue
+            leaves = True
+            if device < num_accelerators and seen[device] != u:
+                seen[device] = u
+                load_ms[device] += transfer_ms[u]
+        if leaves and home < num_accelerators:
+            load_ms[home] += transfer_ms[u]
 
 
 @kernel
@@ -241,31 +343,15 @@ class MaxLoad(PublishedTimer):
     A value is infinite where memory does not suffice.
     """
 
-    def loads_ms(self, placement: NDArray[np.int32]) -> NDArray[np.float64]:
-        """(D,) load of each device under one placement (N,), in milliseconds."""
-        load_ms = np.empty(self.record.num_accelerators + 1)
-        self._run(self.problem.check_placement(placement)[None], load_ms, np.empty(1))
-        return load_ms[: self.record.num_devices]
+    def loads_ms(self, devices: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(K + 1,) load of each accelerator and of the CPUs under one placement (N,), in milliseconds."""
+        record, load_ms = self.record, np.zeros(self.record.num_accelerators + 1)
+        args = self._work_ms, record.transfer_ms, *record.graph.readers
+        fill_loads(devices, record.num_accelerators, *args, load_ms)
+        return load_ms
 
-    def _score(self, placements: NDArray[np.int32], values_ms: NDArray[np.float64]) -> None:
-        self._run(placements, np.empty(self.record.num_accelerators + 1), values_ms)
-
-    def _run(self, placements: NDArray[np.int32], load_ms: NDArray[np.float64], values: NDArray[np.float64]) -> None:
-        record, count = self.record, self.record.num_accelerators
-        reader_offsets, readers = record.graph.readers
-        max_loads(
-            placements,
-            count,
-            self._work_ms,
-            record.transfer_ms,
-            record.size_bytes,
-            self._capacity,
-            reader_offsets,
-            readers,
-            load_ms,
-            np.empty(count + 1, dtype=np.int64),
-            values,
-        )
+    def _value_ms(self, devices: NDArray[np.int32]) -> float:
+        return float(self.loads_ms(devices).max())
 
 
 class PieceLatency(PublishedTimer):
@@ -293,19 +379,10 @@ class PieceLatency(PublishedTimer):
             )
         super().__init__(record, memory_limit=memory_limit)
 
-    def _score(self, placements: NDArray[np.int32], values_ms: NDArray[np.float64]) -> None:
-        record, graph = self.record, self.record.graph
-        reader_offsets, readers = graph.readers
-        piece_latencies(
-            placements,
-            record.num_accelerators,
-            self._work_ms,
-            record.transfer_ms,
-            record.size_bytes,
-            self._capacity,
-            graph.input_offsets,
-            graph.input_tensors,
-            reader_offsets,
-            readers,
-            values_ms,
-        )
+    def _value_ms(self, devices: NDArray[np.int32]) -> float:
+        record, graph, count = self.record, self.record.graph, self.record.num_accelerators
+        part, depth = np.empty_like(devices), np.empty_like(devices)
+        sources = graph.input_offsets, graph.input_tensors
+        num_parts = find_pieces(devices, count, *sources, depth, part)
+        args = self._work_ms, record.transfer_ms, *sources, *graph.readers, part, num_parts, np.empty(len(devices))
+        return float(finish_pieces(devices, count, *args))

@@ -31,8 +31,8 @@ from rlplace.measure.simulate.compiled_problem import HANDOVER, JOB, compile_pro
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.groupings import majority_devices
 from rlplace.search.rules.baselines import solve_single
-from rlplace.search.schedule.list_scheduling import solve_heft
-from rlplace.search.schedule.units import Units, group_units, host_resources, op_units
+from rlplace.search.schedule.list_schedule import Units, group_units, host_resources, op_units
+from rlplace.search.schedule.list_schedulers import solve_heft
 from rlplace.search.task import Budget, Task
 
 if TYPE_CHECKING:

@@ -1,4 +1,10 @@
-"""Coarser and finer groupings of a problem, nested so that placements carry over unchanged from coarse to fine."""
+"""Groupings of a problem's ops for search, and what is known of their groups.
+
+`nested` and others: coarser and finer groupings that nest, so that placements carry over unchanged from coarse to fine.
+
+`allowed_devices`, `majority_devices`, `main_labels`, `kept_bytes` and others: of each group, where it may be, where
+most of it is, its module, its bytes.
+"""
 
 from __future__ import annotations
 
@@ -118,8 +124,7 @@ def _merge(problem: Problem, grouping: Grouping, within: Grouping | None, num_gr
     weight = np.bincount(place, weights=graph.tensor_bytes[graph.input_tensors], minlength=len(keys))
     first_op = np.unique(op_group, return_index=True)[1]
     fence = np.zeros(grouping.num_groups, np.int32) if within is None else within.op_group[first_op]
-    cost_s = np.zeros(grouping.num_groups)
-    np.add.at(cost_s, op_group, problem.costs.op_time_s.mean(axis=1))
+    cost_s = np.bincount(op_group, weights=problem.costs.op_time_s.mean(axis=1)).astype(np.float64)
     parent = _kruskal(
         keys[np.argsort(-weight, kind="stable")],
         cost_s,
@@ -229,15 +234,20 @@ def main_labels(problem: Problem, grouping: Grouping, label_N: NDArray[np.int64]
     return labels
 
 
+def group_time_s(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:
+    """(G, D) float64: seconds of each group's ops on each device."""
+    table = np.zeros((grouping.num_groups, problem.host.num_devices))
+    np.add.at(table, grouping.op_group, problem.costs.op_time_s)
+    return table
+
+
 def kept_bytes(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:
     """(G,) float64: bytes that a group keeps where it is: parameters, gradients, optimizer state, forward outputs."""
     graph = problem.graph
     outputs = np.where(graph.phases == FORWARD, graph.output_bytes, 0)
     kept = np.where(graph.is_source, np.maximum(graph.parameter_bytes, outputs), graph.parameter_bytes + outputs)
     kept = kept + graph.gradient_bytes + graph.state_bytes
-    table = np.zeros(grouping.num_groups)
-    np.add.at(table, grouping.op_group, kept)
-    return table
+    return np.bincount(grouping.op_group, weights=kept, minlength=grouping.num_groups).astype(np.float64)
 
 
 def held_bytes(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:
@@ -248,9 +258,7 @@ def held_bytes(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:
     graph = problem.graph
     held = graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes
     held = held + np.where(graph.phases == FORWARD, graph.output_bytes, 0)
-    table = np.zeros(grouping.num_groups)
-    np.add.at(table, grouping.op_group, held)
-    return table
+    return np.bincount(grouping.op_group, weights=held, minlength=grouping.num_groups).astype(np.float64)
 
 
 def room_bytes(problem: Problem) -> NDArray[np.float64]:

@@ -1,7 +1,4 @@
-"""`Guide`: what suggests placements to a search, to start from and as moves of annealing; a policy, for one.
-
-A task's scoring, and its host, as the timer and the measurers that other code asks; all that is asked counts.
-"""
+"""`Guide`: suggests placements to a search, to start from and as moves of annealing; a policy can be one."""
 
 from __future__ import annotations
 

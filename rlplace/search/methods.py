@@ -102,22 +102,27 @@ _BUILT_IN = (
         "baseline",
         "mapping onto the devices: Pellegrini 1996",
     ),
-    Method("eft", "rlplace.search.schedule.eft:solve_eft", "scheduler", "earliest finish time, without insertion"),
+    Method(
+        "eft",
+        "rlplace.search.schedule.list_schedulers:solve_eft",
+        "scheduler",
+        "earliest finish time, without insertion",
+    ),
     Method(
         "heft",
-        "rlplace.search.schedule.list_scheduling:solve_heft",
+        "rlplace.search.schedule.list_schedulers:solve_heft",
         "scheduler",
         "HEFT with insertion: Topcuoglu et al. 2002",
     ),
     Method(
         "peft",
-        "rlplace.search.schedule.list_scheduling:solve_peft",
+        "rlplace.search.schedule.list_schedulers:solve_peft",
         "scheduler",
         "look-ahead by optimistic costs: Arabnejad and Barbosa 2014",
     ),
     Method(
         "critical-path",
-        "rlplace.search.schedule.list_scheduling:solve_critical_path",
+        "rlplace.search.schedule.list_schedulers:solve_critical_path",
         "scheduler",
         "CPOP: Topcuoglu et al. 2002",
     ),
@@ -258,7 +263,7 @@ class SearchResult:
 
     @classmethod
     def of(cls, task: Task, learned: Saveable | None = None) -> SearchResult:
-        """What `task` came to."""
+        """The result of a task."""
         return cls(
             task.best_devices,
             task.best_s,

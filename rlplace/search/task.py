@@ -1,12 +1,12 @@
 """`Task`: what a search method works on, and the account of what it spent and found.
 
-What a `Task` works with: the host that runs placements for it, who watches it, and what a method learned on it.
+Protocols around a `Task`: the host that runs placements for it, its observer, and what a method saves.
 
 `BestSoFar`: the best step time that a search has found, and what it had spent by then.
 
-`Failure`: what becomes of a method that raises: a line for its row of a table, and the traceback.
+`Failure`: a method that raised, as one line for a table and as a traceback.
 
-From ops to groups: where a group may be, and where it goes when its ops are on several devices.
+`Scoring`, `Simulating`, `Measuring`: a task as the timers and measurers that other code takes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -30,7 +30,7 @@ from rlplace.measure.problem import Problem
 
 @dataclass(frozen=True)
 class Budget:
-    """What a method may spend; it ends with whichever comes first."""
+    """What a method may spend; the first limit that is reached ends it."""
 
     evaluations: float = math.inf
     """Placements scored."""
@@ -51,11 +51,11 @@ class Budget:
 class Task:
     """A problem to solve: scores placements, keeps the best feasible one, counts evaluations and time.
 
-    Every method sees the problem through a task, so that all of them are counted alike. One step time that a method
-    asks a simulator for is one evaluation, of a placement or a plan, whoever asks, under whatever figures, also where
-    it is given up half-way or does not fit into memory. So is a plan that is made in another order than the problem's
-    own (1F1B). What is simulated past the task is told by `count`. No evaluations are: what was scored simulated again
-    for its plan, timeline or critical path; a plan made for the host to run; what fits a host model to measured steps.
+    Every method sees the problem through a task, so that evaluations are counted in one way. An evaluation is one
+    simulated step time, of a placement or of a plan, also if the simulation stops early or memory does not suffice.
+    Planning in another order than the problem's own (1F1B) is an evaluation too. A method that calls a simulator
+    directly reports its evaluations by `count`. These are no evaluations: simulating a scored placement again for its
+    plan, timeline or critical path; a plan for the host to run; fitting a host model to measured steps.
 
     Attributes:
         problem: what is placed.
@@ -226,7 +226,8 @@ class Task:
             return times
         begin = time.monotonic()
         if self.priorities is not None and self._plan_timer is not None:
-            times[:count] = self._ordered(self._plan_timer, placements[:count], cutoff_s)
+            limits = np.full(count, np.inf) if cutoff_s is None else cutoff_s[:count]
+            times[:count] = self._plan_timer.step_times_within(placements[:count], limits, self.priorities)
         elif cutoff_s is not None and self._cutoff_timer is not None:
             times[:count] = self._cutoff_timer.step_times_within(placements[:count], cutoff_s[:count])
         else:
@@ -252,21 +253,11 @@ class Task:
         Raises:
             InvalidValue: as `score`.
         """
-        if self._plan_timer is None:
-            return float(self.score(devices)[0])
-        if self.evaluations_left < 1:
-            return math.inf
-        begin = time.monotonic()
-        return self._keep_plan(*self._plan_timer.plan_and_time(devices, priorities), begin)
+        return self._score_one(devices, lambda timer: timer.plan_and_time(devices, priorities))
 
     def score_plan(self, plan: Plan) -> float:
         """As `score_ordered`, of exactly this plan."""
-        if self._plan_timer is None:
-            return float(self.score(plan.devices)[0])
-        if self.evaluations_left < 1:
-            return math.inf
-        begin = time.monotonic()
-        return self._keep_plan(plan, self._plan_timer.retime(plan), begin)
+        return self._score_one(plan.devices, lambda timer: (plan, timer.retime(plan)))
 
     def score_groups(self, groups: NDArray[np.int32]) -> NDArray[np.float64]:
         """`score` of devices of groups, (B, G) or (G,).
@@ -281,21 +272,19 @@ class Task:
 
         A host whose time ran out since `measurements_left` was asked still answers: a batch is run or not, never cut.
         """
-        if self.host is None:
-            return []
-        placements = np.atleast_2d(placements)[: max(0, self.budget.measurements - self.measurements)]
-        if not len(placements):
-            return []
-        self.measurements += len(placements)
-        return self.host.measure(placements)
+        placements = np.atleast_2d(placements)[: self._take(len(np.atleast_2d(placements)))]
+        return self.host.measure(placements) if self.host is not None and len(placements) else []
 
     def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
         """As `measure`, of exactly these plans."""
-        plans = plans[: max(0, self.budget.measurements - self.measurements)]
-        if self.host is None or not plans:
-            return []
-        self.measurements += len(plans)
-        return self.host.measure_plans(plans)
+        plans = plans[: self._take(len(plans))]
+        return self.host.measure_plans(plans) if self.host is not None and plans else []
+
+    def _take(self, count: int) -> int:
+        """How many of `count` measurements the budget allows; they are counted."""
+        taken = 0 if self.host is None else min(count, max(0, self.budget.measurements - self.measurements))
+        self.measurements += taken
+        return taken
 
     def measure_some(self, plans: Sequence[Plan], *, is_all: bool = False) -> list[tuple[Plan, Measurement]]:
         """As `measure_plans`, but a `LateHost` gives what has come: of these plans and of earlier ones.
@@ -304,29 +293,26 @@ class Task:
             plans: to be measured; each counts now.
             is_all: wait for all that were asked for.
         """
-        plans = plans[: max(0, self.budget.measurements - self.measurements)]
         if isinstance(self.host, LateHost):
-            self.measurements += len(plans)
-            return self.host.measure_some(plans, is_all=is_all)
+            return self.host.measure_some(plans[: self._take(len(plans))], is_all=is_all)
         return list(zip(plans, self.measure_plans(plans)))
 
     def count(self, evaluations: int) -> None:
         """Counts evaluations that the method made past `score`: under other figures, or beyond the budget."""
         self.evaluations += evaluations
 
-    def _keep_plan(self, plan: Plan, measured: Measurement, begin: float) -> float:
+    def _score_one(self, devices: NDArray[np.int32], run: Callable[[PlanTimer], tuple[Plan, Measurement]]) -> float:
+        if self._plan_timer is None:
+            return float(self.score(devices)[0])
+        if self.evaluations_left < 1:
+            return math.inf
+        begin = time.monotonic()
+        plan, measured = run(self._plan_timer)
         step_s = measured.step_time_s if measured.ok else math.inf
         self._scoring_s += time.monotonic() - begin
         self.evaluations += 1
         self._keep(plan.devices[None], np.array([step_s]), plan)
         return step_s
-
-    def _ordered(
-        self, timer: PlanTimer, placements: NDArray[np.int32], cutoff_s: NDArray[np.float64] | None
-    ) -> NDArray[np.float64]:
-        if cutoff_s is None:
-            return timer.step_times(placements, self.priorities)
-        return timer.step_times_within(placements, cutoff_s[: len(placements)], self.priorities)
 
     def _keep(
         self,
@@ -343,7 +329,7 @@ class Task:
             self.history.append(BestSoFar(self.evaluations, self.measurements, self.elapsed_s, best_s))
 
     def tell(self, figures: Mapping[str, float]) -> None:
-        """Passes what the method has learned, figures by name, to whoever watches."""
+        """Passes what the method has learned, figures by name, to the observer."""
         if self._observer is not None:
             self._observer.learned(figures)
 
@@ -453,30 +439,27 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}{f': {first}' if first else ''}{place}"
 
 
-class Scoring:
-    """A task's scoring as a `StepTimer`: every placement that is timed counts as one of the task's."""
+class _OfTask:
+    """An adapter of a task: everything that is asked of it counts as the task's."""
 
     def __init__(self, task: Task) -> None:
+        self.problem = task.problem
         self._task = task
+
+
+class Scoring(_OfTask):
+    """A task's scoring as a `StepTimer`: every placement that is timed counts as one of the task's."""
 
     def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
         """(B,) seconds of (B, N) placements, as `Task.score`."""
         return self._task.score(placements)
 
 
-class Simulating:
+class Simulating(_OfTask):
     """A task's scoring as a `Measurer`: every placement counts once, also one that does not fit into memory.
 
     A `Measurer` that is a `StepTimer` too would be asked again, by `measure`, why a step time is infinite.
     """
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-
-    @property
-    def problem(self) -> Problem:
-        """The task's problem."""
-        return self._task.problem
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """One measurement a placement, of its step time alone; one that is infinite does not fit into memory."""
@@ -484,16 +467,8 @@ class Simulating:
         return [Measurement("ok" if math.isfinite(step_s) else "oom", step_s) for step_s in times]
 
 
-class Measuring:
+class Measuring(_OfTask):
     """A task's host as a `Measurer`: every placement that is run counts as one of the task's measurements."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-
-    @property
-    def problem(self) -> Problem:
-        """The task's problem."""
-        return self._task.problem
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """As `Task.measure`: one measurement a placement, as far as the budget allows."""

@@ -1,6 +1,6 @@
 """`choose_diverse`: of many placements the best that are unlike each other.
 
-The same placement with its devices relabelled: in the best way, at random, or at random at no loss.
+`permuted`, `shuffled`: a placement with its devices relabelled, for a shorter step or at random without loss.
 
 `OwnOrder`: a simulator for tasks whose placements are planned later, in the problem's own order of ops.
 
@@ -55,7 +55,8 @@ def choose_diverse(
     for row in ranked:
         if len(chosen) == count:
             break
-        if all(_difference(devices[row], other) >= LEAST_DIFFERENCE for other in reversed(known)):
+        differing = (np.count_nonzero(devices[row] != other) / max(len(other), 1) for other in reversed(known))
+        if all(share >= LEAST_DIFFERENCE for share in differing):
             known.append(devices[row])
             chosen.append(row)
     taken = set(chosen)
@@ -68,13 +69,6 @@ def _narrow(devices: NDArray[np.int32]) -> NDArray[np.int32] | NDArray[np.uint8]
     return devices.astype(np.uint8) if devices.size and devices.max() < 256 else devices
 
 
-def _difference(one: NDArray[np.integer], other: NDArray[np.integer]) -> float:
-    """Share of ops that are on another device."""
-    return np.count_nonzero(one != other) / max(len(one), 1)
-
-
-_TRIES = 20
-"""Relabellings drawn for each one that is wanted, before there are taken to be no more."""
 _ROUNDING = 1e-9
 """By what share two sums of the same seconds may differ."""
 
@@ -142,45 +136,12 @@ def shuffled(
     return devices
 
 
-def permutations_of(
-    problem: Problem, devices_N: NDArray[np.int32], generator: np.random.Generator, count: int
-) -> NDArray[np.int32]:
-    """(<= count, N) int32: `devices_N` relabelled at random among devices of the same kind, distinct, all allowed.
-
-    Fewer than `count` where there are hardly more; `devices_N` itself is none of them.
-
-    Args:
-        problem: whose devices are relabelled.
-        devices_N: (N,) devices of ops.
-        generator: of the draws.
-        count: how many are wanted.
-    """
-    devices = np.asarray(devices_N, dtype=np.int32)
-    drawn: dict[bytes, NDArray[np.int32]] = {devices.tobytes(): devices}
-    kinds = _of_a_kind(problem)
-    for _ in range(_TRIES * count if kinds else 0):
-        if len(drawn) > count:
-            break
-        mapping = np.arange(problem.host.num_devices, dtype=np.int32)
-        for members in kinds:
-            mapping[members] = generator.permutation(members)
-        relabelled = mapping[devices]
-        if _is_allowed(problem, relabelled):
-            drawn.setdefault(relabelled.tobytes(), relabelled)
-    return np.array(list(drawn.values())[1:], dtype=np.int32).reshape(-1, len(devices))
-
-
-def _of_a_kind(problem: Problem) -> list[list[int]]:
-    """Devices by kind, in order; kinds of which there are two at least."""
+def _swaps(problem: Problem) -> list[tuple[int, int]]:
+    """Pairs of devices of the same kind, kinds in order of their first device."""
     kinds: dict[str, list[int]] = defaultdict(list)
     for index, device in enumerate(problem.host.devices):
         kinds[device.kind].append(index)
-    return [devices for devices in kinds.values() if len(devices) > 1]
-
-
-def _swaps(problem: Problem) -> list[tuple[int, int]]:
-    """Pairs of devices of the same kind."""
-    return [pair for devices in _of_a_kind(problem) for pair in combinations(devices, 2)]
+    return [pair for devices in kinds.values() for pair in combinations(devices, 2)]
 
 
 def _swapped(problem: Problem, devices: NDArray[np.int32], swap: tuple[int, int]) -> NDArray[np.int32]:
@@ -273,7 +234,7 @@ class Winners:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search and relabelling came to.
+    """The result of a search and of relabelling.
 
     Attributes:
         devices: placements (N,), by rank.

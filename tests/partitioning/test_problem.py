@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from published_files import COPIES, folders, load
+from published_splits import load_split
 from random_published import random_document, random_workload, slow_max_load, slow_piece_latency
 
 from rlplace.errors import InvalidValue
@@ -21,9 +22,7 @@ from rlplace.graphs.formats.dnn_partitioning import (
     parse_dnn_partitioning,
 )
 from rlplace.measure.measurement import StepTimer
-from rlplace.partitioning.compare import load_split
-from rlplace.partitioning.objectives import MaxLoad, PieceLatency
-from rlplace.partitioning.problem import published_problem
+from rlplace.partitioning.objectives import MaxLoad, PieceLatency, published_problem
 
 KEYS = {
     ("throughput", "dp"): "contiguous_optimum",

@@ -14,11 +14,17 @@ from random_published import random_workload, slow_max_load, slow_piece_latency
 
 from rlplace.errors import UnknownName
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
-from rlplace.partitioning.kernel_anneal import LoadGraph, Loads, fill, move
-from rlplace.partitioning.objectives import MaxLoad
-from rlplace.partitioning.problem import unit_graph
-from rlplace.partitioning.searches import MaxLoadSearch, PieceLatencySearch, make_search
-from rlplace.partitioning.solve import (
+from rlplace.partitioning.kernel_anneal import (
+    LoadGraph,
+    Loads,
+    MaxLoadSearch,
+    PieceLatencySearch,
+    fill,
+    make_search,
+    move,
+)
+from rlplace.partitioning.objectives import MaxLoad, unit_graph
+from rlplace.partitioning.solvers import (
     blocks,
     forced_work_ms,
     greedy,

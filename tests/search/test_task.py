@@ -223,10 +223,10 @@ def failure_of(error: Exception) -> Failure:
 
 def test_an_error_of_others_says_its_type_and_where_it_was_raised() -> None:
     failed = failure_of(ValueError("first\nsecond"))
-    assert failed.why.startswith("ValueError: first (test_failure.py, line ")
+    assert failed.why.startswith("ValueError: first (test_task.py, line ")
     assert "second" in failed.traceback
     assert "failure_of" in failed.traceback
-    assert failure_of(KeyError()).why.startswith("KeyError (test_failure.py, line ")
+    assert failure_of(KeyError()).why.startswith("KeyError (test_task.py, line ")
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_methods_that_raise_are_rows_and_the_others_go_on(monkeypatch: pytest.Mo
     def failing(task: Task, **options: object) -> None:
         raise ZeroDivisionError("no device is left")
 
-    monkeypatch.setattr("rlplace.search.schedule.list_scheduling.solve_heft", failing)
+    monkeypatch.setattr("rlplace.search.schedule.list_schedulers.solve_heft", failing)
     monkeypatch.setattr("rlplace.search.improve.portfolio.solve_portfolio", failing)
     result = train(simulated_problem(), budget_s=0.5, search=SearchConfig(method="genetic"))
     for name in ("heft", "portfolio"):

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dis
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue, UserError
 from rlplace.graphs.capturing.capture import as_targets, has_numbers
+from rlplace.graphs.capturing.constants import memory
 from rlplace.graphs.capturing.untouched import modules_of_loss
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
@@ -27,6 +31,8 @@ from rlplace.measure.execute.residents import Residents
 from rlplace.measure.plan import Plan
 from rlplace.records import Described
 
+MOST_ENTRIES = 10_000
+"""Entries of a list or dict that are looked at for constants."""
 MOST_SHOWN = 200
 """Characters of a call in a message."""
 
@@ -282,12 +288,41 @@ def _agree(value: object, captured: object) -> bool:
         return False
 
 
-@dataclass
-class _Slot:
-    """An attribute of a module that holds a constant."""
+@dataclass(frozen=True)
+class _Place:
+    """Where something is kept: the attributes of a module, a list or a dict, or the globals of a function."""
 
-    holder: dict[str, Any]
-    key: str
+    name: str
+    holder: Any
+    key: Any
+    value: object
+    owner: object = None
+
+    @property
+    def now(self) -> object:
+        """What is there now; None where nothing is."""
+        try:
+            return self.holder[self.key]
+        except (KeyError, IndexError):
+            return None
+
+    def is_cache(self) -> bool:
+        """Whether methods of the owner set it: it may then be for inputs of another shape, as a mask made once is."""
+        functions = [each for kind in type(self.owner).__mro__ for each in vars(kind).items()]
+        return any(
+            step.opname == "STORE_ATTR" and step.argval == self.key
+            for name, each in functions
+            if name != "__init__" and isinstance(each, FunctionType) and not each.__module__.startswith("torch.")
+            for step in dis.get_instructions(each)
+        )
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A place of a constant, and the collections and modules on the way there."""
+
+    place: _Place
+    around: tuple[_Place, ...] = ()
 
 
 @dataclass
@@ -297,7 +332,7 @@ class _Held:
     op: int
     device: int
     tensor: torch.Tensor
-    slot: _Slot | None
+    slots: list[_Slot]
     address: int
     version: int
 
@@ -307,7 +342,8 @@ class HeldConstants:
 
     Where they stay in the memory of the CPU they are the user's own tensors, so every step sees what they hold now. A
     copy on a GPU is renewed once its tensor was changed in place, and so is any constant that was given other memory
-    (`tensor.data = ...`), or whose attribute was given another tensor that is laid out alike.
+    (`tensor.data = ...`), or whose attribute, or entry of a list or a dict, was given another tensor that is laid out
+    alike. What cannot be followed is refused: another collection or module in the place of one that held a constant.
 
     Args:
         graph: with its program.
@@ -320,13 +356,23 @@ class HeldConstants:
         program = require_program(graph)
         self._residents = residents
         origin = program.origin
-        slots = {id(each.holder[each.key]): each for each in _slots(origin.model, origin.loss_fn, model)}
-        self._folded = [(each, slots.get(id(each.tensor))) for each in program.folded]
+        slots: dict[object, list[_Slot]] = {}
+        for slot in _slots(origin.model, origin.loss_fn, model):
+            if isinstance(slot.place.value, torch.Tensor):
+                slots.setdefault(memory(slot.place.value), []).append(slot)
+        self._folded = [(each, slots.get(memory(each.tensor), [])) for each in program.folded]
         self._all = [
-            _Held(op, int(plan.devices[op]), source.held, slots.get(id(source.held)), *_memory_of(source.held))
+            _Held(op, int(plan.devices[op]), source.held, slots.get(memory(source.held), []), *_memory_of(source.held))
             for op, source in program.sources.items()
             if source.held is not None and not isinstance(source.held, FakeTensor)
         ]
+
+        found = [
+            slot
+            for slots in (*(each.slots for each in self._all), *(each for _, each in self._folded))
+            for slot in slots
+        ]
+        self._around = list({(id(each.holder), each.key): each for slot in found for each in slot.around}.values())
 
     def tensors(self, ops: set[int]) -> list[torch.Tensor]:
         """The constants among `ops`, as the user holds them."""
@@ -336,11 +382,15 @@ class HeldConstants:
         """Takes over what was changed since the last time; whether the code of the step must be bound anew.
 
         Raises:
-            InvalidValue: a tensor was changed that the capture read as a number.
+            InvalidValue: a tensor was changed that the capture read as a number; or one, or what held it, was replaced
+                by what the graph cannot take.
         """
-        for folded, slot in self._folded:
-            found = None if slot is None else slot.holder.get(slot.key)
-            is_other = slot is not None and found is not folded.tensor and not _are_equal(found, folded.tensor)
+        for place in self._around:
+            if place.now is not place.value:
+                raise _replaced(place, "what was captured: it holds constants of the graph")
+        for folded, slots in self._folded:
+            found = [slot.place.now for slot in slots]
+            is_other = any(each is not folded.tensor and not _are_equal(each, folded.tensor) for each in found)
             if folded.tensor._version != folded.version or is_other:
                 raise InvalidValue(
                     folded.name,
@@ -353,10 +403,17 @@ class HeldConstants:
         is_moved = False
         for each in self._all:
             now = each.tensor
-            if each.slot is not None:
-                found = each.slot.holder.get(each.slot.key)
-                if found is not now and isinstance(found, torch.Tensor) and _layout(found) == _layout(now):
-                    now = found  # of another layout, it is for inputs of another shape: a mask that was made once
+            for slot in each.slots:
+                if (other := slot.place.now) is now or _shows(other, now):
+                    continue
+                if not isinstance(other, torch.Tensor) or _layout(other) != _layout(now):
+                    if slot.place.is_cache():
+                        continue
+                    expected = f"a tensor of {str(now.dtype).removeprefix('torch.')} {tuple(now.shape)}, as captured"
+                    raise _replaced(slot.place, expected)
+                if any(not _shows(another.place.now, other) for another in each.slots):
+                    raise _replaced(slot.place, "the tensor that is in its other places, too")
+                now = other
             address, version = _memory_of(now)
             if now is each.tensor and address == each.address and version == each.version:
                 continue
@@ -370,25 +427,74 @@ class HeldConstants:
         return is_moved
 
 
+def _replaced(place: _Place, expected: str) -> InvalidValue:
+    hint = "Write new values in place (`copy_`, `load_state_dict`), or capture again."
+    return InvalidValue(place.name, "replaced since the capture", expected, where="placed step", hint=hint)
+
+
 def _slots(model: nn.Module, loss_fn: Any, copied: nn.Module | None) -> Iterator[_Slot]:
-    """Attributes of modules that hold tensors; those of a copy in the place of the model's own."""
+    """Places of tensors in modules, and in their lists and dicts; those of a copy in the place of the model's own."""
     copies = None if copied is None else dict(copied.named_modules())
     for path, module in model.named_modules():
         followed = module if copies is None else copies.get(path, module)
-        yield from _filled(vars(module), followed.__dict__)
-    for _, module in modules_of_loss(model, loss_fn):
+        own = {key: value for key, value in vars(module).items() if key not in ("_parameters", "_buffers", "_modules")}
+        yield from _filled(path, own, followed.__dict__, (), followed)
+    around: dict[int, tuple[_Place, ...]] = {}
+    for place in _named_by(loss_fn):
+        around.setdefault(id(place.value), (place,))
+        if isinstance(place.value, (list, dict)):
+            yield from _filled(place.name, place.value, place.value, (place,), None)
+    for path, module in modules_of_loss(model, loss_fn):
+        above = around.get(id(module), ())
+        for name, child in module._modules.items():
+            around[id(child)] = (*above, _Place(f"{path}.{name}".strip("."), module._modules, name, child))
         for holder in (module._parameters, module._buffers, module.__dict__):
-            yield from _filled(holder, holder)
+            own = {key: value for key, value in holder.items() if key not in ("_parameters", "_buffers", "_modules")}
+            yield from _filled(path, own, holder, above, module)
 
 
-def _filled(own: Mapping[str, Any], followed: dict[str, Any]) -> Iterator[_Slot]:
-    for key, value in own.items():
-        if isinstance(value, torch.Tensor) and followed.get(key) is value:
-            yield _Slot(followed, key)
+def _named_by(loss_fn: Any) -> Iterator[_Place]:
+    """What a loss function names outside of itself, in its globals and closures."""
+    if not isinstance(loss_fn, FunctionType):
+        return
+    names = {step.argval for step in dis.get_instructions(loss_fn) if step.opname == "LOAD_GLOBAL"}
+    for name in sorted(names & loss_fn.__globals__.keys()):
+        yield _Place(name, loss_fn.__globals__, name, loss_fn.__globals__[name])
+    for name, cell in zip(loss_fn.__code__.co_freevars, loss_fn.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # nothing was assigned to it yet
+            yield _Place(name, _Cell(cell), name, cell.cell_contents)
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A variable of a closure, read as an entry of a dict is."""
+
+    cell: CellType
+
+    def __getitem__(self, _: object) -> object:
+        return self.cell.cell_contents
+
+
+def _filled(name: str, own: Any, followed: Any, around: tuple[_Place, ...], owner: object) -> Iterator[_Slot]:
+    items = own.items() if isinstance(own, dict) else enumerate(own)
+    for key, value in items:
+        below = f"{name}.{key}".strip(".") if owner is not None else f"{name}[{key!r}]"
+        place = _Place(below, followed, key, value, owner)
+        now = place.now
+        if isinstance(value, torch.Tensor):
+            if now is value or owner is not None or isinstance(now, torch.Tensor):
+                yield _Slot(place, around)
+        elif isinstance(value, (list, tuple, dict)) and type(now) is type(value) and len(value) <= MOST_ENTRIES:
+            yield from _filled(below, value, now, (*around, _Place(below, followed, key, now)), None)
 
 
 def _are_equal(found: object, tensor: torch.Tensor) -> bool:
     return isinstance(found, torch.Tensor) and _layout(found) == _layout(tensor) and torch.equal(found, tensor)
+
+
+def _shows(found: object, tensor: torch.Tensor) -> bool:
+    """Whether what was found is a tensor, or shows the same memory in the same way."""
+    return found is tensor or (isinstance(found, torch.Tensor) and memory(found) == memory(tensor))
 
 
 def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:

@@ -1,5 +1,4 @@
 """Searches that improve placements until their budget ends.
 
-Where they start (`warm_starts`, `greedy_starts`), what they move (`moves`, `coarsening`), the acceptance that several
-of them use (`metropolis`), and the searches themselves, one file each.
+Where they start (`starting_points`), what they move (`moves`), and the searches: `anneal`, `portfolio`, `random_keys`.
 """

@@ -1,10 +1,10 @@
-"""Simulated annealing over groups that stay as they are (Metropolis et al. 1953, Kirkpatrick et al. 1983).
+"""`anneal`: simulated annealing with structured moves (Metropolis et al. 1953, Kirkpatrick et al. 1983).
 
-`AnnealSettings`: how hot annealing is, which moves it tries, and how it divides its budget.
+`anneal_groups` anneals one grouping. `anneal_finer` goes over a `ladder` of finer and finer groupings; a small budget
+begins with `sweep`, a descent by blocks that draws nothing. `AnnealSettings` holds temperatures, moves and shares of
+the budget.
 
-`anneal`: simulated annealing over groups, then over ops, with structured moves (Kirkpatrick et al. 1983).
-
-A descent by blocks, the costliest first: what a small budget finds for certain before annealing draws at random.
+`run_groups`, `run_table`: the groupings of a step that is cut into micro-batches.
 """
 
 from __future__ import annotations
@@ -39,32 +39,6 @@ from rlplace.search.improve.moves import CHANCES, TABLE_CHANCES, Neighbourhood, 
 from rlplace.search.improve.starting_points import best_start_with_greedy, evaluations_until, has_few_evaluations
 from rlplace.search.parallel.layouts import StepRoles, cut_stages, step_roles
 from rlplace.search.task import Budget, Task
-
-
-class _CriticalGroups:
-    """The movable groups of the critical path of the placement that annealing is at.
-
-    Args:
-        timer: tells critical paths; None for no groups.
-        task: whose order of ops is run.
-        grouping: what moves together.
-        movable: groups that may be on more than one device.
-    """
-
-    def __init__(self, timer: PathTimer | None, task: Task, grouping: Grouping, movable: NDArray[np.int32]) -> None:
-        self._timer, self._task, self._grouping = timer, task, grouping
-        self._is_movable = np.zeros(grouping.num_groups, dtype=np.bool_)
-        self._is_movable[movable] = True
-        self._at: NDArray[np.int32] | None = None
-        self._groups = movable[:0]
-
-    def at(self, current: NDArray[np.int32]) -> NDArray[np.int32]:
-        """(F,) int32 of devices (G,); worked out once for each array of them."""
-        if self._timer is not None and current is not self._at:
-            ops = self._timer.critical_ops(self._grouping.expand(current), self._task.priorities)
-            groups = np.unique(self._grouping.op_group[ops])
-            self._at, self._groups = current, groups[self._is_movable[groups]].astype(np.int32)
-        return self._groups
 
 
 def anneal_from(
@@ -172,6 +146,8 @@ def anneal_groups(
     kept, room = kept_bytes(task.problem, grouping), room_bytes(task.problem)
     choices = max(grouping.num_groups * task.problem.host.num_devices, 1)
     moves_each = task.expected_evaluations(until) / choices if reheat else 0.0
+    # the schedule: from `hot` to `cold`, geometrically, over the share of the budget between now and `until`; both are
+    # shares of the step time, so that they mean the same for every problem
     hot, cold = settings.temperatures(grouping.num_groups, moves_each)
     current, current_s = np.asarray(start, dtype=np.int32), start_s
     best, best_s = current, current_s
@@ -180,21 +156,25 @@ def anneal_groups(
     chances = settings.chances if table is None else settings.table_chances
     begin, max_window = task.spent, max(4, grouping.num_groups // 8)
     timer = task.timer if settings.critical_share > 0 and isinstance(task.timer, PathTimer) else None
-    critical = _CriticalGroups(timer, task, grouping, near.movable)
+    focus, focused, is_movable = near.movable[:0], None, near.allowed.sum(axis=1) > 1
     while len(near.movable) and task.spent < until and not task.is_spent:
         progress = min((task.spent - begin) / max(until - begin, 1e-12), 1.0)
         temperature = hot * (cold / hot) ** progress
         count = int(max(1, min(batch, until * task.budget.evaluations - task.evaluations)))
+        if timer is not None and current is not focused:  # the movable groups of the placement's critical path
+            groups = np.unique(grouping.op_group[timer.critical_ops(grouping.expand(current), task.priorities)])
+            focus, focused = groups[is_movable[groups]].astype(np.int32), current
         moved = near.propose(
             np.repeat(current[None], count, axis=0),
             generator,
             chances,
             max_window,
-            focus=critical.at(current),
+            focus=focus,
             focus_share=settings.critical_share,
         )
         if guided is not None:
             moved = guided.mixed(current, moved, generator)
+        # the Metropolis rule with its draw made first: what a step time must not exceed is known before it is simulated
         draws = generator.exponential(size=count)
         acceptable_s = current_s * (1.0 + temperature * draws)
         moved_s = task.score(grouping.expand(moved), acceptable_s)
@@ -205,6 +185,7 @@ def anneal_groups(
         else:
             full = fullness(kept, room, np.concatenate((current[None], moved)))
             accepted = full[1:] <= full[0] * (1.0 + 0.05 * draws)
+        # of moves that were tried at once the first one that is acceptable is taken, the others are wasted
         if accepted.any():
             first = int(np.argmax(accepted))
             current, current_s = moved[first], float(moved_s[first])

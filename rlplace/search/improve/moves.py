@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.grouping.groups import Grouping
-from rlplace.jit import Floats, Ints, is_kept, kernel
+from rlplace.jit import Block, BoolTable, Floats, Ints, IntTable, is_kept, kernel
 from rlplace.measure.problem import Problem
 from rlplace.search.groupings import allowed_devices, main_modules
 
@@ -31,142 +31,135 @@ def propose_moves(
     draws: Floats,
     chances: Floats,
     max_window: int,
-    allowed: NDArray[np.bool_],
-    movable: Ints,
-    order: Ints,
-    module_order: Ints,
-    pairs: Ints,
-    neighbour_offsets: Ints,
-    neighbours: Ints,
-    blocks: Ints,
-    rows: Ints,
-    columns: Ints,
+    near: Neighbourhood,
     focus: Ints,
     focus_share: float,
-    place: Ints,
-    module_place: Ints,
 ) -> None:
-    """Moves each row of `moved` (C, G) by its `draws` (C, DRAWS); the rest as in `Neighbourhood`."""
-    num_groups, num_devices = allowed.shape
+    """Moves each row of `moved` (C, G) by its `draws` (C, DRAWS); the rest as in `Neighbourhood`.
+
+    A row has `DRAWS` numbers whatever its move is, so that the generator does not depend on the moves that came before:
+    u[0] picks the kind; u[1], u[2], ... are the kind's own (which groups, how many, which device). The last four are
+    the same for all kinds: u[-4] whether the move begins with a group of `focus`, u[-3] on which level the blocks
+    of moved groups follow them, u[-2] the device and u[-1] the group of the move that is made
+    where the kind finds none.
+    """
+    num_groups, num_devices = near.allowed.shape
     for c in range(len(moved)):
         row, u = moved[c], draws[c]
         is_focused = len(focus) > 0 and u[DRAWS - 4] < focus_share
-        leaders = focus if is_focused else movable  # one of these begins a move
+        leaders = focus if is_focused else near.movable  # one of these begins a move
+        # the kind of the move: the first whose cumulative chance is above the draw
         kind = 0
         while kind < COPY and u[0] >= chances[kind]:
             kind += 1
         changed = False
         if kind == NEIGHBOUR and is_focused:
-            changed = _join_neighbour(row, u, leaders, allowed, neighbour_offsets, neighbours, blocks)
-        elif kind == NEIGHBOUR and len(pairs):
-            first = int(u[2] * len(pairs))
-            for step in range(len(pairs)):  # the first cut pair from a random one on
-                pair = pairs[(first + step) % len(pairs)]
+            changed = _join_neighbour(row, u, leaders, near)
+        elif kind == NEIGHBOUR and len(near.pairs):
+            first = int(u[2] * len(near.pairs))
+            for step in range(len(near.pairs)):  # the first cut pair from a random one on
+                pair = near.pairs[(first + step) % len(near.pairs)]
                 a, b = (pair[0], pair[1]) if u[1] < 0.5 else (pair[1], pair[0])
-                if row[a] != row[b] and allowed[a, row[b]]:
-                    _move(row, a, row[b], blocks, u[DRAWS - 3], allowed)
+                if row[a] != row[b] and near.allowed[a, row[b]]:
+                    _move(row, a, row[b], near, u[DRAWS - 3])
                     changed = True
                     break
         elif kind == SWAP:
             for attempt in range(_TRIES):
                 a = leaders[int(u[1 + 2 * attempt] * len(leaders))]
-                b = movable[int(u[2 + 2 * attempt] * len(movable))]
-                if row[a] != row[b] and allowed[a, row[b]] and allowed[b, row[a]]:
+                b = near.movable[int(u[2 + 2 * attempt] * len(near.movable))]
+                if row[a] != row[b] and near.allowed[a, row[b]] and near.allowed[b, row[a]]:
                     row[a], row[b] = row[b], row[a]
                     changed = True
                     break
         elif kind in (WINDOW, MODULE):
-            line = order if kind == WINDOW else module_order
+            line = near.order if kind == WINDOW else near.module_order
             # short windows as often as long ones
             length = int(2.0 * (min(max_window, num_groups) / 2.0) ** u[1] + 0.5)
             first = int(u[2] * num_groups)
             if is_focused:
                 group = leaders[int(u[2] * len(leaders))]
-                at = place[group] if kind == WINDOW else module_place[group]
+                at = near.place[group] if kind == WINDOW else near.module_place[group]
                 first = max(at - int(u[5] * length), 0)
             device = int(u[3] * num_devices) if u[4] < 0.3 else row[line[max(first - 1, 0)]]
             for at in range(first, min(first + length, num_groups)):
-                if row[line[at]] != device and allowed[line[at], device]:
+                if row[line[at]] != device and near.allowed[line[at], device]:
                     row[line[at]] = device
                     changed = True
         elif kind == CLUSTER:
             group = leaders[int(u[1] * len(leaders))]
-            home, device = row[group], _another(row[group], allowed[group], u[2])
+            home, device = row[group], _another(row[group], near.allowed[group], u[2])
             row[group] = device
             changed = True
-            for edge in range(neighbour_offsets[group], neighbour_offsets[group + 1]):
-                other = neighbours[edge]
-                if row[other] == home and allowed[other, device]:
+            for edge in range(near.neighbour_offsets[group], near.neighbour_offsets[group + 1]):
+                other = near.neighbours[edge]
+                if row[other] == home and near.allowed[other, device]:
                     row[other] = device
-        elif kind == COPY and len(rows):
-            changed = _copy(row, u, allowed, rows, columns)
+        elif kind == COPY and len(near.rows):
+            changed = _copy(row, u, near)
         if not changed:
             group = leaders[int(u[DRAWS - 1] * len(leaders))]
-            _move(row, group, _another(row[group], allowed[group], u[DRAWS - 2]), blocks, u[DRAWS - 3], allowed)
+            _move(row, group, _another(row[group], near.allowed[group], u[DRAWS - 2]), near, u[DRAWS - 3])
 
 
 @kernel
-def _join_neighbour(
-    row: Ints,
-    u: Floats,
-    groups: Ints,
-    allowed: NDArray[np.bool_],
-    neighbour_offsets: Ints,
-    neighbours: Ints,
-    blocks: Ints,
-) -> bool:
+def _join_neighbour(row: Ints, u: Floats, groups: Ints, near: Neighbourhood) -> bool:
     """Puts one of `groups` where a neighbour is, or the neighbour where it is: the first cut pair from a random one."""
     first = int(u[2] * len(groups))
     for step in range(len(groups)):
         group = groups[(first + step) % len(groups)]
-        begin = neighbour_offsets[group]
-        count = neighbour_offsets[group + 1] - begin
+        begin = near.neighbour_offsets[group]
+        count = near.neighbour_offsets[group + 1] - begin
         for edge in range(count):
-            other = neighbours[begin + (int(u[3] * count) + edge) % count]
+            other = near.neighbours[begin + (int(u[3] * count) + edge) % count]
             a, b = (other, group) if u[1] < 0.5 else (group, other)
             if row[a] == row[b]:
                 continue
-            if not allowed[a, row[b]]:
+            if not near.allowed[a, row[b]]:
                 a, b = b, a
-            if allowed[a, row[b]]:
-                _move(row, a, row[b], blocks, u[DRAWS - 3], allowed)
+            if near.allowed[a, row[b]]:
+                _move(row, a, row[b], near, u[DRAWS - 3])
                 return True
     return False
 
 
 @kernel
-def _copy(row: Ints, u: Floats, allowed: NDArray[np.bool_], rows: Ints, columns: Ints) -> bool:
+def _copy(row: Ints, u: Floats, near: Neighbourhood) -> bool:
     """Puts some rows of the table where the one before or after them is, half of the time without column 0."""
-    num_rows = rows.max() + 1
+    num_rows = near.rows.max() + 1
     length = int((max(num_rows // 2, 2) / 2.0) ** u[1] + 0.5)  # short ones as often as long ones
     first = int(u[2] * num_rows)
     source = first - 1 if u[3] < 0.5 else first + length
     if source < 0 or source >= num_rows:
         return False
-    device = np.full(columns.max() + 1, -1, np.int32)
+    device = np.full(near.columns.max() + 1, -1, np.int32)
     for group in range(len(row)):
-        if rows[group] == source and device[columns[group]] < 0:
-            device[columns[group]] = row[group]
+        if near.rows[group] == source and device[near.columns[group]] < 0:
+            device[near.columns[group]] = row[group]
     if u[4] < 0.5:
         device[0] = -1
     changed = False
     for group in range(len(row)):
-        if first <= rows[group] < first + length:
-            to = device[columns[group]]
-            if to >= 0 and row[group] != to and allowed[group, to]:
+        if first <= near.rows[group] < first + length:
+            to = device[near.columns[group]]
+            if to >= 0 and row[group] != to and near.allowed[group, to]:
                 row[group] = to
                 changed = True
     return changed
 
 
 @kernel
-def _move(row: Ints, group: int, device: int, blocks: Ints, u: float, allowed: NDArray[np.bool_]) -> None:
+def _move(row: Ints, group: int, device: int, near: Neighbourhood, u: float) -> None:
     """Puts `group` on `device`, with those of its block, on a level drawn by `u`, that are where it is."""
-    level, home = int(u * (len(blocks) + 1)) - 1, row[group]
+    level, home = int(u * (len(near.blocks) + 1)) - 1, row[group]
     row[group] = device
     if level >= 0:
         for other in range(len(row)):
-            if blocks[level, other] == blocks[level, group] and row[other] == home and allowed[other, device]:
+            if (
+                near.blocks[level, other] == near.blocks[level, group]
+                and row[other] == home
+                and near.allowed[other, device]
+            ):
                 row[other] = device
 
 
@@ -205,8 +198,7 @@ class Table:
     columns: NDArray[np.int32]
 
 
-@dataclass(frozen=True, eq=False)
-class Neighbourhood:
+class Neighbourhood(Block):
     """What moves know about G groups on D devices.
 
     Attributes:
@@ -221,14 +213,14 @@ class Neighbourhood:
         place, module_place: (G,) where each group is in `order` and in `module_order`.
     """
 
-    allowed: NDArray[np.bool_]
+    allowed: BoolTable
     movable: Ints
     order: Ints
     module_order: Ints
-    pairs: Ints
+    pairs: IntTable
     neighbour_offsets: Ints
     neighbours: Ints
-    blocks: Ints
+    blocks: IntTable
     rows: Ints
     columns: Ints
     place: Ints
@@ -307,20 +299,9 @@ class Neighbourhood:
                 draws,
                 np.cumsum(chances) / np.sum(chances),
                 max(max_window, 2),
-                self.allowed,
-                self.movable,
-                self.order,
-                self.module_order,
-                self.pairs,
-                self.neighbour_offsets,
-                self.neighbours,
-                self.blocks,
-                self.rows,
-                self.columns,
+                self,
                 self.movable if focus is None else focus,
                 focus_share,
-                self.place,
-                self.module_place,
             )
         return moved
 

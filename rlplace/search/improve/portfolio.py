@@ -1,8 +1,8 @@
-"""`evolve`: the weights of `Greedy`, tuned on the problem: variations of several, then CMA-ES from the best one.
+"""`portfolio`: the mixture of searches that did best over several problems at each budget.
 
-`portfolio`: the mixture of searches that did best over several problems at each budget.
+`evolve`: the weights of the list scheduler `Greedy`, tuned on the problem: variations of several, then CMA-ES.
 
-Where searches of a step that is cut into micro-batches start: layouts, partitions and list schedules.
+`diverse_starts`: for a step that is cut into micro-batches, layouts, partitions and list schedules to start from.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def tuning_share(task: Task, *, until: float) -> float:
 def vary(task: Task, leaders: Sequence[GreedyPlacement], *, until: float) -> list[GreedyPlacement]:
     """`leaders` and what about `VARIED` variations of their weights give, best first.
 
-    Each varies about half of the weights of one of the best `LEADERS` at that time, whichever its grouping is: weights
+    Each varies about half of the weights of one of the best `LEADERS` at that time, over any grouping: weights
     that do well in different ways are worth more than many steps from one of them. The draws are always the same, so
     that all seeds anneal from one placement, and a small budget does not hang on luck.
 

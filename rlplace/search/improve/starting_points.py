@@ -1,8 +1,8 @@
-"""Where searches start: cheap heuristics, projected onto groups and scored; bytes where none of them is feasible.
+"""Placements that searches start from.
 
-Where searches start, too: what the list scheduler `Greedy` makes of fixed weights, over several groupings.
+`score_starts`, `best_start`: cheap heuristics, over groups and over ops; groups balanced by bytes where none fits.
 
-The lists of weights of `Greedy` that searches begin with.
+`best_start_with_greedy`: the list scheduler `Greedy` with fixed weights over several groupings.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from rlplace.search.parallel.hybrid import first_layouts, parallel_starts
 from rlplace.search.rules.baselines import blocks, single, solve_expert
 from rlplace.search.rules.partitioners import solve_metis
 from rlplace.search.schedule.baechi import solve_m_etf, solve_m_sct
-from rlplace.search.schedule.eft import eft
 from rlplace.search.schedule.greedy import Greedy
-from rlplace.search.schedule.list_scheduling import solve_critical_path, solve_heft, solve_peft
+from rlplace.search.schedule.list_schedulers import eft, solve_critical_path, solve_heft, solve_peft
 from rlplace.search.task import Budget, Scoring, Task
 
 INFEASIBLE = 1e3

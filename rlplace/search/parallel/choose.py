@@ -40,7 +40,7 @@ NEAREST = 1.03
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """What a race came to.
+    """The result of a race.
 
     Attributes:
         num_micro_batches: K.
@@ -227,7 +227,7 @@ class _Race:
                 self.spent += spent
 
     def tell(self, one: _Contender) -> None:
-        """Says what a contender came to, unless it was said before."""
+        """Says the step time of a contender, unless it was said before."""
         said = _words(one), _milliseconds(one.step_s)
         if one.evaluations and said not in self._told:
             self._told.add(said)

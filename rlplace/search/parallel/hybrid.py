@@ -1,24 +1,21 @@
-"""`data-parallel`, `pipeline` and `hybrid`: what people do with micro-batches, planned as they plan it, then simulated.
+"""`data-parallel`, `pipeline` and `hybrid`: placements of micro-batches as people plan them, then simulated.
 
-All of them are placements and orders of the same graph, so that a search is judged against them on equal terms.
+All of them are placements and orders of the same graph as any search's, so that both compare on equal terms.
 
-Stages with different numbers of replicas, as PipeDream's and DAPPLE's planners choose them.
+`replicated_plans`: stages with different numbers of replicas, as PipeDream's and DAPPLE's planners choose them.
 
-`StagePlan`: stages of a chain, each on a team of devices; the plans next to one, and all where they are few.
+`StagePlan`: stages of a chain, each on a team of devices, and the plans that differ from it by one change.
 
-`hybrid_start`: where a search over placements goes on from, and what only plans reach: pipelines that idle a bit.
-
-Where searches of a step that is cut into micro-batches start: the best layouts, and what is next to them.
-
-A step that is cut into micro-batches: runs of its chain, for each micro-batch or for all of them, and as a table.
+`hybrid_start`, `parallel_starts`: the best of these, for searches over placements to start from.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +122,9 @@ class Bounded:
     step_s: float
 
 
+Found = TypeVar("Found", Tried, "Start")
+
+
 class Field:
     """A task's problem with all that layouts and orders of it are made of.
 
@@ -202,20 +202,29 @@ class Field:
         return Tried(layout, best, times[best])
 
     def refine(self, one: Tried) -> Tried:
-        """The best of a plan, what is next to it and so on, in the order that was best; steps get smaller."""
-        plan, tries = StagePlan.of(one.layout, self.chain), 0
-        far = max(self.step.num_positions // 16, 1)
+        """The best of a plan, what is next to it and so on, in the order that was best."""
+        return self.climb(one, lambda layout, best: self.try_orders(layout, (best.order,)), REFINEMENTS)
+
+    def climb(self, one: Found, attempt: Callable[[Layout, Found], Found], most: int) -> Found:
+        """The best of a plan, what is next to it and so on; steps get smaller.
+
+        Args:
+            one: where to start.
+            attempt: from a layout and the best so far to what that layout takes.
+            most: layouts that are tried at most.
+        """
+        plan, tries, far = StagePlan.of(one.layout, self.chain), 0, max(self.step.num_positions // 16, 1)
         while far:
-            is_better = False
             for other in plan.neighbours(self.step.num_positions, far):
-                if self.is_spent or tries >= REFINEMENTS:
+                if self.is_spent or tries >= most:
                     return one
                 tries += 1
-                tried = self.try_orders(other.layout(self.chain), (one.order,))
+                tried = attempt(other.layout(self.chain), one)
                 if tried.step_s < one.step_s:
-                    one, plan, is_better = tried, other, True
+                    one, plan = tried, other
                     break
-            far = far if is_better else far // 2
+            else:
+                far //= 2
         return one
 
     def move_owners(self, one: Tried) -> None:
@@ -505,41 +514,33 @@ def improve_bounded(field: Field) -> None:
     Args:
         field: with a plan under a bound.
     """
-    count = field.task.problem.graph.num_micro_batches
-    best = field.best_bounded
-    base = most_under_way(best.layout, count)
+    first = field.best_bounded
+    base = most_under_way(first.layout, field.task.problem.graph.num_micro_batches)
     for factor in FACTORS:
-        best = _better(field, best, np.ceil(factor * base).astype(np.int64))
-    is_better = True
-    while is_better and not field.is_spent:
-        before_s = best.step_s
-        for stage in range(len(base)):
-            for change in (1, -1, 3, -2):
-                limit = best.limit.copy()
-                limit[stage] = max(limit[stage] + change, 1)
-                best = _better(field, best, limit)
-        best = _owners(field, best)
-        is_better = best.step_s < before_s
+        _try_bound(field, np.ceil(factor * base).astype(np.int64))
+    before_s = math.inf
+    while field.best_bounded.step_s < before_s:
+        before_s = field.best_bounded.step_s
+        for stage, change in itertools.product(range(len(base)), (1, -1, 3, -2)):
+            limit = field.best_bounded.limit.copy()
+            limit[stage] = max(limit[stage] + change, 1)
+            _try_bound(field, limit)
+        # owners of parameters within their stage, each once, the largest first
+        for members, device in field.other_owners(field.best_bounded.layout):
+            best = field.best_bounded
+            if field.is_spent:
+                return
+            if best.devices[members[0]] != device:
+                moved = best.devices.copy()
+                moved[members] = device
+                field.score_bounded(best.layout, moved, best.limit)
 
 
-def _better(field: Field, best: Bounded, limit: NDArray[np.int64]) -> Bounded:
-    """`best`, or the same with other bounds."""
+def _try_bound(field: Field, limit: NDArray[np.int64]) -> None:
+    """Scores the best placement with another bound on micro-batches under way."""
+    best = field.best_bounded
     if not field.is_spent and not np.array_equal(limit, best.limit):
         field.score_bounded(best.layout, best.devices, limit)
-    return field.best_bounded
-
-
-def _owners(field: Field, best: Bounded) -> Bounded:
-    """`best`, or the same with owners of parameters moved within their stage, each once, the largest first."""
-    for members, device in field.other_owners(best.layout):
-        if field.is_spent:
-            break
-        if best.devices[members[0]] != device:
-            moved = best.devices.copy()
-            moved[members] = device
-            field.score_bounded(best.layout, moved, best.limit)
-            best = field.best_bounded
-    return best
 
 
 LAYOUTS_SHARE = 0.15
@@ -584,6 +585,11 @@ def parallel_starts(task: Task) -> list[Start]:
     if problem.graph.num_micro_batches == 1:
         return []
     field, is_few = Field(task), task.budget.evaluations < FEW
+
+    def attempt(layout: Layout, best: Start) -> Start:
+        devices = placement_of(problem, layout, field.step)
+        return Start(devices, float(task.score(devices, np.array([best.step_s]))[0]), layout)
+
     until = task.spent + (FEW_LAYOUTS_SHARE if is_few else LAYOUTS_SHARE)
     found: list[Start] = []
     made = _distinct(field)
@@ -595,8 +601,10 @@ def parallel_starts(task: Task) -> list[Start]:
         found += [Start(devices, step_s, layout) for (devices, layout), step_s in zip(batch, times, strict=True)]
         found = sorted(found, key=lambda one: one.step_s)[:KEPT_LAYOUTS]
     if not is_few and not task.takes_plans:
-        until = task.spent + LAYOUTS_SHARE
-        found[:STARTS_REFINED] = [_refined(field, one, until) for one in found[:STARTS_REFINED]]
+        field.until = task.spent + LAYOUTS_SHARE
+        for place, one in enumerate(found[:STARTS_REFINED]):
+            if not len(one.layout.role_device) and math.isfinite(one.step_s):
+                found[place] = field.climb(one, attempt, START_REFINEMENTS)
     return sorted(found, key=lambda one: one.step_s)
 
 
@@ -616,25 +624,3 @@ def _distinct(field: Field) -> Iterator[tuple[NDArray[np.int32], Layout]]:
         if devices.tobytes() not in seen:
             seen.add(devices.tobytes())
             yield devices, layout
-
-
-def _refined(field: Field, start: Start, until: float) -> Start:
-    """The best of a layout, what is next to it and so on in the problem's op order; steps get smaller."""
-    task, problem, count = field.task, field.task.problem, field.step.num_positions
-    if len(start.layout.role_device) or math.isinf(start.step_s):
-        return start
-    plan, tries, far = StagePlan.of(start.layout, field.chain), 0, max(count // 16, 1)
-    while far:
-        is_better = False
-        for other in plan.neighbours(count, far):
-            if task.is_spent or task.spent >= until or tries >= START_REFINEMENTS:
-                return start
-            tries += 1
-            layout = other.layout(field.chain)
-            devices = placement_of(problem, layout, field.step)
-            step_s = float(task.score(devices, np.array([start.step_s]))[0])
-            if step_s < start.step_s:
-                start, plan, is_better = Start(devices, step_s, layout), other, True
-                break
-        far = far if is_better else far // 2
-    return start

@@ -1,12 +1,12 @@
-"""`step_roles`: where along a step's chain of forward ops everything else belongs, whatever micro-batch it works on.
+"""`Layout`: stages, replicas and owners of a step that is cut into micro-batches, and their placements.
 
-`Layout`: stages, replicas and owners of a step that is cut into micro-batches, and the placements of them all.
+`step_roles`: the position of every op along the step's chain of forward ops, the same for all micro-batches.
 
 Micro-batches are dealt out in contiguous blocks over d replicas, each of which is p devices, one a stage: p = 1 is data
 parallelism, d = 1 a pipeline. What all micro-batches share, parameters with the sums of their gradients and their
 updates, is owned by one replica of its stage.
 
-Roles that people place apart from the rest: experts of a mixture, each on a device, and embedding tables.
+`apart_roles`: roles that people place apart from the rest: experts of a mixture, and embedding tables.
 
 `cut_stages`: a chain of layers cut into stages, by dynamic programming (PipeDream: Narayanan et al. 2019).
 """
@@ -26,7 +26,7 @@ from rlplace.graphs.grouping.merging import mirrored_twins
 from rlplace.graphs.opgraph import FORWARD, OpGraph
 from rlplace.measure.problem import Problem
 from rlplace.search.rules.baselines import plain_devices
-from rlplace.search.schedule.units import next_allowed, op_units
+from rlplace.search.schedule.list_schedule import next_allowed, op_units
 
 SUM = "aten.add.Tensor"
 """What adds a micro-batch's gradient to the sum so far."""

@@ -1,6 +1,6 @@
 """Orders of a pipeline's micro-batches: GPipe, backward first, and 1F1B, which also bounds how many are under way.
 
-`best_pipeline`: a pipeline of a step that is cut into micro-batches, whose stages begin at given places only.
+`best_pipeline`: the best pipeline whose stages begin at given places only, which an exported pipeline needs.
 """
 
 from __future__ import annotations

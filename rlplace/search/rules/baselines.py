@@ -19,16 +19,9 @@ from numpy.typing import NDArray
 
 from rlplace.measure.measurement import StepTimer
 from rlplace.measure.problem import Problem
-from rlplace.search.schedule.units import next_allowed, op_units
+from rlplace.search.groupings import group_time_s
+from rlplace.search.schedule.list_schedule import next_allowed, op_units
 from rlplace.search.task import Task
-
-
-def group_cost_s(problem: Problem) -> NDArray[np.float64]:
-    """(G, D) float64: seconds of each group's ops on each device."""
-    grouping = problem.grouping
-    table = np.zeros((grouping.num_groups, problem.host.num_devices))
-    np.add.at(table, grouping.op_group, problem.costs.op_time_s)
-    return table
 
 
 def single(problem: Problem, device: int) -> NDArray[np.int32]:
@@ -57,7 +50,7 @@ def best_single(problem: Problem, timer: StepTimer) -> NDArray[np.int32]:
 def blocks(problem: Problem) -> NDArray[np.int32]:
     """(N,) int32: groups in order of their first op, cut into one contiguous block a device, of equal cost."""
     devices = plain_devices(problem)
-    cost_s = group_cost_s(problem)[:, devices].mean(axis=1)
+    cost_s = group_time_s(problem, problem.grouping)[:, devices].mean(axis=1)
     middle = np.cumsum(cost_s) - cost_s / 2
     block = np.minimum((middle / max(cost_s.sum(), 1e-30) * len(devices)).astype(np.int64), len(devices) - 1)
     return problem.grouping.expand(np.array(devices, dtype=np.int32)[block])

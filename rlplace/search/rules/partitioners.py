@@ -21,7 +21,7 @@ from rlplace.errors import MissingExtra, RunnerError
 from rlplace.graphs.grouping.groups import check_installed, run_metis
 from rlplace.measure.problem import Problem
 from rlplace.search.rules.baselines import plain_devices
-from rlplace.search.schedule.units import Units, group_units, next_allowed, op_units
+from rlplace.search.schedule.list_schedule import Units, group_units, next_allowed, op_units
 from rlplace.search.task import Task
 
 SHARES = 1 << 20
@@ -84,8 +84,7 @@ def balances(
     problem: Problem, units: Units, devices: list[int]
 ) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """What parts may be balanced by: weights of labels (C,), and the share of each part (K,)."""
-    time_s = np.zeros(len(units.label_allowed))
-    np.add.at(time_s, units.label, units.time_s[:, devices].mean(axis=1))
+    time_s = np.bincount(units.label, weights=units.time_s[:, devices].mean(axis=1)).astype(np.float64)
     speed = 1.0 / np.maximum(units.time_s[:, devices].sum(axis=0), 1e-30)
     room = np.array([problem.host.devices[device].memory_bytes for device in devices], dtype=np.float64)
     memory = units.label_resident_bytes + units.label_output_bytes

@@ -9,18 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.jit import Floats, Longs, inlined, kernel
-from rlplace.search.schedule.list_scheduling import (
+from rlplace.search.schedule.list_schedule import (
+    Gaps,
+    HostResources,
+    Memory,
     Schedule,
-    in_turn,
+    Units,
+    group_units,
     may_use,
-    mean_transfer_s,
+    new_gaps,
+    new_memory,
     new_schedule,
+    op_units,
     place_unit,
-    score_both,
-    unit_devices,
-    upward,
 )
-from rlplace.search.schedule.units import HostResources, Units, group_units, op_units
+from rlplace.search.schedule.list_schedulers import in_turn, mean_transfer_s, score_both, unit_devices, upward
 from rlplace.search.task import Task
 
 MOST_LP_EDGES = 3000
@@ -63,9 +66,9 @@ def m_topo(units: Units, resources: HostResources, output_share: float = 0.0) ->
     that the device at hand may not hold, or has no room for, go to the next that does. Sources come with their first
     reader. Gangs are left out.
     """
-    schedule = new_schedule(units, resources, output_share)
+    schedule, memory, gaps = new_schedule(units), new_memory(units, resources, output_share), new_gaps(units, resources)
     plain = _plain_devices(resources)
-    need = schedule.need_bytes
+    need = memory.need_bytes
     share = float(need.sum()) / len(plain) + float(need.max(initial=0.0))
     filled = np.zeros(len(resources.latency_s))
     at = 0
@@ -73,27 +76,26 @@ def m_topo(units: Units, resources: HostResources, output_share: float = 0.0) ->
         label = int(units.label[unit])
         tensors = units.input_tensors[units.input_offsets[unit] : units.input_offsets[unit + 1]]
         labels = {label, *units.label[units.tensor_unit[tensors]].tolist()}
-        new = [other for other in sorted(labels) if schedule.label_device[other] < 0]
-        device = int(schedule.label_device[label])
+        new = [other for other in sorted(labels) if schedule.home[other] < 0]
+        device = int(schedule.home[label])
         if device < 0:
             wanted = float(need[new].sum())
             while at < len(plain) - 1 and filled[plain[at]] + wanted > share:
                 at += 1
-            room = resources.room_bytes - schedule.used_bytes
+            room = resources.room_bytes - memory.used_bytes
             turns = [*plain[at:], *plain[:at]]
             may = [d for d in turns if units.label_allowed[label, d]]
             fitting = [d for d in may if room[resources.account[d]] >= wanted]
             every = np.flatnonzero(units.label_allowed[label]).tolist()
             device = (fitting or may or every or turns)[0]
-        place_unit(units, resources, schedule, unit, device)
-        np.add.at(filled, schedule.label_device[new], need[new])
-    return unit_devices(units, resources, schedule)
+        place_unit(units, resources, schedule, memory, gaps, unit, device)
+        np.add.at(filled, schedule.home[new], need[new])
+    return unit_devices(units, resources, schedule, memory)
 
 
 def m_etf(units: Units, resources: HostResources, output_share: float = 0.0) -> NDArray[np.int32]:
     """(U,) int32: of all ready units and devices with room, always the pair that can start first (ETF: Hwang 1989)."""
-    nobody = np.full(len(units.label), -1, dtype=np.int64)
-    return m_sct(units, resources, output_share, nobody)
+    return m_sct(units, resources, output_share, np.full(len(units.label), -1, dtype=np.int64))
 
 
 def m_sct(
@@ -112,10 +114,10 @@ def m_sct(
     """
     if favourites is None:
         favourites = favourite_children(units, resources)
-    schedule = new_schedule(units, resources, output_share)
+    schedule, memory, gaps = new_schedule(units), new_memory(units, resources, output_share), new_gaps(units, resources)
     rank = in_turn(units, upward(units, resources))
-    _earliest_start(units, resources, schedule, rank, mean_transfer_s(units, resources), favourites)
-    return unit_devices(units, resources, schedule)
+    _earliest_start(units, resources, schedule, memory, gaps, rank, mean_transfer_s(units, resources), favourites)
+    return unit_devices(units, resources, schedule, memory)
 
 
 def _plain_devices(resources: HostResources) -> list[int]:
@@ -126,13 +128,13 @@ def _plain_devices(resources: HostResources) -> list[int]:
 
 
 @inlined
-def _free_s(h: HostResources, s: Schedule, device: int) -> float:
+def _free_s(h: HostResources, gaps: Gaps, device: int) -> float:
     """When the last of what holds `device` ends."""
     free_s = 0.0
     for k in range(h.device_offsets[device], h.device_offsets[device + 1]):
         resource = h.device_holds[k]
-        if s.counts[resource] > 0:
-            free_s = max(free_s, s.ends[resource, s.counts[resource] - 1])
+        if gaps.counts[resource] > 0:
+            free_s = max(free_s, gaps.ends[resource, gaps.counts[resource] - 1])
     return free_s
 
 
@@ -142,7 +144,7 @@ def _arrival_s(u: Units, h: HostResources, s: Schedule, unit: int, device: int) 
     arrival_s = 0.0
     for edge in range(u.input_offsets[unit], u.input_offsets[unit + 1]):
         tensor = u.input_tensors[edge]
-        home = s.label_device[u.label[u.tensor_unit[tensor]]]
+        home = s.home[u.label[u.tensor_unit[tensor]]]
         there_s = s.end_s[u.tensor_unit[tensor]]
         if home >= 0 and home != device:
             there_s += h.latency_s[home, device] + u.tensor_bytes[tensor] * h.s_per_byte[home, device]
@@ -164,7 +166,14 @@ def _wait_s(u: Units, transfer_s: Floats, parent: int, child: int) -> float:
 
 @kernel
 def _earliest_start(
-    u: Units, h: HostResources, s: Schedule, level: Floats, transfer_s: Floats, favourites: Longs
+    u: Units,
+    h: HostResources,
+    s: Schedule,
+    m: Memory,
+    gaps: Gaps,
+    level: Floats,
+    transfer_s: Floats,
+    favourites: Longs,
 ) -> None:
     """The pair of a ready unit and a device that can start first is placed, again and again; ties by level, index."""
     num_units, num_devices = u.time_s.shape
@@ -202,11 +211,11 @@ def _earliest_start(
         place, best, best_s = -1, -1, np.inf
         for k in range(num_ready):
             unit = ready[k]
-            may_use(u, h, s, unit, usable)
+            may_use(u, h, s, m, unit, usable)
             for device in range(num_devices):
                 if not usable[device]:
                     continue
-                free_s = _free_s(h, s, device)
+                free_s = _free_s(h, gaps, device)
                 child = favourites[last[device]] if last[device] >= 0 else -1
                 if child >= 0 and child != unit and not is_done[child]:
                     free_s += _wait_s(u, transfer_s, last[device], child)
@@ -223,7 +232,7 @@ def _earliest_start(
         unit = ready[place]
         num_ready -= 1
         ready[place] = ready[num_ready]
-        place_unit(u, h, s, unit, best)
+        place_unit(u, h, s, m, gaps, unit, best)
         is_done[unit] = True
         last[best] = unit
         for t in range(u.output_offsets[unit], u.output_offsets[unit + 1]):
@@ -258,7 +267,7 @@ def favourites_within(
 ) -> NDArray[np.int64]:
     """(N,) int64: favourite children of ops where only those of groups are known.
 
-    An op's is the reader, in its own group or its group's favourite, of most bytes that is nobody's favourite yet.
+    An op's is the reader, in its own group or its group's favourite, of the most bytes that is not yet a favourite.
     """
     parents, children, weight = _edges(ops, ops.tensor_bytes)
     near = (op_group[parents] == op_group[children]) | (group_favourites[op_group[parents]] == op_group[children])

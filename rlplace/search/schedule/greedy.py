@@ -13,16 +13,15 @@ from numpy.typing import NDArray
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.jit import Bools, Floats, Ints, Longs, inlined, kernel
 from rlplace.measure.problem import Problem
+from rlplace.search.schedule.list_schedule import Schedule, append, end_on, total
 from rlplace.search.schedule.partial_schedule import (
     Decided,
     GroupLayout,
     PartialSchedules,
     ScheduleBounds,
     add_cuts,
-    end_on,
     group_layout,
     place_group,
-    run_op,
     schedule_of,
 )
 
@@ -98,9 +97,9 @@ def _mask(g: GroupLayout, f: ScheduleBounds, s: PartialSchedules, episode: int, 
     fits, best, least = False, -1, np.inf
     for d in range(len(mask)):
         mask[d] = False
-        if g.allowed[group, d]:
-            account = f.account[d]
-            shortage = s.filled[episode, account] + f.group_bytes[group] - f.account_room[account]
+        if g.units.label_allowed[group, d]:
+            account = g.host.account[d]
+            shortage = s.filled[episode, account] + f.group_bytes[group] - g.host.room_bytes[account]
             mask[d] = shortage <= 0.0
             fits = fits or mask[d]
             if shortage < least:
@@ -122,8 +121,8 @@ def _ends(
     for d in range(len(end_s)):
         if op < 0:
             end_s[d] = one.latest_end_s[d]
-        elif g.allowed[group, d]:
-            end_s[d] = end_on(g, one, op, d)
+        elif g.units.label_allowed[group, d]:
+            end_s[d] = end_on(g.units, g.host, one.ops, None, op, d, False)
     return is_exact
 
 
@@ -144,7 +143,7 @@ def _write(
     num_devices = len(end_s)
     earliest_s, mean_s, count = np.inf, 0.0, 0
     for d in range(num_devices):
-        if g.allowed[group, d]:
+        if g.units.label_allowed[group, d]:
             earliest_s = min(earliest_s, end_s[d])
             mean_s += g.group_time_s[group, d]
             count += 1
@@ -152,13 +151,13 @@ def _write(
     op, phase, slice_ = f.first_op[group], int(g.is_backward[group]), f.micro_batch[group]
     own, twin = one.module_s[g.module[group], phase], one.module_s[g.module[group], 1 - phase]
     micro = s.micro_s[episode, slice_]
-    own_s, twin_s, micro_s = own.sum(), twin.sum(), micro.sum()
+    own_s, twin_s, micro_s = total(own), total(twin), total(micro)
     for d in range(num_devices):
-        if not g.allowed[group, d]:
+        if not g.units.label_allowed[group, d]:
             continue
         load_s = 0.0
         for other in range(num_devices):
-            if g.occupies[d, other]:
+            if g.host.occupies[d, other]:
                 load_s = max(load_s, one.load_s[other])
         row = features[d]
         row[0] = (end_s[d] - earliest_s) / g.unit_s
@@ -176,7 +175,7 @@ def _write(
         if micro_s > 0.0:
             row[9] = 1.0 - micro[d] / micro_s
         if op >= 0:
-            row[10] = max(0.0, end_s[d] - g.op_time_s[op, d] - one.free_s[d]) / g.unit_s
+            row[10] = max(0.0, end_s[d] - g.units.time_s[op, d] - one.ops.free_s[d]) / g.unit_s
             row[11] = max(0.0, end_s[d] + f.least_after_s[op] - s.bound_s[episode]) / g.unit_s
         row[12] = g.group_time_s[group, d] / mean_s if mean_s > 0.0 else 1.0
         row[13] = f.speed[d]
@@ -225,46 +224,43 @@ def _place(placed: Ints, weights: Floats, g: GroupLayout) -> None:
     num_groups, num_devices = g.group_time_s.shape
     num_jobs = len(g.order)
     placed[:] = -1
-    s = Decided(
+    ops = Schedule(
         placed,
-        placed,
-        np.full((len(g.tensor_op), num_devices), -1.0),
-        np.zeros(len(g.op_group)),
+        np.zeros(len(g.units.label)),
         np.zeros(num_devices),
-        np.zeros(num_devices),
-        np.zeros(num_devices),
-        np.zeros((g.module.max() + 1, 2, num_devices)),
-        np.zeros(num_devices),
+        np.full((len(g.units.tensor_unit), num_devices), -1.0),
     )
+    module_s = np.zeros((g.module.max() + 1, 2, num_devices))
+    s = Decided(ops, placed, np.zeros(num_devices), np.zeros(num_devices), module_s, np.zeros(num_devices))
     end, cut = s.latest_end_s, np.zeros((2, num_devices))
     latest = -1
     for position in range(num_jobs + num_groups):
         # after the last op come groups of sources that no op decided for
         op = g.order[position] if position < num_jobs else -1
-        group = g.op_group[op] if op >= 0 else position - num_jobs
-        device = placed[group]
+        group = g.units.label[op] if op >= 0 else position - num_jobs
+        device = int(np.int64(placed[group]))
         if op < 0 and device >= 0:
             continue
         if op >= 0:
             for d in range(num_devices):
-                if d == device or (device < 0 and g.allowed[group, d]):
-                    end[d] = end_on(g, s, op, d)
+                if d == device or (device < 0 and g.units.label_allowed[group, d]):
+                    end[d] = end_on(g.units, g.host, s.ops, None, op, d, False)
         if device < 0:
             earliest = np.inf
             for d in range(num_devices):
-                if g.allowed[group, d]:
+                if g.units.label_allowed[group, d]:
                     earliest = min(earliest, end[d])
             add_cuts(g, s, group, cut)
             phase = int(g.is_backward[group])
             own, twin = s.module_s[g.module[group], phase], s.module_s[g.module[group], 1 - phase]
-            own_s, twin_s = own.sum(), twin.sum()
+            own_s, twin_s = total(own), total(twin)
             least = np.inf
             for d in range(num_devices):
-                if not g.allowed[group, d]:
+                if not g.units.label_allowed[group, d]:
                     continue
                 there = 0.0
                 for other in range(num_devices):
-                    if g.occupies[d, other]:
+                    if g.host.occupies[d, other]:
                         there = max(there, s.load_s[other])
                 value = (
                     weights[0] * (end[d] - earliest) / g.unit_s
@@ -283,8 +279,8 @@ def _place(placed: Ints, weights: Floats, g: GroupLayout) -> None:
                 if value < least:
                     least, device = value, d
             if device < 0:  # weights that are no numbers
-                device = int(np.argmax(g.allowed[group]))
+                device = int(np.argmax(g.units.label_allowed[group]))
             place_group(g, s, group, device)
             latest = device
         if op >= 0:
-            run_op(g, s, op, device, end[device])
+            append(g.units, g.host, s.ops, op, device, end[device])

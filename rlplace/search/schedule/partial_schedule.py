@@ -11,7 +11,7 @@ once: the finished schedule depends on the placement alone.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,24 +20,29 @@ from rlplace.errors import UnknownName
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import BACKWARD
 from rlplace.graphs.paths import longest_after, longest_before
-from rlplace.jit import Bools, Floats, Ints, Longs, inlined, kernel
+from rlplace.jit import Block, Bools, Floats, FloatTable, Ints, IntTable, Longs, inlined, kernel
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.compiled_problem import account_names, list_order, upward_ranks
-from rlplace.search.groupings import allowed_devices, held_bytes, main_labels, main_modules, room_bytes
-from rlplace.search.schedule.eft import device_rules
-from rlplace.search.schedule.units import resident_bytes
+from rlplace.measure.simulate.compiled_problem import list_order, upward_ranks
+from rlplace.search.groupings import group_time_s, held_bytes, main_labels, main_modules, room_bytes
+from rlplace.search.schedule.list_schedule import (
+    HostResources,
+    Schedule,
+    Units,
+    append,
+    end_on,
+    host_resources,
+    op_units,
+    total,
+)
 
 
 class Decided(NamedTuple):
     """What one schedule knows of the groups decided so far and of the ops that ran.
 
     Attributes:
+        ops: the ops that ran. The home of a group is -1 until the first of its ops is scheduled: sources that are read
+            before that are where their reader is.
         placed: (G,) int32, -1 undecided.
-        home: (G,) int32, where a group is as ops see it: -1 until the first of its ops is scheduled. Sources that are
-            read before that are where their reader is.
-        there_s: (T, D) float64, when a copy of a tensor is on a device; -1 where there is none.
-        end_s: (N,) float64.
-        free_s: (D,) float64, when a device is free again.
         load_s: (D,) float64, time of the groups decided for a device.
         used: (D,) float64, bytes of the groups decided for a device.
         module_s: (M, 2, D) float64, mean time of decided groups by module, phase and device.
@@ -45,11 +50,8 @@ class Decided(NamedTuple):
             or ended on a device: what is said of groups of sources. Kept where there are any.
     """
 
+    ops: Schedule
     placed: Ints
-    home: Ints
-    there_s: Floats
-    end_s: Floats
-    free_s: Floats
     load_s: Floats
     used: Floats
     module_s: Floats
@@ -57,53 +59,13 @@ class Decided(NamedTuple):
 
 
 @inlined
-def end_on(g: GroupLayout, s: Decided, op: int, device: int) -> float:
-    """When `op` would end on `device`, after its inputs are there and the device is free."""
-    start, busy = 0.0, 0.0
-    for other in range(len(s.free_s)):
-        if g.occupies[device, other] or g.occupies[other, device]:
-            start = max(start, s.free_s[other])
-    for edge in range(g.input_offsets[op], g.input_offsets[op + 1]):
-        tensor = g.input_tensors[edge]
-        producer = g.tensor_op[tensor]
-        source = s.home[g.op_group[producer]]
-        if source < 0 or source == device:
-            start = max(start, s.end_s[producer])
-        elif s.there_s[tensor, device] >= 0.0:
-            start = max(start, s.there_s[tensor, device])
-        else:
-            cost = g.latency_s[source, device] + g.tensor_bytes[tensor] * g.s_per_byte[source, device]
-            if g.blocks[source, device]:
-                busy += cost
-                cost = 0.0
-            start = max(start, s.end_s[producer] + cost)
-    end: float = start + busy + g.op_time_s[op, device]
-    return end
-
-
-@inlined
-def run_op(g: GroupLayout, s: Decided, op: int, device: int, end_s: float) -> None:
-    """`op` runs on `device` until `end_s`; copies that it needed are there from now on."""
-    s.end_s[op] = end_s
-    for other in range(len(s.free_s)):
-        if g.occupies[device, other]:
-            s.free_s[other] = end_s
-    for edge in range(g.input_offsets[op], g.input_offsets[op + 1]):
-        tensor = g.input_tensors[edge]
-        source = s.home[g.op_group[g.tensor_op[tensor]]]
-        if source >= 0 and source != device and s.there_s[tensor, device] < 0.0:
-            transfer_s = g.latency_s[source, device] + g.tensor_bytes[tensor] * g.s_per_byte[source, device]
-            s.there_s[tensor, device] = s.end_s[g.tensor_op[tensor]] + transfer_s
-
-
-@inlined
 def place_group(g: GroupLayout, s: Decided, group: int, device: int) -> None:
     """`group` is decided for `device`; none of its ops runs yet."""
     s.placed[group] = device
     s.used[device] += g.held[group]
-    s.module_s[g.module[group], int(g.is_backward[group]), device] += g.group_time_s[group].mean()
-    for other in range(len(s.free_s)):
-        if g.occupies[device, other]:
+    s.module_s[g.module[group], int(g.is_backward[group]), device] += total(g.group_time_s[group]) / len(s.load_s)
+    for other in range(len(s.load_s)):
+        if g.host.occupies[device, other]:
             s.load_s[other] += g.group_time_s[group, device]
 
 
@@ -114,17 +76,18 @@ def add_cuts(g: GroupLayout, s: Decided, group: int, cut_s: Floats) -> None:
     for edge in range(g.joined_offsets[group], g.joined_offsets[group + 1]):
         home = s.placed[g.joined_group[edge]]
         if home >= 0:
-            for d in range(len(s.free_s)):
+            for d in range(len(s.load_s)):
                 if d != home and g.joined_is_in[edge]:
-                    cut_s[0, d] += g.latency_s[home, d] + g.joined_bytes[edge] * g.s_per_byte[home, d]
+                    cut_s[0, d] += g.host.latency_s[home, d] + g.joined_bytes[edge] * g.host.s_per_byte[home, d]
                 elif d != home:
-                    cut_s[1, d] += g.latency_s[d, home] + g.joined_bytes[edge] * g.s_per_byte[d, home]
+                    cut_s[1, d] += g.host.latency_s[d, home] + g.joined_bytes[edge] * g.host.s_per_byte[d, home]
 
 
-class PartialSchedules(NamedTuple):
+class PartialSchedules(Block):
     """B schedules under construction: `Decided` with one more axis in front, and what only learners look at.
 
     Attributes:
+        home, end_s, free_s, there_s: of `Decided.ops`.
         filled: (B, A) float64, bytes in each memory.
         busy_s: (B, D) float64, time of the ops that ran.
         micro_s: (B, K + 1, D) float64, mean time of decided groups by micro-batch and device.
@@ -135,18 +98,18 @@ class PartialSchedules(NamedTuple):
         bound_s: (B,) float64, when the step can end at the earliest: the ends of ops and the least time after them.
     """
 
-    placed: Ints
-    home: Ints
-    there_s: Floats
-    end_s: Floats
-    free_s: Floats
-    load_s: Floats
-    used: Floats
-    module_s: Floats
-    latest_end_s: Floats
-    filled: Floats
-    busy_s: Floats
-    micro_s: Floats
+    placed: IntTable
+    home: IntTable
+    there_s: Annotated[Floats, 3]
+    end_s: FloatTable
+    free_s: FloatTable
+    load_s: FloatTable
+    used: FloatTable
+    module_s: Annotated[Floats, 4]
+    latest_end_s: FloatTable
+    filled: FloatTable
+    busy_s: FloatTable
+    micro_s: Annotated[Floats, 3]
     position: Longs
     latest: Longs
     num_decided: Longs
@@ -156,8 +119,8 @@ class PartialSchedules(NamedTuple):
 
 def new_schedules(layout: GroupLayout, bounds: ScheduleBounds, num_episodes: int) -> PartialSchedules:
     """Schedules in which nothing is decided."""
-    num_ops, num_devices = layout.op_time_s.shape
-    num_groups, num_tensors = len(layout.group_time_s), len(layout.tensor_op)
+    num_ops, num_devices = layout.units.time_s.shape
+    num_groups, num_tensors = len(layout.group_time_s), len(layout.units.tensor_unit)
     num_modules, num_slices = int(layout.module.max(initial=0)) + 1, int(bounds.micro_batch.max(initial=0)) + 1
     b = num_episodes
     schedules = PartialSchedules(
@@ -170,7 +133,7 @@ def new_schedules(layout: GroupLayout, bounds: ScheduleBounds, num_episodes: int
         used=np.empty((b, num_devices)),
         module_s=np.empty((b, num_modules, 2, num_devices)),
         latest_end_s=np.empty((b, num_devices)),
-        filled=np.empty((b, len(bounds.account_room))),
+        filled=np.empty((b, len(layout.host.room_bytes))),
         busy_s=np.empty((b, num_devices)),
         micro_s=np.empty((b, num_slices, num_devices)),
         position=np.empty(b, dtype=np.int64),
@@ -185,27 +148,18 @@ def new_schedules(layout: GroupLayout, bounds: ScheduleBounds, num_episodes: int
 
 def clear(bounds: ScheduleBounds, schedules: PartialSchedules) -> None:
     """Takes every decision back."""
-    begin: dict[str, float | Floats] = dict.fromkeys(schedules._fields, 0.0)
-    begin |= {"placed": -1.0, "home": -1.0, "latest": -1.0, "there_s": -1.0}
-    begin |= {"end_s": bounds.least_end_s, "bound_s": bounds.least_s}
-    for name, array in schedules._asdict().items():
-        array[:] = begin[name]
+    begin = dict.fromkeys(("placed", "home", "latest", "there_s"), -1.0)
+    for name, array in schedules.to_dict().items():
+        array[:] = begin.get(name, 0.0)
+    schedules.end_s[:] = bounds.least_end_s
+    schedules.bound_s[:] = bounds.least_s
 
 
 @inlined
 def schedule_of(s: PartialSchedules, b: int) -> Decided:
     """Schedule `b` alone."""
-    return Decided(
-        s.placed[b],
-        s.home[b],
-        s.there_s[b],
-        s.end_s[b],
-        s.free_s[b],
-        s.load_s[b],
-        s.used[b],
-        s.module_s[b],
-        s.latest_end_s[b],
-    )
+    ops = Schedule(s.home[b], s.end_s[b], s.free_s[b], s.there_s[b])
+    return Decided(ops, s.placed[b], s.load_s[b], s.used[b], s.module_s[b], s.latest_end_s[b])
 
 
 @kernel
@@ -226,27 +180,27 @@ def decide(g: GroupLayout, f: ScheduleBounds, s: PartialSchedules, groups: Longs
         group, device, position = groups[b], devices[b], s.position[b]
         if f.has_source_groups and position < num_jobs and g.order[position] == f.first_op[group]:
             for d in range(num_devices):
-                if g.allowed[group, d]:
-                    one.latest_end_s[d] = end_on(g, one, g.order[position], d)
+                if g.units.label_allowed[group, d]:
+                    one.latest_end_s[d] = end_on(g.units, g.host, one.ops, None, g.order[position], d, False)
         place_group(g, one, group, device)
-        s.filled[b, f.account[device]] += f.group_bytes[group]
-        s.micro_s[b, f.micro_batch[group], device] += g.group_time_s[group].mean()
+        s.filled[b, g.host.account[device]] += f.group_bytes[group]
+        s.micro_s[b, f.micro_batch[group], device] += total(g.group_time_s[group]) / num_devices
         s.latest[b] = device
         s.num_decided[b] += 1
         finish_s, bound_s = s.finish_s[b], s.bound_s[b]
         while position < num_jobs:
             op = g.order[position]
-            group = g.op_group[op]
-            device = one.placed[group]
+            group = g.units.label[op]
+            device = int(np.int64(one.placed[group]))
             if device < 0:
                 break
-            one.home[group] = device
-            end_s = end_on(g, one, op, device)
+            one.ops.home[group] = device
+            end_s = end_on(g.units, g.host, one.ops, None, op, device, False)
             one.latest_end_s[device] = end_s
-            run_op(g, one, op, device, end_s)
+            append(g.units, g.host, one.ops, op, device, end_s)
             for other in range(num_devices):
-                if g.occupies[device, other]:
-                    s.busy_s[b, other] += g.op_time_s[op, device]
+                if g.host.occupies[device, other]:
+                    s.busy_s[b, other] += g.units.time_s[op, device]
             finish_s = max(finish_s, end_s)
             bound_s = max(bound_s, end_s + f.least_after_s[op])
             position += 1
@@ -262,7 +216,7 @@ def next_groups(g: GroupLayout, s: PartialSchedules, groups: Longs) -> None:
     for b in range(len(groups)):
         position = s.position[b]
         if position < num_jobs:
-            groups[b] = g.op_group[g.order[position]]
+            groups[b] = g.units.label[g.order[position]]
         elif position < num_jobs + len(g.group_time_s):
             groups[b] = position - num_jobs
         else:
@@ -275,7 +229,7 @@ step starts, without which no placement runs; `held`, the estimate of the list s
 outputs, too, which may bar what would run; or nothing."""
 
 
-class ScheduleBounds(NamedTuple):
+class ScheduleBounds(Block):
     """Of N ops, G groups, D devices and A memories (of one device, or of a pool of several).
 
     Attributes:
@@ -284,8 +238,6 @@ class ScheduleBounds(NamedTuple):
         least_end_s: (N,) float64, before which no op can end: its longest path of least times, copies aside.
         least_after_s: (N,) float64, the least time from the end of each op to the end of the step.
         least_s: the longest path of least times.
-        account: (D,) int64, the memory of each device.
-        account_room: (A,) float64, bytes beside contexts.
         group_bytes: (G,) float64, what each group takes of them.
         micro_batch: (G,) int64, 1 + the micro-batch that most of a group's time is in; 0 for what all share.
         num_micro_batches: of the step, 1 where it is not cut.
@@ -298,8 +250,6 @@ class ScheduleBounds(NamedTuple):
     least_end_s: Floats
     least_after_s: Floats
     least_s: float
-    account: Longs
-    account_room: Floats
     group_bytes: Floats
     micro_batch: Longs
     num_micro_batches: int
@@ -323,15 +273,14 @@ def schedule_bounds(
     """
     if memory_mask not in MEMORY_MASKS:
         raise UnknownName("memory mask", memory_mask, MEMORY_MASKS)
-    graph = problem.graph
+    graph, units = problem.graph, layout.units
     first_op = np.full(grouping.num_groups, -1, dtype=np.int64)
-    first_op[layout.op_group[layout.order[::-1]]] = layout.order[::-1]  # the last write is the first op
-    may = layout.allowed[layout.op_group]
-    least_op_s = np.where(graph.is_source, 0.0, np.where(may, layout.op_time_s, np.inf).min(axis=1))
+    first_op[units.label[layout.order[::-1]]] = layout.order[::-1]  # the last write is the first op
+    may = units.label_allowed[units.label]
+    least_op_s = np.where(graph.is_source, 0.0, np.where(may, units.time_s, np.inf).min(axis=1))
     producers = graph.tensor_op[graph.input_tensors]
     edges = graph.input_offsets, producers, np.zeros(len(producers))
     least_end_s = least_op_s + longest_before(least_op_s, *edges)
-    account, room = memory_accounts(problem)
     ranks = upward_ranks(problem)
     total_s = layout.group_time_s.sum(axis=0)
     return ScheduleBounds(
@@ -340,9 +289,11 @@ def schedule_bounds(
         least_end_s=least_end_s,
         least_after_s=longest_after(least_op_s, *edges),
         least_s=float(least_end_s.max(initial=0.0)),
-        account=account,
-        account_room=room,
-        group_bytes=_group_bytes(problem, grouping, layout, memory_mask),
+        group_bytes={
+            "resident": units.label_resident_bytes,
+            "held": layout.held,
+            "none": np.full(grouping.num_groups, -np.inf),  # contexts alone may leave less than no room
+        }[memory_mask],
         micro_batch=main_labels(problem, grouping, graph.micro_batch.astype(np.int64) + 1),
         num_micro_batches=graph.num_micro_batches,
         rank=np.where(first_op >= 0, ranks[first_op], 0.0) / max(float(ranks.max(initial=0.0)), 1e-30),
@@ -350,46 +301,13 @@ def schedule_bounds(
     )
 
 
-def _group_bytes(problem: Problem, grouping: Grouping, layout: GroupLayout, memory_mask: str) -> Floats:
-    if memory_mask == "held":
-        return layout.held
-    if memory_mask == "none":
-        return np.full(grouping.num_groups, -np.inf)  # contexts alone may leave less than no room
-    return np.bincount(grouping.op_group, weights=resident_bytes(problem)).astype(np.float64)
-
-
-def memory_accounts(problem: Problem) -> tuple[Longs, Floats]:
-    """(D,) int64 the memory of each device, and (A,) float64 the bytes that each has beside contexts."""
-    devices = problem.host.devices
-    names = account_names(problem.host)
-    pools = names[len(devices) :]
-    account = [
-        len(devices) + pools.index(device.memory_pool) if device.memory_pool in pools else index
-        for index, device in enumerate(devices)
-    ]
-    room = np.full(len(names), np.inf)
-    for at, device in zip(account, devices, strict=True):
-        room[at] = min(room[at], float(device.memory_bytes))
-    for at, device in zip(account, devices, strict=True):
-        room[at] -= float(device.context_bytes)
-    return np.array(account, dtype=np.int64), room
-
-
-class GroupLayout(NamedTuple):
-    """N ops, T tensors, E edges and G groups on D devices.
+class GroupLayout(Block):
+    """N ops in G groups on D devices.
 
     Attributes:
-        op_group: (N,) int32.
+        units: the ops, labelled by group.
+        host: the devices.
         order: (J,) int64, ops that are not sources, each after what it reads.
-        tensor_op: (T,) int32, producers.
-        tensor_bytes: (T,) float64.
-        input_offsets: (N + 1,) int32.
-        input_tensors: (E,) int32.
-        op_time_s: (N, D) float64.
-        latency_s, s_per_byte: (D, D) float64, of each route.
-        blocks: (D, D) bool, where a copy from a device keeps the other busy.
-        occupies: (D, D) bool, which devices a device keeps busy.
-        allowed: (G, D) bool.
         group_time_s: (G, D) float64, summed over ops.
         held: (G,) float64, bytes that a group keeps where it is.
         room: (D,) float64, bytes.
@@ -403,19 +321,10 @@ class GroupLayout(NamedTuple):
         share_s: an even share of the mean time of all groups, one of D; the unit of loads.
     """
 
-    op_group: Ints
+    units: Units
+    host: HostResources
     order: Longs
-    tensor_op: Ints
-    tensor_bytes: Floats
-    input_offsets: Ints
-    input_tensors: Ints
-    op_time_s: Floats
-    latency_s: Floats
-    s_per_byte: Floats
-    blocks: Bools
-    occupies: Bools
-    allowed: Bools
-    group_time_s: Floats
+    group_time_s: FloatTable
     held: Floats
     room: Floats
     joined_offsets: Ints
@@ -430,29 +339,17 @@ class GroupLayout(NamedTuple):
 
 def group_layout(problem: Problem, grouping: Grouping) -> GroupLayout:
     """The arrays of `problem` with the groups of `grouping`."""
-    graph, host, op_group = problem.graph, problem.host, grouping.op_group
-    blocks, occupies = device_rules(host)
-    group_time_s = np.zeros((grouping.num_groups, host.num_devices))
-    np.add.at(group_time_s, op_group, problem.costs.op_time_s)
-    phase_s = np.zeros((grouping.num_groups, 2))
-    np.add.at(phase_s, (op_group, (graph.phases >= BACKWARD).astype(np.int64)), problem.costs.op_time_s.mean(axis=1))
+    graph, op_group, op_time_s = problem.graph, grouping.op_group, problem.costs.op_time_s
+    time_s, is_late = group_time_s(problem, grouping), (graph.phases >= BACKWARD).astype(np.int64)
+    phase_s = np.bincount(2 * op_group + is_late, weights=op_time_s.mean(axis=1), minlength=2 * grouping.num_groups)
     offsets, joined, num_bytes, is_in = _joined(problem, grouping)
     order = list_order(problem)
-    unit_s, share_s = _scales(group_time_s)
+    total_s = float(np.cumsum(np.append(0.0, time_s))[-1])  # one after the other: `sum` rounds otherwise
     return GroupLayout(
-        op_group=op_group,
+        units=op_units(problem, grouping),
+        host=host_resources(problem),
         order=order[~graph.is_source[order]],
-        tensor_op=graph.tensor_op,
-        tensor_bytes=graph.tensor_bytes.astype(np.float64),
-        input_offsets=graph.input_offsets,
-        input_tensors=graph.input_tensors,
-        op_time_s=problem.costs.op_time_s,
-        latency_s=problem.transfer_latency_s,
-        s_per_byte=problem.transfer_s_per_byte,
-        blocks=blocks,
-        occupies=occupies,
-        allowed=allowed_devices(problem, grouping),
-        group_time_s=group_time_s,
+        group_time_s=time_s,
         held=held_bytes(problem, grouping),
         room=room_bytes(problem),
         joined_offsets=offsets,
@@ -460,17 +357,10 @@ def group_layout(problem: Problem, grouping: Grouping) -> GroupLayout:
         joined_bytes=num_bytes,
         joined_is_in=is_in,
         module=main_modules(problem, grouping),
-        is_backward=phase_s[:, 1] > phase_s[:, 0],
-        unit_s=unit_s,
-        share_s=share_s,
+        is_backward=phase_s[1::2] > phase_s[::2],
+        unit_s=max(total_s / max(time_s.size, 1), 1e-30),
+        share_s=max(total_s / time_s.shape[1] / time_s.shape[1], 1e-30),
     )
-
-
-@kernel
-def _scales(group_time_s: Floats) -> tuple[float, float]:
-    num_groups, num_devices = group_time_s.shape
-    total_s = group_time_s.sum()
-    return max(total_s / max(num_groups * num_devices, 1), 1e-30), max(total_s / num_devices / num_devices, 1e-30)
 
 
 def _joined(problem: Problem, grouping: Grouping) -> tuple[Ints, Ints, Floats, NDArray[np.bool_]]:
@@ -480,8 +370,7 @@ def _joined(problem: Problem, grouping: Grouping) -> tuple[Ints, Ints, Floats, N
     tensors = np.unique(np.stack((graph.input_tensors, reader), axis=1)[source != reader], axis=0)
     producer, reader = op_group[graph.tensor_op[tensors[:, 0]]].astype(np.int64), tensors[:, 1].astype(np.int64)
     keys, place = np.unique(producer * grouping.num_groups + reader, return_inverse=True)
-    num_bytes = np.zeros(len(keys))
-    np.add.at(num_bytes, place, graph.tensor_bytes[tensors[:, 0]])
+    num_bytes = np.bincount(place, graph.tensor_bytes[tensors[:, 0]], len(keys)).astype(np.float64)
     a, b = keys // max(grouping.num_groups, 1), keys % max(grouping.num_groups, 1)
     this, other = np.concatenate((b, a)), np.concatenate((a, b))
     is_in = np.arange(2 * len(keys)) < len(keys)

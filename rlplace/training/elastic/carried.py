@@ -28,7 +28,7 @@ from rlplace.measure.hosts.host import Device, Host, Link
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.groupings import allowed_devices, atoms, majority_devices
-from rlplace.search.schedule.eft import eft
+from rlplace.search.schedule.list_schedulers import eft
 
 LEFT = " (left behind)"
 """Follows the name of a device or a link that the new host does not have: another may be called so there."""

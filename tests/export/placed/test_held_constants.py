@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from loops import HOST, apart, module_of
+from loops import HOST, apart, batches, module_of
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -164,3 +164,95 @@ def test_a_constant_that_was_read_as_a_number_must_stay(is_replaced: bool) -> No
             model.temperature.fill_(3.0)
         with pytest.raises(InvalidValue, match=r"temperature is 'changed since the capture'.*capture again"):
             step(x, targets=labels)
+
+
+class Held(nn.Module):
+    """A loss with constants in every place that a module has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.Linear(6, 3, dtype=torch.float64).requires_grad_(False)
+        self.listed, self.named = [torch.ones(3, dtype=torch.float64)], {"w": torch.ones(3, dtype=torch.float64)}
+        self.plain = torch.ones(3, dtype=torch.float64)
+
+    def forward(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        wanted = self.teacher(x).detach()
+        return (self.listed[0] * self.named["w"] * self.plain * (output - wanted) ** 2).mean()
+
+
+def fresh() -> torch.Tensor:
+    return torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+
+
+def set_entry(loss: Held) -> None:
+    loss.listed[0] = fresh()
+
+
+def set_item(loss: Held) -> None:
+    loss.named["w"] = fresh()
+
+
+def set_attribute(loss: Held) -> None:
+    loss.plain = fresh()
+
+
+def set_list(loss: Held) -> None:
+    loss.listed = [fresh()]
+
+
+def set_dict(loss: Held) -> None:
+    loss.named = {"w": fresh()}
+
+
+def set_module(loss: Held) -> None:
+    loss.teacher = nn.Linear(6, 3, dtype=torch.float64)
+
+
+def set_shape(loss: Held) -> None:
+    loss.plain = fresh()[:1]
+
+
+def drop(loss: Held) -> None:
+    loss.listed.clear()
+
+
+@pytest.mark.parametrize("change", [set_entry, set_item, set_attribute])
+def test_constants_that_are_replaced_are_those_of_the_next_step(change: Callable[[Held], None]) -> None:
+    (x, _), *_ = batches(1)
+    model, loss = nn.Linear(6, 3, dtype=torch.float64), Held()
+    with placed(model, x, loss, x) as step:
+        before = step.backward(x, targets=x)
+        old = loss.listed[0], loss.named["w"], loss.plain
+        change(loss)
+        torch.testing.assert_close(step.backward(x, targets=x), loss(model(x), x).detach())
+        loss.listed[0], loss.named["w"], loss.plain = old
+        torch.testing.assert_close(step.backward(x, targets=x), before)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [(set_list, "listed"), (set_dict, "named"), (set_module, "teacher"), (set_shape, "plain"), (drop, "listed[0]")],
+)
+def test_constants_that_cannot_be_followed_are_refused_by_name(change: Callable[[Held], None], name: str) -> None:
+    (x, _), *_ = batches(1)
+    loss = Held()
+    with placed(nn.Linear(6, 3, dtype=torch.float64), x, loss, x) as step:
+        step.backward(x, targets=x)
+        change(loss)
+        with pytest.raises(InvalidValue, match="replaced since the capture") as refused:
+            step.backward(x, targets=x)
+        assert refused.value.field == name
+
+
+def test_a_teacher_of_a_closure_that_is_another_one_is_refused() -> None:
+    (x, _), *_ = batches(1)
+    teacher = nn.Linear(6, 3, dtype=torch.float64)
+
+    def loss_fn(output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (output - teacher(x).detach()).square().mean()
+
+    with placed(nn.Linear(6, 3, dtype=torch.float64), x, loss_fn, x) as step:
+        step.backward(x, targets=x)
+        teacher = nn.Linear(6, 3, dtype=torch.float64)
+        with pytest.raises(InvalidValue, match="teacher is 'replaced since the capture'"):
+            step.backward(x, targets=x)

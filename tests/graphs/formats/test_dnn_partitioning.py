@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from published_files import COPIES, load, workload_paths
+from published_splits import load_split
 from random_published import random_document
 
 from rlplace.errors import FileProblem, InvalidValue, UserError
@@ -21,7 +22,7 @@ from rlplace.graphs.formats.dnn_partitioning import (
     parse_dnn_partitioning,
 )
 from rlplace.graphs.opgraph import BACKWARD, FORWARD
-from rlplace.partitioning.compare import load_split, save_split
+from rlplace.partitioning.compare import save_split
 
 #  ids 9 -> 5 -> 7 (backward, class of 5), 9 -> 7; 2 alone
 TINY: dict[str, Any] = {

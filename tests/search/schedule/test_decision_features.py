@@ -41,7 +41,7 @@ def test_the_least_weighted_sum_of_features_is_what_the_list_scheduler_takes(see
             groups = stepper.next()
             features, _ = stepper.look(groups)
             value = np.einsum("bdf,bf->bd", features[..., : len(FEATURES)], weights)
-            value[~stepper.layout.allowed[groups]] = np.inf
+            value[~stepper.layout.units.label_allowed[groups]] = np.inf
             taken = placed[stepper.episodes, groups]
             # the sums are added up in another order, so that near ties may go either way: the scheduler's is taken
             slack = 1e-9 * (1.0 + np.abs(features[..., : len(FEATURES)]) @ np.abs(weights[0])).max()

@@ -13,14 +13,12 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.groupings import held_bytes, room_bytes
-from rlplace.search.schedule.eft import ESTIMATES, Estimator
+from rlplace.search.groupings import room_bytes
+from rlplace.search.schedule.list_schedulers import ESTIMATES, Estimator
 
 
 def estimates(problem: Problem, placements: list[list[int]]) -> np.ndarray:
-    every = Grouping(np.arange(problem.graph.num_ops))
-    estimator = Estimator.of_problem(problem, held_bytes(problem, every), room_bytes(problem))
-    return estimator.of(np.array(placements, dtype=np.int32))
+    return Estimator.of_problem(problem).of(np.array(placements, dtype=np.int32))
 
 
 def test_a_diamond_by_hand() -> None:

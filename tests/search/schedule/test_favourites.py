@@ -11,7 +11,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.search.schedule.baechi import favourite_children, favourites_within, m_sct, num_edges
-from rlplace.search.schedule.units import host_resources, op_units
+from rlplace.search.schedule.list_schedule import host_resources, op_units
 
 
 def fork() -> Problem:

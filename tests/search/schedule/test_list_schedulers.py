@@ -19,9 +19,8 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.methods import METHODS
 from rlplace.search.schedule.baechi import m_etf, m_topo
-from rlplace.search.schedule.eft import eft
-from rlplace.search.schedule.list_scheduling import critical_path, heft, optimistic_cost_s, peft
-from rlplace.search.schedule.units import HostResources, group_units, host_resources, op_units
+from rlplace.search.schedule.list_schedule import HostResources, group_units, host_resources, op_units
+from rlplace.search.schedule.list_schedulers import critical_path, eft, heft, optimistic_cost_s, peft
 from rlplace.search.task import Task
 
 SCHEDULERS = ("eft", "heft", "peft", "critical-path", "m-topo", "m-etf", "m-sct")
@@ -61,7 +60,7 @@ def weighted_dag(edges: list[tuple[int, int, int]], costs: list[list[int]]) -> P
 def without_contention(problem: Problem) -> HostResources:
     """Transfers that hold nothing, as the papers have it."""
     resources = host_resources(problem)
-    return resources._replace(route_offsets=np.zeros_like(resources.route_offsets))
+    return resources.replace(route_offsets=np.zeros_like(resources.route_offsets))
 
 
 def topcuoglu() -> Problem:

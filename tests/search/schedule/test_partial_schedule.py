@@ -61,5 +61,5 @@ def test_what_is_cleared_is_as_new() -> None:
     stepper.place(np.zeros(12, dtype=np.int64), np.arange(12))
     clear(stepper.bounds, stepper.state)
     fresh = new_schedules(stepper.layout, stepper.bounds, 2)
-    for name, array in stepper.state._asdict().items():
+    for name, array in stepper.state.to_dict().items():
         assert np.array_equal(array, getattr(fresh, name)), name

@@ -14,7 +14,7 @@ from search_problems import barred, chain_problem, fork_problem, tight_problem
 
 from rlplace.errors import UnknownName
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.schedule.partial_schedule import memory_accounts
+from rlplace.search.schedule.list_schedule import host_resources
 
 
 def test_longest_paths_take_the_least_times_that_pins_allow() -> None:
@@ -37,9 +37,9 @@ def test_pools_are_one_memory() -> None:
         replace(device, context_bytes=10, memory_bytes=size, memory_pool=pool)
         for device, size, pool in zip(problem.host.devices, sizes, pools, strict=True)
     )
-    account, room = memory_accounts(replace(problem, host=replace(problem.host, devices=devices)))
-    assert account.tolist() == [3, 1, 3]
-    assert (room[1], room[3]) == (30.0, 30.0)
+    resources = host_resources(replace(problem, host=replace(problem.host, devices=devices)))
+    assert resources.account.tolist() == [3, 1, 3]
+    assert (resources.room_bytes[1], resources.room_bytes[3]) == (30.0, 30.0)
 
 
 @settings(deadline=None, max_examples=60)
@@ -49,7 +49,7 @@ def test_what_lacks_room_for_what_is_resident_does_not_run(seed: int) -> None:
     problem = random_problem(rng, 16)
     placement = problem.draw_groups(rng, 1)[0]
     filled = Stepper(problem).place(placement, np.arange(16)).filled[0]
-    if (filled > Stepper(problem).bounds.account_room).any():
+    if (filled > Stepper(problem).layout.host.room_bytes).any():
         assert np.isinf(Simulator(problem, threads=1).step_times(placement[None])).all()
 
 

@@ -7,6 +7,7 @@ The lattice of ideals: all down-closed sets of a DAG, and which one follows from
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Iterator
@@ -20,17 +21,14 @@ from scipy.sparse.csgraph import connected_components
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
 from rlplace.graphs.opgraph import BACKWARD
 from rlplace.graphs.paths import depth_first_order
-from rlplace.jit import kernel
-from rlplace.partitioning.problem import UnitGraph, unit_graph
+from rlplace.jit import Floats, Ints, kernel
+from rlplace.partitioning.objectives import UnitGraph, unit_graph
 
 MOST_IDEALS = 200_000
 MOST_PAIRS = 800_000_000
 """Pairs of nested ideals that the exact program looks at before it gives up: about 20 s."""
 NUM_ORDERS = 12
 """Orders that the graph is cut along before."""
-
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +67,8 @@ def dp(
         found = _solve(units, chain_lattice(order), in_turn, linear.value_ms, sys.maxsize)
         if found is not None and found.value_ms < linear.value_ms:
             linear = found
-    lattice = _lattice(contraction, most_ideals)
+    csr = contraction.source_offsets, contraction.sources, contraction.reader_offsets, contraction.readers
+    lattice = enumerate_ideals(*csr, most=most_ideals)
     exact = _solve(units, lattice, in_turn, linear.value_ms, most_pairs) if lattice is not None else None
     if lattice is None or exact is None:
         return linear
@@ -96,16 +95,6 @@ def _orders(contraction: Contraction) -> Iterator[Ints]:
                 if not waiting[reader]:
                     stack.append(reader)
         yield np.array(order, dtype=np.int32)
-
-
-def _lattice(contraction: Contraction, most_ideals: int) -> Lattice | None:
-    return enumerate_ideals(
-        contraction.source_offsets,
-        contraction.sources,
-        contraction.reader_offsets,
-        contraction.readers,
-        most=most_ideals,
-    )
 
 
 def _solve(
@@ -218,6 +207,8 @@ def _relax(
     active = np.empty(2 * width, dtype=np.int32)
     pairs = 0
     for start in range(count):
+        # which states (accelerators and CPUs used so far) of this ideal are worth going on from: those within the
+        # limit that no state with fewer devices equals
         num_active = 0
         for state in range(2 * width):
             reached = value[start, state]
@@ -235,13 +226,15 @@ def _relax(
                 num_active += 1
         if num_active == 0:
             continue
+        # depth-first over all larger ideals; path_* is the stack, and path_work[level] are the sums over the set of
+        # units added so far: work on an accelerator, on the CPUs, bytes, and transfers of the nets that it cuts
         level = 0
         path_ideal[0], path_step[0] = start, offsets[start]
         path_work[0, :] = 0.0
         while level >= 0:
             ideal = path_ideal[level]
             if path_step[level] == offsets[ideal + 1]:
-                if level > 0:
+                if level > 0:  # all steps from here are done: the unit that led here is taken out of its nets
                     unit = step_unit[path_step[level - 1] - 1]
                     for a in range(unit_offsets[unit], unit_offsets[unit + 1]):
                         net = unit_nets[a]
@@ -254,7 +247,7 @@ def _relax(
             step = path_step[level]
             path_step[level] += 1
             grown, unit = step_ideal[step], step_unit[step]
-            if stamp[grown] == start:
+            if stamp[grown] == start:  # reached before from this start, by its units in another order
                 continue
             stamp[grown] = start
             pairs += 1
@@ -265,6 +258,7 @@ def _relax(
             on_cpu = has_cpu and cpu <= limit_ms
             if not on_accelerator and not on_cpu:
                 continue
+            # the unit enters its nets: a cut net is paid for once, whether for its source or for a sink
             moved = path_work[level, 3]
             for a in range(unit_offsets[unit], unit_offsets[unit + 1]):
                 net = unit_nets[a]
@@ -287,6 +281,7 @@ def _relax(
             path_ideal[level], path_step[level] = grown, offsets[grown]
             path_work[level, 0], path_work[level, 1], path_work[level, 2] = work, cpu, held
             path_work[level, 3] = moved
+            # the added set as one more accelerator's share, or as the share of the CPUs
             load = work + moved if on_accelerator else np.inf
             for a in range(num_active):
                 state = active[a]
@@ -304,9 +299,6 @@ def _relax(
         if pairs > most_pairs:
             return -1
     return pairs
-
-
-Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,100 +332,30 @@ def enumerate_ideals(
 ) -> Lattice | None:
     """All ideals of a DAG given as CSRs of the units before and after each unit; None where there are more than `most`.
 
-    Ideals are bit sets, found breadth first and told apart by a table over their Zobrist hashes.
+    Ideals are bit masks, found breadth first. With each goes the mask of the units that may be added to it.
     """
     num_units = len(source_offsets) - 1
-    draw = np.random.default_rng(0)
-    marks = draw.integers(0, np.iinfo(np.uint64).max, size=max(num_units, 1), dtype=np.uint64)
-    count, offsets, step_unit, step_ideal = _enumerate(source_offsets, sources, reader_offsets, readers, marks, most)
-    return Lattice(offsets, step_unit, step_ideal) if count else None
-
-
-@kernel
-def _enumerate(
-    source_offsets: Ints, sources: Ints, reader_offsets: Ints, readers: Ints, marks: Words, most: int
-) -> tuple[int, NDArray[np.int64], Ints, Ints]:
-    """(number of ideals, offsets, units, ideals) of the lattice; the number is 0 where there are more than `most`."""
-    num_units = len(source_offsets) - 1
-    num_words = num_units // 64 + 1
-    room, step_room = 1024, 4096
-    bits = np.zeros((room, num_words), dtype=np.uint64)
-    hashes = np.zeros(room, dtype=np.uint64)
-    offsets = np.zeros(most + 2, dtype=np.int64)
-    step_unit, step_ideal = np.empty(step_room, dtype=np.int32), np.empty(step_room, dtype=np.int32)
-    slots = 4096
-    table = np.full(slots, -1, dtype=np.int32)
-    table[0] = 0
-    count, steps, one = 1, 0, np.uint64(1)
-    ideal = 0
-    while ideal < count:
-        for unit in range(num_units):
-            word, bit = unit // 64, one << np.uint64(unit % 64)
-            if bits[ideal, word] & bit:
-                continue
-            is_next = True
-            for a in range(source_offsets[unit], source_offsets[unit + 1]):
-                source = sources[a]
-                if not bits[ideal, source // 64] & (one << np.uint64(source % 64)):
-                    is_next = False
-                    break
-            if not is_next:
-                continue
-            mark = hashes[ideal] ^ marks[unit]
-            slot = np.int64(mark & np.uint64(slots - 1))
-            found = -1
-            while table[slot] >= 0:
-                other = table[slot]
-                if hashes[other] == mark:
-                    is_same = True
-                    for w in range(num_words):
-                        grown = bits[ideal, w] | bit if w == word else bits[ideal, w]
-                        if bits[other, w] != grown:
-                            is_same = False
-                            break
-                    if is_same:
-                        found = other
-                        break
-                slot = (slot + 1) & (slots - 1)
-            if found < 0:
-                if count == most:
-                    return 0, offsets[:1], step_unit[:0], step_ideal[:0]
-                if count == room:
-                    room *= 2
-                    grown_bits = np.zeros((room, num_words), dtype=np.uint64)
-                    grown_bits[:count] = bits
-                    bits = grown_bits
-                    grown_hashes = np.zeros(room, dtype=np.uint64)
-                    grown_hashes[:count] = hashes
-                    hashes = grown_hashes
-                found = count
-                bits[found] = bits[ideal]
-                bits[found, word] |= bit
-                hashes[found] = mark
-                table[slot] = found
-                count += 1
-                if 2 * count > slots:
-                    slots *= 4
-                    table = np.full(slots, -1, dtype=np.int32)
-                    for other in range(count):
-                        place = np.int64(hashes[other] & np.uint64(slots - 1))
-                        while table[place] >= 0:
-                            place = (place + 1) & (slots - 1)
-                        table[place] = other
-            if steps == step_room:
-                step_room *= 2
-                grown_unit = np.empty(step_room, dtype=np.int32)
-                grown_unit[:steps] = step_unit
-                step_unit = grown_unit
-                grown_ideal = np.empty(step_room, dtype=np.int32)
-                grown_ideal[:steps] = step_ideal
-                step_ideal = grown_ideal
-            step_unit[steps] = unit
-            step_ideal[steps] = found
-            steps += 1
-        ideal += 1
-        offsets[ideal] = steps
-    return count, offsets[: count + 1].copy(), step_unit[:steps].copy(), step_ideal[:steps].copy()
+    before = [sum(1 << u for u in sources[a:b].tolist()) for a, b in itertools.pairwise(source_offsets.tolist())]
+    after = [readers[a:b].tolist() for a, b in itertools.pairwise(reader_offsets.tolist())]
+    found, waiting = {0: 0}, [(0, sum(1 << unit for unit in range(num_units) if not before[unit]))]
+    offsets, step_unit, step_ideal = [0], [], []
+    for ideal, ready in waiting:  # which grows meanwhile
+        left = ready
+        while left:
+            bit = left & -left
+            left, unit, grown = left - bit, bit.bit_length() - 1, ideal | bit
+            if grown not in found:
+                if len(found) == most:
+                    return None
+                found[grown] = len(found)
+                new = sum(1 << reader for reader in after[unit] if before[reader] & grown == before[reader])
+                waiting.append((grown, ready - bit | new))
+            step_unit.append(unit)
+            step_ideal.append(found[grown])
+        offsets.append(len(step_unit))
+    return Lattice(
+        np.array(offsets, dtype=np.int64), np.array(step_unit, dtype=np.int32), np.array(step_ideal, dtype=np.int32)
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,10 +27,10 @@ from scipy.sparse import coo_array
 from rlplace.errors import InvalidValue, UnknownName, UserError
 from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
 from rlplace.graphs.paths import longest_after, longest_before
-from rlplace.partitioning.dp import MOST_PAIRS, dp
-from rlplace.partitioning.problem import UnitGraph, unit_graph
-from rlplace.partitioning.searches import Search, make_search
-from rlplace.search.task import Failure
+from rlplace.partitioning.contiguous import MOST_PAIRS, dp
+from rlplace.partitioning.kernel_anneal import Search, make_search
+from rlplace.partitioning.objectives import UnitGraph, unit_graph
+from rlplace.search.task import Budget, Failure
 
 Ints = NDArray[np.int32]
 
@@ -116,26 +116,21 @@ def solve(
     for method in methods:
         if method not in METHODS:
             raise UnknownName("method", method, METHODS)
-    if not seconds > 0:
-        raise InvalidValue("seconds", seconds, "more than 0", where="budget")
-    if evaluations is not None and evaluations < 1:
-        raise InvalidValue("evaluations", evaluations, "at least 1", where="budget")
+    Budget(math.inf if evaluations is None else evaluations, seconds)  # which refuses what is out of range
     if seed < 0:
         raise InvalidValue("seed", seed, "at least 0", where="budget")
     if evaluations is None and not math.isfinite(seconds):
         evaluations = FIRST_STEPS
     run = _Run(record, objective, seconds, evaluations, seed, [name for name in METHODS if name in methods])
-    rows = run.rows()
-    bounds = [lower_bound_ms(record, objective), (run.solver_bound_ms, "milp")]
-    bound_ms, name = max(bounds)
-    return PublishedResult(tuple(rows), bound_ms, name)
+    rows = tuple(run.row(name) for name in METHODS if name in methods)
+    return PublishedResult(rows, *max(lower_bound_ms(record, objective), (run.solver_bound_ms, "milp")))
 
 
 @dataclass(frozen=True, eq=False)
 class _Answer:
     """Placements of units to be scored, what was already spent, and what is proved."""
 
-    devices: Ints
+    devices: Ints | None = None
     evaluations: int = 0
     is_optimal: bool = False
     why: str = ""
@@ -161,40 +156,38 @@ class _Run:
         self._found: dict[str, tuple[Ints, float]] = {}
         self.solver_bound_ms = 0.0
 
-    def rows(self) -> list[PublishedRow]:
-        """One row a method, in order; each is verified by the measurer."""
-        work: dict[str, Callable[[], _Answer]] = {
-            "single": lambda: _Answer(single(self._search)),
-            "blocks": lambda: _Answer(blocks(self._search)),
-            "greedy": lambda: _Answer(greedy(self._search)),
-            "dp": self._dp,
-            "milp": self._milp,
-            "local-search": self._local_search,
-            "anneal": self._anneal,
-            "portfolio": self._portfolio,
-        }
-        return [self._row(method, work[method]) for method in self._methods]
-
-    def _row(self, method: str, work: Callable[[], _Answer]) -> PublishedRow:
+    def row(self, method: str) -> PublishedRow:
+        """What a method found, scored by the objective itself."""
         begin = time.monotonic()
         try:
-            answer = work()
+            answer = self._answer(method)
         except UserError:
             raise
         except Exception as error:  # a method that failed is one row, not the table
             return PublishedRow(method, None, math.inf, 0, time.monotonic() - begin, "error", Failure.of(error).why)
-        values = self._search.values_ms(answer.devices) if len(answer.devices) else np.array([math.inf])
-        first = int(np.argmin(values))
-        value, spent = float(values[first]), answer.evaluations + len(answer.devices)
-        plan_s = time.monotonic() - begin
+        found = self._scored(answer.devices)
+        spent, plan_s = answer.evaluations + len(found), time.monotonic() - begin
+        devices, value = min(found, key=lambda one: one[1], default=(np.empty(0, dtype=np.int32), math.inf))
         if not math.isfinite(value):
             why = answer.why or "nothing that it tried fits in memory"
             status = "skipped" if answer.is_skipped else "infeasible"
             return PublishedRow(method, None, math.inf, spent, plan_s, status, why)
-        self._found[method] = (answer.devices[first], value)
+        self._found[method] = (devices, value)
         status = "optimal" if answer.is_optimal else "ok"
-        placement = self._search.units.expand(answer.devices[first])
-        return PublishedRow(method, placement, value, spent, plan_s, status, answer.why)
+        return PublishedRow(method, self._search.units.expand(devices), value, spent, plan_s, status, answer.why)
+
+    def _answer(self, method: str) -> _Answer:
+        if method in QUICK:
+            return _Answer(QUICK[method](self._search))
+        if method in ANNEALED:
+            return self._rounds(method, *ANNEALED[method])
+        return self._dp() if method == "dp" else self._milp()
+
+    def _scored(self, placements: Ints | None) -> list[tuple[Ints, float]]:
+        """Placements of units (B, U) with their values in milliseconds."""
+        if placements is None or not len(placements):
+            return []
+        return list(zip(placements, self._search.values_ms(placements).tolist(), strict=True))
 
     def _seconds_for(self, method: str) -> float:
         """The method's share of the time that is left."""
@@ -216,59 +209,44 @@ class _Run:
         if in_turn:
             why += ", devices in turn"
         if split.devices is None:
-            return _Answer(np.empty((0, self._search.units.num_units), dtype=np.int32), why="no contiguous split fits")
+            return _Answer(why="no contiguous split fits")
         return _Answer(self._search.units.shrink(split.devices)[None], why=why)
 
     def _milp(self) -> _Answer:
         units = self._search.units
-        nothing = np.empty((0, units.num_units), dtype=np.int32)
         if self._objective != "max-load":
-            return _Answer(nothing, why="the integer program is for max-load", is_skipped=True)
+            return _Answer(why="the integer program is for max-load", is_skipped=True)
         entries = count_entries(units)
         if entries > MOST_ENTRIES:
-            return _Answer(nothing, why=f"{entries} matrix entries, more than {MOST_ENTRIES}", is_skipped=True)
+            return _Answer(why=f"{entries} matrix entries, more than {MOST_ENTRIES}", is_skipped=True)
         nodes = None if self._evaluations is None else min(max(1, self._evaluations // 1000), MOST_NODES)
         found = solve_milp(units, seconds=self._seconds_for("milp"), nodes=nodes)
         self.solver_bound_ms = found.bound_ms
         why = f"bound {found.bound_ms:.6g} ms"
         if found.devices is None:
-            return _Answer(nothing, why=f"HiGHS found nothing in its time, {why}")
+            return _Answer(why=f"HiGHS found nothing in its time, {why}")
         return _Answer(found.devices[None], is_optimal=found.is_optimal, why=why)
 
     def _starts(self, names: Sequence[str]) -> list[Ints]:
         """Feasible placements of units to begin with, best first; what was not run is made here."""
-        quick = {"single": single, "blocks": blocks, "greedy": greedy}
         rows = [self._found[name] for name in names if name in self._found]
         for name in names:
-            if name in quick and name not in self._found:
-                devices = quick[name](self._search)
-                values = self._search.values_ms(devices) if len(devices) else np.empty(0)
-                rows += [(row, float(value)) for row, value in zip(devices, values, strict=True)]
-            elif name == "dp" and name not in self._methods:
-                answer = self._dp()
-                rows += [(row, float(self._search.values_ms(row)[0])) for row in answer.devices]
+            if (name in QUICK and name not in self._found) or (name == "dp" and name not in self._methods):
+                rows += self._scored(self._answer(name).devices)
         rows = [row for row in rows if math.isfinite(row[1])]
         return [row for row, _ in sorted(rows, key=lambda row: row[1])[:MOST_STARTS]]
 
-    def _local_search(self) -> _Answer:
-        return self._rounds("local-search", self._starts(("single", "blocks", "greedy")), (0.0,))
-
-    def _anneal(self) -> _Answer:
-        return self._rounds("anneal", self._starts(("single", "blocks", "greedy")), HEATS)
-
-    def _portfolio(self) -> _Answer:
-        return self._rounds("portfolio", self._starts(METHODS), HEATS)
-
-    def _rounds(self, method: str, begin: list[Ints], heats: Sequence[float]) -> _Answer:
-        """Rounds of chains side by side, from `begin` in turn; the last of each turn of heats from the best so far.
+    def _rounds(self, method: str, starts: Sequence[str], heats: Sequence[float]) -> _Answer:
+        """Rounds of chains side by side, from starts in turn; the last of each turn of heats from the best so far.
 
         Args:
             method: whose budget it is.
-            begin: feasible placements of units, best first.
+            starts: methods whose placements chains begin with.
             heats: temperatures at the start of chain after chain, as multiples of the objective's own.
         """
+        begin = self._starts(starts)
         if not begin:
-            return _Answer(np.empty((0, self._search.units.num_units), dtype=np.int32))
+            return _Answer()
         best, best_ms = begin[0], float(self._search.values_ms(begin[0])[0])
         deadline = time.monotonic() + self._seconds_for(method)
         seeds = np.random.SeedSequence((self._seed, METHODS.index(method))).generate_state(256).tolist()
@@ -480,6 +458,16 @@ def _fill(search: Search, share_ms: float, order: Ints) -> Ints | None:
             work += ms
         row[unit] = target
     return row
+
+
+QUICK: dict[str, Callable[[Search], Ints]] = {"single": single, "blocks": blocks, "greedy": greedy}
+"""Methods without search."""
+ANNEALED: dict[str, tuple[Sequence[str], Sequence[float]]] = {
+    "local-search": (tuple(QUICK), (0.0,)),
+    "anneal": (tuple(QUICK), HEATS),
+    "portfolio": (METHODS, HEATS),
+}
+"""Methods that anneal: whose placements they start from, and their heats."""
 
 
 MOST_ENTRIES = 60_000
