@@ -1,8 +1,7 @@
-"""Descriptors that end with this process: a forked child, such as a worker of a data loader, closes its copies.
+"""What this process does about forks, OpenMP and the current folder.
 
-How long GNU OpenMP's threads spin after an op before they sleep; set before PyTorch loads OpenMP, or not at all.
-
-Libraries that look for their settings in the current folder, which may be a stranger's, find none there.
+A forked child closes its copies of some descriptors; teams of OpenMP threads spin only briefly; and libraries read no
+settings from the current folder, which may be a stranger's.
 """
 
 from __future__ import annotations

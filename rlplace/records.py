@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar, get_args, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
@@ -25,13 +25,16 @@ from pydantic_core import PydanticCustomError
 from rlplace.errors import InvalidValue, UnknownName, UserError
 
 __all__ = [
+    "LARGEST_SEED",
     "Count",
     "Described",
     "Number",
     "Seconds",
     "Seed",
     "Whole",
+    "check_seed",
     "described",
+    "is_whole",
     "read_record",
     "record",
     "shortened",
@@ -40,21 +43,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-__all__ = [
-    "Count",
-    "Described",
-    "Number",
-    "Seconds",
-    "Seed",
-    "Whole",
-    "described",
-    "read_record",
-    "record",
-    "shortened",
-    "to_plain",
-    "words_of",
-]
 
 _CONFIG = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True)
 _MOST_CHARACTERS = 80
@@ -108,7 +96,9 @@ NumberOrNan = Annotated[
 """A float that may be NaN, which files hold as null."""
 Count = Annotated[Whole, Field(ge=0)]
 Seconds = Annotated[Number, Field(ge=0, le=1e300)]
-Seed = Annotated[Whole, Field(ge=0, le=2**32 - 1)]
+LARGEST_SEED = 2**32 - 1
+"""NumPy's global generator, which Stable-Baselines3 seeds, takes no larger one."""
+Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as record
@@ -299,3 +289,26 @@ def shortened(text: str, most: int = _MOST_CHARACTERS) -> str:
 def words_of(kind: Any) -> str:
     """The name of a class as people write it: `LearnedHost` is a learned host."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", getattr(kind, "__name__", str(kind))).lower()
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number, NumPy's among them; a truth value is none.
+
+    >>> is_whole(1), is_whole(1.5), is_whole(True)
+    (True, False, False)
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_seed(seed: int, where: str = "") -> int:
+    """The seed itself.
+
+    Raises:
+        InvalidValue: it is no whole number, negative, or larger than `LARGEST_SEED`.
+
+    >>> check_seed(7)
+    7
+    """
+    if not is_whole(seed) or not 0 <= seed <= LARGEST_SEED:
+        raise InvalidValue("seed", seed, f"a whole number from 0 to {LARGEST_SEED}", where=where)
+    return seed

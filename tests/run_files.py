@@ -179,7 +179,8 @@ def write_run(
         session.keep(explanation=json.dumps(explanation_of(names, devices)), has_ended=True)
         store = session.measurements
         store.add_learned(store.begin(SESSION), "12345678abcdef00", learned_of(names[0]))
-    write_json_atomic(folder / "result.json", {"schema": 1})
+    for name in ("config.json", "result.json"):
+        write_json_atomic(folder / name, {"schema": 1})
     return folder
 
 

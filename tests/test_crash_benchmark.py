@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 from pathlib import Path
 from types import ModuleType
@@ -11,10 +10,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 from micrographs import fork_join
-from run_files import change, write_run
+from run_files import forget, retable, rows_of, write_run
 from run_folders import placed_run
 from stored import SESSION, plan_of, row_of
 
+from rlplace.files import write_json_atomic
 from rlplace.measure import Problem, Simulator, load_placement, resolve_host
 from rlplace.session.folder import RUN_FILES
 from rlplace.store import MeasurementStore
@@ -42,13 +42,12 @@ def test_a_file_that_was_cut_off_is_seen_and_what_a_kill_leaves_beside_is_none(
     folders: ModuleType, tmp_path: Path
 ) -> None:
     run = write_run(tmp_path / "run")
-    (run / "host_model.json").unlink()  # which is short of what a search writes
+    forget(run, "problem")
     (run / ".result.json.0123.partial").write_text("{")
     (run / ".rlplace.lock").write_text("process 1")
     assert folders.look(run, None).corrupt == ()
     assert folders.look(tmp_path / "nowhere", None) == folders.Found()
-    whole = (run / "timeline.json").read_bytes()
-    (run / "timeline.json").write_bytes(whole[: len(whole) // 2])
+    (run / "timeline.json").write_text('{"traceEvents": [')
     (run / "timeline.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (run / "unheard.of").write_text("")
     found = folders.look(run, None).corrupt
@@ -61,14 +60,14 @@ def test_measurements_and_the_best_placement_are_what_was_known(folders: ModuleT
     run = placed_run(tmp_path / "run", "nmt@small", graph, host, devices).root
     assert math.isinf(folders.look(run, None).best)
     plan = load_placement(run / "placement.json").plan
-    with MeasurementStore.open(run / "measurements.db") as store:
+    with MeasurementStore.open(run / "session.db") as store:
         session = store.begin(SESSION)
         for ratio in (0.5, 0.25, 0.75):
             store.add(session, plan_of(0, 1), row_of(plan_of(0, 1), ratio))
     found = folders.look(run, None)
     assert len(found.rows) == 3
     assert math.isinf(found.best), "none of them is of the placement"
-    with MeasurementStore.open(run / "measurements.db") as store:
+    with MeasurementStore.open(run / "session.db") as store:
         for ratio in (0.5, 0.25, 0.75):
             store.add(1, plan, row_of(plan, ratio))
     assert folders.look(run, None).best == 0.5
@@ -90,16 +89,20 @@ def test_only_dates_and_durations_may_differ(folders: ModuleType, tmp_path: Path
     graph, host = fork_join(2, 1, 8), resolve_host("2xK80")
     placed = placed_run(tmp_path / "placed", "nmt", graph, host, np.zeros(graph.num_ops, dtype=np.int32)).root
     (placed / "placement.json").rename(run / "placement.json")
-    rows = json.loads((run / "result.json").read_text())["rows"]
-    rows[0]["history"] = [[1, 0, 0.5, 0.03]]
-    change(run, "result.json", rows=rows)
-    before = folders.answer(run)
-    rows[0]["history"] = [[1, 0, 99.0, 0.03]]
-    change(run, "result.json", rows=rows, time=7.0, durations={"taken": {}})
-    assert folders.answer(run) == before
-    rows[0]["history"] = [[1, 0, 99.0, 0.04]]
-    change(run, "result.json", rows=rows)
-    assert folders.answer(run) != before
+    rows, best = rows_of(), {"method": "portfolio", "step_time_s": 0.02}
+
+    def answer(seconds: float, step_s: float, where: str) -> object:
+        rows[0]["history"] = [[1, 0, seconds, step_s]]
+        if where == "session":
+            retable(run, rows)
+        told = rows if where == "result" else rows_of()
+        write_json_atomic(run / "result.json", {"rows": told, "best": best, "time": seconds, "durations": {}})
+        return folders.answer(run)
+
+    for where in ("result", "session"):
+        before = answer(0.5, 0.03, where)
+        assert answer(99.0, 0.03, where) == before
+        assert answer(99.0, 0.04, where) != before
     assert folders.final_ratio(run) == pytest.approx(0.02 / 0.03)
 
 

@@ -1,4 +1,7 @@
-"""Records: what is checked when one is made, and when one is read from a file."""
+"""Records: what is checked when one is made, and when one is read from a file.
+
+Which seeds there are: those that NumPy and PyTorch take.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
+import torch
 from pydantic import Field
+from stable_baselines3.common.utils import set_random_seed
 
 from rlplace.errors import InvalidValue, UnknownName, UserError
-from rlplace.records import Number, Seed, Whole, read_record, record, to_plain
+from rlplace.records import LARGEST_SEED, Number, Seed, Whole, check_seed, read_record, record, to_plain
 
 
 @record(frozen=True, slots=True)
@@ -93,3 +98,18 @@ def test_reading_names_file_field_and_value(data: object, kind: type[UserError],
         read_record(Everything, data, "f.json")
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", [0, 1, LARGEST_SEED])
+def test_a_seed_in_range_is_taken_by_everybody(seed: int) -> None:
+    assert check_seed(seed) == seed
+    torch.Generator().manual_seed(seed)
+    np.random.default_rng(seed)
+    with torch.random.fork_rng():
+        set_random_seed(seed)
+
+
+@pytest.mark.parametrize("seed", [-1, LARGEST_SEED + 1, 2**70])
+def test_any_other_is_refused(seed: int) -> None:
+    with pytest.raises(InvalidValue, match=f"train: seed is {seed}, expected a whole number from 0"):
+        check_seed(seed, "train")

@@ -16,7 +16,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.files import jsonable
-from rlplace.seeds import check_seed
+from rlplace.records import check_seed
 from rlplace.training.config import TrainConfig
 
 if TYPE_CHECKING:

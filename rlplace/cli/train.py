@@ -113,7 +113,7 @@ def train(
             init=learn.init,
             priors=search.priors,
         )
-        how = {"is_waiting": not storing.no_wait, "shown": Shown(quiet, not (quiet and json), json)}
+        how: dict[str, Any] = {"is_waiting": not storing.no_wait, "shown": Shown(quiet, not (quiet and json), json)}
         if "host" in given:
             result = _elsewhere(resume, named, placing, host, run, overwrite, how)
         else:
@@ -148,7 +148,7 @@ def train(
         acyclic=acyclic,
         constraints=placing.constraints(found),
         isolated=False if in_process else None,
-        track=track,
+        track=track,  # type: ignore[arg-type]  # it is refused there
         cluster=cluster,
         store=storing.store,
         search=search,

@@ -30,12 +30,11 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.eager_step import Other
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.records import Number, Seed, Whole, record
+from rlplace.records import LARGEST_SEED, Number, Seed, Whole, record
 from rlplace.search.methods import Method, SearchResult, adopt_methods, find
 from rlplace.search.op_order import shorten
 from rlplace.search.rules.baselines import best_single
 from rlplace.search.task import Budget, Failure, Task
-from rlplace.seeds import LARGEST_SEED
 from rlplace.session.calibrate import Known
 from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import SearchConfig

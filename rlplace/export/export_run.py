@@ -55,20 +55,21 @@ def export_run(
         expected = "0 or more" if cache_tokens < 0 else f"0 with {format}"
         hint = "The format `device_map` counts keys and values."
         raise InvalidValue("cache_tokens", cache_tokens, expected, where="export", hint=hint)
-    run, session = RunFolder.open(folder), Session.read(folder)
-    placement = session.best_placement()
-    request = ExportRequest(run, session, placement, workload, cache_tokens)
-    if (line := unchecked_loss(session)) is not None:
-        say(line)
-    if is_check:
-        return _check(request)
-    made = chosen.text(request)
-    exported = made if isinstance(made, Exported) else Exported(made)
-    if workload is not None:  # it may be another one, or have changed since
-        placement.require_graph(request.captured())
+    run = RunFolder.open(folder)
     path = run.root / chosen.file
-    write_text_atomic(path, exported.text)
-    how = _how_to_run(path, request) if format == "script" else chosen.summary
+    with Session.read(folder) as session:
+        placement = session.best_placement()
+        request = ExportRequest(run, session, placement, workload, cache_tokens)
+        if (line := unchecked_loss(session)) is not None:
+            say(line)
+        if is_check:
+            return _check(request)
+        made = chosen.text(request)
+        exported = made if isinstance(made, Exported) else Exported(made)
+        if workload is not None:  # it may be another one, or have changed since
+            placement.require_graph(request.captured())
+        write_text_atomic(path, exported.text)
+        how = _how_to_run(path, request) if format == "script" else chosen.summary
     say(f"wrote {path}: {how}")
     return {"schema": 1, "format": format, "path": str(path)} | exported.figures
 

@@ -283,8 +283,12 @@ def explanation_tables(explanation: Explanation, top: int = 12) -> Group:
     if explanation.disturbed:
         parts.insert(1, Text(explanation.disturbed, style="yellow"))
     if explanation.cuts:
-        parts.append(_cuts(explanation))
-    return Group(*parts, _alternatives(explanation), Text(explanation.advice.sentence, style="bold"))
+        title = f"costliest copies, of {explanation.num_transfers:,} with {format_bytes(explanation.transfer_bytes)}"
+        columns: tuple[str, ...] = ("from", "to", "<what", ">bytes", ">ms", ">critical")
+        parts.append(plain_table(columns, cut_rows(explanation), title=title, collapse_padding=True))
+    columns, rows = ("<instead", ">ms", ">over this", "<how", "notes"), alternative_rows(explanation)
+    parts.append(plain_table(columns, rows, title="what else it would cost", collapse_padding=True))
+    return Group(*parts, Text(explanation.advice.sentence, style="bold"))
 
 
 def _headline(explanation: Explanation) -> Text:
@@ -374,17 +378,6 @@ def alternative_rows(explanation: Explanation) -> list[list[str]]:
         shown = NOTHING if step_s is None else format_ms(step_s)
         rows.append([other.name, shown, ratio, other.kind if ratio != NOTHING else "", other.note])
     return rows
-
-
-def _cuts(explanation: Explanation) -> Table:
-    title = f"costliest copies, of {explanation.num_transfers:,} with {format_bytes(explanation.transfer_bytes)}"
-    columns = ("from", "to", "<what", ">bytes", ">ms", ">critical")
-    return plain_table(columns, cut_rows(explanation), title=title, collapse_padding=True)
-
-
-def _alternatives(explanation: Explanation) -> Table:
-    columns = ("<instead", ">ms", ">over this", "<how", "notes")
-    return plain_table(columns, alternative_rows(explanation), title="what else it would cost", collapse_padding=True)
 
 
 def share(part: float, whole: float) -> str:

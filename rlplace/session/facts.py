@@ -82,7 +82,7 @@ class Row:
     status: Literal["ok", "oom", "error", "timeout", "lost", "skipped"] = "ok"
     history: tuple[tuple[Number, ...], ...] = ()
     """`[evaluations, measured, seconds, step_time_s]` for each improvement."""
-    step_time_s: Annotated[Number, Field(gt=0)] | None = None
+    step_time_s: Seconds | None = None
     spread_s: Seconds | None = None
     measured: Count | None = None
     samples: Count | None = None
@@ -93,7 +93,7 @@ class Row:
     @property
     def step_s(self) -> float | None:
         """The step time; None where it failed or was not timed."""
-        return self.step_time_s if self.status == "ok" else None
+        return self.step_time_s or None if self.status == "ok" else None
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Row:

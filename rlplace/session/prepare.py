@@ -61,7 +61,8 @@ class Prepared:
     def cut(self) -> tuple[int, CutOptions]:
         """The number of micro-batches of the step, and the options that cut it so again."""
         verdict = verdict_of(self.problem.graph)
-        return self.asked.again(self.problem.graph.num_micro_batches, verdict and verdict["kind"])
+        loss = None if verdict is None else verdict["kind"]
+        return self.asked.again(self.problem.graph.num_micro_batches, loss)
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` says, and a run keeps, of micro-batches."""

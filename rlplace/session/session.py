@@ -431,8 +431,7 @@ class Session:
         found = {}
         for name in self._names("method/"):
             result = self._required(f"method/{name}", MethodResult)
-            apart = {"plan": None, "learned": None, "races": (), "start": None, "unmeasured": None}
-            found[name] = dataclasses.replace(result, **apart)
+            found[name] = dataclasses.replace(result, plan=None, learned=None, races=(), start=None, unmeasured=None)
         return found
 
     @property

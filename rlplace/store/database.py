@@ -333,7 +333,8 @@ def told(path: Path, schema: Schema = STORE) -> Iterator[None]:
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """Everything that is written while active, or nothing of it; within another one it is part of that."""
     with _WRITING:
-        if connection.in_transaction:
+        is_within: bool = connection.in_transaction
+        if is_within:
             yield
             return
         connection.execute("BEGIN IMMEDIATE")

@@ -13,18 +13,18 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, Field
 
-from rlplace.decode import decode_record
 from rlplace.errors import InvalidValue
 from rlplace.files import parse_json
 from rlplace.measure.measurement import Measurement, MeasurementKey, Status
 from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
-from rlplace.records import described
+from rlplace.records import Count, Number, Seconds, described, read_record, record
 from rlplace.store.folders import machine_key
 
 LARGEST_OPS = 10_000_000
@@ -34,6 +34,16 @@ ARRAYS = ("devices", "transfer_tensor", "transfer_destination", "sequence")
 _CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
 _GLANCE_S = 0.3
 """How long the processor is watched to see how idle it is."""
+
+
+def _fingerprint(value: str) -> str:
+    if not (8 <= len(value) <= 64 and all(digit in "0123456789abcdef" for digit in value)):
+        raise ValueError("a fingerprint: 8 to 64 hex digits")
+    return value
+
+
+Fingerprint = Annotated[str, AfterValidator(_fingerprint)]
+Positive = Annotated[Number, Field(gt=0)]
 
 
 @dataclass(frozen=True)
@@ -74,56 +84,41 @@ class MeasuringProcess:
         )
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class StoredMeasurement:
     """A measurement and how it was taken."""
 
-    taken_s: float
+    taken_s: Annotated[Number, Field(ge=0, lt=1e11)]
     """Seconds since 1970."""
-    graph: str
-    """Fingerprint, as the three after it."""
-    host: str
-    plan: str
+    graph: Fingerprint
+    host: Fingerprint
+    plan: Fingerprint
     protocol: str
     versions: str
     reference: str
     """Fingerprint of the reference placement that was timed in turn with it; empty without one."""
     status: Status
     why: str
-    step_time_s: float | None
+    step_time_s: Positive | None
     """Median; None where it failed."""
-    reference_s: float
+    reference_s: Seconds
     """Median step time of the reference; 0 without one."""
-    samples_s: tuple[float, ...]
-    peak_bytes: tuple[int, ...]
+    samples_s: Annotated[tuple[Positive, ...], Field(max_length=LARGEST_SAMPLES)]
+    peak_bytes: tuple[Count, ...]
     is_whole: bool
     """Whether it ended as the protocol says, not for want of time."""
     workload: str = ""
     host_name: str = ""
     machine: str = ""
-    idle_share: float | None = None
-    load: float | None = None
-    clock_hz: float | None = None
+    idle_share: Number | None = None
+    load: Number | None = None
+    clock_hz: Number | None = None
 
     def __post_init__(self) -> None:
-        where = "measurement"
-        _check_time("taken_s", self.taken_s, where)
-        for name in ("graph", "host", "plan"):
-            _check_fingerprint(name, getattr(self, name), where)
-        if self.status == "ok" and not (self.step_time_s is not None and self.step_time_s > 0):
-            raise InvalidValue("step_time_s", self.step_time_s, "more than 0 where the status is ok", where=where)
+        if self.status == "ok" and self.step_time_s is None:
+            raise InvalidValue("step_time_s", None, "more than 0 where the status is ok")
         if self.status != "ok" and self.step_time_s is not None:
-            raise InvalidValue("step_time_s", self.step_time_s, f"none where the status is {self.status}", where=where)
-        if not self.reference_s >= 0:
-            raise InvalidValue("reference_s", self.reference_s, "at least 0", where=where)
-        if len(self.samples_s) > LARGEST_SAMPLES:
-            raise InvalidValue("number of samples", len(self.samples_s), f"at most {LARGEST_SAMPLES}", where=where)
-        for sample_s in self.samples_s:
-            if not 0 < sample_s < math.inf:
-                raise InvalidValue("samples_s", sample_s, "finite times > 0", where=where)
-        for peak in self.peak_bytes:
-            if peak < 0:
-                raise InvalidValue("peak_bytes", peak, "at least 0", where=where)
+            raise InvalidValue("step_time_s", self.step_time_s, f"none where the status is {self.status}")
 
     @classmethod
     def of(cls, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> StoredMeasurement:
@@ -196,7 +191,7 @@ def decode_measurement(row: Mapping[str, object], where: str) -> StoredMeasureme
         values[name] = parse_json(text, f"{where}: {name}")
     if values["is_whole"] in (0, 1):
         values["is_whole"] = bool(values["is_whole"])
-    return decode_record(StoredMeasurement, values, where)
+    return read_record(StoredMeasurement, values, where)
 
 
 def encode_list(values: tuple[float, ...]) -> str:
@@ -236,16 +231,6 @@ def _decode_array(value: object, name: str, where: str) -> NDArray[np.int32]:
     if not unpacker.eof or unpacker.unconsumed_tail or unpacker.unused_data or len(raw) % 4:
         raise InvalidValue(name, "bytes that are cut off, or too many", f"at most {most // 4} numbers", where=where)
     return np.frombuffer(raw, dtype="<i4").astype(np.int32)
-
-
-def _check_time(name: str, value: float, where: str) -> None:
-    if not 0 <= value < 1e11:
-        raise InvalidValue(name, value, "seconds since 1970", where=where)
-
-
-def _check_fingerprint(name: str, value: str, where: str) -> None:
-    if not (8 <= len(value) <= 64 and all(digit in "0123456789abcdef" for digit in value)):
-        raise InvalidValue(name, described(value), "a fingerprint: 8 to 64 hex digits", where=where)
 
 
 def _load() -> float | None:

@@ -176,8 +176,9 @@ class Leader:
             learned.save(Path(name) / WEIGHTS[0])
             files = {file: (Path(name) / file).read_bytes() for file in WEIGHTS if (Path(name) / file).exists()}
         self._run.session.keep_files(files)
-        for file, data in files.items() if folder is not None else ():
-            write_bytes_atomic(folder.path(file), data)
+        if folder is not None:
+            for file, data in files.items():
+                write_bytes_atomic(folder.path(file), data)
 
 
 def timeline_of(evaluator: Evaluator, plan: Plan, say: Callable[[str], None], *, is_hurried: bool = False) -> Timeline:

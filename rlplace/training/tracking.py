@@ -1,6 +1,6 @@
 """`Tracker`: where a run's figures go besides its folder: nowhere, or Weights & Biases.
 
-The run folder is the truth and W&B a mirror of it; wandb is imported only when it is used.
+The run folder is the record and W&B a copy of it; wandb is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rlplace.errors import FileProblem, UnknownName, UserError
 from rlplace.files import jsonable, refuse_link
@@ -32,8 +32,11 @@ SERVICE_WAIT_S = 300.0
 """How long wandb's own process may take to start; its default of 30 s is too little on a machine that is full."""
 
 
-class Tracker(Protocol):
-    """Takes the figures of a run as they come."""
+class Tracker:
+    """Takes the figures of a run as they come; this one, the base of all, records nothing."""
+
+    how_to_sync: str = ""
+    """The command that sends the record to a server; empty where there is nothing to send."""
 
     def log(self, values: Mapping[str, float]) -> None:
         """Records figures by name; those that are not finite are left out."""
@@ -72,10 +75,6 @@ class Tracker(Protocol):
     def log_files(self, name: str, paths: Sequence[Path]) -> None:
         """Records files of the run together, under `name` (`config`, `policy`)."""
 
-    @property
-    def how_to_sync(self) -> str:
-        """What to run to send the record to a server; empty where there is nothing to send."""
-
     def finish(self, *, is_complete: bool = True) -> None:
         """Ends the record; one that is not complete is marked as failed."""
 
@@ -100,39 +99,11 @@ def make_tracker(mode: str, run_dir: str | os.PathLike[str], config: Mapping[str
     return WandbTracker(Path(run_dir), config, is_online=mode == "online")
 
 
-class NoTracker:
+class NoTracker(Tracker):
     """Records nothing."""
 
-    def log(self, values: Mapping[str, float]) -> None:
-        pass
 
-    def log_search(
-        self, *, placements: int, mean_s: float, best_s: float, vs_single: float, infeasible_rate: float
-    ) -> None:
-        pass
-
-    def log_best(self, *, step_time_s: float, placement: Path, timeline_png: Path | None = None) -> None:
-        pass
-
-    def log_best_so_far(self, method: str, best: BestSoFar, single_s: float) -> None:
-        pass
-
-    def log_picture(self, name: str, path: Path) -> None:
-        pass
-
-    def log_table(self, rows: Sequence[Mapping[str, object]]) -> None:
-        pass
-
-    def log_files(self, name: str, paths: Sequence[Path]) -> None:
-        pass
-
-    how_to_sync = ""
-
-    def finish(self, *, is_complete: bool = True) -> None:
-        pass
-
-
-class WandbTracker:
+class WandbTracker(Tracker):
     """Records to Weights & Biases; prints nothing and samples nothing, as either would disturb what is measured.
 
     Raises:
@@ -146,7 +117,7 @@ class WandbTracker:
         except ImportError as error:
             raise UserError(f"wandb cannot be imported ({error}): pip install wandb, or --track disabled.") from error
         _refuse_hostile(run_dir)
-        self._wandb, self._is_online = wandb, is_online
+        self._wandb = wandb
         self._lock = threading.Lock()  # searches that run side by side log from threads of their own
         try:
             (run_dir / "wandb").mkdir(parents=True, exist_ok=True)
@@ -172,7 +143,8 @@ class WandbTracker:
             hint = "Log in with `wandb login`, or use --track offline." if is_online else "Use --track disabled."
             cause = str(error).rstrip(".")
             raise UserError(f"Weights & Biases cannot be started: {cause}. {hint}") from error
-        self._record = str(Path(self._run.dir).parent)
+        record = shlex.quote(str(Path(self._run.dir).parent))
+        self.how_to_sync = "" if is_online else f"to send this run to Weights & Biases: wandb sync {record}"
         self._run.define_metric("place/placements")
         self._run.define_metric("place/*", step_metric="place/placements")
         for step in ("measured", "seconds"):
@@ -236,12 +208,6 @@ class WandbTracker:
             for path in paths:
                 artifact.add_file(str(path), name=path.name)
             self._run.log_artifact(artifact)
-
-    @property
-    def how_to_sync(self) -> str:
-        if self._is_online:
-            return ""
-        return f"to send this run to Weights & Biases: wandb sync {shlex.quote(self._record)}"
 
     def finish(self, *, is_complete: bool = True) -> None:
         with _files_under(self._files):

@@ -137,7 +137,7 @@ def test_what_is_of_a_run_is_refused_beside_a_workload(
 
 def test_a_folder_that_is_no_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["place", str(tmp_path), "--host", "4xV100-pcie"]) == 2
-    assert "config.json" in capsys.readouterr().err
+    assert "session.db" in capsys.readouterr().err
 
 
 @pytest.mark.slow

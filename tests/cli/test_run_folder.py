@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from run_files import forget, write_run
+from run_files import change, forget, write_run
 
 from rlplace.cli.main import main
 from rlplace.measure.explain.explanation import load_explanation
@@ -124,10 +124,13 @@ def test_mistakes_are_one_line(run: Path, tmp_path: Path, capsys: pytest.Capture
     older.mkdir()
     (older / "config.json").write_text("{}")
     assert main(["explain", str(older)]) == 2
+    assert "a run of an older rlplace" in capsys.readouterr().err
+    change(write_run(tmp_path / "strange"), "explanation", graph_fingerprint=None)
+    assert main(["explain", str(tmp_path / "strange")]) == 2
+    assert "explanation: graph_fingerprint is" in capsys.readouterr().err
+    forget(tmp_path / "strange", "explanation")
+    assert main(["explain", str(tmp_path / "strange")]) == 2
     assert "this run has no explanation" in capsys.readouterr().err
-    (older / "explanation.json").write_text('{"schema": 1}')
-    assert main(["explain", str(older)]) == 2
-    assert "graph_fingerprint is missing" in capsys.readouterr().err
     assert main(["explain", str(tmp_path / "none")]) == 2
     assert "no such run folder" in capsys.readouterr().err
     assert main(["explain", str(run), "--top", "0"]) == 2

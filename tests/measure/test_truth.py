@@ -169,7 +169,7 @@ def test_words_and_back() -> None:
         ("hard", "hard:0"),
         ("hard:", "whole number"),
         ("hard:x", "whole number"),
-        ("hard:-1", "seed is -1, expected a whole number from 0"),
+        ("hard:-1", "seed is -1, expected at least 0"),
         ("hard:1.5", "whole number"),
         ("hard:9999999999", "seed"),
     ],

@@ -26,7 +26,7 @@ def test_other_counts_are_refused(count: Any) -> None:
 
 @pytest.mark.parametrize("loss", [None, 3])
 def test_a_loss_is_a_word(loss: Any) -> None:
-    with pytest.raises(InvalidValue, match=r"loss is (None|3), expected one of auto, separate"):
+    with pytest.raises(InvalidValue, match=r"loss is .*, expected 'auto', 'separate'"):
         CutOptions(2, loss=loss)
 
 

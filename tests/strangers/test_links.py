@@ -82,7 +82,7 @@ def test_a_lock_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
 
 def test_a_link_as_what_was_learned_in_a_run_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    (run / "host_model.json").rename(tmp_path / "elsewhere.json")
+    (tmp_path / "elsewhere.json").write_text("{}")
     (run / "host_model.json").symlink_to(tmp_path / "elsewhere.json")
     with pytest.raises(FileProblem, match=r"host_model\.json: a symbolic link"):
         load_learned_host(run)

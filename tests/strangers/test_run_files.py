@@ -130,7 +130,7 @@ def test_the_host_of_a_run_gets_into_its_program_as_a_short_text(tmp_path: Path)
     """The program prints it where it is run elsewhere."""
     graph, host = fork_join(2, 1, 8), resolve_host("2xK80")
     run = placed_run(tmp_path / "run", "nmt@small", graph, host, np.zeros(graph.num_ops, dtype=np.int32)).root
-    change(run, "config.json", host=f"two\x1b]0;title\x07\u202e{'x' * 9000}")
+    change(run, "request", host=f"two\x1b]0;title\x07\u202e{'x' * 9000}")
     assert asked("export", str(run))[0] == 0
     texts = [
         node.value for node in ast.walk(ast.parse((run / "step.py").read_text())) if isinstance(node, ast.Constant)
@@ -140,10 +140,10 @@ def test_the_host_of_a_run_gets_into_its_program_as_a_short_text(tmp_path: Path)
     assert len(said) < 1000
     (run / "step.py").unlink()
     for wrong in ({"a": 1}, 7, ["x"], None):
-        change(run, "config.json", host=wrong)
+        change(run, "request", host=wrong)
         code, words = asked("export", str(run))
         assert code == 2
-        assert "config.json: host is" in words
+        assert "request: host is" in words
     assert not (run / "step.py").exists()
 
 

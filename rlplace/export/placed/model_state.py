@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -345,9 +345,13 @@ class CapturedOptimizer:
         if "as_torch" not in vars(self):
             return
         if len(self.as_torch.param_groups) > 1:
-            hint = "Use gradients out (`step.backward`) with an optimizer of your own for groups of parameters."
-            count = len(self.as_torch.param_groups)
-            raise InvalidValue("param_groups", f"{count} groups", "one, as captured", where="placed step", hint=hint)
+            raise InvalidValue(
+                "param_groups",
+                f"{len(self.as_torch.param_groups)} groups",
+                "one, as captured",
+                where="placed step",
+                hint="Use gradients out (`step.backward`) with an optimizer of your own for groups of parameters.",
+            )
         group = self.as_torch.param_groups[0]
         for name in _NOT_CAPTURED:
             if group.get(name):
@@ -421,13 +425,6 @@ def _is_number(value: Any) -> bool:
     return (is_scalar or (isinstance(value, (int, float)) and not isinstance(value, bool))) and math.isfinite(value)
 
 
-class HasOptimizer(Protocol):
-    """A step whose options can be set."""
-
-    @property
-    def captured_optimizer(self) -> CapturedOptimizer: ...
-
-
 class Option:
     """An option of the captured optimizer as an attribute of a step, under the attribute's name.
 
@@ -439,8 +436,8 @@ class Option:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, step: HasOptimizer | None, owner: type | None = None) -> Any:
+    def __get__(self, step: Any, owner: type | None = None) -> Any:
         return self if step is None else step.captured_optimizer.option(self._name)
 
-    def __set__(self, step: HasOptimizer, value: object) -> None:
+    def __set__(self, step: Any, value: object) -> None:
         step.captured_optimizer.set_option(self._name, value)

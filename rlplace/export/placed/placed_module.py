@@ -137,7 +137,8 @@ class PlacedForward:
         self._follow(state)
         if kind not in self.graphs:
             self.graphs[kind] = self._captured(module, args, kwargs, differentiated, has_backward)
-            _log.info("captured %s: %d graphs share this placement", _shown(leaves), len(self.graphs))
+            shown = (tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+            _log.info("captured %s: %d graphs share this placement", ", ".join(map(repr, shown)), len(self.graphs))
         self._number += 1
         return self.graphs[kind].run(tensors, state, self._number - 1)
 
@@ -283,10 +284,6 @@ def _kind(leaf: Any) -> object:
     except TypeError:
         return repr(leaf)
     return type(leaf), leaf
-
-
-def _shown(leaves: list[Any]) -> str:
-    return ", ".join(str(tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves)
 
 
 def _autocast(places: Mapping[str, torch.device]) -> object:

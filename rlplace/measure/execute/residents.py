@@ -272,7 +272,8 @@ def gpu_capacities(host: Host) -> dict[torch.device, int]:
     capacities: dict[torch.device, int] = defaultdict(int)
     for device in host.devices:
         if device.backend == "cuda":
-            capacities[torch_device(device)] += max(device.memory_bytes - device.context_bytes, 0)
+            index, _ = cuda.parse_name(device.name) or (0, 0)
+            capacities[torch.device("cuda", index)] += max(device.memory_bytes - device.context_bytes, 0)
     return dict(capacities)
 
 

@@ -58,7 +58,7 @@ def learning_section(data: RunData) -> Section | None:
 
 def histories_of(data: RunData) -> dict[str, History]:
     """Rows of four figures by method, in the order of the table; those of other lengths are left out."""
-    kept = {row.method: row.history for row in data.rows}
+    kept: dict[str, History] = {row.method: row.history for row in data.rows}
     kept |= {name: [best.to_list() for best in one.history] for name, one in data.searches.items() if one.history}
     found = {
         name: [one for one in rows if len(one) == len(COLUMNS) and one[_STEP_S] > 0] for name, rows in kept.items()

@@ -1,11 +1,4 @@
-"""The step as an interactive timeline: a lane for each device and link, zoomed and panned along time.
-
-The placement on the tree of modules: area is time, colour is the device.
-
-The parts of a model that figures colour and count: its modules, at the depth at which they tell something.
-
-Memory over the step: what each device holds, and what it may hold.
-"""
+"""The sections on one step: its timeline, its modules by time and device, and the memory of each device."""
 
 from __future__ import annotations
 
@@ -142,7 +135,18 @@ def _figure(trace: Trace, bars: Mapping[int, list[Bar]]) -> Figure:
     heights = [_DEVICE_PX if trace.lanes[lane].is_device else _LINK_PX for lane in lanes]
     centers = [sum(heights[:place]) + height / 2 for place, height in enumerate(heights)]
     traces = [
-        _lane_trace(trace.lanes[lane].name, center, height, row)
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": plot_text(trace.lanes[lane].name),
+            "y": [center] * len(row),
+            "base": [_ms(bar.start_s) for bar in row],
+            "x": [_ms(bar.end_s - bar.start_s) for bar in row],
+            "width": _FILLED * height,
+            "hovertext": [_words(bar) for bar in row],
+            "hovertemplate": "%{hovertext}<extra></extra>",
+            "marker": {"color": [0] * len(row), "line": {"width": 0}},
+        }
         for lane, center, height, row in zip(lanes, centers, heights, shown, strict=True)
     ]
     layout = base_layout(
@@ -186,21 +190,6 @@ def _by_module(trace: Trace, shown: Sequence[Sequence[Bar]]) -> Variant:
     if any(one.kind == TRANSFER for one in trace.slices):
         legend.append((TRANSFER, PHASE_COLORS[TRANSFER]))
     return _coloured("by module", shown, color_of, colors, legend)
-
-
-def _lane_trace(name: str, center: float, height: int, bars: Sequence[Bar]) -> dict[str, Any]:
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": plot_text(name),
-        "y": [center] * len(bars),
-        "base": [_ms(bar.start_s) for bar in bars],
-        "x": [_ms(bar.end_s - bar.start_s) for bar in bars],
-        "width": _FILLED * height,
-        "hovertext": [_words(bar) for bar in bars],
-        "hovertemplate": "%{hovertext}<extra></extra>",
-        "marker": {"color": [0] * len(bars), "line": {"width": 0}},
-    }
 
 
 def _coloured(
@@ -553,7 +542,21 @@ def _memory_figure(
             }
         )
     rooms = sorted({capacity[name].memory_bytes for name in names if name in capacity and capacity[name].memory_bytes})
-    data += [_capacity_line(room, scale, step_s) for room in rooms]
+    data += [
+        {
+            "type": "scatter",
+            "mode": "lines+text",
+            "name": "capacity",
+            "x": [0, step_s * 1e3],
+            "y": [room / scale] * 2,
+            "text": [f"  capacity {format_bytes(room)}", ""],
+            "textposition": "bottom right",
+            "textfont": {"size": 11, "color": FAINT},
+            "line": {"dash": "dash", "width": 1.4, "color": FAINT},
+            "hoverinfo": "skip",
+        }
+        for room in rooms
+    ]
     top = peak / scale * 1.08 or 1.0
     whole = max([top, *(room / scale * 1.05 for room in rooms)])
     is_near = bool(rooms) and peak >= _NEAR * rooms[0]
@@ -569,21 +572,6 @@ def _memory_figure(
     return Figure(
         "memory-figure", "Memory of each device over the step", data, layout, _MEMORY_PX, both if rooms else [close]
     )
-
-
-def _capacity_line(room: int, scale: float, step_s: float) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines+text",
-        "name": "capacity",
-        "x": [0, step_s * 1e3],
-        "y": [room / scale] * 2,
-        "text": [f"  capacity {format_bytes(room)}", ""],
-        "textposition": "bottom right",
-        "textfont": {"size": 11, "color": FAINT},
-        "line": {"dash": "dash", "width": 1.4, "color": FAINT},
-        "hoverinfo": "skip",
-    }
 
 
 def _pools(devices: Sequence[Device]) -> str:

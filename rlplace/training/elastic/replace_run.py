@@ -149,6 +149,7 @@ def replace_run(
         return told
     finally:
         progress.close()
+        known.session.close()
 
 
 def _carried_s(made: Replaced, simulator: Simulator) -> float:

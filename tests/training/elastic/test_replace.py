@@ -103,8 +103,10 @@ def test_what_was_learned_is_believed(known: KnownRun) -> None:
 
 
 def test_another_step_is_refused(known: KnownRun) -> None:
+    other = Session.in_memory()
+    other.keep(problem=dataclasses.replace(known.session.facts, graph_fingerprint="0" * 16))
     with pytest.raises(FingerprintMismatch):
-        replaced(dataclasses.replace(known, graph_fingerprint="0" * 16), FOUR, say=say)
+        replaced(dataclasses.replace(known, session=other), FOUR, say=say)
 
 
 def test_a_graph_file_runs_on_no_machine(known: KnownRun) -> None:
