@@ -90,8 +90,7 @@ def save_best_so_far_png(
     panels = [figure.add_axes((left, 0.115, 0.355, 0.745)) for left in (0.07, 0.455)]
     for panel, plot in zip(panels, plots, strict=True):
         _draw(panel, plot)
-        low, high = min(one.y.low for one in plots), max(one.y.high for one in plots)
-        panel.set_ylim(low, high if high > low else low + 1.0)  # steps that take no time
+        panel.set_ylim(min(one.y.low for one in plots), max(one.y.high for one in plots))
     panels[1].set_ylabel("")
     panels[1].tick_params(labelleft=False)
     series = plots[0].series

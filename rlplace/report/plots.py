@@ -238,5 +238,5 @@ def _around(title: str, values: Floats) -> Axis:
     if low > 0 and high > _LOG_Y_FROM_RATIO * low:
         margin = (high / low) ** _PAD
         return Axis(title, low / margin, high * margin, is_log=True)
-    pad = _PAD * (high - low) or 0.1 * high
+    pad = _PAD * (high - low) or 0.1 * high or 1.0  # steps may take no time
     return Axis(title, max(low - pad, 0.0), high + pad)

@@ -27,7 +27,7 @@ from rlplace.training.methods import method_of
         ({"seed": 1.5}, InvalidValue, "seed is 1.5, expected a whole number"),
         ({"seed": "1"}, InvalidValue, "seed"),
         ({"seed": True}, InvalidValue, "seed"),
-        ({"budget_s": "60"}, InvalidValue, "budget_s is '60', expected a number of seconds"),
+        ({"budget_s": "60"}, InvalidValue, "budget_s is '60', expected a number"),
         ({"budget_s": None}, InvalidValue, "budget_s"),
         ({"total_s": "60"}, InvalidValue, "total_s"),
         ({"total_s": 0.0}, InvalidValue, "total_s"),
