@@ -111,6 +111,11 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
         assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)}"
 
 
+def test_rooms_have_one_direction() -> None:
+    edges = [(room, other) for room, others in LAYERS.items() for other in others]
+    assert list(nx.simple_cycles(nx.DiGraph(edges))) == []
+
+
 def test_there_are_no_circles_but_those_that_are_named() -> None:
     graph = nx.DiGraph()
     for name, path in MODULES.items():

@@ -92,8 +92,8 @@ def train(
         in_process: measure placements in this process instead of a worker: for debuggers; one that crashes ends it
         cluster: whose machines measure, or search on a simulated host: off (this one alone), auto (the Ray cluster that
             runs here, else one that is started here), or the ADDRESS of one
-        json: print the result as one JSON object on stdout
-        quiet: no progress; the table stays, but beside `--json`
+        json: print the result as one JSON object on stdout; the table goes to stderr
+        quiet: no progress on stderr; the table stays on stdout, but beside `--json`
     """
     if resume is not None:
         given = given_options()

@@ -262,7 +262,9 @@ class MeasurementStore:
             if chosen.is_empty:
                 self._connection.execute("DELETE FROM learned_hosts")
             self._connection.execute("DELETE FROM traces WHERE plan NOT IN (SELECT plan FROM measurements)")
-            self._connection.execute("DELETE FROM plans WHERE fingerprint NOT IN (SELECT plan FROM measurements)")
+            is_run = self._connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'races'").fetchone()
+            if not is_run:  # the races of a run name plans, too
+                self._connection.execute("DELETE FROM plans WHERE fingerprint NOT IN (SELECT plan FROM measurements)")
             self._connection.execute(
                 """DELETE FROM sessions WHERE begun_s < :ended
                 AND id NOT IN (SELECT session_id FROM measurements)

@@ -50,7 +50,7 @@ def test_a_mistake_is_one_clear_line(tmp_path: Path, make: str, capsys: pytest.C
 def test_every_run_ends_with_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     assert train(run) == 0
-    assert "report.html" in capsys.readouterr().err.replace("\n", "")
+    assert "report.html" in capsys.readouterr().out.replace("\n", "")
     text = (run / "report.html").read_text(encoding="utf-8")
     for part in (
         "Simulated: no step of this run was measured",

@@ -137,7 +137,7 @@ def test_a_step_in_micro_batches_is_no_device_map(tmp_path: Path, capsys: pytest
 def test_what_cannot_be_a_device_map_is_refused(
     tmp_path: Path, problem: Problem, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = str(tmp_path / "file" / "problem.json")
+    file = str(tmp_path / "file" / "placement.json")
     run = run_of(tmp_path / "file", problem, second_block_apart(problem), file)
     assert main(["export", str(run.root), "--format", "device_map", "--workload", file]) == 2
     assert "simulated, not measured" in capsys.readouterr().err
