@@ -35,6 +35,7 @@ from rlplace.workloads import Workload, WorkloadSpec, build, build_for, parse_ke
 
 T = TypeVar("T")
 
+
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
     """What a format is given: a run that is to be exported."""
