@@ -20,8 +20,8 @@ from record import RESULTS, as_markdown, record
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.measure import Host, Problem, Simulator
 from rlplace.measure.costs.metered_step import MeteredStep
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.execute.workers import Crew
 from rlplace.measure.hosts.detect import SPARE, usable_bytes
 from rlplace.measure.plan import Plan
 from rlplace.measure.prediction_error import draw_mix

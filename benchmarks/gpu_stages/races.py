@@ -20,7 +20,7 @@ from gpu_stages.subject import subject
 from gpu_stages.verdict import Verdict
 from rlplace import cuda
 from rlplace.errors import RunnerError
-from rlplace.measure.execute import workers
+from rlplace.measure.execute import device_threads
 from rlplace.measure.execute.channels import Streams, torch_device
 from rlplace.measure.hosts.host import Device
 
@@ -66,18 +66,18 @@ class _Watched:
 
     @contextlib.contextmanager
     def threads(self) -> Iterator[None]:
-        settled = workers._settled
+        settled = device_threads._settled
 
         @contextlib.contextmanager
         def watched(device: Device, streams: Streams) -> Iterator[cuda.Stream | None]:
             with settled(device, streams) as stream, _Mode(self._handler):
                 yield stream
 
-        workers._settled = watched
+        device_threads._settled = watched
         try:
             yield
         finally:
-            workers._settled = settled
+            device_threads._settled = settled
 
 
 class _Mode(_sanitizer.CUDASanitizerDispatchMode):

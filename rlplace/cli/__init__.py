@@ -1,1 +1,1 @@
-"""The command line: one module a command, all heavy imports inside them."""
+"""The command line: commands that belong together are one module; heavy imports are inside the functions."""

@@ -27,16 +27,13 @@ from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.placement import Placement
 from rlplace.measure.problem import Problem
 from rlplace.registry import Registry
-from rlplace.session.folder import RUN_FILES, RunFolder
+from rlplace.session.folder import EXPORTED, RUN_FILES, RunFolder
 from rlplace.session.session import Session
 from rlplace.session.step_script import script
 from rlplace.session.steps import capture_workload, only_simulated
 from rlplace.workloads import Workload, WorkloadSpec, build, build_for, parse_kept_workload
 
 T = TypeVar("T")
-
-EXPORTED = ("step.py", "placement.csv", "device_map.json", "pipeline.py", "torchrec.json")
-"""The files of a run that are exports: `--overwrite` removes them, and no others that formats write."""
 
 
 @dataclass(frozen=True, slots=True)

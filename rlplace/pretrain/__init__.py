@@ -1,5 +1,4 @@
 """Training of weights that suit any problem.
 
-`config` says how much, `problems` what is trained on, `tables` keep what was simulated, and `run` is `rlplace
-pretrain`, which learns from them.
+`training_problems` are what is trained on, `pretraining` is `rlplace pretrain`.
 """

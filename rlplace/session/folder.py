@@ -13,6 +13,8 @@ from rlplace.locks import LOCK_FILE, FolderLock
 
 SESSION = "session.db"
 """The state of a run; every other file is an output for people and tools, which no command reads as state."""
+EXPORTED = ("step.py", "placement.csv", "device_map.json", "pipeline.py", "torchrec.json")
+"""The files of a run that export formats of rlplace write; `--overwrite` removes no others that formats write."""
 RUN_FILES = (
     SESSION,
     "config.json",
@@ -28,12 +30,8 @@ RUN_FILES = (
     "timeline.json",
     "timeline.png",
     "best_so_far.png",
-    "step.py",
-    "placement.csv",
-    "device_map.json",
-    "pipeline.py",
-    "torchrec.json",
     "report.html",
+    *EXPORTED,
 )
 """Every file that rlplace writes into a run folder."""
 _OLDER = ("measurements.db", "progress.safetensors", "learner.safetensors")

@@ -1,8 +1,7 @@
 """The store: every step time measured on this machine, so that nothing is measured twice and no host is learned twice.
 
-`schema` says what a database holds, `database` opens one with care, `records` are its rows, `store` reads and writes
-them, `filters` chooses among them, `tables` writes them for other tools, `log` is what measuring sees of it, `trace` is
-what is kept of a timeline, and `folders` says where it is.
+`database` has the schema, and opens a database with care. `records` are its rows, `store` reads, chooses and writes
+them, `tables` writes them for other tools, `log` is what measuring sees of it, and `folders` says where it is.
 
 Importing this imports no torch: names are looked up when they are first used.
 """

@@ -15,7 +15,7 @@ from fake_gpus.plan_runs import judged, machine_installed, plain
 from torch import Tensor
 
 from rlplace import cuda
-from rlplace.measure.execute import workers
+from rlplace.measure.execute import device_threads
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -118,7 +118,7 @@ def test_two_threads_on_one_stream() -> None:
             with cuda.using(stream):
                 torch.ones(1, device=FIRST)
 
-        thread = workers.threading.Thread(target=run, name="another", daemon=True)
+        thread = device_threads.threading.Thread(target=run, name="another", daemon=True)
         thread.start()
         thread.join()
         run()
@@ -129,10 +129,10 @@ def test_two_threads_on_one_stream() -> None:
 
 def test_threads_that_wait_for_each_other_end_at_once() -> None:
     def body(_: Machine) -> list[str]:
-        never, done = workers.threading.Lock(), workers.threading.Lock()
+        never, done = device_threads.threading.Lock(), device_threads.threading.Lock()
         never.acquire()
         done.acquire()
-        workers.threading.Thread(target=never.acquire, name="stuck", daemon=True).start()
+        device_threads.threading.Thread(target=never.acquire, name="stuck", daemon=True).start()
         return [] if not done.acquire(timeout=300.0) else ["acquired"]
 
     assert kinds(body) == ["deadlock"]

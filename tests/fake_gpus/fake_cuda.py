@@ -16,11 +16,11 @@ from fake_gpus.late_queues import FakeEvent, FakeStream, Position
 from fake_gpus.machine import Machine
 from rlplace import cuda
 from rlplace.export.placed.model_state import PlacedState
-from rlplace.measure.execute import channels, placed_step, workers
+from rlplace.measure.execute import channels, device_threads, placed_step
 from rlplace.measure.execute.residents import Residents
 
 MEMORY_BYTES = 1 << 34
-SYNCHRONISING: tuple[ModuleType, ...] = (channels, placed_step, workers)
+SYNCHRONISING: tuple[ModuleType, ...] = (channels, placed_step, device_threads)
 """Modules whose locks and threads order what they do."""
 OP_S = 1e-6
 """What an op takes where events tell the time."""
@@ -157,6 +157,6 @@ def install(machine: Machine, patch: pytest.MonkeyPatch) -> None:
     threads = FakeThreading(machine)
     for module in SYNCHRONISING:
         patch.setattr(module, "threading", threads)
-    patch.setattr(workers, "time", threads)
+    patch.setattr(device_threads, "time", threads)
     if not torch.cuda.is_available():
         patch.setattr(torch.cuda, "_lazy_init", lambda: None)  # which refuses to name a GPU where there is none

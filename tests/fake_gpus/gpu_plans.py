@@ -18,7 +18,7 @@ from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import OPTIMIZERS
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.execute.workers import Crew
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.host_file import Wiring, lay_routes
 from rlplace.measure.plan import Plan

@@ -18,13 +18,13 @@ from typing import Any
 from rlplace.export.placed import graphs as placed_graph
 from rlplace.export.placed import placed_model
 from rlplace.export.placed import placed_module as module_graph
-from rlplace.measure.execute import channels, generate, placed_step, residents, workers
+from rlplace.measure.execute import channels, device_threads, launch_code, placed_step, residents
 
 MODULES: tuple[ModuleType, ...] = (
     channels,
     placed_step,
     residents,
-    workers,
+    device_threads,
     placed_graph,
     module_graph,
     placed_model,
@@ -61,7 +61,7 @@ class Mutant:
 def find_mutants() -> list[Mutant]:
     """All of them, in order of module and line."""
     found = [mutant for module in MODULES for mutant in _calls(module)]
-    return found + _emitted(generate)
+    return found + _emitted(launch_code)
 
 
 def _calls(module: ModuleType) -> Iterator[Mutant]:

@@ -19,9 +19,9 @@ from fake_gpus.machine import Machine
 from fake_gpus.vector_clocks import Violation
 from rlplace import cuda
 from rlplace.graphs.interpreter import require_program
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.execute.workers import Crew
 
 LATEST_S = 300.0
 """After which a step counts as stuck; threads that wait for each other are found out at once."""

@@ -31,9 +31,9 @@ from rlplace.graphs.capturing.capture import capture_module
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.execute.channels import CudaChannel
+from rlplace.measure.execute.device_threads import Crew, CudaClock
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.execute.workers import Crew, CudaClock
 
 TWO_GPUS = gpu_host(("cuda:0", "cuda:1"))
 FIRST_GPU, LAST_GPU = torch.device("cuda", 0), torch.device("cuda", 1)

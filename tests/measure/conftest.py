@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from placed_steps import GANG_HOST, HOST
 
-from rlplace.measure.execute.workers import Crew
+from rlplace.measure.execute.device_threads import Crew
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import OPTIMIZERS, torch_optimizer
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.execute.workers import Crew
 from rlplace.workloads import CATALOG, CONFIGS, Workload, build, parse_workload
 
 HOST = core_host(2)

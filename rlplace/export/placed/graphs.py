@@ -34,9 +34,9 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.micro_batching.loss_verdict import LossVerdict
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Autocast, Origin
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.execute.workers import Crew
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
 

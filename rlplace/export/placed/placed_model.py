@@ -35,7 +35,7 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.micro_batching.loss_verdict import LossVerdict
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Program, loss_of
-from rlplace.measure.execute.workers import Crew
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import check_plan

@@ -24,9 +24,9 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import BACKWARD, OpGraph
 from rlplace.graphs.program import Ref
 from rlplace.measure.execute.channels import torch_device
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import Kept, TwoPartStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.execute.workers import Crew
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
 from rlplace.measure.timing.threads import keep_freed_memory

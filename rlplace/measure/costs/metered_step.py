@@ -19,9 +19,9 @@ from rlplace import cuda
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Update
 from rlplace.measure.execute.channels import torch_device
+from rlplace.measure.execute.device_threads import Crew, Job
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.execute.workers import Crew, Job
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan
 

@@ -29,9 +29,9 @@ from rlplace.graphs.program import Ref, Update, map_refs
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.metered_step import MeteredStep
 from rlplace.measure.execute.channels import make_channel, torch_device
+from rlplace.measure.execute.device_threads import Crew, Job, cycles_to_launch
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents, limited_memory, seeded
-from rlplace.measure.execute.workers import Crew, Job, cycles_to_launch
 from rlplace.measure.hosts.host import Device, Host, Link
 from rlplace.measure.plan import capacity_bytes, single_device_peak_bytes, single_device_plan
 from rlplace.measure.timing.race import Unwatched, Watch

@@ -1,5 +1,6 @@
 """A plan as running code: straight-line Python, one function and one thread a device.
 
-`generate` writes it, in the order of the plan. `placed_step` binds it to its tensors and runs it. `residents` are the
-tensors that stay between steps, `channels` carry tensors between devices, and `workers` are the threads.
+`launch_code` writes the lines that launch each op, in the order of the plan. `placed_step` binds them to their tensors
+and runs them. `device_threads` are the threads, one a device, `residents` the tensors that stay between steps, and
+`channels` carry tensors between devices.
 """

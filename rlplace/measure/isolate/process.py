@@ -22,7 +22,7 @@ from typing import Any
 
 from rlplace.errors import RunnerError
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.execute.generate import generate
+from rlplace.measure.execute.launch_code import generate
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import memory_watch
 from rlplace.measure.isolate.messages import Board, Ready, Unfit

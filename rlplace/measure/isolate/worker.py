@@ -20,7 +20,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs
-from rlplace.measure.execute.workers import Worker as CoreWorker
+from rlplace.measure.execute.device_threads import Worker as CoreWorker
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import memory_watch
 from rlplace.measure.isolate.memory_watch import Room

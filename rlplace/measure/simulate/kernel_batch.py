@@ -18,6 +18,7 @@ from rlplace.measure.simulate.kernel_events import EventScratch, retime_events
 from rlplace.measure.simulate.kernel_plan import SLACK, is_updater, least_seconds, plan, shares_memory
 from rlplace.measure.simulate.kernel_plan_general import plan_general
 from rlplace.measure.simulate.scratch import KEPT, ORIGINAL, POSITION, TRANSFERS, PlanBatch, Scratch
+from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
 @kernel
@@ -104,7 +105,7 @@ def busiest(p: Compiled, s: Scratch, devices: Ints) -> float:
             pair = source * num_devices + destination
             if p.route_kind[pair] == HANDOVER:
                 continue
-            duration = p.route_latency_s[pair] + p.tensor_bytes[tensor] * p.route_s_per_byte[pair]
+            duration = transfer_seconds(p.route_latency_s, p.route_s_per_byte, pair, p.tensor_bytes[tensor])
             atoms = 0
             if p.route_kind[pair] == JOB:
                 atoms |= p.atoms[destination]
@@ -382,7 +383,7 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                     launched += copy_dispatch_s
                     dispatcher_free_s[dispatcher[device]] = launched
                     start = max(start, launched)
-                end = start + (latency_s[pair] + tensor_bytes[t] * s_per_byte[pair])
+                end = start + transfer_seconds(latency_s, s_per_byte, pair, tensor_bytes[t])
                 start_s[item] = start
                 end_s[item] = end
                 for a in range(most_links):

@@ -13,6 +13,7 @@ from rlplace.measure.simulate.compiled_problem import HANDOVER, JOB, Compiled
 from rlplace.measure.simulate.kernel_plan import count_updates, waiting_updates
 from rlplace.measure.simulate.kernel_plan_general import earliest, slow_down
 from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch
+from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
 class EventScratch(Block):
@@ -305,7 +306,7 @@ def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> N
             own = held = atoms[device] if is_job else 0
             if blocks_source[pair]:
                 held |= atoms[source]
-            duration_s[item] = latency_s[pair] + tensor_bytes[t] * s_per_byte[pair]
+            duration_s[item] = transfer_seconds(latency_s, s_per_byte, pair, tensor_bytes[t])
             slot[item] = device if is_job else route_slot[pair]
         held &= ~own
         while own:

@@ -22,6 +22,7 @@ import numpy as np
 from rlplace.jit import Ints, Longs, inlined, kernel, lowest_bit, pointer
 from rlplace.measure.simulate.compiled_problem import HANDOVER, Compiled, Updates
 from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch
+from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
 @kernel
@@ -127,7 +128,7 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
                         free = link_free_s[link]
                         before = link_last[link] if free > start else before
                         start = free if free > start else start
-                    end = start + (latency_s[pair] + tensor_bytes[t] * s_per_byte[pair])
+                    end = start + transfer_seconds(latency_s, s_per_byte, pair, tensor_bytes[t])
                     for b in range(most_links):
                         place = k * most_links + b
                         link = route_links[pair * most_links + b]
@@ -400,7 +401,7 @@ def least_seconds(p: Compiled, s: Scratch, placement: Ints, throughput: bool) ->
                 pair = device * num_devices + devices[reader]
                 after = path_s[reader]
                 if route_kind[pair] > HANDOVER:
-                    after += latency_s[pair] + tensor_bytes[t] * s_per_byte[pair]
+                    after += transfer_seconds(latency_s, s_per_byte, pair, tensor_bytes[t])
                 longest = max(longest, after)
         if not is_source[i]:
             seconds = op_time_s[i * num_devices + device]

@@ -12,6 +12,7 @@ from rlplace.jit import Floats, Ints, kernel, lowest_bit, pointer
 from rlplace.measure.simulate.compiled_problem import HANDOVER, QUEUED, Compiled
 from rlplace.measure.simulate.kernel_plan import count_updates, drop, forget_ready, peek, push, sort, waiting_updates
 from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch
+from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
 @kernel
@@ -190,7 +191,7 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
                         queue_head[route_links[b]] = queue_next[first * most_links + b - route_offsets[pair]]
                     if blocks_source[pair]:
                         busy |= atoms[source]
-                    end = now + (latency_s[pair] + tensor_bytes[t] * s_per_byte[pair])
+                    end = now + transfer_seconds(latency_s, s_per_byte, pair, tensor_bytes[t])
                     start_s[n + first] = now
                     end_s[n + first] = end
                     slot_item[route_slot[pair]] = n + first
@@ -256,7 +257,7 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
                     if blocks_source[pair]:
                         busy |= atoms[source]
                     item = n + k
-                    duration = latency_s[pair] + tensor_bytes[t] * s_per_byte[pair]
+                    duration = transfer_seconds(latency_s, s_per_byte, pair, tensor_bytes[t])
                 elif not is_free and not is_gang[d]:
                     closed |= one << d
             if item >= 0:

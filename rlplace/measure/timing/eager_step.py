@@ -29,7 +29,7 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import torch_optimizer
 from rlplace.graphs.program import MicroBatches, loss_of
-from rlplace.measure.execute.workers import Worker
+from rlplace.measure.execute.device_threads import Worker
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.timing.race import Timer
 from rlplace.measure.timing.threads import set_intra_op_threads, usable_cores

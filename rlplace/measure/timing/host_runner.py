@@ -21,9 +21,9 @@ from torch.utils import _pytree as pytree
 from rlplace import cuda
 from rlplace.errors import RlplaceError, RunnerError
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.execute.device_threads import Crew, Worker
 from rlplace.measure.execute.placed_step import PlacedStep, resident_bytes
 from rlplace.measure.execute.residents import Resident, Residents, limited_memory
-from rlplace.measure.execute.workers import Crew, Worker
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.measurement import Measurement

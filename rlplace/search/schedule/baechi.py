@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.jit import Floats, Longs, inlined, kernel
+from rlplace.measure.simulate.transfer_time import transfer_seconds
 from rlplace.search.schedule.list_schedule import (
     Gaps,
     HostResources,
@@ -147,7 +148,7 @@ def _arrival_s(u: Units, h: HostResources, s: Schedule, unit: int, device: int) 
         home = s.home[u.label[u.tensor_unit[tensor]]]
         there_s = s.end_s[u.tensor_unit[tensor]]
         if home >= 0 and home != device:
-            there_s += h.latency_s[home, device] + u.tensor_bytes[tensor] * h.s_per_byte[home, device]
+            there_s += transfer_seconds(h.latency_s, h.s_per_byte, (home, device), u.tensor_bytes[tensor])
             if s.there_s[tensor, device] >= 0.0:
                 there_s = s.there_s[tensor, device]
         arrival_s = max(arrival_s, there_s)

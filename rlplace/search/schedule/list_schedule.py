@@ -18,6 +18,7 @@ from rlplace.jit import Block, Bools, BoolTable, Floats, FloatTable, Ints, Longs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled_problem import JOB, Compiled, compile_problem, turns
+from rlplace.measure.simulate.transfer_time import transfer_seconds
 from rlplace.search.groupings import allowed_devices
 
 
@@ -182,7 +183,7 @@ def end_on(
             ready_s = max(ready_s, s.there_s[tensor, device])
             continue
         start_s = s.end_s[producer]
-        transfer_s = h.latency_s[home, device] + u.tensor_bytes[tensor] * h.s_per_byte[home, device]
+        transfer_s = transfer_seconds(h.latency_s, h.s_per_byte, (home, device), u.tensor_bytes[tensor])
         if insert is None:
             if h.blocks[home, device]:
                 copying_s += transfer_s

@@ -25,6 +25,7 @@ from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.jit import Bools, Floats, Ints, Longs, kernel
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled_problem import list_order
+from rlplace.measure.simulate.transfer_time import transfer_seconds
 from rlplace.search.groupings import held_bytes, room_bytes
 from rlplace.search.schedule.list_schedule import (
     HostResources,
@@ -355,7 +356,7 @@ def _estimate(found: Floats, u: Units, h: HostResources, s: Schedule, order: Lon
             tensor = u.input_tensors[edge]
             home = s.home[u.tensor_unit[tensor]]
             if home != device and s.there_s[tensor, device] < 0.0:
-                transfer_s = h.latency_s[home, device] + u.tensor_bytes[tensor] * h.s_per_byte[home, device]
+                transfer_s = transfer_seconds(h.latency_s, h.s_per_byte, (home, device), u.tensor_bytes[tensor])
                 cut_s += transfer_s
                 copies += 1
                 for link in range(len(link_s)):

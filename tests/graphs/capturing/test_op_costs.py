@@ -23,9 +23,9 @@ from rlplace.graphs.capturing.lower import call_facts, signature, tensor_bytes
 from rlplace.graphs.capturing.portable import attention, attention_backward
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.profile import profile_costs
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.execute.workers import Crew
 
 
 @torch.library.custom_op("rlplace_test::swish", mutates_args=())

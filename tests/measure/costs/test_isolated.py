@@ -19,7 +19,7 @@ from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs import profile as isolated
 from rlplace.measure.costs.profile import Layout, isolated_s, layouts
-from rlplace.measure.execute.workers import Crew
+from rlplace.measure.execute.device_threads import Crew
 
 HOST = core_host(2)
 

@@ -18,8 +18,8 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.metered_step import MeteredStep
 from rlplace.measure.costs.profile import seen_workspaces
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.execute.workers import Crew
 from rlplace.measure.hosts.detect import detect_host
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan

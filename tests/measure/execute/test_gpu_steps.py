@@ -15,7 +15,7 @@ from rlplace import cuda
 from rlplace.export import matching_host
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.opgraph import BACKWARD
-from rlplace.measure.execute.workers import Crew
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement
 from rlplace.measure.plan import Plan

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from rlplace.graphs import capture
 from rlplace.graphs.optimizers import OPTIMIZERS
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.execute.workers import Crew
 from rlplace.measure.hosts.detect import detect_host
 from rlplace.workloads import build, parse_workload
 

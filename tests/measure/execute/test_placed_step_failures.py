@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from rlplace.errors import RunnerError
 from rlplace.graphs import capture
-from rlplace.measure.execute import workers
+from rlplace.measure.execute import device_threads
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.execute.workers import Crew
 
 switches: dict[str, bool | threading.Event] = {"fails": False}
 
@@ -89,7 +89,7 @@ def test_a_failure_does_not_keep_tensors_alive(crew: Crew) -> None:
 
 @pytest.mark.usefixtures("_off_again")
 def test_a_stuck_op_is_a_timeout_and_everything_runs_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "GRACE_S", 0.05)
+    monkeypatch.setattr(device_threads, "GRACE_S", 0.05)
     crew = Crew(HOST.devices)
     step, other = checked_step(crew, [0, 0, 1, 0]), checked_step(crew, [1, 1, 0, 1])
     stuck = threading.Event()

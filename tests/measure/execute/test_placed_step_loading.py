@@ -17,9 +17,9 @@ from rlplace.errors import RunnerError
 from rlplace.graphs import capture
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.execute.workers import Crew
 
 
 def training(name: str = "batch_norm_train") -> OpGraph:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.execute.workers import Crew
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.hosts.detect import detect_host
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.plan import Plan, Timeline

@@ -8,7 +8,7 @@ from core_hosts import core_host
 from faulty_ops import faulty_graph
 from naive_plan import naive_plan
 
-from rlplace.measure.execute.generate import generate
+from rlplace.measure.execute.launch_code import generate
 from rlplace.measure.isolate import process as post_mortem
 
 DUMP = """Fatal Python error: Aborted
@@ -21,7 +21,7 @@ Current thread 0x00007f2 (most recent call first):
   File "/home/me/ops.py", line 12 in misbehave
   File "/venv/torch/_library/custom_ops.py", line 5 in backend_impl
   File "<placed step, device 1>", line {line} in run
-  File "/rlplace/measure/execute/workers.py", line 70 in _loop
+  File "/rlplace/measure/execute/device_threads.py", line 70 in _loop
 
 Thread 0x00007f3 (most recent call first):
   File "<placed step, device 0>", line 2 in run

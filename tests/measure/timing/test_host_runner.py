@@ -24,7 +24,7 @@ from rlplace.graphs import capture
 from rlplace.graphs.grouping.groups import group_ops
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.execute.workers import Worker
+from rlplace.measure.execute.device_threads import Worker
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem

@@ -16,9 +16,9 @@ from torch import nn
 
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep, resident_bytes
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.execute.workers import Crew
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.timing.host_runner import LoadedPlans
 

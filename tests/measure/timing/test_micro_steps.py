@@ -17,7 +17,7 @@ from rlplace.export.check import check_export
 from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.execute.workers import Crew
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.plan import Plan
 from rlplace.measure.timing.eager_step import EagerStep
 

@@ -19,8 +19,8 @@ from core_hosts import core_device
 
 from rlplace import cuda
 from rlplace.errors import RunnerError
-from rlplace.measure.execute import workers
-from rlplace.measure.execute.workers import Crew, CudaClock, HostClock, Job, Worker, cycles_to_launch
+from rlplace.measure.execute import device_threads
+from rlplace.measure.execute.device_threads import Crew, CudaClock, HostClock, Job, Worker, cycles_to_launch
 from rlplace.measure.timing.threads import usable_cores
 
 
@@ -113,7 +113,7 @@ def never_waited_for(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_when_the_time_is_up_the_first_that_has_not_ended_is_named(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "GRACE_S", 0.01)
+    monkeypatch.setattr(device_threads, "GRACE_S", 0.01)
     stuck = threading.Event()
     before = list(crew.workers)
     with pytest.raises(TimeoutError, match=r"device cpu:0 did not end its part within 0\.05 s"):
@@ -139,7 +139,7 @@ def test_a_stuck_job_is_a_timeout_and_its_thread_is_left_behind(crew: Crew, monk
 
 
 def test_a_job_that_gives_up_in_time_keeps_its_thread(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "GRACE_S", 120.0)
+    monkeypatch.setattr(device_threads, "GRACE_S", 120.0)
     woken = threading.Event()
     before = list(crew.workers)
     with pytest.raises(TimeoutError):
@@ -282,7 +282,7 @@ def test_a_gpu_marks_events_that_are_resolved_afterwards(monkeypatch: pytest.Mon
     monkeypatch.setattr(cuda, "event", lambda *, is_timed=False: Event(enable_timing=is_timed))
     monkeypatch.setattr(cuda, "current_stream", lambda device: f"stream of {device}")
     host_s = iter([50.0, 70.0])
-    monkeypatch.setattr("rlplace.measure.execute.workers.time.perf_counter", lambda: next(host_s))
+    monkeypatch.setattr("rlplace.measure.execute.device_threads.time.perf_counter", lambda: next(host_s))
     clock = CudaClock(torch.device("cuda:1"))
     for start_s in (50.0, 70.0):  # every step starts anew
         clock.start()

@@ -28,7 +28,8 @@ from rlplace.graphs import capture
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Call, Program, Ref, Update
-from rlplace.measure.execute.generate import (
+from rlplace.measure.execute.device_threads import Crew
+from rlplace.measure.execute.launch_code import (
     Constants,
     Expressions,
     GangSignals,
@@ -39,7 +40,6 @@ from rlplace.measure.execute.generate import (
 )
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.execute.workers import Crew
 from rlplace.measure.plan import Plan
 
 # 0 weight, 1 bias, 2 input, 3 addmm, 4 relu, 5 sum, 6 ones_like, 7 threshold_backward, 8 mm, 9 sum, 10 and 11 updates
