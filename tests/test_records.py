@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import datetime
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +19,7 @@ from pydantic import Field
 from stable_baselines3.common.utils import set_random_seed
 
 from rlplace.errors import InvalidValue, UnknownName, UserError
-from rlplace.records import LARGEST_SEED, Number, Seed, Whole, check_seed, read_record, record, to_plain
+from rlplace.records import LARGEST_SEED, Number, Seed, Whole, check_seed, described, read_record, record, to_plain
 
 
 @record(frozen=True, slots=True)
@@ -98,6 +99,24 @@ def test_reading_names_file_field_and_value(data: object, kind: type[UserError],
         read_record(Everything, data, "f.json")
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1.5, "1.5"),
+        (True, "True"),
+        ("a", "'a'"),
+        ("a" * 100, repr("a" * 77 + "...")),
+        (None, "empty"),
+        ({"a": 1}, "a mapping of 1 fields"),
+        ([1, 2], "a list of 2 values"),
+        (2**63, "a number of more than 63 bits"),
+        (datetime.date(2026, 1, 1), "a date"),
+    ],
+)
+def test_values_are_described_in_a_few_words(value: object, shown: str) -> None:
+    assert repr(described(value)) == shown
 
 
 @pytest.mark.parametrize("seed", [0, 1, LARGEST_SEED])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -86,11 +87,9 @@ def test_a_damaged_file_is_read_all_the_same_or_told(data: st.DataObject, name: 
     if name.endswith(".json"):
         path.write_bytes(data.draw(mutation(before)))
     else:
-        with sqlite3.connect(path) as database:
-            (text,) = database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-            changed = data.draw(mutation(text.encode())).decode("utf-8", "replace")
+        changed = data.draw(mutation(fact_of(path, name).encode())).decode("utf-8", "replace")
+        with closing(sqlite3.connect(path)) as database, database:
             database.execute("UPDATE facts SET value = ? WHERE name = ?", (changed, name))
-        database.close()
     try:
         for command in commands(name, folder):
             code, said = asked(*command)
@@ -100,6 +99,14 @@ def test_a_damaged_file_is_read_all_the_same_or_told(data: st.DataObject, name: 
             assert len(said) < 20_000
     finally:
         path.write_bytes(before)
+        assert not [each.name for each in path.parent.iterdir() if each.name.startswith("session.db-")]
+
+
+def fact_of(path: Path, name: str) -> str:
+    """What a session holds under a name, as text. Its connection ends here: a draw may raise."""
+    with closing(sqlite3.connect(path)) as database:
+        (text,) = database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+    return str(text)
 
 
 @pytest.mark.parametrize("field", ["default_size", "seed", "batch_dims", "loss"])

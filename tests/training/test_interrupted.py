@@ -21,7 +21,8 @@ from rlplace.errors import FileProblem, InvalidValue, RlplaceError
 from rlplace.graphs import save_graph
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.session import session as session_module
-from rlplace.session.folder import RUN_FILES, RunFolder
+from rlplace.session.folder import RUN_FILES, SESSION, RunFolder
+from rlplace.session.session import Session
 from rlplace.store.database import transaction
 from rlplace.training import SearchConfig, TrainConfig
 from rlplace.training.command import Shown, run_training
@@ -116,13 +117,21 @@ def straight(graph_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return found(folder), calls[0]
 
 
+def can_go_on(folder: Path) -> bool:
+    """Whether the run was stopped after its session had what was asked for."""
+    if not (folder / SESSION).exists():
+        return False
+    with Session.read(folder) as session:
+        return session.has("request")
+
+
 def stop_and_go_on(graph_file: Path, folder: Path, calls: list[int]) -> None:
     """Runs, is killed at the first of these calls, goes on, is killed at the second, ..., and comes to its end."""
     for count in calls:
-        start = go_on if (folder / "config.json").exists() else run
+        start = go_on if can_go_on(folder) else run
         with stopped_at(count, Killed()), pytest.raises(Killed):
             start(graph_file, folder)
-    if not (folder / "config.json").exists():
+    if not can_go_on(folder):
         with pytest.raises(FileProblem, match="Start it again"):
             resume_training(folder, shown=QUIET)
         run(graph_file, folder)

@@ -3,42 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from dataclasses import dataclass
+from typing import Annotated
 
-from rlplace.decode import check_ranges
-from rlplace.errors import InvalidValue
+from pydantic import Field
+
+from rlplace.records import Number, Whole, record
 
 MOST_EVALUATIONS, MOST_KEPT = 10**9, 10_000
 """Placements that are simulated; plans, draws and candidates that are held at once."""
 LEAST_COMPARED = 6
 """Candidates for each plan of a batch below which comparing them would take more from searches than it gives."""
 
+Kept = Annotated[Whole, Field(ge=1, le=MOST_KEPT)]
+Evaluations = Annotated[Whole, Field(ge=1, le=MOST_EVALUATIONS)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Weight = Annotated[Number, Field(gt=0)]
 
-@dataclass(frozen=True)
+
+@record(frozen=True)
 class AgentConfig:
     """How plans are proposed to be measured."""
 
-    batch: int = 4
+    batch: Kept = 4
     """Plans measured between two fits of the host model."""
-    known_batch: int = 2
+    known_batch: Kept = 2
     """As `batch`, on a host that other workloads taught: what a plan is measured for is decided after as many looks, in
     half of the measurements."""
-    known_share: float = 0.5
+    known_share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
     """Share of the first batch's simulated placements for one search from scratch, on a host that is known."""
-    evaluations: int = 2000
+    evaluations: Evaluations = 2000
     """Placements simulated for each plan that is proposed, where neither evaluations nor seconds are given."""
-    scratch_share: float = 0.1
+    scratch_share: Share = 0.1
     """Share of a batch's simulated placements for one search from scratch; the rest goes on from the best one known."""
-    mean_share: float = 0.25
+    mean_share: Share = 0.25
     """Share of a batch that is searched under the most probable factors; the others under draws of the posterior."""
-    later_evaluations: int = 400
+    later_evaluations: Evaluations = 400
     """As `evaluations`, for plans after the first `early` ones; other budgets are shared out in this proportion."""
-    first_weight: float = 2.0
+    first_weight: Weight = 2.0
     """As `evaluations`, for plans of the first batch, in proportion: what goes on from a good search stays good."""
-    early: int = 16
+    early: Kept = 16
     """Plans that most is learned from."""
-    pool: int = 64
+    pool: Kept = 64
     """Placements that are remembered to start from."""
     is_prior: bool = True
     """Whether the prior counts; without it every factor is nearly free."""
@@ -46,15 +51,15 @@ class AgentConfig:
     """Whether factors are drawn from the posterior; otherwise they are always the most probable ones."""
     is_permuted: bool = True
     """Whether placements are tried with devices of one kind relabelled."""
-    draws: int = 16
+    draws: Annotated[Whole, Field(ge=0, le=MOST_KEPT)] = 16
     """Draws of the posterior that candidates for a batch are compared under; 0 measures the best of each search."""
-    compared_share: float = 0.2
+    compared_share: Share = 0.2
     """Share of a batch's simulated placements that goes into comparing candidates."""
-    most_compared: int = 64
+    most_compared: Kept = 64
     """Candidates at most."""
-    averaged: int = 4
+    averaged: Kept = 4
     """Draws of the posterior that the search for what is fast under all of them averages over."""
-    mean_weight: float = 3.0
+    mean_weight: Weight = 3.0
     """Simulated placements of that search, for each one of a search under a single draw."""
 
     def on(self, *, is_known: bool) -> AgentConfig:
@@ -88,17 +93,3 @@ class AgentConfig:
         under the most probable factors."""
         whole = num_mean * self.mean_weight + count - num_mean
         return count * (self.mean_weight if is_mean else 1.0) / whole if whole > 0 else 1.0
-
-    def __post_init__(self) -> None:
-        small = ("batch", "known_batch", "early", "pool", "averaged", "most_compared")
-        large = ("evaluations", "later_evaluations")
-        ranges = dict.fromkeys(small, (1, MOST_KEPT)) | dict.fromkeys(large, (1, MOST_EVALUATIONS))
-        check_ranges(self, "agent", ranges | {"draws": (0, MOST_KEPT)})
-        for name in ("scratch_share", "mean_share", "compared_share"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise InvalidValue(name, getattr(self, name), "0..1", where="agent")
-        if not 0.0 < self.known_share < 1.0:
-            raise InvalidValue("known_share", self.known_share, "between 0 and 1", where="agent")
-        for name in ("mean_weight", "first_weight"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise InvalidValue(name, getattr(self, name), "more than 0, and finite", where="agent")

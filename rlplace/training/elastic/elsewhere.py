@@ -70,28 +70,29 @@ def resume_elsewhere(
     RunFolder.check(new_folder, overwrite=overwrite)
     known = read_known(folder, named.workload)
     progress = make_progress(is_quiet=shown.is_quiet)
-    config = believed(known.config, named, str(known.session.path))
-    config = _config(config, host, named, progress.say)
-    with measuring_alone(host, say=progress.say, run=new_folder, is_waiting=is_waiting):
-        made = replaced(known, host, say=progress.say, constraints=constraints, isolated=config.isolated)
-        for line in device_lines(made.match):
-            progress.say(line)
-        if constraints is not None:
-            config = dataclasses.replace(config, constraints=constraints)
-        problem = made.believed if host.is_simulated else made.problem  # what can be measured is learned afresh
-        asked = known.request.asked
-        prepared = Prepared(problem, asked, 0, made.start)
-        again = {"placed_again": str(folder), "workload_seed": known.request.workload_seed}
-        job = Job.of(known.spec, host, config, host_word, gangs=gangs, asked=asked, **again)
-        job.check()
-        weights = _weights(config, problem, known.session, progress.say)
-        run = RunFolder.create(new_folder, overwrite=overwrite)
-        with closing(run), going_on(run, job, progress), Session.open(run) as session:
-            session.keep_files(weights)
-            job.keep(session, run)
-            session.keep_problem(prepared)
-            known_hosts = () if made.learned is None else (made.learned,)
-            return run_job(job, prepared, run, session, progress, shown=shown, known_hosts=known_hosts)
+    with closing(known.session):
+        config = believed(known.config, named, str(known.session.path))
+        config = _config(config, host, named, progress.say)
+        with measuring_alone(host, say=progress.say, run=new_folder, is_waiting=is_waiting):
+            made = replaced(known, host, say=progress.say, constraints=constraints, isolated=config.isolated)
+            for line in device_lines(made.match):
+                progress.say(line)
+            if constraints is not None:
+                config = dataclasses.replace(config, constraints=constraints)
+            problem = made.believed if host.is_simulated else made.problem  # what can be measured is learned afresh
+            asked = known.request.asked
+            prepared = Prepared(problem, asked, 0, made.start)
+            again = {"placed_again": str(folder), "workload_seed": known.request.workload_seed}
+            job = Job.of(known.spec, host, config, host_word, gangs=gangs, asked=asked, **again)
+            job.check()
+            weights = _weights(config, problem, known.session, progress.say)
+            run = RunFolder.create(new_folder, overwrite=overwrite)
+            with closing(run), going_on(run, job, progress), Session.open(run) as session:
+                session.keep_files(weights)
+                job.keep(session, run)
+                session.keep_problem(prepared)
+                known_hosts = () if made.learned is None else (made.learned,)
+                return run_job(job, prepared, run, session, progress, shown=shown, known_hosts=known_hosts)
 
 
 def folder_for(folder: Path, host_word: str) -> Path:

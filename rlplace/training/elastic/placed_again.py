@@ -333,10 +333,14 @@ def read_known(folder: Path, workload: str | None = None) -> KnownRun:
         FingerprintMismatch: its placement is of another graph or host.
     """
     session = Session.read(folder)
-    request = session.request
-    command = shlex.join(["--workload", request.workload])
-    spec = parse_kept_workload(request.workload, workload, where=str(session.path), command=command)
-    return KnownRun.of(session, folder, sized(spec, request.default_size))
+    try:
+        request = session.request
+        command = shlex.join(["--workload", request.workload])
+        spec = parse_kept_workload(request.workload, workload, where=str(session.path), command=command)
+        return KnownRun.of(session, folder, sized(spec, request.default_size))
+    except BaseException:
+        session.close()
+        raise
 
 
 def sized(spec: WorkloadSpec, size: Size) -> WorkloadSpec:

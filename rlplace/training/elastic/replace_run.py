@@ -89,9 +89,9 @@ def replace_run(
         UserError: the step cannot be captured or placed on this host.
     """
     _ = METHODS[method]
-    known = read_known(folder, workload)
     if run is not None:
         RunFolder.check(run, overwrite=overwrite)
+    known = read_known(folder, workload)
     progress = make_progress(is_quiet=is_quiet)
     try:
         made = replaced(known, host, say=progress.say, constraints=constraints, is_waiting=is_waiting)
