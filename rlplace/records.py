@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard, TypeVar, get_args, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
@@ -28,6 +28,7 @@ __all__ = [
     "LARGEST_SEED",
     "Count",
     "Described",
+    "FirstSchema",
     "Number",
     "Seconds",
     "Seed",
@@ -86,6 +87,13 @@ def _number(value: object) -> object:
         return math.inf
 
 
+def _first_schema(value: object) -> object:
+    """Only the number 1; `Literal[1]` alone would take `True`, which is equal to it."""
+    if type(value) is not int or value != 1:
+        raise ValueError("1, the one that this version of rlplace reads")
+    return value
+
+
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
 """An integer; also one that is written `16e9`, or a NumPy integer."""
 Number = Annotated[float, BeforeValidator(_number)]
@@ -96,6 +104,8 @@ NumberOrNan = Annotated[
 """A float that may be NaN, which files hold as null."""
 Count = Annotated[Whole, Field(ge=0)]
 Seconds = Annotated[Number, Field(ge=0, le=1e300)]
+FirstSchema = Annotated[Literal[1], BeforeValidator(_first_schema)]
+"""The schema of a file format that has had one so far."""
 LARGEST_SEED = 2**32 - 1
 """NumPy's global generator, which Stable-Baselines3 seeds, takes no larger one."""
 Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
@@ -231,8 +241,9 @@ def _first_of(error: ValidationError, kind: Any, where: str) -> UserError:
         return UnknownName(
             f"field of {at.rpartition('.')[0] or words_of(kind)} in {where}", str(loc[-1]), _fields(kind, loc[:-1])
         )
-    if what == "literal_error" and isinstance(first["input"], str):
-        return UnknownName(f"{at} in {where}", first["input"], re.findall(r"'([^']*)'", context["expected"]))
+    known = re.findall(r"'([^']*)'", context["expected"]) if what == "literal_error" else []
+    if known and isinstance(first["input"], str):
+        return UnknownName(f"{at} in {where}", first["input"], known)
     if what == "json_invalid":
         return InvalidValue(words_of(kind), described(first["input"]), f"JSON: {context['error']}", where=where)
     if what in ("missing", "missing_argument"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from pathlib import Path
 
 from rlplace.report.drawing import save_field_png
 from rlplace.report.report_run import write_report
+from rlplace.session.session import Session
+from rlplace.training.outputs import result_of
 
 PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -37,9 +38,9 @@ def picture_of(page: Path, path: Path) -> bool:
 
 def main(run: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    config, result = (json.loads((run / f"{name}.json").read_text(encoding="utf-8")) for name in ("config", "result"))
-    title = f"One training step of {config['workload']}, every method's placement in one race"
-    save_field_png(folder / "field.png", result, title=title)
+    with Session.read(run) as session:
+        title = f"One training step of {session.request.workload}, every method's placement in one race"
+        save_field_png(folder / "field.png", result_of(session), title=title)
     shutil.copyfile(run / "timeline.png", folder / "timeline.png")
     print(f"wrote {folder / 'field.png'} and {folder / 'timeline.png'}")
     with tempfile.TemporaryDirectory() as scratch:

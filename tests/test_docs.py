@@ -71,8 +71,10 @@ def test_every_export_format_is_in_the_docs() -> None:
     assert [name for name, entry in FORMATS.items() if f"| `{entry.file}` |" not in text] == []
 
 
-def test_the_readme_is_short() -> None:
+def test_pages_are_short() -> None:
+    words = {path.name: len(path.read_text(encoding="utf-8").split()) for path in (ROOT / "docs").glob("*.md")}
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1500
+    assert {name: count for name, count in words.items() if count > 2500} == {}
 
 
 @pytest.mark.slow

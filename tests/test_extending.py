@@ -61,7 +61,7 @@ def example(section: str, registry: Registry[object], folder: Path, patch: pytes
 
 
 def say_installed(sections: str | tuple[str, ...], folder: Path, *arguments: str, entry: str = "") -> str:
-    """What `rlplace` says to people where an installed package brings sections' examples by the entry points shown.
+    """What `rlplace` prints (stderr, then stdout) if an installed package brings sections' examples by entry points.
 
     Args:
         sections: of the page; all in one package.
@@ -86,7 +86,7 @@ def say_installed(sections: str | tuple[str, ...], folder: Path, *arguments: str
     command = [sys.executable, "-m", "rlplace.cli.main", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stderr
+    return done.stderr + done.stdout
 
 
 @pytest.mark.parametrize("section", SECTIONS)

@@ -140,7 +140,7 @@ def test_a_block_is_frozen() -> None:
 @pytest.mark.slow
 def test_all_that_kernels_are_made_of_stands_in_files_that_the_cache_looks_at() -> None:
     trees = {path: ast.parse(text) for path in PACKAGE.rglob("*.py") if "rlplace.jit" in (text := path.read_text())}
-    assert len(trees) > 25
+    assert len(trees) > 20
     for path, tree in trees.items():
         homes = {
             name.asname or name.name: PACKAGE.parent / f"{(node.module or '').replace('.', '/')}.py"

@@ -19,7 +19,18 @@ from pydantic import Field
 from stable_baselines3.common.utils import set_random_seed
 
 from rlplace.errors import InvalidValue, UnknownName, UserError
-from rlplace.records import LARGEST_SEED, Number, Seed, Whole, check_seed, described, read_record, record, to_plain
+from rlplace.records import (
+    LARGEST_SEED,
+    FirstSchema,
+    Number,
+    Seed,
+    Whole,
+    check_seed,
+    described,
+    read_record,
+    record,
+    to_plain,
+)
 
 
 @record(frozen=True, slots=True)
@@ -40,6 +51,7 @@ class Everything:
     parts: tuple[Part, ...] = ()
     by_name: dict[str, Part] = field(default_factory=dict)
     path: Path | None = None
+    schema: FirstSchema = 1
 
 
 def test_a_record_is_a_frozen_dataclass_that_is_copied() -> None:
@@ -66,6 +78,7 @@ def test_numbers_of_other_kinds_are_taken() -> None:
         ({"mode": "exat"}, "did you mean 'exact'"),
         ({"parts": [1]}, "expected a list"),
         ({"nope": 1}, "nope"),
+        *(({"schema": schema}, "schema is ") for schema in (2, "1", True, None, 1.0)),
     ],
 )
 def test_what_is_wrong_is_one_line(values: dict[str, Any], told: str) -> None:
@@ -90,6 +103,7 @@ def test_reading_gives_back_what_was_written() -> None:
         ({"parts": [{"name": "a", "wieght": 1}]}, UnknownName, "did you mean 'weight'"),
         ({"by_name": {"x": {"name": "x", "weight": 0}}}, InvalidValue, "by_name.x.weight is 0, expected more than 0"),
         ({"by_name": {"x": {"name": "x", "weight": float("inf")}}}, InvalidValue, "by_name.x.weight"),
+        *(({"schema": schema}, InvalidValue, "f.json: schema is ") for schema in (2, "1", True, None, 1.0)),
         ([], InvalidValue, "f.json"),
         ("{", InvalidValue, "f.json"),
     ],

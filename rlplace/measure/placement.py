@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from rlplace.measure.hosts.host import AtLeastOne, Host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import OP_ORDERS, Problem
-from rlplace.records import read_record, record
+from rlplace.records import FirstSchema, read_record, record
 from rlplace.say import counted
 
 SCHEMA: Final = 1
@@ -51,7 +51,7 @@ class PlacedCut:
 class PlacementFile:
     """What `placement.json` holds, before it is known to be a plan."""
 
-    schema: Literal[1]
+    schema: FirstSchema
     graph_fingerprint: str
     host_fingerprint: str
     devices: Annotated[tuple[str, ...], Field(min_length=1)]

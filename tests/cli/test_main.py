@@ -45,7 +45,7 @@ def test_it_is_a_module_that_python_runs() -> None:
         (["train", "nmt", "--method", "portfoli"], ["unknown method", "portfolio"]),
         (["train", "nmt", "--learner", "poo"], ["unknown learner", "ppo"]),
         (["train", "nmt", "--budget", "5 minutes"], ["budget", "5 minutes"]),
-        (["train", "nmt", "--track", "offlin"], ["tracking mode", "offline"]),
+        (["train", "nmt", "--track", "offlin"], ["unknown track", "offline"]),
         (["train", "no_such_module:f"], ["no_such_module"]),
         (["hosts", "4xV100"], ["unknown host", "4xV100-pcie"]),
         (["export", "no/such/run"], ["no such run folder"]),

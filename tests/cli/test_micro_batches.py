@@ -171,7 +171,7 @@ def test_a_layer_profile_is_as_many_micro_batches_as_asked(capsys: pytest.Captur
     [
         (["--micro-batches", "0"], "micro_batches is '0', expected `auto`, or a number from 1 to 1024."),
         (["--micro-batches", "few"], "micro_batches is 'few', expected `auto`, or a number from 1 to 1024."),
-        (["--micro-batches", "2", "--loss", "separat"], "unknown loss of micro-batches 'separat': did you mean 'sep"),
+        (["--micro-batches", "2", "--loss", "separat"], "unknown loss in cut options 'separat': did you mean 'sep"),
         (["--micro-batches", "2", "--batch-dims", "0,x"], "batch_dims is '0,x', expected a dimension or `none`"),
         (["--loss", "joined"], "loss is 'joined', expected `auto` for a batch that is not cut"),
     ],

@@ -174,7 +174,7 @@ def test_a_plan_that_ends_everybody_is_an_error_and_the_others_are_measured() ->
 
 def test_nobody_left_is_an_error_that_says_so() -> None:
     workers = FakeWorkers({"a": 1.0}, deadly=(0,))
-    with pytest.raises(RunnerError, match="nobody is left"):
+    with pytest.raises(RunnerError, match="no machine of the cluster is left"):
         made(workers).exchange([plan(0)], ROUND)
 
 

@@ -46,7 +46,7 @@ def odd():
 def inference():
     return Skipping(), skipping_batch()[:2]
 """
-TESTS = str(Path(__file__).resolve().parents[2])
+TESTS = str(Path(__file__).resolve().parents[1])
 
 
 @pytest.fixture

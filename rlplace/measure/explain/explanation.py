@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rlplace.errors import InvalidValue
 from rlplace.files import read_json, write_json_atomic
-from rlplace.records import Count, Seconds, read_record, record
+from rlplace.records import Count, FirstSchema, Seconds, read_record, record
 
 SCHEMA: Final = 1
 FILE = "explanation.json"
@@ -191,7 +191,7 @@ class Advice:
 class Explanation:
     """Where the time and memory of one placed step go; what `explanation.json` holds."""
 
-    schema: Literal[1]
+    schema: FirstSchema
     graph_fingerprint: str
     host: str
     method: str

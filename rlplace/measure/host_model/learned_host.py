@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ from rlplace.measure.host_model.scales import (
     median_of,
 )
 from rlplace.measure.problem import Problem
-from rlplace.records import Number, described, read_record, record
+from rlplace.records import FirstSchema, Number, described, read_record, record
 
 SCHEMA: Final = 1
 FILE = "host_model.json"
@@ -91,7 +91,7 @@ class LearnedHost:
     """Matrices of factors by factors are made of them; 16 devices with a link for each two have fewer than 1,000."""
     lines: tuple[str, ...]
     """What it means, in words."""
-    schema: Literal[1] = SCHEMA
+    schema: FirstSchema = SCHEMA
     equations: Annotated[tuple[Equation, ...], Field(max_length=20_000)] = ()
     """What the measured steps alone say, the prior aside; empty in files of before there were any."""
 

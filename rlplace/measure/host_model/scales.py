@@ -21,7 +21,7 @@ from rlplace.files import read_json, write_json_atomic
 from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.hosts.host import Host, Link, NotNegative
 from rlplace.measure.problem import Problem
-from rlplace.records import Described, read_record, record, shortened
+from rlplace.records import Described, FirstSchema, read_record, record, shortened
 
 
 @record(frozen=True)
@@ -81,7 +81,7 @@ class Priors:
     """By name, for costs from data sheets."""
     profiled: dict[str, Figure]
     """By name, for costs and links that were measured on the host."""
-    schema: Literal[1] = SCHEMA
+    schema: FirstSchema = SCHEMA
 
     def __post_init__(self) -> None:
         for section, figures in (("estimated", self.estimated), ("profiled", self.profiled)):

@@ -23,7 +23,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
 from pydantic import Field
@@ -31,7 +31,7 @@ from pydantic import Field
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import parse_json, write_text_atomic
 from rlplace.measure.hosts.host import Device, Host, Link, NotNegative, Positive, Route
-from rlplace.records import Whole, described, read_record, record
+from rlplace.records import FirstSchema, Whole, described, read_record, record
 
 ENDINGS = (".json", ".yaml", ".yml")
 
@@ -141,7 +141,7 @@ class HostFile:
     links: tuple[Link, ...] = ()
     routes: tuple[Route, ...] = ()
     topology: tuple[Wiring, ...] = ()
-    schema: Literal[1] = 1
+    schema: FirstSchema = 1
     fingerprint: str | None = None
 
     def __post_init__(self) -> None:

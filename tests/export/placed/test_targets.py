@@ -326,6 +326,7 @@ def test_a_run_of_a_users_function_with_targets(
 ) -> None:
     name = f"{users_module}:work"
     assert main(["train", name, "--host", "cores", "--budget", "1s", "--run", "r", "--quiet"]) == 0
+    capsys.readouterr()  # the table
     assert main(["export", "r", "--check", "--workload", name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"]
     assert main(["export", "r", "--workload", name]) == 0

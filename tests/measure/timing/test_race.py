@@ -204,7 +204,7 @@ from rlplace.measure.isolate.isolated_runner import IsolatedRunner
 from rlplace.measure.isolate.messages import TimeLimits
 from rlplace.measure.timing.race import MOST_TRIES, RaceProtocol
 from rlplace.measure.timing.host_runner import HostRunner
-from test_runner import NaivePlanner, problem_of
+from test_isolated_runner import NaivePlanner, problem_of
 
 graph, limit_s = paused_graph(()), float(sys.argv[3])
 problem, planner = problem_of(graph), NaivePlanner(graph)
