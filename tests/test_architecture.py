@@ -15,7 +15,7 @@ import rlplace
 
 ROOT = Path(rlplace.__file__).parent
 GROUND = {
-    *("errors", "faces", "files", "jit", "decode", "registry", "cuda", "say", "process"),
+    *("errors", "faces", "files", "jit", "registry", "cuda", "say", "process"),
     *("records", "format", "locks"),
 }
 """What everybody may import."""
