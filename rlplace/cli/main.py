@@ -186,10 +186,6 @@ def _no_interrupt_lost() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 RARE = frozenset(
     {
         *("exclude", "together", "gangs", "num_groups", "rule", "granularity", "acyclic"),
@@ -238,3 +234,7 @@ def _short(hint: Any) -> Any:
     short: Any = dataclasses.make_dataclass(group.__name__, rare, bases=(group,), frozen=True)
     short.__doc__ = group.__doc__
     return Annotated[short, *extras] if extras else short
+
+
+if __name__ == "__main__":
+    sys.exit(main())
