@@ -1,8 +1,8 @@
 """Whether the tests notice small faults: python scripts/mutants.py [--count 60] [--seed 0] [--tree FOLDER]
 
-Seeded places in all rooms of the package are changed one at a time, in a clone of the tree: a comparison, an operator, a
-condition or a number. Each mutant meets the tests that name its module and those of its folder, short ones before those
-marked `slow`, until one fails. Both rates are lower bounds: other tests may notice more.
+Seeded places in all rooms of the package are changed one at a time, in a clone of the tree: a comparison, an operator,
+a condition or a number. Each mutant meets the tests that name its module and those of its folder, short ones before
+those marked `slow`, until one fails. Both rates are lower bounds: other tests may notice more.
 """
 
 from __future__ import annotations
