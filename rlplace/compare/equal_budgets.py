@@ -36,7 +36,7 @@ from rlplace.search.op_order import shorten
 from rlplace.search.rules.baselines import best_single
 from rlplace.search.task import Budget, Failure, Task
 from rlplace.session.calibrate import Known
-from rlplace.training.agent.agent import AgentResult
+from rlplace.training.agent.agent import Agent
 from rlplace.training.config import SearchConfig
 from rlplace.training.methods import LEARNED, METHODS
 from rlplace.training.searches.racing_host import ROUND
@@ -479,7 +479,7 @@ def _learned(problem: Problem, simulator: Simulator, seed: int, budget: Budget, 
     finally:
         evaluator.close()
     spent_s, count = time.monotonic() - begin, task.measurements
-    if not isinstance(result, AgentResult) or result.plan is None:
+    if not isinstance(result, Agent) or result.plan is None:
         why = f"none of {count} plans ran to its end"
         return Row(LEARNED, seed, "error", evaluations=task.evaluations, plan_s=spent_s, why=why, measured=count)
     outcome = simulator.retime(result.plan)

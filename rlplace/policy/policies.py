@@ -27,6 +27,7 @@ from rlplace.policy.improver import ImproverPolicy
 from rlplace.policy.learn.imitation import CloneLearner
 from rlplace.policy.learn.ppo import GroupPPO
 from rlplace.policy.learn.reinforce import Reinforce
+from rlplace.policy.learn.state import LearnerFile
 from rlplace.policy.options import WEIGHTS_ENDING, LearnConfig
 from rlplace.policy.placer import make_policy
 from rlplace.policy.schedule import SchedulePolicy
@@ -176,13 +177,17 @@ class CheckedPolicy:
 class CheckedLearner:
     """A learner whose figures are checked; errors name the learner.
 
-    Attributes:
+    Args:
         learner: the learner itself.
+        name: of the learner.
+        file: gives back the state of an earlier one, and keeps that of this one; None for nothing.
     """
 
-    def __init__(self, learner: Learner, name: str) -> None:
-        self.learner, self._name = learner, name
+    def __init__(self, learner: Learner, name: str, file: LearnerFile | None = None) -> None:
+        self._learner, self._name, self._file = learner, name, file
         self.imitate, self.forget = learner.imitate, learner.forget
+        if file is not None:
+            file.restore(learner)
         self._is_told_what_ran = "ran" in inspect.signature(learner.update).parameters
 
     def update(
@@ -199,11 +204,16 @@ class CheckedLearner:
             InvalidValue: they are no mapping.
         """
         more: dict[str, Any] = {"ran": ran} if self._is_told_what_ran else {}
-        figures: object = self.learner.update(group_devices, rewards, progress=progress, **more)
+        figures: object = self._learner.update(group_devices, rewards, progress=progress, **more)
         if not isinstance(figures, Mapping):
             expected = "figures by name, {} where there are none"
             raise InvalidValue("value", figures, expected, where=f"learner {self._name!r}: update")
         return figures
+
+    def keep(self) -> None:
+        """Writes the learner's state, if it is time."""
+        if self._file is not None:
+            self._file.keep(self._learner)
 
 
 def checked_policy(problem: Problem, config: LearnConfig, seed: int) -> CheckedPolicy:
@@ -227,8 +237,8 @@ def checked_policy(problem: Problem, config: LearnConfig, seed: int) -> CheckedP
     return CheckedPolicy(policy, name, problem)
 
 
-def checked_learner(policy: Policy, config: LearnConfig, seed: int) -> CheckedLearner:
-    """The learner that `config` names, made for `policy`.
+def checked_learner(policy: Policy, config: LearnConfig, seed: int, file: LearnerFile | None = None) -> CheckedLearner:
+    """The learner that `config` names, made for `policy`, where `file` says that an earlier one was.
 
     Raises:
         UnknownName: there is none of that name.
@@ -237,7 +247,7 @@ def checked_learner(policy: Policy, config: LearnConfig, seed: int) -> CheckedLe
     name = config.recipe.learner
     learner = LEARNERS[name](policy, config, seed)
     _check_members(learner, "learner", name, ("imitate", "update", "forget"))
-    return CheckedLearner(learner, name)
+    return CheckedLearner(learner, name, file)
 
 
 def check_fit(config: LearnConfig) -> None:
