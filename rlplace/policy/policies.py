@@ -22,14 +22,12 @@ from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
 from rlplace.policy.base import GroupPolicy, Learner, Loadable, Policy
 from rlplace.policy.checkpoint import load_checkpoint, pretrained_path
-from rlplace.policy.gnn import GnnPolicy
+from rlplace.policy.gnn import GnnPolicy, make_policy
 from rlplace.policy.improver import ImproverPolicy
-from rlplace.policy.learn.imitation import CloneLearner
+from rlplace.policy.learn.learners import CloneLearner, Reinforce
 from rlplace.policy.learn.ppo import GroupPPO
-from rlplace.policy.learn.reinforce import Reinforce
 from rlplace.policy.learn.state import LearnerFile
 from rlplace.policy.options import WEIGHTS_ENDING, LearnConfig
-from rlplace.policy.placer import make_policy
 from rlplace.policy.schedule import SchedulePolicy
 from rlplace.policy.schedule_network import new_network
 from rlplace.policy.seq2seq import Seq2SeqPolicy, seq2seq_inputs

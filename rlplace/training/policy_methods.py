@@ -154,8 +154,9 @@ class PolicySearch:
         self._learner.forget()
         has_choice = bool((task.problem.group_allowed.sum(axis=1) > 1).any())
         while (count := min(self._config.num_measured, task.measurements_left)) > 0:
-            wanted = count - count // 2 if self._recipe.screened > 1 else 0
-            others = task.host.promising(wanted).reshape(-1, task.problem.graph.num_ops)
+            others = np.zeros((0, task.problem.graph.num_ops), dtype=np.int32)
+            if self._recipe.screened > 1:
+                others = task.host.promising(count - count // 2).reshape(-1, others.shape[1])
             proposed = grouping.expand(self._propose(count - len(others)))
             batch = np.concatenate((others, proposed))
             scores = self._host_scorer.score_placements(batch)

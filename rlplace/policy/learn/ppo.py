@@ -27,9 +27,9 @@ from torch.optim import Adam, Optimizer
 from rlplace.env.problem_features import index_space
 from rlplace.errors import InvalidValue
 from rlplace.policy.base import GroupPolicy
-from rlplace.policy.learn.imitation import EliteLearner, Elites, cloning_loss, descend, imitate, settle
+from rlplace.policy.gnn import PlacerPolicy
+from rlplace.policy.learn.learners import EliteLearner, Elites, cloning_loss, descend, imitate, settle
 from rlplace.policy.options import PPOConfig
-from rlplace.policy.placer import PlacerPolicy
 
 
 class GroupPPO(EliteLearner):
@@ -125,22 +125,14 @@ class GroupPPO(EliteLearner):
     def _step(
         self, rows_BG: NDArray[np.int64], advantages_B: Tensor, old_BG: Tensor, log: dict[str, list[float]]
     ) -> bool:
-        """Takes a gradient step; False, and no step, where the policy has gone too far from the one that sampled."""
-        loss, approx_kl = self._loss(rows_BG, advantages_B, old_BG, log)
-        if self.config.target_kl is not None and approx_kl > 1.5 * self.config.target_kl:
-            return False
-        descend(self._optimizer, loss, self.config.max_grad_norm)
-        return True
+        """Takes a gradient step; False, and no step, where the policy has gone too far from the one that sampled.
 
-    def _loss(
-        self, rows_BG: NDArray[np.int64], advantages_B: Tensor, old_BG: Tensor, log: dict[str, list[float]]
-    ) -> tuple[Tensor, float]:
-        """The loss of a minibatch, and the mean divergence of a group from the policy that it started from."""
+        How far is the mean divergence of a group.
+        """
         config = self.config
         log_prob_BG, entropy_BG = self.policy.evaluate(rows_BG)
         log_ratio_BG = log_prob_BG - old_BG
-        policy_loss = clipped_group_loss(log_ratio_BG, advantages_B, config.clip_range)
-        entropy = entropy_BG.mean()
+        policy_loss, entropy = clipped_group_loss(log_ratio_BG, advantages_B, config.clip_range), entropy_BG.mean()
         elite_loss = cloning_loss(self.policy, self.elites.group_devices, config.elite_smoothing).mean()
         loss = policy_loss - config.ent_coef * entropy + config.elite_coef * elite_loss
         with torch.no_grad():
@@ -150,7 +142,10 @@ class GroupPPO(EliteLearner):
         figures |= {"approx_kl": approx_kl, "clip_fraction": clip_fraction}
         for name, value in figures.items():
             log[name].append(value.item())
-        return loss, float(approx_kl)
+        if config.target_kl is not None and approx_kl > 1.5 * config.target_kl:
+            return False
+        descend(self._optimizer, loss, config.max_grad_norm)
+        return True
 
 
 def relative_advantages(rewards: NDArray[np.floating], *, normalize: bool) -> Tensor:
@@ -164,8 +159,7 @@ def relative_advantages(rewards: NDArray[np.floating], *, normalize: bool) -> Te
 
 def clipped_group_loss(log_ratio_BG: Tensor, advantages_B: Tensor, clip_range: float) -> Tensor:
     """PPO's clipped surrogate (Schulman et al. 2017, equation 7), each group's ratio by itself, as a loss."""
-    ratio_BG = log_ratio_BG.exp()
-    advantages_B1 = advantages_B[:, None]
+    ratio_BG, advantages_B1 = log_ratio_BG.exp(), advantages_B[:, None]
     clipped_BG = ratio_BG.clamp(1 - clip_range, 1 + clip_range)
     return -torch.min(advantages_B1 * ratio_BG, advantages_B1 * clipped_BG).mean()
 

@@ -151,7 +151,7 @@ def test_where_everything_fails_there_is_no_answer() -> None:
     result = learn(measurer)
     assert result.plan is None
     assert result.say() == []
-    assert result.history == ()
+    assert result.history == []
 
 
 def test_a_measurer_that_leaves_plans_out_is_named() -> None:
