@@ -326,7 +326,7 @@ class ProblemTensors:
     def of(cls, features: ProblemFeatures) -> ProblemTensors:
         """Those of `features`."""
         arrays = features.arrays
-        summary = torch.from_numpy(features.summary).expand(features.num_devices, -1)
+        summary = torch.from_numpy(features.summary).expand(len(features.devices), -1)
         weight_K = torch.from_numpy(arrays.edge_s() / arrays.unit_s) + LEAST_WEIGHT
         return cls(
             nodes=torch.from_numpy(features.nodes),

@@ -22,7 +22,7 @@ from stable_baselines3.common.torch_layers import CombinedExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
-from rlplace.env.one_shot import action_space
+from rlplace.env.placement_env import action_space
 from rlplace.env.problem_features import (
     DEVICE_FEATURES,
     EDGE_FEATURES,

@@ -90,7 +90,7 @@ class ImproverPolicy(PolicyModule):
         with seeded_weights(seed):
             self.network = network or ImproverNetwork(self.config)
         fastest = int(features.arrays.cost_s.sum(axis=0).argmin())
-        start_G = problem.nearest_groups(np.full(features.num_groups, fastest))
+        start_G = problem.nearest_groups(np.full(self.num_groups, fastest))
         self.register_buffer("start", torch.from_numpy(start_G.astype(np.int64)))
         self.register_buffer("keep", torch.zeros(()))
         self.register_buffer("moves", torch.zeros(()))

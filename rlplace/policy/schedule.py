@@ -362,7 +362,7 @@ def choose(expected: NDArray[np.float64], scenarios: NDArray[np.float64], count:
     order = np.argsort(expected, kind="stable")
     if len(scenarios):
         order = order[best_together(expected[order] + scenarios[:, order], count, first=0)]
-    return order[:count].tolist()
+    return [int(place) for place in order[:count]]
 
 
 def best_together(losses: NDArray[np.float64], count: int, first: int | None = None) -> list[int]:
