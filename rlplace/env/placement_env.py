@@ -247,12 +247,21 @@ def find_measurer(
     given: dict[str, object] = {"measurer": measurer, "problem": problem, "workload": workload}
     names = [name for name, value in given.items() if value is not None]
     if len(names) != 1:
-        hint = 'For example `workload="nmt@small", host="4xV100-pcie"`.'
-        expected = "exactly one of measurer, problem and workload"
-        raise InvalidValue("given", " and ".join(names) or "nothing to place", expected, where="environment", hint=hint)
+        raise InvalidValue(
+            "given",
+            " and ".join(names) or "nothing to place",
+            "exactly one of measurer, problem and workload",
+            where="environment",
+            hint='For example `workload="nmt@small", host="4xV100-pcie"`.',
+        )
     if isinstance(given["problem"], str):
-        hint = f"For a problem made from words: `workload={problem!r}, host=...`."
-        raise InvalidValue("problem", problem, "a `Problem`", where="environment", hint=hint)
+        raise InvalidValue(
+            "problem",
+            problem,
+            "a `Problem`",
+            where="environment",
+            hint=f"For a problem made from words: `workload={problem!r}, host=...`.",
+        )
     if measurer is not None:
         return (measurer.measurer if isinstance(measurer, SharedMeasurer) else measurer), False
     if problem is None:
@@ -277,8 +286,13 @@ def _problem_of(workload: str, host: str | Host, num_groups: int, workload_seed:
     spec, host = parse_workload(workload), resolve_host(host)
     check_present(host)
     if spec.is_file and not host.is_simulated:
-        hint = "A graph file alone can be simulated, not measured: give a simulated host, or the model itself."
-        raise InvalidValue("workload", workload, "a name or package.module:function", where="environment", hint=hint)
+        raise InvalidValue(
+            "workload",
+            workload,
+            "a name or package.module:function",
+            where="environment",
+            hint="A graph file alone can be simulated, not measured: give a simulated host, or the model itself.",
+        )
     if spec.is_file:
         graph, times_s = load_graph(spec.path), load_times_s(spec.path)
         if times_s is not None:
@@ -376,8 +390,7 @@ class OneShotEnv(PlacementEnv[NDArray[np.int64]]):
         Raises:
             InvalidValue: not (G,) integers that name devices, or a reward of the user's that is not finite.
         """
-        devices = check_actions(action, self.action_space, "OneShotEnv")
-        scores = self.scorer.score(devices[None])
+        scores = self.scorer.score(check_actions(action, self.action_space, "OneShotEnv")[None])
         info = self._ended(float(scores.step_time_s[0]), scores.status[0], scores.placements[0])
         return self._observation.one(), float(scores.reward[0]), True, False, info
 

@@ -160,8 +160,7 @@ class ProblemFeatures:
             Of four equal GPUs and a CPU the twins are 0, 1, 2, 3 and 0.
         """
         looks = np.rint(self.devices.astype(np.float64) * 1e4).astype(np.int64)
-        is_same = (looks[:, None] == looks).all(axis=-1)
-        return np.asarray(np.tril(is_same, -1).sum(axis=1))
+        return np.asarray(np.tril((looks[:, None] == looks).all(axis=-1), -1).sum(axis=1))
 
 
 def problem_features(problem: Problem) -> ProblemFeatures:

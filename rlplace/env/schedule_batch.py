@@ -224,8 +224,9 @@ class SequentialBatch:
                 where="episode",
             )
         if found.min() < 0 or found.max() >= count:
-            bad = found.min() if found.min() < 0 else found.max()
-            raise InvalidValue(one, int(bad), f"0..{count - 1}", where="episode")
+            raise InvalidValue(
+                one, int(found.min() if found.min() < 0 else found.max()), f"0..{count - 1}", where="episode"
+            )
         return found.astype(np.int64)
 
 

@@ -201,8 +201,13 @@ class PolicyModule(nn.Module):
         if self.config is not None:
             saved = read_record(type(self.config), about.get("options"), about_path)
             if saved != self.config:
-                hint = f"Give the policy the options of {about_path}."
-                raise InvalidValue("options", str(self.config), str(saved), where=f"policy {self.kind}", hint=hint)
+                raise InvalidValue(
+                    "options",
+                    str(self.config),
+                    str(saved),
+                    where=f"policy {self.kind}",
+                    hint=f"Give the policy the options of {about_path}.",
+                )
         set_tensors(dict(self.named_parameters()), tensors, path)
         return tensors
 

@@ -278,8 +278,7 @@ class MessageLayer(nn.Module):
 
 def _mean_of(messages_KH: Tensor, ends_K: Tensor, num_groups: int) -> Tensor:
     total_GH = messages_KH.new_zeros(num_groups, messages_KH.shape[1]).index_add(0, ends_K, messages_KH)
-    counts_G = torch.bincount(ends_K, minlength=num_groups).clamp(min=1)
-    return total_GH / counts_G[:, None]
+    return total_GH / torch.bincount(ends_K, minlength=num_groups).clamp(min=1)[:, None]
 
 
 class GnnPolicy(IndependentPolicy):
@@ -439,5 +438,4 @@ def fields(problem: ProblemTensors, share_GD: Tensor) -> Tensor:
 def _share_of(share_GD: Tensor, from_K: Tensor, to_K: Tensor, weight_K: Tensor) -> Tensor:
     """(G, D): of what comes to each group over its edges, the share that comes from each device."""
     total_GD = torch.zeros_like(share_GD).index_add(0, to_K, share_GD[from_K] * weight_K[:, None])
-    weight_G = torch.zeros(len(share_GD)).index_add(0, to_K, weight_K)
-    return total_GD / weight_G.clamp(min=1e-9)[:, None]
+    return total_GD / torch.zeros(len(share_GD)).index_add(0, to_K, weight_K).clamp(min=1e-9)[:, None]

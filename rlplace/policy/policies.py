@@ -109,9 +109,6 @@ def _by_group(policy: Policy, learner: str) -> GroupPolicy:
     return policy
 
 
-HOW_TO = "docs/extending.md says what each of them does."
-
-
 class CheckedPolicy:
     """A policy whose placements are checked; errors name the policy.
 
@@ -152,8 +149,13 @@ class CheckedPolicy:
         if log_prob.shape != (1,):
             raise InvalidValue("shape", tuple(log_prob.shape), "(1,) for one placement", where=where)
         if bool(torch.isnan(log_prob)):
-            hint = "Its weights may have become NaN: look at the learner's loss and learning rate."
-            raise InvalidValue("value", log_prob.item(), "a number, for the policy's own mode", where=where, hint=hint)
+            raise InvalidValue(
+                "value",
+                log_prob.item(),
+                "a number, for the policy's own mode",
+                where=where,
+                hint="Its weights may have become NaN: look at the learner's loss and learning rate.",
+            )
 
     def _checked(self, devices: NDArray[Any], function: str, *batch: int) -> NDArray[np.int32]:
         shape = (*batch, self._problem.grouping.num_groups)
@@ -166,9 +168,13 @@ class CheckedPolicy:
         if barred.any():
             row, group = np.argwhere(barred)[0].tolist()
             found = checked.reshape(barred.shape)[row, group]
-            hint = "`problem.group_allowed` says where each group may be: give other devices no probability."
-            expected = f"one of {np.flatnonzero(allowed[group]).tolist()}, where pins and exclusions allow it"
-            raise InvalidValue("device", f"{found} for group {group}", expected, where=where, hint=hint)
+            raise InvalidValue(
+                "device",
+                f"{found} for group {group}",
+                f"one of {np.flatnonzero(allowed[group]).tolist()}, where pins and exclusions allow it",
+                where=where,
+                hint="`problem.group_allowed` says where each group may be: give other devices no probability.",
+            )
         return checked
 
 
@@ -204,8 +210,9 @@ class CheckedLearner:
         more: dict[str, Any] = {"ran": ran} if self._is_told_what_ran else {}
         figures: object = self._learner.update(group_devices, rewards, progress=progress, **more)
         if not isinstance(figures, Mapping):
-            expected = "figures by name, {} where there are none"
-            raise InvalidValue("value", figures, expected, where=f"learner {self._name!r}: update")
+            raise InvalidValue(
+                "value", figures, "figures by name, {} where there are none", where=f"learner {self._name!r}: update"
+            )
         return figures
 
     def keep(self) -> None:
@@ -228,8 +235,12 @@ def checked_policy(problem: Problem, config: LearnConfig, seed: int) -> CheckedP
     _check_members(policy, "policy", name, ("num_groups", "num_devices", "sample", "log_prob", "mode", "save"))
     sizes = (policy.num_groups, policy.num_devices)
     if sizes != problem.group_allowed.shape:
-        expected = f"{problem.group_allowed.shape}, the problem's"
-        raise InvalidValue("(num_groups, num_devices)", sizes, expected, where=f"policy {name!r}")
+        raise InvalidValue(
+            "(num_groups, num_devices)",
+            sizes,
+            f"{problem.group_allowed.shape}, the problem's",
+            where=f"policy {name!r}",
+        )
     if weights := _initial_weights(policy, config.recipe.init):
         weights[0].load(weights[1])
     return CheckedPolicy(policy, name, problem)
@@ -269,13 +280,23 @@ def _initial_weights(policy: Policy, init: str) -> tuple[Loadable, Path] | None:
     if init != "pretrained" and not init.endswith(WEIGHTS_ENDING):
         return None
     if not isinstance(policy, Loadable):
-        hint = "It has no `kind` and no `load`."
-        raise InvalidValue("init", init, "starts or none", where=f"policy {type(policy).__name__}", hint=hint)
+        raise InvalidValue(
+            "init",
+            init,
+            "starts or none",
+            where=f"policy {type(policy).__name__}",
+            hint="It has no `kind` and no `load`.",
+        )
     return policy, pretrained_path(policy.kind) if init == "pretrained" else Path(init)
 
 
 def _check_members(made: object, kind: str, name: str, members: tuple[str, ...]) -> None:
     missing = [member for member in members if not hasattr(made, member)]
     if missing:
-        actual = f"{type(made).__name__} without {', '.join(missing)}"
-        raise InvalidValue("type", actual, f"a {kind}", where=f"{kind} {name!r}", hint=HOW_TO)
+        raise InvalidValue(
+            "type",
+            f"{type(made).__name__} without {', '.join(missing)}",
+            f"a {kind}",
+            where=f"{kind} {name!r}",
+            hint="docs/extending.md says what each of them does.",
+        )

@@ -157,8 +157,7 @@ class PolicySearch:
             others = np.zeros((0, task.problem.graph.num_ops), dtype=np.int32)
             if self._recipe.screened > 1:
                 others = task.host.promising(count - count // 2).reshape(-1, others.shape[1])
-            proposed = grouping.expand(self._propose(count - len(others)))
-            batch = np.concatenate((others, proposed))
+            batch = np.concatenate((others, grouping.expand(self._propose(count - len(others)))))
             scores = self._host_scorer.score_placements(batch)
             rows = np.stack([majority_devices(task.problem, devices) for devices in scores.placements])
             figures = self._learner.update(rows, scores.reward, progress=1.0, ran=np.isfinite(scores.step_time_s))

@@ -347,8 +347,12 @@ class Reinforce(EliteLearner):
         for _ in range(IMITATION_STEPS):
             loss = -self.policy.log_prob(rows).mean() / max(rows.shape[1], 1)
             if not torch.isfinite(loss):
-                expected = "placements that the policy gives a probability"
-                raise InvalidValue("group_devices", "one that is impossible", expected, where="imitate")
+                raise InvalidValue(
+                    "group_devices",
+                    "one that is impossible",
+                    "placements that the policy gives a probability",
+                    where="imitate",
+                )
             if loss.item() < IMITATED:
                 break
             descend(optimizer, loss)

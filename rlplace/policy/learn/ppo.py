@@ -200,8 +200,13 @@ def learn_many(
         raise InvalidValue("scores", len(scores), f"one for each of {len(policies)} policies", where="learn_many")
     shared = list(policies[0].parameters())
     if any([id(one) for one in policy.parameters()] != [id(one) for one in shared] for policy in policies[1:]):
-        hint = "Give the network of the first policy to the others."
-        raise InvalidValue("policies", "networks of their own", "one network", where="learn_many", hint=hint)
+        raise InvalidValue(
+            "policies",
+            "networks of their own",
+            "one network",
+            where="learn_many",
+            hint="Give the network of the first policy to the others.",
+        )
     optimizer = Adam(shared, lr=config.learning_rate)
     learners = [
         GroupPPO(policy, config, seed=seed + index, optimizer=optimizer) for index, policy in enumerate(policies)

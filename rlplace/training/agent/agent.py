@@ -310,8 +310,13 @@ def learn_host(
         InvalidValue: nothing may be measured, or the measurer gave more or fewer measurements than plans.
     """
     if not budget.measurements:
-        hint = "For example: Budget(measurements=16)."
-        raise InvalidValue("measurements", 0, "at least 1 plan to measure", where="budget of learn_host", hint=hint)
+        raise InvalidValue(
+            "measurements",
+            0,
+            "at least 1 plan to measure",
+            where="budget of learn_host",
+            hint="For example: Budget(measurements=16).",
+        )
     config = (config or AgentConfig()).on(is_known=knowledge is not None)
     agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guide, knowledge=knowledge)
     begin = time.monotonic()
@@ -325,8 +330,12 @@ def learn_host(
             break
         outcomes = measurer.measure_plans(plans)
         if len(outcomes) != len(plans):
-            expected = f"{len(plans)}, one for each plan"
-            raise InvalidValue("number of measurements", len(outcomes), expected, where=type(measurer).__name__)
+            raise InvalidValue(
+                "number of measurements",
+                len(outcomes),
+                f"{len(plans)}, one for each plan",
+                where=type(measurer).__name__,
+            )
         agent.learn(plans, outcomes)
     return agent
 
