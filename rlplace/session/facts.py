@@ -103,10 +103,8 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         """The row as `--json` prints it."""
         optional = ("measured", "samples", "why", "traceback", "one_thread_s")
-        row = {
-            name: value for name, value in dataclasses.asdict(self).items() if name not in optional or value is not None
-        }
-        return row | {"history": [list(best) for best in self.history]}
+        row = dataclasses.asdict(self) | {"history": [list(best) for best in self.history]}
+        return {name: value for name, value in row.items() if name not in optional or value is not None}
 
 
 @record(frozen=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlplace.errors import FileProblem, UnknownName
+from rlplace.errors import FileProblem, UnknownName, nearest_names
 from rlplace.files import PARTIAL_ENDING, refuse_link, write_json_atomic, write_text_atomic
 from rlplace.locks import LOCK_FILE, FolderLock
 
@@ -63,8 +62,8 @@ class RunFolder:
             FileProblem: a file is in the way, the folder is not empty and `overwrite` is false, another run is writing
                 into it, or it cannot be written.
         """
-        cls.check(path, overwrite)
         root = Path(path)
+        cls.check(root, overwrite)
         try:
             root.mkdir(parents=True, exist_ok=True)
             if not os.access(root, os.W_OK | os.X_OK):
@@ -236,9 +235,7 @@ def _is_passing(name: str) -> bool:
 
 
 def _nearby(root: Path) -> str:
-    try:
-        names = [entry.name for entry in root.parent.iterdir() if entry.is_dir()]
-    except OSError:
+    if not root.parent.is_dir():
         return f" There is no folder {str(root.parent)!r} either."
-    nearest = difflib.get_close_matches(root.name, names, n=3, cutoff=0.5)
+    nearest = nearest_names(root.name, [entry.name for entry in root.parent.iterdir() if entry.is_dir()])
     return f" Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""

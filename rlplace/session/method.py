@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,7 +151,8 @@ class Outcome:
     def of(cls, outcome: Measurement) -> Outcome:
         """The record of a measurement."""
         step_s = outcome.step_time_s if outcome.ok else None
-        why = outcome.why.encode("utf-8", "replace").decode("utf-8")  # an error may quote a name that is no UTF-8
+        # an error may quote a name that is no UTF-8
+        why = outcome.why.encode("utf-8", "replace").decode("utf-8")
         return cls(outcome.status, step_s, outcome.samples_s, outcome.peak_bytes, why, outcome.reference_s)
 
     @property
@@ -182,23 +184,22 @@ def with_arrays(
     Raises:
         InvalidValue: an array is missing, malformed, or does not fit.
     """
-    num_devices, start, unmeasured = problem.host.num_devices, None, None
+    num_devices, found = problem.host.num_devices, dict[str, Any]()
     if "start" in arrays:
-        start = problem.check_placement(whole_numbers(arrays, "start", num_devices, where))
+        found["start"] = problem.check_placement(whole_numbers(arrays, "start", num_devices, where))
     if "candidates" in arrays:
         devices = whole_numbers(arrays, "candidates", num_devices, where)
         simulated_s = arrays.get("simulated_s")
         if simulated_s is None or simulated_s.dtype != np.float64 or simulated_s.shape != devices.shape[:1]:
             raise InvalidValue("simulated_s", "another array", "seconds for every candidate", where=where)
-        unmeasured = Unmeasured(problem.check_placement(devices), simulated_s.astype(np.float64))
-    plan = None
+        found["unmeasured"] = Unmeasured(problem.check_placement(devices), simulated_s.astype(np.float64))
     if "plan.devices" in arrays:
         graph = problem.graph
         most = graph.num_ops + max(graph.num_tensors * num_devices, 1)
         bounds = dict(zip(PLAN, (num_devices, max(graph.num_tensors, 1), num_devices, most)))
         parts = {part: whole_numbers(arrays, f"plan.{part}", bound, where) for part, bound in bounds.items()}
-        plan = checked_plan(problem, Plan(**parts), where)
-    return replace(result, plan=plan, start=start, unmeasured=unmeasured, races=tuple(races))
+        found["plan"] = checked_plan(problem, Plan(**parts), where)
+    return replace(result, races=tuple(races), **found)
 
 
 def race_of(
@@ -212,10 +213,8 @@ def race_of(
     """The race of plans with these fingerprints; those that are not known any more, or do not fit, are left out."""
     found: list[tuple[Plan, Measurement]] = []
     for fingerprint, outcome in zip(plans, outcomes):
-        try:
+        with suppress(UserError):
             found.append((checked_plan(problem, plan_of(fingerprint), where), outcome.measurement))
-        except UserError:
-            continue
     return Race(tuple(plan for plan, _ in found), tuple(outcome for _, outcome in found), is_final)
 
 

@@ -10,7 +10,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -115,10 +115,8 @@ class StoredMeasurement:
     clock_hz: Number | None = None
 
     def __post_init__(self) -> None:
-        if self.status == "ok" and self.step_time_s is None:
-            raise InvalidValue("step_time_s", None, "more than 0 where the status is ok")
-        if self.status != "ok" and self.step_time_s is not None:
-            raise InvalidValue("step_time_s", self.step_time_s, f"none where the status is {self.status}")
+        if (self.status == "ok") != (self.step_time_s is not None):
+            raise InvalidValue("step_time_s", self.step_time_s, "seconds where the status is ok, and nowhere else")
 
     @classmethod
     def of(cls, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> StoredMeasurement:
@@ -183,7 +181,7 @@ def decode_measurement(row: Mapping[str, object], where: str) -> StoredMeasureme
     Raises:
         FileProblem, InvalidValue, UnknownName: a value that no measurement has; names the column.
     """
-    values = dict(row)
+    values = {name: value for name, value in row.items() if name != "number"}
     for name in LISTS:
         text = values[name]
         if not isinstance(text, str):
@@ -259,27 +257,34 @@ def summarise(problem: Problem, timeline: Timeline) -> dict[str, Any]:
         destination, number, bytes, seconds]`; `peak_bytes` of each device, empty where memory was not followed.
     """
     graph, names = problem.graph, [device.name for device in problem.host.devices]
-    ops: dict[tuple[str, str], list[float]] = {}
     runs = ~graph.is_source
     op_s = timeline.op_end_s - timeline.op_start_s
-    for op in np.flatnonzero(runs).tolist():
-        of = ops.setdefault((graph.targets[op], names[int(timeline.op_device[op])]), [0, 0.0])
-        of[0] += 1
-        of[1] += float(op_s[op])
-    copies: dict[tuple[str, str], list[float]] = {}
-    copy_s = timeline.transfer_end_s - timeline.transfer_start_s
-    for k, tensor in enumerate(timeline.transfer_tensor.tolist()):
-        pair = names[int(timeline.transfer_source[k])], names[int(timeline.transfer_destination[k])]
-        of = copies.setdefault(pair, [0, 0, 0.0])
-        of[0] += 1
-        of[1] += int(graph.tensor_bytes[tensor])
-        of[2] += float(copy_s[k])
+    ops = (
+        (graph.targets[op], names[int(timeline.op_device[op])], (1, float(op_s[op])))
+        for op in np.flatnonzero(runs).tolist()
+    )
+    routes = zip(timeline.transfer_source.tolist(), timeline.transfer_destination.tolist(), strict=True)
+    num_bytes = graph.tensor_bytes[timeline.transfer_tensor].tolist()
+    copy_s = (timeline.transfer_end_s - timeline.transfer_start_s).tolist()
+    copies = (
+        (names[source], names[destination], (1, size, seconds))
+        for (source, destination), size, seconds in zip(routes, num_bytes, copy_s, strict=True)
+    )
     ends = (*timeline.op_end_s[runs].tolist(), *timeline.transfer_end_s.tolist())
     peaks = np.zeros(len(names), dtype=np.int64)
     np.maximum.at(peaks, timeline.memory_device, timeline.memory_bytes)
     return {
         "step_s": max(ends, default=0.0),
-        "ops": sorted(([*pair, *of] for pair, of in ops.items()), key=lambda row: (-float(row[3]), row[:2])),
-        "copies": sorted(([*pair, *of] for pair, of in copies.items()), key=lambda row: (-float(row[4]), row[:2])),
+        "ops": _summed(ops),
+        "copies": _summed(copies),
         "peak_bytes": peaks.tolist() if len(timeline.memory_bytes) else [],
     }
+
+
+def _summed(rows: Iterable[tuple[str, str, tuple[float, ...]]]) -> list[list[Any]]:
+    """A row for each pair of names, with the sums of its numbers; that with the largest last sum first."""
+    sums: dict[tuple[str, str], list[float]] = {}
+    for one, other, numbers in rows:
+        before = sums.get((one, other), [0] * len(numbers))
+        sums[one, other] = [total + number for total, number in zip(before, numbers, strict=True)]
+    return sorted(([*pair, *total] for pair, total in sums.items()), key=lambda row: (-float(row[-1]), row[:2]))

@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, UnknownName
 from rlplace.files import jsonable, write_bytes_atomic
@@ -77,12 +77,11 @@ def format_of(word: str | None, out: Path | None) -> Format:
     """
     if word is None:
         word = "csv" if out is None else _ENDINGS.get(out.suffix.lower(), "csv")
-    for known in FORMATS:
-        if known == word:
-            if known == "parquet" and out is None:
-                raise InvalidValue("out", None, "a file for Parquet", where="measurements", hint="Give --out FILE.")
-            return known
-    raise UnknownName("format", word, FORMATS)
+    if word not in FORMATS:
+        raise UnknownName("format", word, FORMATS)
+    if word == "parquet" and out is None:
+        raise InvalidValue("out", None, "a file for Parquet", where="measurements", hint="Give --out FILE.")
+    return cast("Format", word)
 
 
 def write_table(rows: Sequence[StoredMeasurement], path: Path, kind: Format) -> None:
