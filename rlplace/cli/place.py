@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import tyro
 
-from rlplace.cli.arguments import Batched, Duration, Grouped, Placing, Seed, print_json, setup_of
+from rlplace.cli.arguments import Batched, Duration, Grouped, Placing, Seed, find_host, print_json, setup_of
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.format import format_ms
-from rlplace.say import say
+from rlplace.say import counted, say
 
 EVALUATIONS = 16
 """Placements of a workload that are simulated by default."""
@@ -86,27 +86,18 @@ def place(
         method, count = method or METHOD, evaluations or EVALUATIONS
         result = place_workload(setup, path, method=method, evaluations=count, is_quiet=quiet)
     else:
-        if grouping != type(grouping)() or batch != type(batch)():
-            raise InvalidValue(
-                "options",
-                "of groups or of the batch",
-                "none beside a run folder",
-                where="place",
-                hint="Groups and micro-batches are those of the run.",
-            )
-        if workload_seed:
-            raise InvalidValue(
-                "workload_seed",
-                workload_seed,
-                "none beside a run folder",
-                where="place",
-                hint="The workload is built as the run built it.",
-            )
-        found = placing.find_host(host)
+        has_options = grouping != type(grouping)() or batch != type(batch)()
+        for field, given, hint in (
+            ("options", has_options and "of groups or of the batch", "Groups and micro-batches are those of the run."),
+            ("workload_seed", workload_seed, "The workload is built as the run built it."),
+        ):
+            if given:
+                raise InvalidValue(field, given, "none beside a run folder", where="place", hint=hint)
+        found = find_host(host, gangs=placing.gangs)
         has_own = bool(placing.pin or placing.exclude or placing.together)
         constraints = placing.constraints(found) if has_own else None
         path = None if path is None else _free(path, overwrite)
-        from rlplace.training.elastic.replace_run import replace_run
+        from rlplace.training.elastic.elsewhere import replace_run
 
         result = replace_run(
             folder,
@@ -148,24 +139,19 @@ def _free(path: Path, overwrite: bool) -> Path:
 
 
 def _show(result: dict[str, Any]) -> None:
-    count, single_s = result["evaluations"], result["single_s"]
+    single_s = result["single_s"]
     single = f"best single device {format_ms(single_s)} ms" if math.isfinite(single_s) else "no single device holds it"
     carried = ""
     if math.isfinite(result.get("before_s", math.nan)):
-        carried = f"it was {format_ms(result['before_s'])} ms on {result['host']['from']}, "
-        carried += _carried_words(result["carried_s"])
+        fits = math.isfinite(result["carried_s"])
+        now = f"{format_ms(result['carried_s'])} ms" if fits else "it does not fit into memory"
+        carried = f"it was {format_ms(result['before_s'])} ms on {result['host']['from']}, carried over {now}; "
     say(
         f"{result['placement'] or result['new_run']}: {format_ms(result['step_time_s'])} ms simulated after "
-        f"{count} placement{'s' * (count != 1)} in {result['plan_s']:.2f} s; {carried}{single}, "
+        f"{counted(result['evaluations'], 'placement')} in {result['plan_s']:.2f} s; {carried}{single}, "
         f"bound {format_ms(result['lower_bound_s'])} ms ({result['lower_bound']})"
     )
     if result["step_time_s"] > single_s:
         say(
             "warning: this is slower than the best single device: give more `--evaluations`, or do not place this model"
         )
-
-
-def _carried_words(carried_s: float) -> str:
-    if math.isfinite(carried_s):
-        return f"carried over {format_ms(carried_s)} ms; "
-    return "carried over it does not fit into memory; "

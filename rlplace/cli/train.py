@@ -16,6 +16,7 @@ from rlplace.cli.arguments import (
     Placing,
     Seed,
     Stored,
+    find_host,
     given_options,
     print_json,
     setup_of,
@@ -26,7 +27,7 @@ from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
 
 if TYPE_CHECKING:
-    from rlplace.training.resume import Named
+    from rlplace.training.command import Named
 
 AGAIN = ("in-process", "store", "track", "cluster", "init", "priors")
 """Options that a run folder is not believed where they reach out of it: they may be given again."""
@@ -98,8 +99,7 @@ def train(
     if resume is not None:
         given = given_options()
         _check_given((*BESIDE_RESUME, *BESIDE_HOST) if "host" in given else BESIDE_RESUME)
-        from rlplace.training.command import Shown
-        from rlplace.training.resume import Named, resume_training
+        from rlplace.training.command import Named, Shown, resume_training
 
         more_s = budget if isinstance(budget, MoreTime) else 0.0
         named = Named(
@@ -184,7 +184,7 @@ def _elsewhere(
             "a time without `+` beside --host",
             hint="The run on the new host begins anew, with a budget of its own.",
         )
-    found = placing.find_host(host)
+    found = find_host(host, gangs=placing.gangs)
     has_own = bool(placing.pin or placing.exclude or placing.together)
     constraints = placing.constraints(found) if has_own else None
     from rlplace.training.elastic.elsewhere import folder_for, resume_elsewhere

@@ -39,9 +39,20 @@ from rlplace.records import read_record, to_json
 from rlplace.search.task import Saveable
 from rlplace.session.calibrate import Known
 from rlplace.session.cut import CutOptions
-from rlplace.session.facts import Ending, FinalTable, ProblemFacts, Request, Verdict
+from rlplace.session.facts import (
+    Ending,
+    FinalTable,
+    MethodResult,
+    Outcome,
+    ProblemFacts,
+    Race,
+    Request,
+    Verdict,
+    arrays_of,
+    race_of,
+    with_arrays,
+)
 from rlplace.session.folder import SESSION, RunFolder
-from rlplace.session.method import MethodResult, Outcome, Race, arrays_of, race_of, with_arrays
 from rlplace.session.prepare import Prepared, verdict_of
 from rlplace.session.setup import ProblemOptions
 from rlplace.session.steps import Steps

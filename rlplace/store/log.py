@@ -20,7 +20,7 @@ from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
 from rlplace.say import counted
 from rlplace.store.folders import AUTO, store_path
-from rlplace.store.records import MeasuringProcess, StoredMeasurement, summarise
+from rlplace.store.rows import MeasuringProcess, StoredMeasurement, summarise
 from rlplace.store.store import MeasurementStore
 
 DAY_S = 86400.0

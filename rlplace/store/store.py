@@ -22,7 +22,7 @@ from rlplace.measure.measurement import MeasurementKey, Status
 from rlplace.measure.plan import Plan
 from rlplace.records import read_record
 from rlplace.store.database import RUN, STORE, open_for_reading, open_for_writing, told, transaction
-from rlplace.store.records import (
+from rlplace.store.rows import (
     ARRAYS,
     LISTS,
     MeasuringProcess,
@@ -256,9 +256,8 @@ class MeasurementStore:
             if chosen.is_empty:
                 self._connection.execute("DELETE FROM learned_hosts")
             self._connection.execute("DELETE FROM traces WHERE plan NOT IN (SELECT plan FROM measurements)")
-            if not self._connection.execute(
-                "SELECT 1 FROM sqlite_schema WHERE name = 'races'"
-            ).fetchone():  # the races of a run name plans, too
+            # the races of a run name plans, too
+            if not self._connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'races'").fetchone():
                 self._connection.execute("DELETE FROM plans WHERE fingerprint NOT IN (SELECT plan FROM measurements)")
             self._connection.execute(
                 """DELETE FROM sessions WHERE begun_s < :ended

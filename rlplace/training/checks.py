@@ -23,9 +23,8 @@ def completed(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfi
         InvalidValue: an unknown option, or one out of range.
     """
     known = {field.name for field in dataclasses.fields(TrainConfig)}
-    for name in options:
-        if name not in known:
-            raise InvalidValue("option", name, f"one of {', '.join(sorted(known))}", where="train")
+    for name in options.keys() - known:
+        raise InvalidValue("option", name, f"one of {', '.join(sorted(known))}", where="train")
     return dataclasses.replace(config or TrainConfig(), **options)
 
 
@@ -68,38 +67,59 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
         FileProblem: the file of priors or of weights cannot be read, or it is of another kind of policy.
     """
     load_priors(config.search.priors)
-    if config.evaluations is not None and not is_simulated:
-        hint = "A search that measures has a budget of time: `--budget`."
-        raise InvalidValue(
-            "evaluations", config.evaluations, "none on a host that is measured", where="train", hint=hint
-        )
-    if config.evaluations is not None and config.budget_s != TrainConfig.budget_s:
-        hint = "Leave one of the two out."
-        raise InvalidValue("evaluations", config.evaluations, "none beside budget_s", where="train", hint=hint)
     recipe, method = config.learn.recipe, method_of(config, is_simulated=is_simulated)
     if method not in METHODS and method in POLICIES:
         raise UnknownName("method", method, METHODS, hint=f"It is a policy: `--policy {method}`.")
     _ = METHODS[method], POLICIES[recipe.policy], LEARNERS[recipe.learner]
     make_reward(recipe.reward, 1.0)
     GroupingRule.parse(config.grouping)
-    if config.guide is not None and method not in (LEARNED, GUIDED):
-        hint = f"A policy guides the searches of `{LEARNED}` and `{GUIDED}`."
-        raise InvalidValue("guide", config.search.guide, f"none with method {method}", where="train", hint=hint)
-    asked = method_of(config, is_simulated=False)
-    if asked != LEARNED and config.agent != AgentConfig():
-        hint = f"The agent is the method `{LEARNED}`."
-        raise InvalidValue("agent", _changed(config.agent), f"none with method {asked}", where="train", hint=hint)
-    if method in (POLICY, GUIDED) or config.guide is not None:
+    has_evaluations, asked = config.evaluations is not None, method_of(config, is_simulated=False)
+    has_policy = method in (POLICY, GUIDED) or config.guide is not None
+    none_learns = f"none with method {method}, which learns none"
+    own_policy = f"It is of the methods `{POLICY}` and `{GUIDED}`; `--guide` names a policy for `{LEARNED}`."
+    for is_wrong, field, actual, expected, hint in (
+        (
+            has_evaluations and not is_simulated,
+            "evaluations",
+            config.evaluations,
+            "none on a host that is measured",
+            "A search that measures has a budget of time: `--budget`.",
+        ),
+        (
+            has_evaluations and config.budget_s != TrainConfig.budget_s,
+            "evaluations",
+            config.evaluations,
+            "none beside budget_s",
+            "Leave one of the two out.",
+        ),
+        (
+            config.guide is not None and method not in (LEARNED, GUIDED),
+            "guide",
+            config.search.guide,
+            f"none with method {method}",
+            f"A policy guides the searches of `{LEARNED}` and `{GUIDED}`.",
+        ),
+        (
+            asked != LEARNED and config.agent != AgentConfig(),
+            "agent",
+            _changed(config.agent),
+            f"none with method {asked}",
+            f"The agent is the method `{LEARNED}`.",
+        ),
+        (not has_policy and config.learn.policy is not None, "policy", config.learn.policy, none_learns, own_policy),
+        (not has_policy and config.learn.learner is not None, "learner", config.learn.learner, none_learns, own_policy),
+        (
+            not has_policy and method != SCHEDULE and config.learn != LearnConfig(),
+            "learn",
+            _changed(config.learn),
+            none_learns,
+            f"They are of the methods `{POLICY}`, `{GUIDED}` and `{SCHEDULE}`, and of `--guide`.",
+        ),
+    ):
+        if is_wrong:
+            raise InvalidValue(field, actual, expected, where="train", hint=hint)
+    if has_policy:
         check_fit(config.guide or config.learn)
-        return
-    for option, named in (("policy", config.learn.policy), ("learner", config.learn.learner)):
-        if named is not None:
-            hint = f"It is of the methods `{POLICY}` and `{GUIDED}`; `--guide` names a policy for `{LEARNED}`."
-            raise InvalidValue(option, named, f"none with method {method}, which learns none", where="train", hint=hint)
-    if method != SCHEDULE and config.learn != LearnConfig():
-        hint = f"They are of the methods `{POLICY}`, `{GUIDED}` and `{SCHEDULE}`, and of `--guide`."
-        expected = f"none with method {method}, which learns none"
-        raise InvalidValue("learn", _changed(config.learn), expected, where="train", hint=hint)
 
 
 def _changed(options: AgentConfig | LearnConfig) -> str:

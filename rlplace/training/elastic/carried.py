@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -132,11 +133,9 @@ def carried_learned(learned: LearnedHost | None, source: CostSource, match: Devi
         for new in new_links
         if (alike := [by_name[kind, old] for old in match.links[new] if (kind, old) in by_name])
     ]
-    equations = _widened(learned.equations, len(factors), means) if learned.equations else ()
-    host = match.new
-    return LearnedHost(
-        host.name, host.fingerprint, source, learned.prior, (*factors, *means), (), equations=tuple(equations)
-    )
+    equations = tuple(_widened(learned.equations, len(factors), means)) if learned.equations else ()
+    new = match.new
+    return LearnedHost(new.name, new.fingerprint, source, learned.prior, (*factors, *means), (), equations=equations)
 
 
 def _mean(factors: list[LearnedFactor], name: str) -> LearnedFactor:
@@ -263,22 +262,16 @@ def match_devices(old: Host, new: Host) -> DeviceMatch:
 
     A gang, which has members, stands for gangs only.
     """
-    to, taken = [GONE] * old.num_devices, set[int]()
+    to = [GONE] * old.num_devices
+    for alike in (("name", "kind"), ("kind",), ("name",), ()):
 
-    def pair(are_alike: Callable[[Device, Device], bool]) -> None:
+        def facts(device: Device, alike: tuple[str, ...] = alike) -> list[object]:
+            return [bool(device.members), *(getattr(device, name) for name in alike)]
+
         for place, device in enumerate(old.devices):
-            if to[place] != GONE:
-                continue
-            for index, other in enumerate(new.devices):
-                if index not in taken and bool(device.members) == bool(other.members) and are_alike(device, other):
-                    to[place] = index
-                    taken.add(index)
-                    break
-
-    pair(lambda one, other: one.name == other.name and one.kind == other.kind)
-    pair(lambda one, other: one.kind == other.kind)
-    pair(lambda one, other: one.name == other.name)
-    pair(lambda one, other: True)
+            if to[place] == GONE:
+                free = (k for k, other in enumerate(new.devices) if k not in to and facts(other) == facts(device))
+                to[place] = next(free, GONE)
     return DeviceMatch(old, new, tuple(to))
 
 
@@ -319,8 +312,8 @@ def op_type_factors(graph: OpGraph, measured_s: Sequence[NDArray[np.float64]]) -
 
 def _unit_times(graph: OpGraph, *, is_compute: bool) -> NDArray[np.float64]:
     """(N,) seconds at 1 FLOP/s, or at 1 byte/s, with everything else free."""
-    peaks = {"float32": 1.0 if is_compute else ENDLESS}
-    bandwidth = ENDLESS if is_compute else 1.0
+    flops, bandwidth = (1.0, ENDLESS) if is_compute else (ENDLESS, 1.0)
+    peaks = {"float32": flops}
     device = Device("unit", "unit", "simulated", 1, peak_flops_per_s=peaks, memory_bandwidth_bytes_per_s=bandwidth)
     seconds: NDArray[np.float64] = estimate_costs(graph, Host("unit", (device,))).op_time_s[:, 0]
     return seconds
@@ -370,8 +363,10 @@ def carried_placement(
         simulator: of the problem.
     """
     kept = np.array(match.to, dtype=np.int32)[devices]
-    if (kept != GONE).all() and _may_be(problem, kept):
-        return kept
+    if (kept != GONE).all():
+        with suppress(InvalidValue):
+            problem.check_placement(kept)
+            return kept
     fine = atoms(problem)
     leaders = _leaders(problem, fine, kept)
     if (leaders != GONE).all():
@@ -382,14 +377,6 @@ def carried_placement(
     placements = placements[np.sort(np.unique(placements, axis=0, return_index=True)[1])]
     best: NDArray[np.int32] = placements[int(np.argmin(simulator.step_times(placements)))]
     return best
-
-
-def _may_be(problem: Problem, devices: NDArray[np.int32]) -> bool:
-    try:
-        problem.check_placement(devices)
-    except InvalidValue:
-        return False
-    return True
 
 
 def _leaders(problem: Problem, fine: Grouping, kept: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -434,8 +421,6 @@ def _moved(
     before = devices[first_op]  # of atoms; one that came from several devices is nowhere for another reason
     is_free = leaders == GONE
     rank = np.cumsum(np.array(match.to) == GONE)
-    found = []
-    for turn in range(problem.host.num_devices):
-        moved = np.where(is_free, (rank[before] + turn) % problem.host.num_devices, leaders)
-        found.append(fine.expand(moved.astype(np.int32)))
-    return found
+    count = problem.host.num_devices
+    turned = (np.where(is_free, (rank[before] + turn) % count, leaders) for turn in range(count))
+    return [fine.expand(moved.astype(np.int32)) for moved in turned]
