@@ -92,8 +92,13 @@ def compare(
             ("micro_batches", asked.count, 1, "A dnn-partitioning file holds a step as it was cut by others."),
         ):
             if value != expected:
-                allowed = f"{'none' if expected is None else expected} with such a file"
-                raise InvalidValue(field, value, allowed, where="compare", hint=hint)
+                raise InvalidValue(
+                    field,
+                    value,
+                    f"{'none' if expected is None else expected} with such a file",
+                    where="compare",
+                    hint=hint,
+                )
         result = run_published(
             spec.path,
             minimised,
@@ -122,8 +127,13 @@ def compare(
                 true, measured, methods, evaluations, seconds, seeds=seeds, objective=objective, seed=drawn
             )
         elif minimised not in ("latency", "throughput"):
-            hint = "max-load and piece-latency are for files of the published benchmark."
-            raise InvalidValue("objective", minimised, "latency or throughput", where="compare", hint=hint)
+            raise InvalidValue(
+                "objective",
+                minimised,
+                "latency or throughput",
+                where="compare",
+                hint="max-load and piece-latency are for files of the published benchmark.",
+            )
         else:
             hidden = None
             searches, baselines = split_methods(methods)

@@ -86,8 +86,13 @@ def measurements(
     for option, value in given.items():
         owner = next((other for other, options in OPTIONS.items() if option in options), action)
         if value is not None and owner != action:
-            hint = f"`--{option}` is an option of `{owner}`."
-            raise InvalidValue(option, value, f"no such option of `{action}`", where="measurements", hint=hint)
+            raise InvalidValue(
+                option,
+                value,
+                f"no such option of `{action}`",
+                where="measurements",
+                hint=f"`--{option}` is an option of `{owner}`.",
+            )
     if action == "list":
         _list(path, chosen, MOST_LISTED if most is None else most, json)
     elif action == "export":

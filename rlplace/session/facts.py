@@ -374,6 +374,7 @@ def whole_numbers(arrays: Arrays, name: str, bound: int, where: str) -> NDArray[
         raise InvalidValue(name, "missing" if found is None else str(found.dtype), "integers", where=where)
     numbers = found.astype(np.int64)
     if numbers.size and (numbers.min() < 0 or numbers.max() >= bound):
-        wrong = int(numbers.min()) if numbers.min() < 0 else int(numbers.max())
-        raise InvalidValue(name, wrong, f"0..{bound - 1}", where=where)
+        raise InvalidValue(
+            name, int(numbers.min()) if numbers.min() < 0 else int(numbers.max()), f"0..{bound - 1}", where=where
+        )
     return numbers.astype(np.int32)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlplace.errors import FileProblem, UnknownName, nearest_names
-from rlplace.files import PARTIAL_ENDING, refuse_link, write_json_atomic, write_text_atomic
+from rlplace.files import PARTIAL_ENDING, os_errors, refuse_link, write_json_atomic, write_text_atomic
 from rlplace.locks import LOCK_FILE, FolderLock
 
 SESSION = "session.db"
@@ -64,7 +64,7 @@ class RunFolder:
         """
         root = Path(path)
         cls.check(root, overwrite)
-        try:
+        with os_errors(root, "made a run folder"):
             root.mkdir(parents=True, exist_ok=True)
             if not os.access(root, os.W_OK | os.X_OK):
                 raise FileProblem(root, "this folder cannot be written to: name another.")
@@ -75,8 +75,6 @@ class RunFolder:
             except BaseException:
                 lock.release()
                 raise
-        except OSError as error:
-            raise FileProblem(root, f"cannot be made a run folder: {error.strerror or error}.") from error
         return cls(root, lock)
 
     @staticmethod
@@ -93,10 +91,8 @@ class RunFolder:
         """
         root = Path(path)
         FolderLock.check(root)
-        try:
+        with os_errors(root, "made a run folder"):
             _check_entries(root, overwrite)
-        except OSError as error:
-            raise FileProblem(root, f"cannot be made a run folder: {error.strerror or error}.") from error
 
     def close(self) -> None:
         """Ends the writing: another run may have the folder."""
@@ -112,10 +108,8 @@ class RunFolder:
                 be.
         """
         root = Path(path)
-        try:
+        with os_errors(root, "read"):
             _check_is_run(root)
-        except OSError as error:
-            raise FileProblem(root, f"cannot be read: {error.strerror or error}.") from error
         return cls(root)
 
     @classmethod
@@ -136,13 +130,11 @@ class RunFolder:
                 f"there is nothing to resume (no {SESSION}): the run was stopped before it began. Start it again.",
             )
         cls.open(root)
-        try:
+        with os_errors(root, "gone on with"):
             if not os.access(root, os.W_OK | os.X_OK):
                 raise FileProblem(root, "this folder cannot be written to.")
             lock = FolderLock(root)
             _remove_partial(root)
-        except OSError as error:
-            raise FileProblem(root, f"cannot be gone on with: {error.strerror or error}.") from error
         return cls(root, lock)
 
     def path(self, name: str) -> Path:

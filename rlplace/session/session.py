@@ -490,9 +490,12 @@ class Session:
             if actual != wanted:
                 raise FingerprintMismatch(kind, actual, wanted)
         if len(placement.devices) != facts.num_ops or len(placement.device_names) != host.num_devices:
-            actual = f"{len(placement.devices)} ops on {len(placement.device_names)} devices"
-            expected = f"{facts.num_ops} ops on {host.num_devices} devices, as in its problem"
-            raise InvalidValue("op_device", actual, expected, where=self._where("placement"))
+            raise InvalidValue(
+                "op_device",
+                f"{len(placement.devices)} ops on {len(placement.device_names)} devices",
+                f"{facts.num_ops} ops on {host.num_devices} devices, as in its problem",
+                where=self._where("placement"),
+            )
         return placement
 
     def keep_placement(self, placement: Placement) -> None:
@@ -656,6 +659,10 @@ def _shaped(
 ) -> NDArray[np.generic]:
     array = arrays.get(name)
     if array is None or array.dtype != kind or array.shape != shape:
-        actual = "missing" if array is None else f"{array.dtype} of shape {array.shape}"
-        raise InvalidValue(name, actual, f"{np.dtype(kind).name} of shape {shape}", where=where)
+        raise InvalidValue(
+            name,
+            "missing" if array is None else f"{array.dtype} of shape {array.shape}",
+            f"{np.dtype(kind).name} of shape {shape}",
+            where=where,
+        )
     return array

@@ -24,7 +24,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from rlplace.errors import FileProblem
-from rlplace.files import open_plain
+from rlplace.files import open_plain, os_errors
 
 BUSY_S = 5.0
 """How long another process that is writing is waited for."""
@@ -340,8 +340,9 @@ def told(path: Path, schema: Schema = STORE) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        words = _WORDS.get(_code(error), _DAMAGED)
-        raise FileProblem(path, words.format(error=error, elsewhere=schema.elsewhere, busy_s=BUSY_S)) from error
+        raise FileProblem(
+            path, _WORDS.get(_code(error), _DAMAGED).format(error=error, elsewhere=schema.elsewhere, busy_s=BUSY_S)
+        ) from error
 
 
 @contextmanager
@@ -489,14 +490,10 @@ def _check_journal(path: Path, journal: Path) -> None:
 
 def _piece(path: Path, start: int, size: int) -> bytes:
     """`size` bytes of a file, from the end where `start` is negative; empty where there is no such file."""
-    try:
-        with open_plain(path) as file:
-            file.seek(start if start >= 0 else max(0, os.fstat(file.fileno()).st_size + start))
-            return file.read(size)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+    with os_errors(path, "read"), suppress(FileNotFoundError), open_plain(path) as file:
+        file.seek(start if start >= 0 else max(0, os.fstat(file.fileno()).st_size + start))
+        return file.read(size)
+    return b""
 
 
 def _is_open_here(path: Path) -> bool:
@@ -536,10 +533,8 @@ def _moment(path: Path) -> tuple[object, ...] | None:
     """What differs once a database has changed, appended frames of its log aside; None amid a transaction."""
     if _piece(_beside(path, "-journal"), 0, 1).strip(b"\0"):  # as SQLite sees that one is hot
         return None
-    try:
+    with os_errors(path, "read"):
         found = path.stat()
-    except OSError as error:
-        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
     header, log = _piece(path, 0, 100), _piece(_beside(path, "-wal"), 0, 32)
     return found.st_ino, found.st_size, found.st_mtime_ns, header, log
 

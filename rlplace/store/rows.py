@@ -212,8 +212,9 @@ def decode_plan(row: Mapping[str, object], where: str) -> Plan:
     """
     arrays = {name: _decode_array(row[name], name, where) for name in ARRAYS}
     if len(arrays["devices"]) != row["num_ops"]:
-        actual = described(row["num_ops"])
-        raise InvalidValue("num_ops", actual, f"{len(arrays['devices'])}, one for each device", where=where)
+        raise InvalidValue(
+            "num_ops", described(row["num_ops"]), f"{len(arrays['devices'])}, one for each device", where=where
+        )
     plan = Plan(**arrays)
     if plan.fingerprint != row["fingerprint"]:
         raise InvalidValue("fingerprint", described(row["fingerprint"]), plan.fingerprint, where=where)

@@ -45,11 +45,22 @@ def check_beside_problem(config: TrainConfig, *, is_tracked: bool) -> None:
     default = TrainConfig()
     for name in OF_THE_PROBLEM:
         if (given := getattr(config, name)) != getattr(default, name):
-            hint = f"It has its groups and constraints: Problem.estimate(..., {name}=...), or Problem.profile likewise."
-            raise InvalidValue(name, given, "none beside a problem", where="train", hint=hint)
+            raise InvalidValue(
+                name,
+                given,
+                "none beside a problem",
+                where="train",
+                hint=f"It has its groups and constraints: Problem.estimate(..., {name}=...), or Problem.profile "
+                "likewise.",
+            )
     if config.track != default.track and not is_tracked:
-        hint = "Give `tracker=make_tracker(...)` of rlplace.training.tracking, which knows where to."
-        raise InvalidValue("track", config.track, f"{default.track!r} without a tracker", where="train", hint=hint)
+        raise InvalidValue(
+            "track",
+            config.track,
+            f"{default.track!r} without a tracker",
+            where="train",
+            hint="Give `tracker=make_tracker(...)` of rlplace.training.tracking, which knows where to.",
+        )
 
 
 def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:

@@ -593,9 +593,13 @@ def believed(config: TrainConfig, named: Named, where: str) -> TrainConfig:
     ):
         is_file = kept is not None and (option == "priors" or str(kept).endswith(WEIGHTS_ENDING))
         if (again is not None and again != kept) or (is_file and again is None):
-            expected = f"{shortened(str(kept))!r}, as it was started" if kept is not None else "none, as it was started"
-            hint = "A file is opened only if you name it again." if is_file else ""
-            raise InvalidValue(f"--{option}", None if again is None else str(again), expected, where=where, hint=hint)
+            raise InvalidValue(
+                f"--{option}",
+                None if again is None else str(again),
+                f"{shortened(str(kept))!r}, as it was started" if kept is not None else "none, as it was started",
+                where=where,
+                hint="A file is opened only if you name it again." if is_file else "",
+            )
     changed = {}
     for option, harmless in HARMLESS.items():
         kept, again = getattr(config, option), getattr(named, option)
@@ -615,9 +619,12 @@ def _spec(kept: Request, workload: str | None, where: str) -> WorkloadSpec:
     spec = parse_kept_workload(kept.workload, workload, where=where, command=command)
     is_moved = spec.is_file and Path(spec.name).name == Path(kept.workload).name  # its graph is compared later
     if workload is not None and kept.workload not in (workload, str(spec)) and not is_moved:
-        hint = "Name that one, or start a run of its own."
         raise InvalidValue(
-            "workload", workload, f"{shortened(kept.workload)!r}, the run's", where="train --resume", hint=hint
+            "workload",
+            workload,
+            f"{shortened(kept.workload)!r}, the run's",
+            where="train --resume",
+            hint="Name that one, or start a run of its own.",
         )
     return spec
 
@@ -627,13 +634,20 @@ def _extended(config: TrainConfig, named: Named) -> TrainConfig:
     if budget_s is None:
         return config
     if config.evaluations is not None:
-        hint = "Its budget are placements, so that the same seed finds the same: leave `--budget` out."
-        raise InvalidValue("budget", budget_s, "none for a run of `--evaluations`", where="train --resume", hint=hint)
-    if budget_s < config.budget_s:
-        expected = f"at least {config.budget_s:g} s, which the run was given"
-        hint = (
-            "It is the budget of the whole run, with what was spent of it before: "
-            f"`--budget +{budget_s:g}s` gives the run {budget_s:g} s more."
+        raise InvalidValue(
+            "budget",
+            budget_s,
+            "none for a run of `--evaluations`",
+            where="train --resume",
+            hint="Its budget are placements, so that the same seed finds the same: leave `--budget` out.",
         )
-        raise InvalidValue("budget", budget_s, expected, where="train --resume", hint=hint)
+    if budget_s < config.budget_s:
+        raise InvalidValue(
+            "budget",
+            budget_s,
+            f"at least {config.budget_s:g} s, which the run was given",
+            where="train --resume",
+            hint="It is the budget of the whole run, with what was spent of it before: "
+            f"`--budget +{budget_s:g}s` gives the run {budget_s:g} s more.",
+        )
     return dataclasses.replace(config, budget_s=budget_s)

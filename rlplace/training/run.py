@@ -71,8 +71,13 @@ def train(
     """
     given: object = problem
     if not isinstance(given, Problem):
-        hint = "Make one of a graph and a host: `Problem.profile(graph, host)`."
-        raise InvalidValue("problem", type(given).__name__, "a Problem", where="train", hint=hint)
+        raise InvalidValue(
+            "problem",
+            type(given).__name__,
+            "a Problem",
+            where="train",
+            hint="Make one of a graph and a host: `Problem.profile(graph, host)`.",
+        )
     config = completed(config, options)
     check_beside_problem(config, is_tracked=tracker is not None)
     with Session.in_memory() if run is None else Session.open(run) as session:

@@ -103,10 +103,8 @@ def resume_elsewhere(
             if constraints is not None:
                 config = dataclasses.replace(config, constraints=constraints)
             problem = made.believed if host.is_simulated else made.problem  # what can be measured is learned afresh
-            asked = known.request.asked
-            prepared = Prepared(problem, asked, 0, made.start)
-            setup = known.setup(host, host_word, gangs=gangs)
-            job = Job.of(setup, config, placed_again=str(folder))
+            prepared = Prepared(problem, known.request.asked, 0, made.start)
+            job = Job.of(known.setup(host, host_word, gangs=gangs), config, placed_again=str(folder))
             job.check()
             weights = _weights(config, problem, known.session, progress.say)
             run = RunFolder.create(new_folder, overwrite=overwrite)
