@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from rlplace.cli.arguments import parse_duration, print_json
+from rlplace.cli.option_groups import parse_duration, print_json
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.format import format_seconds
 from rlplace.policy.options import PretrainConfig

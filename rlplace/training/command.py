@@ -41,7 +41,6 @@ from rlplace.session.setup import Setup
 from rlplace.session.step_script import script
 from rlplace.session.steps import Steps, describe_problem, versions
 from rlplace.store.log import check_store
-from rlplace.training.checks import check_names
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import (
     PROFILING_SHARE,
@@ -55,7 +54,7 @@ from rlplace.training.forecast import (
 )
 from rlplace.training.methods import method_of, methods_of
 from rlplace.training.outputs import WEIGHTS, TrainingRun, TrainResult, result_of
-from rlplace.training.run import train_in
+from rlplace.training.run import check_names, train_in
 from rlplace.training.table import num_rows
 from rlplace.training.tracking import Tracker, make_tracker
 from rlplace.workloads import WorkloadSpec, default_size, parse_kept_workload
