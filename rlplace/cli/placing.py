@@ -275,9 +275,11 @@ def place(
     """
     if evaluations is not None and evaluations < 1:
         raise InvalidValue("evaluations", evaluations, "at least 1", where="place")
-    folder = Path(target) if _is_run(Path(target)) else None
+    # a folder of the current one may be called as a workload is
+    folder, is_path = Path(target), len(Path(target).parts) > 1
+    is_run = folder.is_dir() and (is_path or any((folder / name).exists() for name in ("session.db", "config.json")))
     path = PLACEMENT if placement is None and run is None else placement
-    if folder is None:
+    if not is_run:
         for name, value in (("seconds", seconds), ("run", run), ("workload", workload)):
             if value is not None:
                 raise InvalidValue(
@@ -330,11 +332,6 @@ def place(
         print_json(result)
         return
     _show(result)
-
-
-def _is_run(path: Path) -> bool:
-    """Whether a run folder is meant; a folder of the current one may be called as a workload is."""
-    return path.is_dir() and (len(path.parts) > 1 or (path / "session.db").exists() or (path / "config.json").exists())
 
 
 def _free(path: Path, overwrite: bool) -> Path:

@@ -32,7 +32,7 @@ from rlplace.search.rules.baselines import nearest_allowed, single
 from rlplace.search.task import Budget
 from rlplace.session.cut import CutOptions
 from rlplace.session.setup import ProblemOptions
-from rlplace.session.steps import Steps, make_problem
+from rlplace.session.steps import Steps, describe_problem, make_problem
 
 EVALUATIONS = 10_000
 """Of the search that a choice is made for: it takes its share of them."""
@@ -67,6 +67,11 @@ class Prepared:
         """The number of micro-batches of the step, and the options that cut it so again."""
         verdict = verdict_of(self.problem.graph) or {}
         return self.asked.again(self.problem.graph.num_micro_batches, verdict.get("kind"))
+
+    def describe(self) -> dict[str, Any]:
+        """What `problem.json` holds."""
+        start = None if self.start is None else self.start.tolist()
+        return describe_problem(self.problem) | {"evaluations": self.evaluations, "start": start}
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` says, and a run keeps, of micro-batches."""
@@ -262,5 +267,4 @@ def is_cut_faster(
 def _on_one_device(problem: Problem, simulator: Simulator) -> NDArray[np.int32]:
     """(N,) int32: everything on the device, or the gang, with the shortest simulated step."""
     rows = np.stack([single(problem, device) for device in range(problem.host.num_devices)])
-    best: NDArray[np.int32] = nearest_allowed(problem, rows)[int(np.argmin(simulator.step_times(rows)))]
-    return best
+    return np.asarray(nearest_allowed(problem, rows)[int(np.argmin(simulator.step_times(rows)))])

@@ -422,11 +422,6 @@ class Session:
             for name in self._names("method/")
         }
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether a method of the run had begun before."""
-        return bool(self._results)
-
     def of(self, method: str, budget: float) -> MethodResult | None:
         """What a method found so far; None where it has not begun. With a larger budget it is not done any more."""
         result = self._results.get(method)

@@ -81,8 +81,8 @@ class MeasuringProcess:
             host_name,
             versions,
             idle if math.isfinite(idle) else None,
-            _load(),
-            _clock_hz(),
+            _known(lambda: os.getloadavg()[0]),
+            _known(lambda: 1e3 * float(_CLOCK.read_text(encoding="ascii"))),
         )
 
 
@@ -234,17 +234,11 @@ def _decode_array(value: object, name: str, where: str) -> NDArray[np.int32]:
     return np.frombuffer(raw, dtype="<i4").astype(np.int32)
 
 
-def _load() -> float | None:
+def _known(figure: Callable[[], float]) -> float | None:
+    """A figure of this machine; None where the system does not say it."""
     try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return None
-
-
-def _clock_hz() -> float | None:
-    try:
-        return 1e3 * float(_CLOCK.read_text(encoding="ascii"))
-    except (OSError, ValueError):
+        return figure()
+    except (AttributeError, OSError, ValueError):
         return None
 
 

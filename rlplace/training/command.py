@@ -39,7 +39,7 @@ from rlplace.session.prepare import Prepared, prepare
 from rlplace.session.session import Session
 from rlplace.session.setup import Setup
 from rlplace.session.step_script import script
-from rlplace.session.steps import Steps, describe_problem, versions
+from rlplace.session.steps import Steps, versions
 from rlplace.store.log import check_store
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import (
@@ -56,7 +56,7 @@ from rlplace.training.methods import method_of, methods_of
 from rlplace.training.outputs import WEIGHTS, TrainingRun, TrainResult, result_of
 from rlplace.training.run import check_names, train_in
 from rlplace.training.table import num_rows
-from rlplace.training.tracking import Tracker, make_tracker
+from rlplace.training.tracking import make_tracker
 from rlplace.workloads import WorkloadSpec, default_size, parse_kept_workload
 
 ANSWER = ("schema", "rows", "best", "micro_batches", "durations")
@@ -235,20 +235,30 @@ def run_job(
         profiling_s = watch.lap_s()
         session.keep_problem(prepared)
         run.write_json("config.json", job.told(prepared.to_dict()))
-        start = None if prepared.start is None else prepared.start.tolist()
-        told = {"evaluations": prepared.evaluations, "start": start}
-        run.write_json("problem.json", describe_problem(prepared.problem) | told)
+        run.write_json("problem.json", prepared.describe())
         made = TrainingRun(
             session, run, prepared.problem, within_rest(config, begin_s), progress, tracker, prepared.start, is_resumed
         )
         with _weights(session) as made.weights:
             result = train_in(made, workload=str(job.spec), known_hosts=known_hosts)
-        _write_script(run, job, prepared)
+        if not job.spec.is_function and not job.spec.is_file:  # anybody can build the workload
+            text = script(
+                str(job.spec),
+                default_size=job.request.default_size,
+                seed=job.request.workload_seed,
+                cut=prepared.cut,
+                host=job.request.host,
+                is_simulated=job.host.is_simulated,
+            )
+            run.write_text("step.py", text)
         taken = dataclasses.replace(result.durations, profiling_s=profiling_s)
         expected = result.expected if expected is None else expected
         session.keep_durations(expected.to_dict(), taken.to_dict())
         run.write_json("result.json", result_of(session))
-        _track(tracker, run, result)
+        tracker.log_table(result.table.rows)
+        tracker.log_files("config", [run.path("config.json"), run.path("result.json")])
+        if learned := [run.path(name) for name in (*WEIGHTS, HOST_MODEL) if run.has(name)]:
+            tracker.log_files("policy", learned)
         is_complete = True
         progress.say(afterwards(taken, expected, config.evaluations))
         report = _report(run, session, progress)
@@ -383,31 +393,6 @@ def _weights(session: Session) -> Iterator[Path | None]:
         for name, data in files.items():
             (Path(folder) / name).write_bytes(data or b"")
         yield Path(folder) / INIT[0]
-
-
-def _write_script(run: RunFolder, job: Job, prepared: Prepared) -> None:
-    """Writes the step as a script, where it is of a workload that anybody can build."""
-    if job.spec.is_function or job.spec.is_file:
-        return
-    run.write_text(
-        "step.py",
-        script(
-            str(job.spec),
-            default_size=job.request.default_size,
-            seed=job.request.workload_seed,
-            cut=prepared.cut,
-            host=job.request.host,
-            is_simulated=job.host.is_simulated,
-        ),
-    )
-
-
-def _track(tracker: Tracker, run: RunFolder, result: TrainResult) -> None:
-    """Shows the tracker the final table and the files that a run is known by."""
-    tracker.log_table(result.table.rows)
-    tracker.log_files("config", [run.path("config.json"), run.path("result.json")])
-    if learned := [run.path(name) for name in (*WEIGHTS, HOST_MODEL) if run.has(name)]:
-        tracker.log_files("policy", learned)
 
 
 def _report(run: RunFolder, session: Session, progress: Progress) -> Path | None:

@@ -106,7 +106,7 @@ def test_all_of_it_comes_back(run: RunFolder) -> None:
     request = Request("nmt", "cores", "ab" * 8, "small", asked=CutOptions(4, {"x": 0, "mask": None}, "joined"))
     table = FinalTable(tuple(Row.of(row) for row in ROWS), "heft", {"heft": FIRST.fingerprint})
     with Session.open(run) as session:
-        assert (session.is_begun, session.known_hosts, session.table, session.has_ended) == (False, None, None, False)
+        assert (session.known_hosts, session.table, session.has_ended) == (None, None, False)
         session.keep(request=request, config=TrainConfig(seed=3), table=table)
         session.keep_problem(Prepared(PROBLEM, WHOLE, 7, np.array([0, 1, 0, 1, 0], dtype=np.int32)))
         session.keep_known_hosts((learned,))

@@ -174,8 +174,7 @@ def _estimated_s(graph: OpGraph, kind: str, host: Host) -> NDArray[np.float64]:
     """(N,) seconds on a device of a kind, from its data sheet."""
     device = next(device for device in host.devices if device.kind == kind)
     alone = Host(host.name, (dataclasses.replace(device, members=()),))
-    seconds: NDArray[np.float64] = estimate_costs(graph, alone).op_time_s[:, 0]
-    return seconds
+    return estimate_costs(graph, alone).op_time_s[:, 0]
 
 
 GONE = -1
@@ -298,16 +297,12 @@ def op_type_factors(graph: OpGraph, measured_s: Sequence[NDArray[np.float64]]) -
     total = np.zeros(len(types))
     for seconds in measured_s:
         took = (seconds > LEAST_S) & ~graph.is_source
-        if not took.any():
-            continue
-        said_s = _fitted(flops_s[took], bytes_s[took], seconds[took])
-        weight = np.bincount(type_of[took], weights=seconds[took], minlength=len(types))
-        missed = np.bincount(
-            type_of[took], weights=seconds[took] * np.log(seconds[took] / said_s), minlength=len(types)
-        )
-        total += missed / np.maximum(weight, LEAST_S)
-    factors: NDArray[np.float64] = np.exp(total / (len(measured_s) + 1))[type_of]
-    return factors
+        if took.any():
+            types_s, said_s = seconds[took], _fitted(flops_s[took], bytes_s[took], seconds[took])
+            weight = np.bincount(type_of[took], weights=types_s, minlength=len(types))
+            missed = np.bincount(type_of[took], weights=types_s * np.log(types_s / said_s), minlength=len(types))
+            total += missed / np.maximum(weight, LEAST_S)
+    return np.asarray(np.exp(total / (len(measured_s) + 1))[type_of])
 
 
 def _unit_times(graph: OpGraph, *, is_compute: bool) -> NDArray[np.float64]:
@@ -315,8 +310,7 @@ def _unit_times(graph: OpGraph, *, is_compute: bool) -> NDArray[np.float64]:
     flops, bandwidth = (1.0, ENDLESS) if is_compute else (ENDLESS, 1.0)
     peaks = {"float32": flops}
     device = Device("unit", "unit", "simulated", 1, peak_flops_per_s=peaks, memory_bandwidth_bytes_per_s=bandwidth)
-    seconds: NDArray[np.float64] = estimate_costs(graph, Host("unit", (device,))).op_time_s[:, 0]
-    return seconds
+    return estimate_costs(graph, Host("unit", (device,))).op_time_s[:, 0]
 
 
 def _fitted(
@@ -337,8 +331,7 @@ def _fitted(
 
     def said_s(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         rate, bandwidth, least_s = (math.exp(min(max(value, -60.0), 60.0)) for value in logs.tolist())
-        roofline: NDArray[np.float64] = np.maximum(np.maximum(flops_s / rate, bytes_s / bandwidth), least_s)
-        return roofline
+        return np.asarray(np.maximum(np.maximum(flops_s / rate, bytes_s / bandwidth), least_s))
 
     def loss(logs: NDArray[np.float64]) -> float:
         return float(weight @ np.abs(np.log(measured_s / said_s(logs))))
@@ -375,8 +368,7 @@ def carried_placement(
     tried = [eft(pinned), _dealt(pinned, fine, leaders), *_moved(problem, fine, leaders, devices, match)]
     placements = np.stack([fine.expand(majority_devices(pinned, row, fine)) for row in tried])
     placements = placements[np.sort(np.unique(placements, axis=0, return_index=True)[1])]
-    best: NDArray[np.int32] = placements[int(np.argmin(simulator.step_times(placements)))]
-    return best
+    return np.asarray(placements[int(np.argmin(simulator.step_times(placements)))])
 
 
 def _leaders(problem: Problem, fine: Grouping, kept: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -13,8 +13,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rlplace.errors import RunnerError, UserError
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.locks import measuring_alone
@@ -34,7 +32,6 @@ from rlplace.search.task import Budget
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared
 from rlplace.session.session import Session
-from rlplace.session.steps import describe_problem
 from rlplace.training.command import EVERYTHING, INIT, NOTHING, Job, Named, Shown, believed, going_on, run_job
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.placed_again import (
@@ -248,7 +245,7 @@ def replace_run(
             "host": {"from": known.host.name, "to": host.name},
             "step_time_s": found.step_time_s,
             "before_s": made.before_s,
-            "carried_s": _carried_s(made, simulator),
+            "carried_s": math.nan if made.start is None else float(simulator.step_times(made.start[None])[0]),
             "single_s": float(simulator.step_times(baselines.best_single(made.believed, simulator)[None])[0]),
             "evaluations": found.evaluations,
             "plan_s": found.plan_s,
@@ -265,11 +262,6 @@ def replace_run(
     finally:
         progress.close()
         known.session.close()
-
-
-def _carried_s(made: Replaced, simulator: Simulator) -> float:
-    """Simulated step time of the carried placement; NaN where there is none."""
-    return math.nan if made.start is None else float(simulator.step_times(np.stack([made.start]))[0])
 
 
 def _keep(
@@ -294,7 +286,6 @@ def _keep(
         job.keep(session, run)
         session.keep_problem(prepared)
         session.keep_placement(placement)
-        start = placement.devices.tolist()
         run.write_json("config.json", job.told(prepared.to_dict()))
-        run.write_json("problem.json", describe_problem(made.problem) | {"evaluations": 0, "start": start})
+        run.write_json("problem.json", prepared.describe())
         save_placement(placement, run.path("placement.json"))
