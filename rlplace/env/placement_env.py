@@ -144,7 +144,7 @@ class PlacementEnv(gym.Env[Observation, Action], Generic[Action]):
         """
         if self.render_mode is None:
             return None
-        from rlplace.report.timeline import timeline_frame, timeline_text
+        from rlplace.report.drawing import timeline_frame, timeline_text
 
         timeline = Timeline.empty(self.problem.graph.num_ops)  # before the first placement, and where it failed
         if self._placed is not None:

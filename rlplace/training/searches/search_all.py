@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.cluster import Cluster
-from rlplace.cluster.evaluator import ClusterEvaluator
+from rlplace.cluster.cluster_evaluator import ClusterEvaluator
 from rlplace.errors import UserError
 from rlplace.files import write_bytes_atomic
 from rlplace.format import format_clock
@@ -36,7 +36,7 @@ from rlplace.search.methods import Method, adopt_methods
 from rlplace.search.task import Budget, Failure, Saveable, Task
 from rlplace.search.winners import OwnOrderWithPaths
 from rlplace.session.calibrate import Known
-from rlplace.session.method import MethodResult, ratio_of
+from rlplace.session.facts import MethodResult, ratio_of
 from rlplace.session.session import MethodKeeper
 from rlplace.training.agent.agent import Agent
 from rlplace.training.agent.config import AgentConfig
