@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import dis
 import inspect
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import CellType, FunctionType
 from typing import Any
 
@@ -80,38 +82,30 @@ class Arguments:
         """
         if has_targets and "targets" in self._keywords:  # it is the model's own argument; capture takes no others then
             kwargs, targets = {**kwargs, "targets": targets}, None
-        args, kwargs = _in_order((args, kwargs), self._call)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        given = _in_order((args, kwargs), self._call)
+        if pytree.tree_structure(given) != self._spec:
+            given = _in_order(self._as_captured(*given), self._call)
+        leaves, spec = pytree.tree_flatten(given)
         if spec != self._spec:
-            args, kwargs = _in_order(self._as_captured(args, kwargs), self._call)
-            leaves, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self._spec:
-            expected = _shown(self._call)
-            more = self._num_targets and targets is None and len(args) > self._num_positional
+            more = self._num_targets and targets is None and len(given[0]) > self._num_positional
             hint = "Labels are given by name: `step(x, targets=y)`." if more else ""
-            if has_numbers((args, kwargs)) and not has_numbers(self._call):
+            if has_numbers(given) and not has_numbers(self._call):
                 hint = "Lists of numbers are no tensors: pass `torch.tensor(...)` of them."
             raise InvalidValue(
-                "inputs", _shown((args, kwargs)), f"{expected}, as captured", where="placed step", hint=hint
+                "inputs", _shown(given), f"{_shown(self._call)}, as captured", where="placed step", hint=hint
             )
         for position, (value, captured) in enumerate(zip(leaves, self._leaves, strict=True)):
             if not _agree(value, captured):
-                paths, _ = pytree.tree_flatten_with_path((args, kwargs))
-                name = f"inputs{pytree.keystr(paths[position][0][1:])}"
-                if isinstance(value, np.ndarray):
-                    raise InvalidValue(
-                        name,
-                        _word(value),
-                        "a tensor, as captured",
-                        where="placed step",
-                        hint="Pass `torch.from_numpy(...)` of it.",
-                    )
+                paths, _ = pytree.tree_flatten_with_path(given)
+                is_array = isinstance(value, np.ndarray)
                 raise InvalidValue(
-                    name,
+                    f"inputs{pytree.keystr(paths[position][0][1:])}",
                     _word(value),
-                    f"{_word(captured)!r}, as captured",
+                    "a tensor, as captured" if is_array else f"{_word(captured)!r}, as captured",
                     where="placed step",
-                    hint="Only tensors change from step to step: what is none is part of the captured graph. Capture "
+                    hint="Pass `torch.from_numpy(...)` of it."
+                    if is_array
+                    else "Only tensors change from step to step: what is none is part of the captured graph. Capture "
                     "the model again with the other value.",
                 )
         found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -127,12 +121,12 @@ class Arguments:
         except (TypeError, ValueError):  # it takes other arguments, or cannot tell which
             return args, kwargs
         kinds = {each.kind for each in signature.parameters.values()}
-        if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
-            return args, kwargs
-        default = {name: each.default for name, each in signature.parameters.items()}
-        if not all(name in captured or _agree(value, default[name]) for name, value in given.items()):
-            return args, kwargs
-        if not all(name in given or _agree(value, default[name]) for name, value in captured.items()):
+        only_one = {
+            name: value for name, value in (given | captured).items() if not (name in given and name in captured)
+        }
+        if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} or not all(
+            _agree(value, signature.parameters[name].default) for name, value in only_one.items()
+        ):
             return args, kwargs
         values = {name: given.get(name, value) for name, value in captured.items()}
         by_position = list(values)[: self._num_positional]
@@ -146,30 +140,23 @@ class Arguments:
             expected = f"a dict of {', '.join(names)}" if names else "a tensor or a tuple of tensors"
             raise InvalidValue(
                 "targets",
-                Described(f"a dict of {', '.join(map(str, targets)) or 'nothing'}" if is_dict else _kind(targets)),
+                Described(f"a dict of {', '.join(map(str, targets)) or 'nothing'}" if is_dict else _article(targets)),
                 f"{expected}, as captured",
                 where="placed step",
                 hint="" if is_dict else "Without names, two targets could be taken for each other.",
             )
         given = as_targets({name: targets[name] for name in names} if is_dict and names else targets)
-        if len(given) == self._num_targets:
-            return given
-        actual = f"{len(given)} tensors" if given else None
-        if not self._num_targets:
+        if len(given) != self._num_targets:
             raise InvalidValue(
                 "targets",
-                actual,
-                "None, as captured",
+                f"{len(given)} tensors" if given else None,
+                f"{f'{self._num_targets} tensors' if self._num_targets else None}, as captured",
                 where="placed step",
-                hint="Capture with `capture(..., targets=...)`, and let `loss_fn(output, *targets)` take them.",
+                hint="Pass the labels of this batch: `step(*inputs, targets=...)`."
+                if self._num_targets
+                else "Capture with `capture(..., targets=...)`, and let `loss_fn(output, *targets)` take them.",
             )
-        raise InvalidValue(
-            "targets",
-            actual,
-            f"{self._num_targets} tensors, as captured",
-            where="placed step",
-            hint="Pass the labels of this batch: `step(*inputs, targets=...)`.",
-        )
+        return given
 
 
 def check_data(tensors: Sequence[torch.Tensor], where: str) -> None:
@@ -267,7 +254,7 @@ def _word(value: object) -> Described:
     return Described("tensor" if isinstance(value, torch.Tensor) else repr(value))
 
 
-def _kind(value: object) -> str:
+def _article(value: object) -> str:
     return "a tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
@@ -290,20 +277,30 @@ def _agree(value: object, captured: object) -> bool:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where something is kept: the attributes of a module, a list or a dict, or the globals of a function."""
+    """Where something is kept.
+
+    Attributes:
+        name: for messages.
+        holder: the attributes of a module, a list or a dict, the globals of a function, or a variable of its closure.
+        key: of the entry.
+        value: what was there at the capture.
+        owner: the module whose attributes are the holder.
+        around: places of the collections and modules on the way there.
+    """
 
     name: str
     holder: Any
     key: Any
     value: object
     owner: object = None
+    around: tuple[_Place, ...] = ()
 
     @property
     def now(self) -> object:
         """What is there now; None where nothing is."""
         try:
-            return self.holder[self.key]
-        except (KeyError, IndexError):
+            return self.holder.cell_contents if isinstance(self.holder, CellType) else self.holder[self.key]
+        except (KeyError, IndexError, ValueError):
             return None
 
     def is_cache(self) -> bool:
@@ -317,14 +314,6 @@ class _Place:
         )
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """A place of a constant, and the collections and modules on the way there."""
-
-    place: _Place
-    around: tuple[_Place, ...] = ()
-
-
 @dataclass
 class _Held:
     """A constant of the graph, and the tensor of the user that it shows."""
@@ -332,7 +321,7 @@ class _Held:
     op: int
     device: int
     tensor: torch.Tensor
-    slots: list[_Slot]
+    places: list[_Place]
     address: int
     version: int
 
@@ -353,26 +342,19 @@ class HeldConstants:
     """
 
     def __init__(self, graph: OpGraph, plan: Plan, residents: Residents, model: nn.Module | None = None) -> None:
-        program = require_program(graph)
-        self._residents = residents
-        origin = program.origin
-        slots: dict[object, list[_Slot]] = {}
-        for slot in _slots(origin.model, origin.loss_fn, model):
-            if isinstance(slot.place.value, torch.Tensor):
-                slots.setdefault(memory(slot.place.value), []).append(slot)
-        self._folded = [(each, slots.get(memory(each.tensor), [])) for each in program.folded]
+        program, self._residents = require_program(graph), residents
+        places: dict[object, list[_Place]] = defaultdict(list)
+        for place in _places(program.origin.model, program.origin.loss_fn, model):
+            if isinstance(place.value, torch.Tensor):
+                places[memory(place.value)].append(place)
+        self._folded = [(each, places[memory(each.tensor)]) for each in program.folded]
         self._all = [
-            _Held(op, int(plan.devices[op]), source.held, slots.get(memory(source.held), []), *_memory_of(source.held))
+            _Held(op, int(plan.devices[op]), source.held, places[memory(source.held)], *_memory_of(source.held))
             for op, source in program.sources.items()
             if source.held is not None and not isinstance(source.held, FakeTensor)
         ]
-
-        found = [
-            slot
-            for slots in (*(each.slots for each in self._all), *(each for _, each in self._folded))
-            for slot in slots
-        ]
-        self._around = list({(id(each.holder), each.key): each for slot in found for each in slot.around}.values())
+        found = chain(*(each.places for each in self._all), *(each for _, each in self._folded))
+        self._around = list({(id(each.holder), each.key): each for place in found for each in place.around}.values())
 
     def tensors(self, ops: set[int]) -> list[torch.Tensor]:
         """The constants among `ops`, as the user holds them."""
@@ -388,10 +370,10 @@ class HeldConstants:
         for place in self._around:
             if place.now is not place.value:
                 raise _replaced(place, "what was captured: it holds constants of the graph")
-        for folded, slots in self._folded:
-            found = [slot.place.now for slot in slots]
-            is_other = any(each is not folded.tensor and not _are_equal(each, folded.tensor) for each in found)
-            if folded.tensor._version != folded.version or is_other:
+        for folded, places in self._folded:
+            if folded.tensor._version != folded.version or not all(
+                place.now is folded.tensor or _are_equal(place.now, folded.tensor) for place in places
+            ):
                 raise InvalidValue(
                     folded.name,
                     "changed since the capture",
@@ -403,26 +385,25 @@ class HeldConstants:
         is_moved = False
         for each in self._all:
             now = each.tensor
-            for slot in each.slots:
-                if (other := slot.place.now) is now or _shows(other, now):
+            for place in each.places:
+                if _shows(other := place.now, now):
                     continue
-                if not isinstance(other, torch.Tensor) or _layout(other) != _layout(now):
-                    if slot.place.is_cache():
+                if not isinstance(other, torch.Tensor) or layout(other) != layout(now):
+                    if place.is_cache():
                         continue
                     expected = f"a tensor of {str(now.dtype).removeprefix('torch.')} {tuple(now.shape)}, as captured"
-                    raise _replaced(slot.place, expected)
-                if any(not _shows(another.place.now, other) for another in each.slots):
-                    raise _replaced(slot.place, "the tensor that is in its other places, too")
+                    raise _replaced(place, expected)
+                if any(not _shows(another.now, other) for another in each.places):
+                    raise _replaced(place, "the tensor that is in its other places, too")
                 now = other
             address, version = _memory_of(now)
             if now is each.tensor and address == each.address and version == each.version:
                 continue
-            if self._residents.is_own(each.op, each.device):
-                if address != each.address:
-                    self._residents.adopt(each.op, each.device, now.detach())
-                    is_moved = True
-            else:
+            if not self._residents.is_own(each.op, each.device):
                 self._residents.set_tensor(each.op, each.device, now.detach())
+            elif address != each.address:
+                self._residents.adopt(each.op, each.device, now.detach())
+                is_moved = True
             each.tensor, each.address, each.version = now, address, version
         return is_moved
 
@@ -432,13 +413,12 @@ def _replaced(place: _Place, expected: str) -> InvalidValue:
     return InvalidValue(place.name, "replaced since the capture", expected, where="placed step", hint=hint)
 
 
-def _slots(model: nn.Module, loss_fn: Any, copied: nn.Module | None) -> Iterator[_Slot]:
+def _places(model: nn.Module, loss_fn: Any, copied: nn.Module | None) -> Iterator[_Place]:
     """Places of tensors in modules, and in their lists and dicts; those of a copy in the place of the model's own."""
-    copies = None if copied is None else dict(copied.named_modules())
+    copies = {} if copied is None else dict(copied.named_modules())
     for path, module in model.named_modules():
-        followed = module if copies is None else copies.get(path, module)
-        own = {key: value for key, value in vars(module).items() if key not in ("_parameters", "_buffers", "_modules")}
-        yield from _filled(path, own, followed.__dict__, (), followed)
+        followed = copies.get(path, module)
+        yield from _filled(path, _own(vars(module)), followed.__dict__, (), followed)
     around: dict[int, tuple[_Place, ...]] = {}
     for place in _named_by(loss_fn):
         around.setdefault(id(place.value), (place,))
@@ -449,8 +429,12 @@ def _slots(model: nn.Module, loss_fn: Any, copied: nn.Module | None) -> Iterator
         for name, child in module._modules.items():
             around[id(child)] = (*above, _Place(f"{path}.{name}".strip("."), module._modules, name, child))
         for holder in (module._parameters, module._buffers, module.__dict__):
-            own = {key: value for key, value in holder.items() if key not in ("_parameters", "_buffers", "_modules")}
-            yield from _filled(path, own, holder, above, module)
+            yield from _filled(path, _own(holder), holder, above, module)
+
+
+def _own(holder: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that are no registry of a module."""
+    return {key: value for key, value in holder.items() if key not in ("_parameters", "_buffers", "_modules")}
 
 
 def _named_by(loss_fn: Any) -> Iterator[_Place]:
@@ -462,34 +446,23 @@ def _named_by(loss_fn: Any) -> Iterator[_Place]:
         yield _Place(name, loss_fn.__globals__, name, loss_fn.__globals__[name])
     for name, cell in zip(loss_fn.__code__.co_freevars, loss_fn.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # nothing was assigned to it yet
-            yield _Place(name, _Cell(cell), name, cell.cell_contents)
+            yield _Place(name, cell, name, cell.cell_contents)
 
 
-@dataclass(frozen=True)
-class _Cell:
-    """A variable of a closure, read as an entry of a dict is."""
-
-    cell: CellType
-
-    def __getitem__(self, _: object) -> object:
-        return self.cell.cell_contents
-
-
-def _filled(name: str, own: Any, followed: Any, around: tuple[_Place, ...], owner: object) -> Iterator[_Slot]:
-    items = own.items() if isinstance(own, dict) else enumerate(own)
-    for key, value in items:
+def _filled(name: str, own: Any, followed: Any, around: tuple[_Place, ...], owner: object) -> Iterator[_Place]:
+    for key, value in own.items() if isinstance(own, dict) else enumerate(own):
         below = f"{name}.{key}".strip(".") if owner is not None else f"{name}[{key!r}]"
-        place = _Place(below, followed, key, value, owner)
+        place = _Place(below, followed, key, value, owner, around)
         now = place.now
         if isinstance(value, torch.Tensor):
-            if now is value or owner is not None or isinstance(now, torch.Tensor):
-                yield _Slot(place, around)
+            if owner is not None or isinstance(now, torch.Tensor):
+                yield place
         elif isinstance(value, (list, tuple, dict)) and type(now) is type(value) and len(value) <= MOST_ENTRIES:
             yield from _filled(below, value, now, (*around, _Place(below, followed, key, now)), None)
 
 
 def _are_equal(found: object, tensor: torch.Tensor) -> bool:
-    return isinstance(found, torch.Tensor) and _layout(found) == _layout(tensor) and torch.equal(found, tensor)
+    return isinstance(found, torch.Tensor) and layout(found) == layout(tensor) and torch.equal(found, tensor)
 
 
 def _shows(found: object, tensor: torch.Tensor) -> bool:
@@ -501,5 +474,6 @@ def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+def layout(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]:
+    """Type, shape, strides and device."""
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device

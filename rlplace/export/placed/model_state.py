@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.export.placed.arguments import layout
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import UpdateState, torch_optimizer
@@ -65,7 +66,7 @@ class PlacedState:
         self.reached = tuple(name for name in self.parameters if name in program.gradients)
         self.gradients = GradientsOut()
         self._is_trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
-        self._layouts = {name: _layout(parameter) for name, parameter in self.parameters.items()}
+        self._layouts = {name: layout(parameter) for name, parameter in self.parameters.items()}
         self._bound = self._addresses()
 
     def share(self, graph: OpGraph, plan: Plan, residents: Residents) -> None:
@@ -79,17 +80,15 @@ class PlacedState:
                 name = program.sources[residents.updated(op)].key
                 residents.adopt(op, devices[op], self.updates[name])
 
-    def follow(self, rebind: Callable[[], None]) -> None:
-        """Calls `rebind` if parameters were given other memory (`parameter.data = ...`) since the last time.
+    def is_moved(self) -> bool:
+        """Whether parameters were given other memory (`parameter.data = ...`) since the last time it was asked.
 
         Raises:
             InvalidValue: one was given another shape, layout, dtype or device.
         """
-        now = self._addresses()
-        if now == self._bound:
-            return
-        for name, parameter in self.parameters.items():
-            if (found := _layout(parameter)) != self._layouts[name]:
+        before, now = self._bound, self._addresses()
+        for name, parameter in self.parameters.items() if now != before else ():
+            if (found := layout(parameter)) != self._layouts[name]:
                 raise InvalidValue(
                     f"data of {name}",
                     _shown(found),
@@ -97,8 +96,8 @@ class PlacedState:
                     where="placed step",
                     hint="Overwrite it in place: `with torch.no_grad(): parameter.copy_(...)`.",
                 )
-        rebind()
         self._bound = now
+        return now != before
 
     def check_trained(self, *, is_updating: bool) -> None:
         """Checks that the graph has the gradients that parameters require now, and where it updates, no others.
@@ -120,9 +119,8 @@ class PlacedState:
                     where="placed step",
                     hint="Capture the model while it requires one; with gradients out, it may change at any time.",
                 )
-            if not is_updating or name not in self.updates:
-                continue
-            if not parameter.requires_grad:
+            is_updated = is_updating and name in self.updates
+            if is_updated and not parameter.requires_grad:
                 raise InvalidValue(
                     f"requires_grad of {name}",
                     False,
@@ -130,7 +128,7 @@ class PlacedState:
                     where="placed step",
                     hint=f"{gradients_out}, or capture the model with this parameter frozen.",
                 )
-            if has_hooks(parameter):
+            if is_updated and has_hooks(parameter):
                 raise InvalidValue(
                     f"hooks of {name}",
                     "set",
@@ -166,8 +164,7 @@ class PlacedState:
             apart = {name: each for name, each in wanted.items() if each.grad is None or has_hooks(each)}
             fresh = {name: torch.empty_like(each) for name, each in apart.items()}
         held = {name: each.grad for name, each in wanted.items() if each.grad is not None}
-        into = {**held, **fresh}
-        with self.gradients.into(into, fresh, loss_scale=loss_scale):
+        with self.gradients.into({**held, **fresh}, fresh, loss_scale=loss_scale):
             yield
         with torch.no_grad():
             for name, gradient in fresh.items():
@@ -176,9 +173,9 @@ class PlacedState:
     def copies(self) -> dict[str, torch.Tensor]:
         """Copies of what the model's own `state_dict` has: every name of a tied tensor, and no buffer that it skips."""
         first = {id(value): name for name, value in (*self._model.named_parameters(), *self._model.named_buffers())}
-        own = self._model.state_dict(keep_vars=True)
         return {
-            name: self.tensor(first[id(value)]).clone() if id(value) in first else value for name, value in own.items()
+            name: self.tensor(first[id(value)]).clone() if id(value) in first else value
+            for name, value in self._model.state_dict(keep_vars=True).items()
         }
 
     def write_to(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -261,13 +258,8 @@ def _accumulate(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
         post_hook(parameter)
 
 
-def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]:
-    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device
-
-
-def _shown(layout: tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]) -> str:
-    dtype, shape, stride, device = layout
-    return f"{dtype} {shape} of strides {stride} on {device}"
+def _shown(found: tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]) -> str:
+    return "{} {} of strides {} on {}".format(*found)
 
 
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -307,8 +299,7 @@ class CapturedOptimizer:
         Raises:
             UnknownName: the optimizer has no such option.
         """
-        self._check_name(name)
-        self.refresh()
+        self._refresh_for(name)
         return getattr(self.spec, name)
 
     def set_option(self, name: str, value: object) -> None:
@@ -318,8 +309,7 @@ class CapturedOptimizer:
             UnknownName: the optimizer has no such option.
             InvalidValue: the value is none for it.
         """
-        self._check_name(name)
-        self.refresh()
+        self._refresh_for(name)
         self._set({name: value})
         if "as_torch" in vars(self):
             for group in self.as_torch.param_groups:
@@ -344,15 +334,15 @@ class CapturedOptimizer:
         """
         if "as_torch" not in vars(self):
             return
-        if len(self.as_torch.param_groups) > 1:
+        group, *others = self.as_torch.param_groups
+        if others:
             raise InvalidValue(
                 "param_groups",
-                f"{len(self.as_torch.param_groups)} groups",
+                f"{1 + len(others)} groups",
                 "one, as captured",
                 where="placed step",
                 hint="Use gradients out (`step.backward`) with an optimizer of your own for groups of parameters.",
             )
-        group = self.as_torch.param_groups[0]
         for name in _NOT_CAPTURED:
             if group.get(name):
                 raise InvalidValue(
@@ -369,9 +359,10 @@ class CapturedOptimizer:
         if "as_torch" in vars(self):
             self.as_torch._opt_called = True  # type: ignore[attr-defined]
 
-    def _check_name(self, name: str) -> None:
+    def _refresh_for(self, name: str) -> None:
         if name not in self.options:
             raise UnknownName(f"option of {self.spec.name}", name, self.options)
+        self.refresh()
 
     def _set(self, options: dict[str, object]) -> None:
         spec = dataclasses.replace(self.spec, **{name: _checked(name, value) for name, value in options.items()})

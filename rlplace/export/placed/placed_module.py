@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import InvalidValue, RunnerError, UnknownName, UserError
-from rlplace.export.placed.arguments import HeldConstants, InputCutter, check_data
-from rlplace.export.placed.graphs import carried_plan, flags_of, with_flags
+from rlplace.export.placed.arguments import HeldConstants, InputCutter, check_data, layout
+from rlplace.export.placed.graphs import Flags, carried_plan
 from rlplace.graphs.capturing.capture import CapturedModule, capture_module
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import BACKWARD, OpGraph
@@ -52,20 +52,22 @@ class PlacedModule(nn.Module):
             RunnerError: an op failed.
             UserError: it is called within a call (by an op of it), or in a forked process.
         """
-        placed: PlacedForward = vars(self)["_placed"]
-        with placed.crew.turn():
-            return placed(self, args, kwargs)
+        with self._runs.crew.turn():
+            return self._runs(self, args, kwargs)
+
+    @property
+    def _runs(self) -> PlacedForward:
+        runs: PlacedForward = vars(self)["_placed"]
+        return runs
 
     @property
     def num_graphs(self) -> int:
         """Graphs that were captured: one for every kind of inputs, each in training and in evaluation."""
-        placed: PlacedForward = vars(self)["_placed"]
-        return len(placed.graphs)
+        return len(self._runs.graphs)
 
     def close(self) -> None:
         """Ends its threads, once a call of another thread has ended."""
-        placed: PlacedForward = vars(self)["_placed"]
-        placed.crew.stop()
+        self._runs.crew.stop()
 
     def __reduce__(self) -> Any:
         """Refuses to be copied or pickled: it has threads."""
@@ -112,7 +114,7 @@ class PlacedForward:
         self._tied = [(first, other) for first, *others in (*parameters, *buffers) for other in others]
         for name, tensor in self._state().items():
             tensor.data = tensor.data.to(self.places[name])
-        self._layouts = {name: _layout(tensor) for name, tensor in self._state().items()}
+        self._layouts = {name: _shown(tensor) for name, tensor in self._state().items()}
         self.crew = Crew(host.devices)
         self.graphs: dict[object, ModuleGraph] = {}
         self._bound: list[object] = []
@@ -130,10 +132,9 @@ class PlacedForward:
         has_backward = torch.is_grad_enabled() and bool(any(is_trained) or differentiated)
         differentiated = differentiated if has_backward else ()
         modes = bytes(each.training for _, each in self._modules)
-        kind = (
-            (has_backward, differentiated, is_trained, modes, spec, _autocast(self.places)),
-            tuple(_kind(leaf) for leaf in leaves),
-        )
+        place = next((place.type for place in self.places.values()), "cpu")
+        autocast = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
+        kind = (has_backward, differentiated, is_trained, modes, spec, autocast), tuple(map(_kind, leaves))
         self._follow(state)
         if kind not in self.graphs:
             self.graphs[kind] = self._captured(module, args, kwargs, differentiated, has_backward)
@@ -150,10 +151,11 @@ class PlacedForward:
         differentiated: tuple[int, ...],
         has_backward: bool,
     ) -> ModuleGraph:
-        with torch.inference_mode(False), with_flags(self._model, flags_of(module)):
+        place = next((tensor.device for tensor in self._model.parameters()), torch.device("cpu"))
+        with torch.inference_mode(False), Flags.of(module).on(self._model):
             captured = capture_module(
                 self._model,
-                *_on_one_device(self._model, args, kwargs),
+                *pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to(place), (args, kwargs)),
                 has_backward=has_backward,
                 differentiated=differentiated,
                 frozen=self._frozen,
@@ -172,12 +174,12 @@ class PlacedForward:
             InvalidValue: names the first.
         """
         now = _structure(self._modules)
-        if now == self._structure:
-            return
-        new = [each for each in now if each not in self._structure]
-        gone = [each for each in self._structure if each not in now]
+        new, gone = (
+            [each for each in some if each not in others] if now != self._structure else []
+            for some, others in ((now, self._structure), (self._structure, now))
+        )
         if not new and not gone:
-            self._structure = now  # in another order, which says nothing
+            self._structure = now  # perhaps in another order, which says nothing
             return
         path, name, _ = (new or gone)[0]
         if name == _HOOK:
@@ -213,7 +215,7 @@ class PlacedForward:
                     where="placed module",
                     hint="Untie them in the model, capture it again and place that.",
                 )
-        now: list[object] = [(tensor.data_ptr(), tensor.stride(), *_layout(tensor)) for tensor in state.values()]
+        now: list[object] = [(tensor.data_ptr(), layout(tensor)) for tensor in state.values()]
         if now == self._bound:
             return
         for name, tensor in state.items():
@@ -227,11 +229,11 @@ class PlacedForward:
                     where="placed module",
                     hint="Where parameters are is what the placement says: do not move the module.",
                 )
-            if (found := _layout(tensor)) != self._layouts[name]:
+            if (found := _shown(tensor)) != self._layouts[name]:
                 raise InvalidValue(
                     name,
-                    _shown_layout(found),
-                    f"{_shown_layout(self._layouts[name])}, as placed",
+                    found,
+                    f"{self._layouts[name]}, as placed",
                     where="placed module",
                     hint="Change the model, capture it again and place that; or take `torch.autocast`.",
                 )
@@ -267,12 +269,8 @@ def _slots(module: nn.Module, kind: str) -> list[list[Slot]]:
     return list(held.values())
 
 
-def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
-    return tensor.dtype, tuple(tensor.shape)
-
-
-def _shown_layout(layout: tuple[torch.dtype, tuple[int, ...]]) -> str:
-    return f"{str(layout[0]).removeprefix('torch.')} {layout[1]}"
+def _shown(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def _kind(leaf: Any) -> object:
@@ -284,23 +282,6 @@ def _kind(leaf: Any) -> object:
     except TypeError:
         return repr(leaf)
     return type(leaf), leaf
-
-
-def _autocast(places: Mapping[str, torch.device]) -> object:
-    """The autocast that is active around a call."""
-    kind = next((place.type for place in places.values()), "cpu")
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-
-def _on_one_device(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs where the model that is captured is."""
-    place = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
-    moved: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
-        torch.Tensor, lambda tensor: tensor.detach().to(place), (args, kwargs)
-    )
-    return moved
 
 
 def backward_ops(graph: OpGraph) -> frozenset[int]:
@@ -423,12 +404,11 @@ class ModuleGraph:
                 placed[op] = own
         return placed
 
-    def _shared(self, graph: OpGraph, refs: Sequence[Ref], read_late: Iterable[int]) -> list[bool]:
+    def _shared(self, graph: OpGraph, refs: Sequence[Ref], read_late: Collection[int]) -> list[bool]:
         """Whether what is handed out shows memory of something that stays, or that is handed out too."""
-        bases = [self._program.base(ref) for ref in refs]
-        times, late = Counter(bases), set(read_late)
-        sources = self._program.sources
-        return [times[base] > 1 or base in late or int(graph.tensor_op[base]) in sources for base in bases]
+        bases, sources = [self._program.base(ref) for ref in refs], self._program.sources
+        times = Counter(bases)
+        return [times[base] > 1 or base in read_late or int(graph.tensor_op[base]) in sources for base in bases]
 
     def _apart(self, tensors: Sequence[torch.Tensor], is_shared: Sequence[bool]) -> list[torch.Tensor]:
         """What may be handed out; on GPUs, the next caller may launch on other streams than this one."""
