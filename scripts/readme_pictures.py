@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from rlplace.report.drawing import save_field_png
-from rlplace.report.report_run import write_report
+from rlplace.report.html.page import write_report
 from rlplace.session.session import Session
 from rlplace.training.outputs import result_of
 

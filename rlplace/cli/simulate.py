@@ -39,7 +39,7 @@ def simulate(
         timeline: write a Chrome trace of the simulated step here, or a picture of it if the name ends in .png
         json: print one JSON object on stdout
     """
-    from rlplace.compare.one_placement import time_placement
+    from rlplace.compare.simulated_and_measured import time_placement
 
     spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
     result = time_placement(
@@ -98,7 +98,7 @@ def measure(
         in_process: run in this process instead of a worker: for debuggers; a placement that crashes ends it
         json: print one JSON object on stdout
     """
-    from rlplace.compare.one_placement import time_placement
+    from rlplace.compare.simulated_and_measured import time_placement
 
     spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
     result = time_placement(
@@ -148,7 +148,7 @@ def fidelity(
         in_process: run in this process instead of a worker: for debuggers; a placement that crashes ends it
         json: print one JSON object on stdout
     """
-    from rlplace.compare.fidelity import run_fidelity
+    from rlplace.compare.simulated_and_measured import run_fidelity
 
     spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
     result = run_fidelity(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rlplace.cluster import Cluster
-from rlplace.compare.comparison import Comparison, Row, collected
-from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName, UserError
+from rlplace.compare.comparison import AtLeastOne, Comparison, Row, collected, row_or_failure
+from rlplace.errors import InvalidValue, RunnerError, UnknownName
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.measurement import Measurement, PlanMeasurer
 from rlplace.measure.plan import Plan
@@ -27,13 +27,11 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
-from rlplace.records import Number, Seed, Whole, record
+from rlplace.records import Number, Seed, record
 from rlplace.search.methods import METHODS, find
-from rlplace.search.task import BestSoFar, Budget, Failure, Task
+from rlplace.search.task import BestSoFar, Budget, Task
 from rlplace.search.winners import SEARCH, find_winners
 from rlplace.training.agent.config import AgentConfig
-
-AtLeastOne = Annotated[Whole, Field(ge=1)]
 
 
 @record(frozen=True)
@@ -115,17 +113,14 @@ def compare_true(
     true = true_problem(problem, config.truth)
     coming = _rows(problem, true, config) if cluster is None else _spread(problem, config, cluster)
     rows, is_interrupted = collected(coming, {}, on_row)
-    bound_s, bound = lower_bound_s(true)
-    budget, seconds = config.budget, config.seconds
-    spent = {"evaluations": budget.evaluations, "seconds": seconds, "measured": budget.measurements}
+    budget = config.budget
     return Comparison(
         workload,
         problem.host.name,
         "latency",
         tuple(rows),
-        bound_s,
-        bound,
-        spent,
+        *lower_bound_s(true),
+        {"evaluations": budget.evaluations, "seconds": config.seconds, "measured": budget.measurements},
         is_interrupted=is_interrupted,
         truth=str(config.truth),
     )
@@ -151,32 +146,21 @@ def _row_alone(problem: Problem, config: TrueConfig, budget: Budget, name: str) 
 def _row(name: str, simulator: Simulator, true: Problem, config: TrueConfig, budget: Budget) -> Row:
     seed, timer = config.drawn_from, TrueTimer(true, config.truth.seed)
     trial = Trial(simulator.problem, simulator, Meter(timer, config.measured), budget, seed)
+    row = row_or_failure(name, seed, partial(_answered, name, trial, timer))
+    return replace(row, plan_s=max(row.plan_s - trial.meter.seconds, 0.0), measured=timer.num_measured)
+
+
+def _answered(name: str, trial: Trial, timer: TrueTimer) -> Row:
     begin = time.monotonic()
-    try:
-        answer = ROWS[name](trial)
-    except MissingExtra as error:
-        return Row(name, seed, "skipped", why=str(error), measured=timer.num_measured)
-    except UserError:
-        raise
-    except Exception as error:  # whatever it is: a row that failed is one row, not the table
-        failed, spent_s = Failure.of(error), time.monotonic() - begin - trial.meter.seconds
-        return Row(
-            name,
-            seed,
-            "error",
-            plan_s=spent_s,
-            why=failed.why,
-            measured=timer.num_measured,
-            traceback=failed.traceback,
-        )
-    spent_s = time.monotonic() - begin - trial.meter.seconds
+    answer = ROWS[name](trial)
+    spent_s = time.monotonic() - begin
     if answer.plan is None:
         why = "found no placement that fits into memory"
-        return Row(name, seed, "oom", math.inf, answer.evaluations, spent_s, why=why, measured=timer.num_measured)
+        return Row(name, trial.seed, "oom", math.inf, answer.evaluations, spent_s, why=why)
     outcome = timer.truth(answer.plan)
     return Row(
         name,
-        seed,
+        trial.seed,
         outcome.status,
         outcome.step_time_s,
         answer.evaluations,
@@ -187,7 +171,6 @@ def _row(name: str, simulator: Simulator, true: Problem, config: TrueConfig, bud
         simulated_s=trial.simulator.retime(answer.plan).step_time_s,
         devices=answer.plan.devices,
         plan=answer.plan,
-        measured=timer.num_measured,
     )
 
 
@@ -315,14 +298,12 @@ def _portfolio_measured(trial: Trial) -> Answer:
 
 def _calibrated(trial: Trial) -> Answer:
     """Half of everything for plans to calibrate on, half for a search on the calibrated problem."""
-    first = trial.budget.measurements // 2
-    evaluations = 0
-    if first:
-        found = find_winners(trial.problem, trial.simulator, trial.halved(), first, seed=trial.seed)
+    evaluations, problem = 0, trial.problem
+    if first := trial.budget.measurements // 2:
+        found = find_winners(problem, trial.simulator, trial.halved(), first, seed=trial.seed)
         trial.measure(found.devices)
         evaluations = found.evaluations
     fitted = [(plan, outcome.step_time_s) for plan, outcome in trial.meter.kept if outcome.ok]
-    problem = trial.problem
     if len(fitted) >= LEAST_FITTED:
         plans, times_s = zip(*fitted, strict=True)
         problem = calibrate(problem, plans, times_s, seed=trial.seed).problem

@@ -99,7 +99,6 @@ def save_best_so_far_png(
     if any(one.low is not None for one in series):
         note = f"median over seeds, and between their quartiles (fewer than {FEW_SEEDS} seeds: least to greatest)"
         figure.text(0.07, 0.905, note, fontsize=9.5, color=FAINT_INK, ha="left", va="top")
-    ends_in = [width_in]
     if series:
         ranked = sorted(enumerate(series), key=lambda pair: float(pair[1].y[-1]))
         legend = figure.legend(
@@ -116,8 +115,8 @@ def save_best_so_far_png(
         legend.get_title().set_color(FAINT_INK)
         for text in legend.get_texts():
             text.set_parse_math(False)
-        ends_in.append(legend.get_window_extent().x1 / figure.dpi + _LEGEND_MARGIN_IN)
-    save_figure(path, figure, bbox_inches=Bbox.from_extents(0.0, 0.0, max(ends_in), height_in))
+        width_in = max(width_in, legend.get_window_extent().x1 / figure.dpi + _LEGEND_MARGIN_IN)
+    save_figure(path, figure, bbox_inches=Bbox.from_extents(0.0, 0.0, width_in, height_in))
 
 
 def save_fidelity_png(
@@ -173,11 +172,10 @@ def save_fidelity_png(
     for text in legend.get_texts():
         text.set_parse_math(False)
     lines = [f"{name.replace('_', ' ')}  {_metric(name, value)}" for name, value in metrics.items()]
-    num_left_out = int(np.count_nonzero(~is_timed))
     axes.text(
         0.98,
         0.03,
-        "\n".join([*lines, *([f"failed, left out  {num_left_out}"] if num_left_out else [])]),
+        "\n".join(lines if is_timed.all() else [*lines, f"failed, left out  {np.count_nonzero(~is_timed)}"]),
         transform=axes.transAxes,
         ha="right",
         va="bottom",
@@ -268,7 +266,7 @@ def save_field_png(path: str | os.PathLike[str], result: Mapping[str, Any], *, t
     width = 1 - (_NAMES_IN + _WORDS_IN) / _FIELD_IN
     axes = figure.add_axes((_NAMES_IN / _FIELD_IN, 0.62 / height_in, width, 1 - 1.4 / height_in))
     best, single_s, eager_s = (result.get("best") or {}).get("method"), step_s.get("single"), step_s.get("eager")
-    longest_ms = 0.0 if eager_s is None else eager_s * 1e3
+    longest_ms = (eager_s or 0.0) * 1e3
     for place, row in enumerate(placed):
         name, step_ms, spread_ms = row["method"], step_s[row["method"]] * 1e3, float(row.get("spread_s") or 0.0) * 1e3
         longest_ms, weight = max(longest_ms, step_ms + spread_ms), "bold" if name == best else "normal"

@@ -34,7 +34,7 @@ from rlplace.report.drawing import (
     quiet_time_axis,
     save_figure,
 )
-from rlplace.report.plots import PHASE_COLORS
+from rlplace.report.plots import PHASE_COLORS, blended, luminance
 from rlplace.say import clean
 
 FRAME_DPI = 75
@@ -118,26 +118,17 @@ def timeline_text(timeline: Timeline, graph: OpGraph, host: Host, title: str) ->
         cuda:1 |........................................####################|  33 % busy
         step 3.00 ms, simulated
     """
-    step_s = timeline.step_s
-    names = [device.name for device in host.devices if not device.members]
-    lines = [title]
+    names, lines = [device.name for device in host.devices if not device.members], [title]
+    edges_s = np.linspace(0.0, timeline.step_s or 1.0, TEXT_COLUMNS + 1)
     for name in names:
         of_device = [d for d, device in enumerate(host.devices) if device.name == name or name in device.members]
         ops = np.flatnonzero(np.isin(timeline.op_device, of_device) & ~graph.is_source)
-        busy = _busy_columns(timeline.op_start_s[ops], timeline.op_end_s[ops], step_s)
+        start_s, end_s = timeline.op_start_s[ops], timeline.op_end_s[ops]  # they do not overlap
+        before_s = [np.clip(edge - start_s, 0.0, end_s - start_s).sum() for edge in edges_s]
+        busy = np.diff(before_s) / np.diff(edges_s)
         lane = "".join("#" if share >= 0.5 else "+" if share > 0 else "." for share in busy)
         lines.append(f"{name:<{max(map(len, names))}} |{lane}| {busy.mean() * 100:3.0f} % busy")
-    return "\n".join([*lines, f"step {format_seconds(step_s)}, {timeline.source}"])
-
-
-def _busy_columns(start_s: NDArray[np.float64], end_s: NDArray[np.float64], step_s: float) -> NDArray[np.float64]:
-    """(TEXT_COLUMNS,) the share of each column of time that ops, which do not overlap, keep busy."""
-    if not step_s:
-        return np.zeros(TEXT_COLUMNS)
-    edges_s = np.linspace(0.0, step_s, TEXT_COLUMNS + 1)
-    before_s = np.array([np.clip(edge - start_s, 0.0, end_s - start_s).sum() for edge in edges_s])
-    shares: NDArray[np.float64] = np.diff(before_s) / np.diff(edges_s)
-    return shares
+    return "\n".join([*lines, f"step {format_seconds(timeline.step_s)}, {timeline.source}"])
 
 
 def _figure(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> Figure:
@@ -148,8 +139,7 @@ def _figure(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> Figur
     left_in = 0.45 + 0.085 * max(max(len(row.name) for row in rows), len("100 % busy"))
     chart_in = _WIDTH_IN - left_in - _RIGHT_IN
     figure = new_figure(_WIDTH_IN, height_in, title or "One step", 0.25, 0.26, size=15)
-    box = left_in / _WIDTH_IN, _BOTTOM_IN / height_in, chart_in / _WIDTH_IN, lanes_in / height_in
-    axes = figure.add_axes(box)
+    axes = figure.add_axes((left_in / _WIDTH_IN, _BOTTOM_IN / height_in, chart_in / _WIDTH_IN, lanes_in / height_in))
     axes.set(xlim=(0.0, step_ms), ylim=(0.0, lanes_in))
     for row in rows:
         _draw_row(axes, row, count, timeline.step_s, step_ms / chart_in)
@@ -339,11 +329,9 @@ def shade(color: str, micro_batch: int, num_micro_batches: int) -> str:
     if micro_batch <= 0 or num_micro_batches < 2:
         return color
     share = LIGHTEST * micro_batch / (num_micro_batches - 1)
-    mixed = (round(int(color[i : i + 2], 16) * (1 - share) + 255 * share) for i in (1, 3, 5))
-    return "#" + "".join(f"{part:02X}" for part in mixed)
+    return blended({"own": 1 - share, "white": share}, {"own": color, "white": "#FFFFFF"})
 
 
 def is_light(color: str) -> bool:
-    """Whether dark text reads better on it (relative luminance, ITU-R BT.709)."""
-    red, green, blue = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.5
+    """Whether dark text reads better on it: the luminance of a grey of half the brightness."""
+    return luminance(color) > luminance("#808080")

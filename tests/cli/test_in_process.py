@@ -27,8 +27,8 @@ def _seeing(seen: list[Any], what: str) -> Any:
 @pytest.mark.parametrize(
     ("command", "target", "what"),
     [
-        ("measure", "rlplace.compare.one_placement.time_placement", "keyword"),
-        ("fidelity", "rlplace.compare.fidelity.run_fidelity", "keyword"),
+        ("measure", "rlplace.compare.simulated_and_measured.time_placement", "keyword"),
+        ("fidelity", "rlplace.compare.simulated_and_measured.run_fidelity", "keyword"),
         ("advise", "rlplace.advice.advising.advise_workload", "keyword"),
         ("train", "rlplace.training.command.run_training", "config"),
         ("compare", "rlplace.compare.run_compare.run_compare", "config"),

@@ -26,8 +26,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from rlplace.export.placed.arguments import Arguments, HeldConstants, InputCutter
 from rlplace.export.placed.model_state import PlacedState
+from rlplace.export.placed.step_arguments import Arguments, HeldConstants, InputCutter
 from rlplace.graphs.capturing.capture import capture, capture_step
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.micro_batching.loss_verdict import LossVerdict

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.export.placed.arguments import layout
+from rlplace.export.placed.step_arguments import layout
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import UpdateState, torch_optimizer

@@ -1,13 +1,16 @@
 """`PlacedModule`: forward and backward of a model that run as placed, by a graph for every kind of inputs.
 
-`ModuleGraph`: forward and backward of a model for inputs of one kind, as a function that autograd knows.
+`to_module` makes one of a placement: its loss is wherever the caller has it. `ModuleGraph` is forward and backward for
+inputs of one kind, as a function that autograd knows.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +20,11 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import InvalidValue, RunnerError, UnknownName, UserError
-from rlplace.export.placed.arguments import HeldConstants, InputCutter, check_data, layout
 from rlplace.export.placed.graphs import Flags, carried_plan
+from rlplace.export.placed.placed_model import check_arguments, matching_host
+from rlplace.export.placed.step_arguments import HeldConstants, InputCutter, check_data, layout
 from rlplace.graphs.capturing.capture import CapturedModule, capture_module
+from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import BACKWARD, OpGraph
 from rlplace.graphs.program import Ref
@@ -28,6 +33,8 @@ from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import Kept, TwoPartStep
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.resolve import resolve_host
+from rlplace.measure.placement import Placement, check_plan
 from rlplace.measure.plan import Plan
 from rlplace.measure.timing.threads import keep_freed_memory
 
@@ -457,3 +464,78 @@ class _Forward(torch.autograd.Function):
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def to_module(
+    model: nn.Module, graph: OpGraph, placement: Placement, *, host: Host | str | None = None, seed: int = 0
+) -> PlacedModule:
+    """A copy of `model` that runs as placed: it trains, evaluates, saves and loads as the original does.
+
+    It is of a class that derives from that of `model`, with the same modules, parameters and buffers by the same names;
+    these are moved to where the placement has them. Forward and backward are captured at the first call with inputs of
+    a kind (structure, shapes, mode, what requires a gradient), and run where the placement has the ops of that role.
+    The loss is the caller's, and so is the optimizer.
+
+    Args:
+        model: the one that `graph` was captured from; it stays as it is, and is what is captured.
+        graph: of a step of the model, with its program: training or inference.
+        placement: made for `graph` and for a host of this machine.
+        host: that host, or a word for it; by default the one that the placement was made for, whatever word of this
+            machine named it.
+        seed: of random ops: each draws from (seed, op, call).
+
+    Raises:
+        InvalidValue: what is given is no model, graph or placement, or in another order.
+        FingerprintMismatch: the placement was made for another graph or host.
+        InvalidValue: `graph` was captured from another model.
+    """
+    check_arguments(model, graph, placement, "to_module")
+    model = original_of(model)
+    host = matching_host(placement) if host is None else resolve_host(host)
+    placement.require(graph, host)
+    if require_program(graph).origin.model is not model:
+        raise InvalidValue("model", type(model).__name__, "the model that the graph was captured from", where="module")
+    check_plan(graph, host.num_devices, placement.plan)
+    with torch.inference_mode(False):
+        placed: Any = copy.deepcopy(model, {id(constant): constant for constant in _constants(model)})
+    for hooks in (placed._forward_hooks, placed._forward_pre_hooks):
+        hooks.clear()  # they are in the graph
+    placed.__class__ = _placed_class(type(model))
+    vars(placed)["_placed"] = runs = PlacedForward(placed, graph, placement.plan, host, seed)
+    if len({*runs.places.values()}) > 1:
+        vars(placed)["hf_device_map"] = hf_device_map(runs.places)
+    result: PlacedModule = placed
+    return result
+
+
+def _constants(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Tensors in plain attributes of modules, and in lists there: what is captured and its copy have them in common."""
+    registries = ("_parameters", "_buffers", "_modules")
+    for module in model.modules():
+        for name, value in vars(module).items():
+            leaves = () if name in registries else pytree.tree_leaves(value)
+            yield from (
+                leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter)
+            )
+
+
+def hf_device_map(places: Mapping[str, torch.device]) -> dict[str, int | str]:
+    """Where parameters and buffers are, as Hugging Face writes it: who reads it leaves a model where it is.
+
+    >>> hf_device_map({"up.weight": torch.device("cuda", 1), "down.weight": torch.device("cpu")})
+    {'up.weight': 1, 'down.weight': 'cpu'}
+    """
+    return {name: place.type if place.index is None else place.index for name, place in places.items()}
+
+
+def _placed_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """A class that derives from `kind`; its `forward` runs as placed and has the signature that `kind`'s has.
+
+    Hugging Face's `Trainer` drops the columns of a batch that the signature does not name.
+    """
+
+    @functools.wraps(kind.forward)
+    def forward(self: PlacedModule, *args: Any, **kwargs: Any) -> Any:
+        return PlacedModule.forward(self, *args, **kwargs)
+
+    return type(f"Placed{kind.__name__}", (PlacedModule, kind), {"forward": forward})

@@ -391,8 +391,9 @@ class HeldConstants:
                 if not isinstance(other, torch.Tensor) or layout(other) != layout(now):
                     if place.is_cache():
                         continue
-                    expected = f"a tensor of {str(now.dtype).removeprefix('torch.')} {tuple(now.shape)}, as captured"
-                    raise _replaced(place, expected)
+                    raise _replaced(
+                        place, f"a tensor of {str(now.dtype).removeprefix('torch.')} {tuple(now.shape)}, as captured"
+                    )
                 if any(not _shows(another.now, other) for another in each.places):
                     raise _replaced(place, "the tensor that is in its other places, too")
                 now = other
