@@ -163,7 +163,7 @@ def map_devices(graph: OpGraph, entries: Mapping[str, Place], places: Sequence[P
 
     entry_device = {name: device_of(name) for name in classes.entry_class}
     class_device = np.zeros(classes.num_classes, dtype=np.int32)
-    for name, number in reversed(classes.entry_class.items()):
+    for name, number in reversed(list(classes.entry_class.items())):
         class_device[number] = entry_device[name]
     devices = np.where(classes.op_class >= 0, class_device[classes.op_class], 0).astype(np.int32)
     units = classes.tree.unit_of()

@@ -563,22 +563,19 @@ def _draw_row(axes: Axes, row: Row, num_micro_batches: int, step_s: float, inch_
         return
     _draw_bars(axes, row, row.gang_items, num_micro_batches, inch_ms, hatch=_HATCH)
     ops = [*row.items, *row.gang_items]
+    texts = [(one.start_s, one.end_s, _short_name(one), one) for one in row.items]
+    size, beside_in = _LABEL_PT, 0.08
     if num_micro_batches > 1:
         texts = [(start_s, end_s, str(one.micro_batch), one) for start_s, end_s, one in runs(ops, step_s)]
         size, beside_in = _NUMBER_PT, 0.04
-    else:
-        texts = [(one.start_s, one.end_s, _short_name(one), one) for one in row.items]
-        size, beside_in = _LABEL_PT, 0.08
-    for start_s, end_s, text, one in texts:
-        width_in = len(text) * size * _CHARACTER + beside_in
-        if (end_s - start_s) * 1e3 / inch_ms > width_in and row.height > _LEAST_LABELLED_IN:
+    at: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4, "clip_on": True, "parse_math": False}
+    for start_s, end_s, text, one in texts if row.height > _LEAST_LABELLED_IN else ():
+        if (end_s - start_s) * 1e3 / inch_ms > len(text) * size * _CHARACTER + beside_in:
             ink = INK if is_light(shade(PHASE_COLORS[one.kind], one.micro_batch, num_micro_batches)) else "white"
-            at: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4, "clip_on": True, "parse_math": False}
             axes.text((start_s + end_s) * 500, middle, text, fontsize=size, color=ink, **at)
-    busy = covered_s(ops) / step_s if step_s else 0.0
+    busy = f"{covered_s(ops) / (step_s or 1.0):.0%} busy".replace("%", " %")
     label_beside(axes, 0.0, middle + 0.19 * row.height, row.name, size=10.5, weight="bold")
-    words = f"{busy:.0%} busy".replace("%", " %")
-    label_beside(axes, 0.0, middle - 0.21 * row.height, words, size=9, color=FAINT_INK)
+    label_beside(axes, 0.0, middle - 0.21 * row.height, busy, size=9, color=FAINT_INK)
 
 
 def _draw_bars(
@@ -590,12 +587,9 @@ def _draw_bars(
     pixel_ms = inch_ms / DPI
     start, end = np.array([(one.start_s, one.end_s) for one in items]).T * 1e3
     end = np.where(end - start >= 4 * pixel_ms, end - pixel_ms, end)
-    if not row.is_device:
-        end = np.maximum(end, start + 2 * pixel_ms)
-    corners = np.empty((len(items), 4, 2))
-    corners[:, :2, 0], corners[:, 2:, 0] = start[:, None], end[:, None]
-    corners[:, [0, 3], 1] = row.bottom + 0.04 * row.height
-    corners[:, 1:3, 1] = row.bottom + 0.96 * row.height
+    end = end if row.is_device else np.maximum(end, start + 2 * pixel_ms)
+    low, high = (np.full(len(items), row.bottom + share * row.height) for share in (0.04, 0.96))
+    corners = np.stack((start, low, start, high, end, high, end, low), axis=-1).reshape(-1, 4, 2)
     count = num_micro_batches if row.is_device else 1
     colors = [shade(PHASE_COLORS[one.kind], one.micro_batch, count) for one in items]
     looks: dict[str, Any] = {"edgecolors": "white", "linewidths": 0, "hatch": hatch, "zorder": 3}
@@ -604,8 +598,7 @@ def _draw_bars(
 
 def _short_name(op: Slice) -> str:
     """The op's target without namespace and overload."""
-    parts = clean(op.target).split(".")
-    return parts[min(1, len(parts) - 1)].removeprefix("_").removesuffix("_backward")
+    return clean(op.target).split(".")[:2][-1].removeprefix("_").removesuffix("_backward")
 
 
 @dataclass

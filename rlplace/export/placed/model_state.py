@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -143,11 +143,10 @@ class PlacedState:
         Raises:
             UnknownName: there is none of that name.
         """
-        if name in self.parameters:
-            return self.parameters[name].detach()
-        if name in self.buffers:
-            return self.buffers[name]
-        raise UnknownName("parameter", name, (*self.parameters, *self.buffers))
+        found = self.parameters.get(name, self.buffers.get(name))
+        if found is None:
+            raise UnknownName("parameter", name, (*self.parameters, *self.buffers))
+        return found.detach() if name in self.parameters else found
 
     @contextlib.contextmanager
     def grad_filled(self, loss_scale: float) -> Iterator[None]:
@@ -185,7 +184,8 @@ class PlacedState:
             UnknownName: there is none of a name.
             InvalidValue: one has another shape. Nothing is written then.
         """
-        for name in (*self.parameters, *self.buffers):
+        own = {name: self.tensor(name) for name in (*self.parameters, *self.buffers)}
+        for name, tensor in own.items():
             if name not in tensors:
                 raise UnknownName(
                     "parameter or buffer of the model",
@@ -193,16 +193,16 @@ class PlacedState:
                     tensors,
                     hint="Copy to the model that was captured, or to one of its class and sizes.",
                 )
-            if tensors[name].shape != (own := self.tensor(name)).shape:
+            if tensors[name].shape != tensor.shape:
                 raise InvalidValue(
                     f"shape of {name}",
                     tuple(tensors[name].shape),
-                    f"{tuple(own.shape)}, as that of the step",
+                    f"{tuple(tensor.shape)}, as that of the step",
                     where="copy_to",
                 )
         with torch.no_grad():
-            for name in (*self.parameters, *self.buffers):
-                tensors[name].copy_(self.tensor(name))
+            for name, tensor in own.items():
+                tensors[name].copy_(tensor)
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrites parameters and buffers, by dotted name; names that are left out stay.
@@ -228,21 +228,18 @@ class PlacedState:
 
 def _tied_names(model: nn.Module) -> dict[str, str]:
     """Further names of parameters and buffers with several, by which each has its first."""
-    tied, first = {}, dict[int, str]()
-    for named in (model.named_parameters, model.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            if first.setdefault(id(tensor), name) != name:
-                tied[name] = first[id(tensor)]
-    return tied
+    first: dict[int, str] = {}
+    every = (
+        (name, first.setdefault(id(tensor), name))
+        for named in (model.named_parameters, model.named_buffers)
+        for name, tensor in named(remove_duplicate=False)
+    )
+    return {name: own for name, own in every if own != name}
 
 
 def has_hooks(parameter: nn.Parameter) -> bool:
     """Whether the parameter has hooks that see or change its gradient."""
-    return bool(parameter._backward_hooks) or bool(_post_accumulate_hooks(parameter))
-
-
-def _post_accumulate_hooks(parameter: nn.Parameter) -> Mapping[int, Callable[[torch.Tensor], None]]:
-    return getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def _accumulate(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
@@ -254,7 +251,7 @@ def _accumulate(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
         parameter.grad = gradient
     else:
         parameter.grad.add_(gradient)
-    for post_hook in _post_accumulate_hooks(parameter).values():
+    for post_hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
         post_hook(parameter)
 
 
@@ -401,14 +398,14 @@ def _checked(name: str, value: Any) -> Any:
     Raises:
         InvalidValue: it is no number, or out of range.
     """
-    if name == "betas":
-        pair = tuple(value) if isinstance(value, (tuple, list)) else ()
-        if len(pair) == 2 and all(_is_number(each) and 0 <= each < 1 for each in pair):
-            return float(pair[0]), float(pair[1])
-        raise InvalidValue(name, value, "two numbers in [0, 1)", where="placed step")
-    if not _is_number(value) or float(value) < 0:
-        raise InvalidValue(name, value, "a finite number >= 0", where="placed step")
-    return float(value)
+    is_pair, values = name == "betas", (value,)
+    if is_pair and isinstance(value, (tuple, list)):
+        values = tuple(value)
+    most = 1.0 if is_pair else math.inf
+    if len(values) != 1 + is_pair or not all(_is_number(each) and 0 <= each < most for each in values):
+        expected = "two numbers in [0, 1)" if is_pair else "a finite number >= 0"
+        raise InvalidValue(name, value, expected, where="placed step")
+    return (float(values[0]), float(values[1])) if is_pair else float(value)
 
 
 def _is_number(value: Any) -> bool:

@@ -257,11 +257,10 @@ def _structure(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, str,
     """Children, names of tensors and hooks of modules; those of the root are called around it, as of any module."""
     found: list[tuple[str, str, object]] = []
     for path, each in modules:
+        tensors = (*each._parameters.items(), *each._buffers.items())
         found += [(path, name, child) for name, child in each._modules.items()]
-        for tensors in (each._parameters, each._buffers):
-            found += [(path, name, None) for name, tensor in tensors.items() if tensor is not None]
-        if path:
-            found += [(path, _HOOK, key) for kind in _HOOKS for key in getattr(each, kind)]
+        found += [(path, name, None) for name, tensor in tensors if tensor is not None]
+        found += [(path, _HOOK, key) for kind in _HOOKS if path for key in getattr(each, kind)]
     return found
 
 
@@ -269,10 +268,9 @@ def _slots(module: nn.Module, kind: str) -> list[list[Slot]]:
     """Where the module's parameters or buffers are held; those of several names have several slots, the first first."""
     held: dict[int, list[Slot]] = {}
     for path, owner in module.named_modules():
-        holder = getattr(owner, kind)
-        for key, tensor in holder.items():
+        for key, tensor in (holder := getattr(owner, kind)).items():
             if tensor is not None:
-                held.setdefault(id(tensor), []).append((f"{path}.{key}" if path else key, holder, key))
+                held.setdefault(id(tensor), []).append((f"{path}.{key}".lstrip("."), holder, key))
     return list(held.values())
 
 
@@ -285,10 +283,9 @@ def _kind(leaf: Any) -> object:
     if isinstance(leaf, torch.Tensor):
         return leaf.shape, leaf.dtype, leaf.stride()
     try:
-        hash(leaf)
+        return type(leaf), leaf, hash(leaf)
     except TypeError:
         return repr(leaf)
-    return type(leaf), leaf
 
 
 def backward_ops(graph: OpGraph) -> frozenset[int]:
@@ -308,6 +305,9 @@ class ModuleGraph:
         state: parameters and buffers by dotted name, where the plan keeps them.
         model: the placed copy of what was captured: its attributes hold the constants.
         seed: of random ops.
+
+    Attributes:
+        with_gradient: the outputs that have a gradient.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class ModuleGraph:
     ) -> None:
         graph = captured.graph
         self._program, self._plan, self._crew = require_program(graph), plan, crew
-        self._with_gradient = captured.with_gradient
+        self.with_gradient = captured.with_gradient
         self._residents = Residents(graph, host, seed=seed)
         second = backward_ops(graph)
         late = {
@@ -366,7 +366,7 @@ class ModuleGraph:
         Raises:
             RunnerError: an op failed.
         """
-        if self._with_gradient:
+        if self.with_gradient:
             wanted = [parameters[name] for name in self._program.gradients]
             wanted += [tensors[position] for position in self._program.input_gradients]
             outputs = _Forward.apply(self, tensors, number, *wanted)  # type: ignore[no-untyped-call]
@@ -385,14 +385,10 @@ class ModuleGraph:
 
     def backward(self, gradients: Sequence[torch.Tensor], kept: Kept, number: int) -> list[torch.Tensor]:
         """Gradients of parameters, then of inputs; those of all outputs, with a gradient or not, are given."""
-        seeds = [gradients[position] for position in self._with_gradient]
+        seeds = [gradients[position] for position in self.with_gradient]
         with self._crew.turn():
             given = self._placed({op: seeds[index] for op, index in self._seeds.items()})
             return self._apart(self._step.run_second(given, kept, number), self._gradient_is_shared)
-
-    def without_gradient(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The outputs that have none."""
-        return [output for position, output in enumerate(outputs) if position not in self._with_gradient]
 
     def kept_inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs that the backward reads, and the constants."""
@@ -437,7 +433,7 @@ class _Forward(torch.autograd.Function):
         ctx.graph, ctx.number = graph, number
         ctx.read = [*graph.kept_inputs(tensors), *wanted]
         ctx.versions = _versions(ctx.read)
-        ctx.mark_non_differentiable(*graph.without_gradient(outputs))
+        ctx.mark_non_differentiable(*(one for k, one in enumerate(outputs) if k not in graph.with_gradient))
         return tuple(outputs)
 
     @staticmethod
@@ -498,8 +494,8 @@ def to_module(
     check_plan(graph, host.num_devices, placement.plan)
     with torch.inference_mode(False):
         placed: Any = copy.deepcopy(model, {id(constant): constant for constant in _constants(model)})
-    for hooks in (placed._forward_hooks, placed._forward_pre_hooks):
-        hooks.clear()  # they are in the graph
+    placed._forward_hooks.clear()  # they are in the graph
+    placed._forward_pre_hooks.clear()
     placed.__class__ = _placed_class(type(model))
     vars(placed)["_placed"] = runs = PlacedForward(placed, graph, placement.plan, host, seed)
     if len({*runs.places.values()}) > 1:
