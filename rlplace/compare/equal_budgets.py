@@ -141,14 +141,15 @@ class CompareConfig:
     def runs(self) -> tuple[tuple[str, int], ...]:
         """Methods and seeds in the order in which they run: what needs no budget first."""
         kinds = {name: METHODS[name].kind for name in self.names}
-        quick = [(name, self.seed) for name in self.names if kinds[name] in ("baseline", "scheduler")]
-        spent = [
-            (name, seed)
-            for seed in range(self.seed, self.seed + self.seeds)
-            for name in self.names
-            if kinds[name] == "search" or (kinds[name] == "exact" and seed == self.seed)
-        ]
-        return (*quick, *spent)
+        return (
+            *((name, self.seed) for name in self.names if kinds[name] in ("baseline", "scheduler")),
+            *(
+                (name, seed)
+                for seed in range(self.seed, self.seed + self.seeds)
+                for name in self.names
+                if kinds[name] == "search" or (kinds[name] == "exact" and seed == self.seed)
+            ),
+        )
 
 
 def compare(
@@ -277,8 +278,7 @@ def _ordered(simulator: Simulator, best: Row, evaluations: int) -> Row:
     assert best.devices is not None
     begin = time.monotonic()
     order = shorten(simulator.problem, best.devices, evaluations=evaluations)
-    plan, outcome = simulator.plan_and_time(best.devices, order.priorities)
-    rule = order.rule
+    (plan, outcome), rule = simulator.plan_and_time(best.devices, order.priorities), order.rule
     if best.plan is not None and best.value_s < outcome.step_time_s:  # it came with an order of its own
         plan, outcome, rule = best.plan, simulator.retime(best.plan), "the method itself"
     return Row(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
@@ -111,7 +111,12 @@ def compare_true(
     if not problem.host.is_simulated:
         raise InvalidValue("host", problem.host.name, "a simulated host: a preset, or a host file", where="compare")
     true = true_problem(problem, config.truth)
-    coming = _rows(problem, true, config) if cluster is None else _spread(problem, config, cluster)
+    simulator, names = Simulator(problem, threads=config.threads), config.names
+    coming: Iterator[tuple[int, Row]] = (
+        (number, _row(name, simulator, true, config, config.budget)) for number, name in enumerate(names)
+    )
+    if cluster is not None:
+        coming = cluster.map(partial(_row_alone, problem, config, config.budget_beside(cluster.num_workers)), names)
     rows, is_interrupted = collected(coming, {}, on_row)
     budget = config.budget
     return Comparison(
@@ -124,17 +129,6 @@ def compare_true(
         is_interrupted=is_interrupted,
         truth=str(config.truth),
     )
-
-
-def _rows(problem: Problem, true: Problem, config: TrueConfig) -> Iterator[tuple[int, Row]]:
-    simulator = Simulator(problem, threads=config.threads)
-    for number, name in enumerate(config.names):
-        yield number, _row(name, simulator, true, config, config.budget)
-
-
-def _spread(problem: Problem, config: TrueConfig, cluster: Cluster) -> Iterator[tuple[int, Row]]:
-    budget = config.budget_beside(cluster.num_workers)
-    return cluster.map(partial(_row_alone, problem, config, budget), config.names)
 
 
 def _row_alone(problem: Problem, config: TrueConfig, budget: Budget, name: str) -> Row:
@@ -246,9 +240,9 @@ class Trial:
         """Half of the simulated placements and seconds."""
         return Budget(max(self.budget.evaluations // 2, 1), self.budget.seconds / 2)
 
-    def measure(self, placements: Sequence[NDArray[np.int32]], simulator: Simulator | None = None) -> None:
+    def measure(self, placements: Iterable[NDArray[np.int32]], simulator: Simulator | None = None) -> list[Measurement]:
         """Measures the plans that a simulator makes of placements (N,); the nominal one by default."""
-        self.meter.measure_plans([(simulator or self.simulator).plan(devices) for devices in placements])
+        return self.meter.measure_plans([(simulator or self.simulator).plan(devices) for devices in placements])
 
 
 @dataclass(frozen=True)
@@ -277,17 +271,15 @@ def _portfolio(trial: Trial) -> Answer:
     return Answer(trial.meter.best, found.evaluations)
 
 
+@dataclass(frozen=True)
 class _OnTheHost:
     """A step timer that measures what it is asked to score."""
 
-    threads = 1
-
-    def __init__(self, trial: Trial) -> None:
-        self._trial = trial
+    trial: Trial
+    threads: int = 1
 
     def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        plans = [self._trial.simulator.plan(devices) for devices in placements]
-        return np.array([outcome.step_time_s for outcome in self._trial.meter.measure_plans(plans)])
+        return np.array([outcome.step_time_s for outcome in self.trial.measure(placements)])
 
 
 def _portfolio_measured(trial: Trial) -> Answer:

@@ -247,11 +247,10 @@ class ReplicaTeam:
         with _path_without_current_folder():
             for process in self._processes:
                 process.start()
-        try:
+        with ExitStack() as stack:
+            stack.callback(self.close)
             self._collect(START_TIMEOUT_S)
-        except RunnerError:
-            self.close()
-            raise
+            stack.pop_all()
 
     def __call__(self) -> float:
         """Seconds of one step of all replicas.

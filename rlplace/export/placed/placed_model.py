@@ -69,7 +69,15 @@ class PlacedModel:
 
     Attributes:
         num_steps: steps that were run; random ops draw by it.
+        op_order: as it was given.
+        step_time_s: likewise.
+        table: of the race that the plan won, beside one device and plain PyTorch: `table.rows` are those of `train`,
+            and `table.summary` says in a line whether placing is worth it; None where it was in none, as from a file.
     """
+
+    op_order: str | None
+    step_time_s: float | None
+    table: Table | None
 
     lr, betas, eps, momentum, weight_decay = Option(), Option(), Option(), Option(), Option()
 
@@ -87,7 +95,7 @@ class PlacedModel:
     ) -> None:
         if other_shapes not in get_args(OtherShapes):
             raise UnknownName("way with other shapes", other_shapes, get_args(OtherShapes))
-        self._op_order, self._step_time_s, self._table = op_order, step_time_s, table
+        vars(self).update(op_order=op_order, step_time_s=step_time_s, table=table)
         keep_freed_memory()
         self._program, self._seed = require_program(graph), seed
         self._host = host = resolve_host(host)
@@ -104,7 +112,7 @@ class PlacedModel:
         self.num_steps, self._num_evaluations = 0, 0
 
     def __repr__(self) -> str:
-        time = "" if self._step_time_s is None else f", {self._step_time_s * 1e3:.4g} ms a step"
+        time = "" if self.step_time_s is None else f", {self.step_time_s * 1e3:.4g} ms a step"
         return f"PlacedModel({self._graphs.first.graph!r} on {self._host.name}{time})"
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -230,24 +238,6 @@ class PlacedModel:
     def num_micro_batches(self) -> int:
         """Slices that a step cuts its batch into; 1 where it is whole."""
         return self._graphs.first.graph.num_micro_batches
-
-    @property
-    def op_order(self) -> str | None:
-        """The order of ops that was chosen, one of `OP_ORDERS`; None where that is not known."""
-        return self._op_order
-
-    @property
-    def step_time_s(self) -> float | None:
-        """Seconds of a step when the plan was found, measured, or simulated; None where that is not known."""
-        return self._step_time_s
-
-    @property
-    def table(self) -> Table | None:
-        """The race that the plan won, beside one device and plain PyTorch; None where it was in none, as from a file.
-
-        `table.rows` are those of `train`, and `table.summary` says in a line whether placing is worth it.
-        """
-        return self._table
 
     @property
     def verdict(self) -> LossVerdict | None:
