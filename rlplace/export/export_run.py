@@ -225,7 +225,11 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
         loss_fn = LossByName(copy.deepcopy(loss_fn.func).double(), loss_fn.names)
     elif isinstance(loss_fn, nn.Module):
         loss_fn = copy.deepcopy(loss_fn).double()
-    args, kwargs, targets = pytree.tree_map_only(torch.Tensor, _as_double, (origin.args, origin.kwargs, origin.targets))
+    args, kwargs, targets = pytree.tree_map_only(
+        torch.Tensor,
+        lambda tensor: tensor.double() if tensor.dtype.is_floating_point else tensor,
+        (origin.args, origin.kwargs, origin.targets),
+    )
     with _double_by_default(), _Double():
         again = Origin(model, args, kwargs, loss_fn, targets, micro=origin.micro, frozen=origin.frozen)
         double = capture_step(again, optimizer)
@@ -314,10 +318,6 @@ def _difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
 def _tensors(output: Any) -> list[torch.Tensor]:
     """The tensors among a model's outputs, which may hold None and plain constants too."""
     return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-
-
-def _as_double(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.double() if tensor.dtype.is_floating_point else tensor
 
 
 def random_ops(graph: OpGraph) -> list[int]:

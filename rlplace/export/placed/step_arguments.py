@@ -50,18 +50,14 @@ class Arguments:
     """
 
     def __init__(self, origin: Origin) -> None:
-        self._call, self._keywords = (origin.args, origin.kwargs), tuple(origin.kwargs)
-        self._leaves, self._spec = pytree.tree_flatten((origin.args, origin.kwargs))
-        self._num_positional, self._num_targets = len(origin.args), len(origin.targets)
-        self._target_names = origin.target_names
-        self._forward = origin.model.forward
+        self._origin, self._call = origin, (origin.args, origin.kwargs)
+        self._leaves, self._spec = pytree.tree_flatten(self._call)
         self.captured = [*(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)), *origin.targets]
-        self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in self._leaves]
 
     def call(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]]:
         """What `tensors` was given: args, kwargs and targets with these tensors, else as captured."""
         given = iter(tensors)
-        leaves = [next(given) if is_tensor else leaf for is_tensor, leaf in zip(self._is_tensor, self._leaves)]
+        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         return args, kwargs, tuple(given)
 
@@ -80,14 +76,14 @@ class Arguments:
             InvalidValue: another structure or number of them, another value of an argument that is no tensor, or a
                 tensor without data.
         """
-        if has_targets and "targets" in self._keywords:  # it is the model's own argument; capture takes no others then
+        if has_targets and "targets" in self._origin.kwargs:  # the model's own argument; capture takes no others then
             kwargs, targets = {**kwargs, "targets": targets}, None
         given = _in_order((args, kwargs), self._call)
         if pytree.tree_structure(given) != self._spec:
             given = _in_order(self._as_captured(*given), self._call)
         leaves, spec = pytree.tree_flatten(given)
         if spec != self._spec:
-            more = self._num_targets and targets is None and len(given[0]) > self._num_positional
+            more = len(self._origin.targets) and targets is None and len(given[0]) > len(self._origin.args)
             hint = "Labels are given by name: `step(x, targets=y)`." if more else ""
             if has_numbers(given) and not has_numbers(self._call):
                 hint = "Lists of numbers are no tensors: pass `torch.tensor(...)` of them."
@@ -116,7 +112,7 @@ class Arguments:
     def _as_captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same call as it was captured: by position or by name, and without defaults; as given where none is."""
         try:
-            signature = inspect.signature(self._forward)
+            signature = inspect.signature(self._origin.model.forward)
             given, captured = (signature.bind(*call[0], **call[1]).arguments for call in ((args, kwargs), self._call))
         except (TypeError, ValueError):  # it takes other arguments, or cannot tell which
             return args, kwargs
@@ -129,31 +125,32 @@ class Arguments:
         ):
             return args, kwargs
         values = {name: given.get(name, value) for name, value in captured.items()}
-        by_position = list(values)[: self._num_positional]
+        by_position = list(values)[: len(self._origin.args)]
         named = {name: value for name, value in values.items() if name not in by_position}
         return tuple(values[name] for name in by_position), named
 
     def _checked_targets(self, targets: Any) -> tuple[torch.Tensor, ...]:
-        names = self._target_names
+        names, count = self._origin.target_names, len(self._origin.targets)
         is_dict = isinstance(targets, Mapping)
-        if self._num_targets and targets is not None and (targets.keys() != {*names} if is_dict else names):
+        if count and targets is not None and (targets.keys() != {*names} if is_dict else names):
             expected = f"a dict of {', '.join(names)}" if names else "a tensor or a tuple of tensors"
+            kind = "tensor" if isinstance(targets, torch.Tensor) else type(targets).__name__
             raise InvalidValue(
                 "targets",
-                Described(f"a dict of {', '.join(map(str, targets)) or 'nothing'}" if is_dict else _article(targets)),
+                Described(f"a dict of {', '.join(map(str, targets)) or 'nothing'}" if is_dict else f"a {kind}"),
                 f"{expected}, as captured",
                 where="placed step",
                 hint="" if is_dict else "Without names, two targets could be taken for each other.",
             )
         given = as_targets({name: targets[name] for name in names} if is_dict and names else targets)
-        if len(given) != self._num_targets:
+        if len(given) != count:
             raise InvalidValue(
                 "targets",
                 f"{len(given)} tensors" if given else None,
-                f"{f'{self._num_targets} tensors' if self._num_targets else None}, as captured",
+                f"{f'{count} tensors' if count else 'None'}, as captured",
                 where="placed step",
                 hint="Pass the labels of this batch: `step(*inputs, targets=...)`."
-                if self._num_targets
+                if count
                 else "Capture with `capture(..., targets=...)`, and let `loss_fn(output, *targets)` take them.",
             )
         return given
@@ -170,8 +167,7 @@ def check_data(tensors: Sequence[torch.Tensor], where: str) -> None:
         InvalidValue: one is on `meta`.
         UserError: the call is in a transform of `torch.func`, or one carries a tangent of forward-mode AD.
     """
-    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    if is_transformed or any(
+    if torch._C._functorch.peek_interpreter_stack() is not None or any(
         forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
         for tensor in (tensors if forward_ad._current_level >= 0 else ())
     ):
@@ -252,10 +248,6 @@ def _word(value: object) -> Described:
     if isinstance(value, np.ndarray):
         return Described(f"a NumPy array ({value.dtype} {value.shape})")
     return Described("tensor" if isinstance(value, torch.Tensor) else repr(value))
-
-
-def _article(value: object) -> str:
-    return "a tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
 def _shown(call: tuple[tuple[Any, ...], dict[str, Any]]) -> Described:
