@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rlplace.graphs.grouping.constraints import Constraints
     from rlplace.measure.hosts.host import Host
     from rlplace.session.cut import CutOptions, Loss
+    from rlplace.session.setup import Setup
     from rlplace.workloads import WorkloadSpec
 
 GRANULARITIES = ("op", "module")
@@ -235,6 +236,43 @@ def parse_budget(text: str) -> float:
     """
     word = text.strip()
     return MoreTime(parse_duration(word[1:])) if word.startswith("+") else parse_duration(word)
+
+
+def setup_of(
+    workload: str,
+    host: str,
+    placing: PlacementOptions,
+    batch: BatchOptions,
+    grouping: GroupingOptions | None = None,
+    storing: StoreOptions | None = None,
+    *,
+    no_wait: bool = False,
+    in_process: bool = False,
+    **options: Any,
+) -> Setup:
+    """The options that commands share, looked up on this machine; `options` are further fields of `Setup`.
+
+    Raises:
+        UserError: a mistake in one of them.
+    """
+    from rlplace.session.setup import Setup
+
+    grouping, storing = grouping or GroupingOptions(), storing or StoreOptions(no_wait=no_wait)
+    spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
+    return Setup(
+        spec=spec,
+        host=found,
+        host_word=host,
+        gangs=placing.gangs,
+        asked=asked,
+        num_groups=grouping.num_groups,
+        grouping=grouping.word(asked),
+        constraints=placing.constraints(found),
+        isolated=False if in_process else None,
+        store=storing.store,
+        is_waiting=not storing.no_wait,
+        **options,
+    )
 
 
 def print_json(data: dict[str, Any]) -> None:

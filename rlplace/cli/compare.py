@@ -8,7 +8,17 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.arguments import Batched, Grouped, Placing, Seed, Stored, check_workload, given_options, print_json
+from rlplace.cli.arguments import (
+    Batched,
+    Grouped,
+    Placing,
+    Seed,
+    Stored,
+    check_workload,
+    given_options,
+    print_json,
+    setup_of,
+)
 from rlplace.errors import InvalidValue, RunnerError, UnknownName
 
 
@@ -66,7 +76,7 @@ def compare(
     spec, asked = check_workload(workload), batch.parse()
     from rlplace.compare.comparison import OBJECTIVES
     from rlplace.compare.equal_budgets import CompareConfig
-    from rlplace.compare.run_compare import Output, Setup, run_compare, run_true_compare, split_methods, true_config
+    from rlplace.compare.run_compare import Output, run_compare, run_true_compare, split_methods, true_config
     from rlplace.partitioning import is_published_file, run_published
 
     minimised = "latency" if objective is None else objective
@@ -95,8 +105,18 @@ def compare(
             output=output,
         )
     else:
-        found = placing.find_host(host or "auto")
-        if true is not None or (measured is not None and found.is_simulated):
+        setup = setup_of(
+            workload,
+            host or "auto",
+            placing,
+            batch,
+            grouping,
+            storing,
+            in_process=in_process,
+            seed=seed,
+            workload_seed=workload_seed,
+        )
+        if true is not None or (measured is not None and setup.host.is_simulated):
             drawn = seed if "seed" in given_options() else None
             hidden = true_config(
                 true, measured, methods, evaluations, seconds, seeds=seeds, objective=objective, seed=drawn
@@ -107,31 +127,20 @@ def compare(
         else:
             hidden = None
             searches, baselines = split_methods(methods)
-            isolated, count = False if in_process else None, 1 if seeds is None else seeds
             config = CompareConfig(
-                searches, evaluations, seconds, count, minimised, isolated=isolated, seed=seed, measured=measured
+                searches,
+                evaluations,
+                seconds,
+                1 if seeds is None else seeds,
+                minimised,
+                isolated=setup.isolated,
+                seed=seed,
+                measured=measured,
             )
-        setup = Setup(
-            spec,
-            found,
-            asked,
-            workload_seed,
-            grouping.num_groups,
-            grouping.word(asked),
-            placing.constraints(found),
-        )
         if hidden is not None:
             result = run_true_compare(setup, output, hidden, cluster=cluster)
         else:
-            result = run_compare(
-                setup,
-                output,
-                config,
-                baselines,
-                store=storing.store,
-                is_waiting=not storing.no_wait,
-                cluster=cluster,
-            )
+            result = run_compare(setup, output, config, baselines, cluster=cluster)
     if json:
         print_json(result)
     if result["interrupted"]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from rlplace.cli.arguments import Batched, Duration, Grouped, Placing, Seed, check_workload, print_json
+from rlplace.cli.arguments import Batched, Duration, Grouped, Placing, Seed, print_json, setup_of
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.format import format_ms
 from rlplace.say import say
@@ -77,20 +77,14 @@ def place(
                     where="place",
                     hint="It is of a run folder that is placed again.",
                 )
-        result = _workload(
-            target,
-            placing,
-            grouping,
-            batch,
-            host,
-            evaluations or EVALUATIONS,
-            method or METHOD,
-            _free(path or PLACEMENT, overwrite),
-            seed,
-            workload_seed,
-            quiet,
-            is_waiting=not no_wait,
+        path = _free(path or PLACEMENT, overwrite)
+        setup = setup_of(
+            target, host, placing, batch, grouping, no_wait=no_wait, seed=seed, workload_seed=workload_seed
         )
+        from rlplace.training.place import place_workload
+
+        method, count = method or METHOD, evaluations or EVALUATIONS
+        result = place_workload(setup, path, method=method, evaluations=count, is_quiet=quiet)
     else:
         if grouping != type(grouping)() or batch != type(batch)():
             raise InvalidValue(
@@ -135,43 +129,6 @@ def place(
         print_json(result)
         return
     _show(result)
-
-
-def _workload(
-    text: str,
-    placing: Placing,
-    grouping: Grouped,
-    batch: Batched,
-    host: str,
-    evaluations: int,
-    method: str,
-    path: Path,
-    seed: int,
-    workload_seed: int,
-    is_quiet: bool,
-    *,
-    is_waiting: bool,
-) -> dict[str, Any]:
-    spec, asked = check_workload(text), batch.parse()
-    found = placing.find_host(host)
-    constraints = placing.constraints(found)
-    from rlplace.training.place import place_workload
-
-    return place_workload(
-        spec,
-        found,
-        path,
-        method=method,
-        evaluations=evaluations,
-        seed=seed,
-        workload_seed=workload_seed,
-        num_groups=grouping.num_groups,
-        grouping=grouping.word(asked),
-        constraints=constraints,
-        asked=asked,
-        is_waiting=is_waiting,
-        is_quiet=is_quiet,
-    )
 
 
 def _is_run(path: Path) -> bool:

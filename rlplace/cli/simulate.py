@@ -12,7 +12,7 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.arguments import Batched, Placing, Seed, Stored, check_workload, print_json
+from rlplace.cli.arguments import Batched, Placing, Seed, Stored, print_json, setup_of
 from rlplace.format import format_ms
 from rlplace.say import say
 
@@ -41,18 +41,8 @@ def simulate(
     """
     from rlplace.compare.simulated_and_measured import time_placement
 
-    spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
-    result = time_placement(
-        spec,
-        found,
-        placement,
-        is_measured=False,
-        workload_seed=workload_seed,
-        timeline=timeline,
-        constraints=placing.constraints(found),
-        asked=asked,
-    )
-    show_step_time(result, json)
+    setup = setup_of(workload, host, placing, batch, workload_seed=workload_seed)
+    show_step_time(time_placement(setup, placement, is_measured=False, timeline=timeline), json)
 
 
 def show_step_time(result: dict[str, Any], json: bool) -> None:
@@ -100,22 +90,17 @@ def measure(
     """
     from rlplace.compare.simulated_and_measured import time_placement
 
-    spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
-    result = time_placement(
-        spec,
-        found,
-        placement,
-        is_measured=True,
+    setup = setup_of(
+        workload,
+        host,
+        placing,
+        batch,
+        storing=storing,
+        in_process=in_process,
         seed=seed,
         workload_seed=workload_seed,
-        timeline=timeline,
-        constraints=placing.constraints(found),
-        asked=asked,
-        store=storing.store,
-        is_waiting=not storing.no_wait,
-        isolated=False if in_process else None,
     )
-    show_step_time(result, json)
+    show_step_time(time_placement(setup, placement, is_measured=True, timeline=timeline), json)
 
 
 def fidelity(
@@ -150,21 +135,17 @@ def fidelity(
     """
     from rlplace.compare.simulated_and_measured import run_fidelity
 
-    spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
-    result = run_fidelity(
-        spec,
-        found,
-        num_placements=placements,
-        num_fit=fit,
+    setup = setup_of(
+        workload,
+        host,
+        placing,
+        batch,
+        storing=storing,
+        in_process=in_process,
         seed=seed,
         workload_seed=workload_seed,
-        plot=plot,
-        constraints=placing.constraints(found),
-        asked=asked,
-        store=storing.store,
-        is_waiting=not storing.no_wait,
-        isolated=False if in_process else None,
     )
+    result = run_fidelity(setup, num_placements=placements, num_fit=fit, plot=plot)
     if json:
         print_json(result)
     else:

@@ -16,9 +16,9 @@ from rlplace.cli.arguments import (
     Placing,
     Seed,
     Stored,
-    check_workload,
     given_options,
     print_json,
+    setup_of,
 )
 from rlplace.errors import InvalidValue
 from rlplace.policy.options import LearnConfig
@@ -44,11 +44,11 @@ def train(
     search: Annotated[SearchConfig, tyro.conf.arg(name="")],
     learn: Annotated[LearnConfig, tyro.conf.arg(name="")],
     agent: AgentConfig,
-    workload: tyro.conf.Positional[str | None] = None,
+    workload: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[WORKLOAD]")] = None,
     host: str = "auto",
     budget: Budget = TrainConfig.budget_s,
-    total: Duration | None = TrainConfig.total_s,
-    evaluations: int | None = TrainConfig.evaluations,
+    total: Annotated[Duration | None, tyro.conf.arg(metavar="TIME")] = TrainConfig.total_s,
+    evaluations: Annotated[int | None, tyro.conf.arg(metavar="N")] = TrainConfig.evaluations,
     run: Path | None = None,
     resume: Path | None = None,
     seed: Seed = TrainConfig.seed,
@@ -137,20 +137,25 @@ def train(
         )
     if evaluations is not None and "budget" in given_options():
         raise InvalidValue("evaluations", evaluations, "none beside --budget", hint="Leave one of the two out.")
-    spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
-    config = TrainConfig(
+    setup = setup_of(
+        workload,
+        host,
+        placing,
+        batch,
+        grouping,
+        storing,
+        in_process=in_process,
+        seed=seed,
+        workload_seed=workload_seed,
+        acyclic=acyclic,
+    )
+    config = TrainConfig.of(
+        setup,
         budget_s=budget,
         total_s=total,
         evaluations=evaluations,
-        seed=seed,
-        num_groups=grouping.num_groups,
-        grouping=grouping.word(asked),
-        acyclic=acyclic,
-        constraints=placing.constraints(found),
-        isolated=False if in_process else None,
-        track=track,  # type: ignore[arg-type]  # it is refused there
+        track=track,
         cluster=cluster,
-        store=storing.store,
         search=search,
         learn=learn,
         agent=agent,
@@ -158,19 +163,7 @@ def train(
     from rlplace.training.command import Shown, run_training
 
     folder = run if run is not None else Path("runs") / workload.replace("/", "_").replace(":", "_")
-    result = run_training(
-        spec,
-        found,
-        config,
-        folder,
-        host_word=host,
-        gangs=placing.gangs,
-        asked=asked,
-        workload_seed=workload_seed,
-        overwrite=overwrite,
-        is_waiting=not storing.no_wait,
-        shown=Shown(quiet, not (quiet and json), json),
-    )
+    result = run_training(setup, config, folder, overwrite=overwrite, shown=Shown(quiet, not (quiet and json), json))
     if json:
         print_json(result)
 

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import FingerprintMismatch, InvalidValue, UserError
-from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
@@ -35,8 +34,9 @@ from rlplace.search import Budget, anneal_from, eft
 from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import Known, calibrate_on, measure_all, plans_of, step_times
-from rlplace.session.cut import WHOLE, CutOptions, Loss, number_only
+from rlplace.session.cut import CutOptions, Loss, number_only
 from rlplace.session.prepare import COUNTS, describe_cut, judged, prepare
+from rlplace.session.setup import Setup
 from rlplace.session.steps import Steps, make_problem, versions
 from rlplace.store.log import check_store, measuring
 from rlplace.workloads import WorkloadSpec
@@ -45,36 +45,16 @@ ROUNDS = RaceProtocol(max_rounds=20, min_rounds=20)
 
 
 @one_thread_here()
-def time_placement(
-    spec: WorkloadSpec,
-    host: Host,
-    path: Path | None,
-    *,
-    is_measured: bool,
-    workload_seed: int,
-    timeline: Path | None,
-    constraints: Constraints | None = None,
-    asked: CutOptions = WHOLE,
-    seed: int = 0,
-    store: str = "off",
-    is_waiting: bool = True,
-    isolated: bool | None = None,
-) -> dict[str, Any]:
+def time_placement(setup: Setup, path: Path | None, *, is_measured: bool, timeline: Path | None) -> dict[str, Any]:
     """What `--json` prints: placement, status, why, step_time_s, spread_s, peak_bytes, lower_bound_s.
 
     Args:
-        spec: the workload.
-        host: where.
+        setup: the step. A placement must keep its constraints, and the bound counts on them. A batch that is cut
+            `auto` is cut as the placement was made for; without one it is chosen. A measured step time is kept in the
+            store, and measured afresh.
         path: a placement file; None is the best single device.
         is_measured: run it here, instead of simulating it.
-        workload_seed: of the workload's weights and inputs.
         timeline: where a Chrome trace goes; or a picture, where it is called `.png`.
-        constraints: the user's pins and exclusions: the placement must keep them, and the bound counts on them.
-        asked: how the batch is cut; `auto` is what the placement was made for, without one it is chosen.
-        seed: of random ops, where it is measured.
-        store: where a measured step time is kept: `auto`, `off` or a file. It is measured afresh.
-        is_waiting: wait for another search that measures on this machine, instead of giving up.
-        isolated: whether it runs in a worker process; see `Evaluator`.
 
     Raises:
         FileProblem: a store was named that cannot be opened.
@@ -83,13 +63,14 @@ def time_placement(
         InvalidValue: a simulated host is to be measured, or a graph file on a host of this machine; or the placement
             breaks a constraint.
     """
+    spec, host = setup.spec, setup.host
     if is_measured and host.is_simulated:
         raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`, `cuda`)", where="measure")
     if is_measured:
-        check_store(store)
+        check_store(setup.store)
     placement = None if path is None else load_placement(path)
     progress = make_progress()
-    graph, count = _graph_of(placement, spec, host, workload_seed, asked)
+    graph, count = _graph_of(placement, spec, host, setup.workload_seed, setup.asked)
     if placement is not None:
         try:
             placement.require(graph, host)
@@ -98,10 +79,17 @@ def time_placement(
                 error.add_note(_other_cut(placement, graph))
             raise
         check_plan(graph, host.num_devices, placement.plan)
-    alone = measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting)
+    alone = measuring(host, setup.store, workload=str(spec), say=progress.say, is_waiting=setup.is_waiting)
     with alone if is_measured else nullcontext() as log:
         problem = make_problem(
-            graph, host, 256, progress.say, spec=spec, count=count, constraints=constraints, isolated=isolated
+            graph,
+            host,
+            setup.num_groups,
+            progress.say,
+            spec=spec,
+            count=count,
+            constraints=setup.constraints,
+            isolated=setup.isolated,
         )
         for line in judged(graph):
             progress.say(line)
@@ -113,7 +101,7 @@ def time_placement(
         plan = placement.plan if placement is not None else simulator.plan(baselines.best_single(problem, simulator))
         measurement, traces = simulator.retime(plan), {"simulated": simulator.timeline(plan)}
         if is_measured:
-            with closing(Evaluator(problem, simulator, seed=seed, log=log, isolated=isolated)) as evaluator:
+            with closing(Evaluator(problem, simulator, seed=setup.seed, log=log, isolated=setup.isolated)) as evaluator:
                 (measurement,) = evaluator.measure_plans([plan], ROUNDS)
                 timelines = evaluator.trace(plan) if measurement.ok else []
             if timelines:
@@ -140,9 +128,9 @@ def time_placement(
         "lower_bound_s": bound_s,
         "lower_bound": bound,
         "costs": problem.costs.source,
-        "workload_seed": workload_seed,
-        **({"seed": seed} if is_measured else {}),
-        "micro_batches": describe_cut(graph, asked),
+        "workload_seed": setup.workload_seed,
+        **({"seed": setup.seed} if is_measured else {}),
+        "micro_batches": describe_cut(graph, setup.asked),
     }
 
 
@@ -261,55 +249,32 @@ class Mix:
 
 
 @one_thread_here()
-def run_fidelity(
-    spec: WorkloadSpec,
-    host: Host,
-    *,
-    num_placements: int,
-    num_fit: int,
-    seed: int,
-    workload_seed: int = 0,
-    plot: Path,
-    constraints: Constraints | None = None,
-    asked: CutOptions = WHOLE,
-    store: str = "off",
-    is_waiting: bool = True,
-    isolated: bool | None = None,
-) -> dict[str, Any]:
+def run_fidelity(setup: Setup, *, num_placements: int, num_fit: int, plot: Path) -> dict[str, Any]:
     """What `rlplace fidelity --json` prints; saves the scatter plot.
 
     Args:
-        spec: the workload.
-        host: of this machine.
+        setup: the step, on a host of this machine; measured step times are kept in the store, and measured afresh.
         num_placements: unseen placements.
         num_fit: other placements, that the simulator is calibrated on.
-        seed: of what is drawn.
-        workload_seed: of the workload's weights and inputs.
         plot: where the picture goes.
-        constraints: the user's pins and exclusions, which all placements keep.
-        asked: how the batch is cut.
-        store: where measured step times are kept: `auto`, `off` or a file. They are measured afresh.
-        is_waiting: wait for another search that measures on this machine, instead of giving up.
-        isolated: whether placements are measured in a worker process; see `Evaluator`.
 
     Raises:
         FileProblem: a store was named that cannot be opened.
         InvalidValue: a simulated host, a graph file, or too few placements.
         RunnerError: a placement failed.
     """
+    spec, host, seed = setup.spec, setup.host, setup.seed
     if host.is_simulated:
         raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`, `cuda`)", where="fidelity")
     if num_placements < 8 or num_fit < 4:
         raise InvalidValue("placements", (num_placements, num_fit), "at least 8, and 4 to fit", where="fidelity")
-    check_store(store)
+    check_store(setup.store)
     progress = make_progress()
-    with measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting) as log:
-        prepared = prepare(
-            Steps(spec, host, workload_seed, asked), progress.say, seed=seed, constraints=constraints, isolated=isolated
-        )
+    with measuring(host, setup.store, workload=str(spec), say=progress.say, is_waiting=setup.is_waiting) as log:
+        prepared = prepare(Steps(spec, host, setup.workload_seed, setup.asked), progress.say, setup)
         problem = prepared.problem
         mix = measure_mix(
-            problem, num_placements=num_placements, num_fit=num_fit, seed=seed, log=log, isolated=isolated
+            problem, num_placements=num_placements, num_fit=num_fit, seed=seed, log=log, isolated=setup.isolated
         )
     calibration = calibrate_on(mix.known)
     for line in calibration.say():
@@ -320,7 +285,7 @@ def run_fidelity(
         "schema": 1,
         "workload": str(spec),
         "seed": seed,
-        "workload_seed": workload_seed,
+        "workload_seed": setup.workload_seed,
         "micro_batches": prepared.to_dict(),
         "host": host.name,
         **figures.to_dict(),

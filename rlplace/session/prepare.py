@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from rlplace.errors import CaptureError, InvalidValue, RunnerError
 from rlplace.format import format_seconds
-from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.locks import measuring_alone
 from rlplace.measure.hosts.host import Host
@@ -31,6 +30,7 @@ from rlplace.search.methods import find
 from rlplace.search.rules.baselines import nearest_allowed, single
 from rlplace.search.task import Budget
 from rlplace.session.cut import CutOptions
+from rlplace.session.setup import ProblemOptions
 from rlplace.session.steps import Steps, make_problem
 
 EVALUATIONS = 10_000
@@ -75,14 +75,9 @@ class Prepared:
 def prepare(
     steps: Steps,
     say: Say,
+    options: ProblemOptions,
     *,
-    seed: int,
-    num_groups: int = 256,
-    grouping: str = "heavy-edge",
-    acyclic: bool = False,
-    constraints: Constraints | None = None,
     evaluations: float | None = None,
-    isolated: bool | None = None,
     most_s: float = math.inf,
 ) -> Prepared:
     """The problem of a step, cut as its `asked` says; says how the loss was judged, and what was chosen.
@@ -90,13 +85,8 @@ def prepare(
     Args:
         steps: of the workload.
         say: told what takes long.
-        seed: of the searches that choose.
-        num_groups: most groups of ops that are moved.
-        grouping: the rule that makes them.
-        acyclic: keep the graph of groups without cycles.
-        constraints: the user's pins and exclusions.
+        options: how groups are made, and what is profiled is run; the seed is of the searches that choose.
         evaluations: of the search that follows; the choice takes a share of them. `EVALUATIONS` where None.
-        isolated: whether what is profiled, and measured for the choice, runs in worker processes; see `Evaluator`.
         most_s: seconds for profiling it, whatever the numbers of micro-batches that are tried.
 
     Raises:
@@ -113,18 +103,20 @@ def prepare(
         return make_problem(
             graph,
             host,
-            num_groups,
+            options.num_groups,
             _nothing if host.is_simulated and len(made) > 1 else say,  # what it says of the host is said once
             spec=steps.spec,
             count=count,
-            grouping=grouping,
-            acyclic=acyclic,
-            constraints=constraints,
-            isolated=isolated,
+            grouping=options.grouping,
+            acyclic=options.acyclic,
+            constraints=options.constraints,
+            isolated=options.isolated,
             most_s=max(deadline_s - time.monotonic(), 0.0),
         )
 
-    return chosen_problem(steps.asked, host, problem_of, seed=seed, evaluations=evaluations, say=say, isolated=isolated)
+    return chosen_problem(
+        steps.asked, host, problem_of, seed=options.seed, evaluations=evaluations, say=say, isolated=options.isolated
+    )
 
 
 def chosen_problem(
@@ -149,7 +141,7 @@ def chosen_problem(
         seed: of the searches that choose.
         evaluations: as of `prepare`.
         say: told what is found, and how the loss was judged; nobody by default.
-        isolated: as of `prepare`.
+        isolated: whether what is measured for the choice runs in worker processes; see `Evaluator`.
 
     Raises:
         UserError: the batch cannot be cut as asked.

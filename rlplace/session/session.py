@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from safetensors.numpy import load, save
 
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue
 from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, parse_json
-from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.explain.explanation import Explanation
@@ -44,6 +43,7 @@ from rlplace.session.facts import Ending, FinalTable, ProblemFacts, Request, Ver
 from rlplace.session.folder import SESSION, RunFolder
 from rlplace.session.method import MethodResult, Outcome, Race, arrays_of, race_of, with_arrays
 from rlplace.session.prepare import Prepared, verdict_of
+from rlplace.session.setup import ProblemOptions
 from rlplace.session.steps import Steps
 from rlplace.store import MeasurementStore
 from rlplace.store.database import RUN, open_for_reading, open_for_writing, open_in_memory, told, transaction
@@ -58,19 +58,6 @@ CALIBRATION = ""
 _REPLACING = "INSERT INTO {} VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 
 T = TypeVar("T")
-
-
-class Grouped(Protocol):
-    """How ops are grouped, and where they may run: `TrainConfig`."""
-
-    @property
-    def num_groups(self) -> int: ...
-    @property
-    def grouping(self) -> str: ...
-    @property
-    def acyclic(self) -> bool: ...
-    @property
-    def constraints(self) -> Constraints | None: ...
 
 
 class Session:
@@ -302,7 +289,7 @@ class Session:
         shape = int(op_group.max(initial=-1)) + 1, self.host.num_devices
         return _shaped(arrays, "allowed", np.bool_, shape, self._where("problem")).astype(np.bool_)[op_group]
 
-    def prepared(self, steps: Steps, config: Grouped) -> Prepared:
+    def prepared(self, steps: Steps, config: ProblemOptions) -> Prepared:
         """The problem as it was profiled, of a step that is captured anew.
 
         Args:

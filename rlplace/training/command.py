@@ -26,11 +26,12 @@ from rlplace.measure.timing.threads import one_thread_here, usable_cores
 from rlplace.policy.options import WEIGHTS_ENDING
 from rlplace.report.console import CleanConsole, Progress, make_progress
 from rlplace.search.improve.moves import are_kernels_kept
-from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.cut import CutOptions
 from rlplace.session.facts import Request
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared, prepare
 from rlplace.session.session import Session
+from rlplace.session.setup import Setup
 from rlplace.session.step_script import script
 from rlplace.session.steps import Steps, describe_problem, versions
 from rlplace.store.log import check_store
@@ -103,10 +104,21 @@ class Job:
     request: Request
 
     @classmethod
-    def of(cls, spec: WorkloadSpec, host: Host, config: TrainConfig, host_word: str, **words: Any) -> Job:
-        """A new job; `words` are further fields of `Request`."""
-        size, made = default_size(host), versions()
-        return cls(spec, host, config, Request(str(spec), host_word, host.fingerprint, size, versions=made, **words))
+    def of(cls, setup: Setup, config: TrainConfig, placed_again: str = "") -> Job:
+        """A new job; `placed_again` as of `Request`."""
+        spec, host = setup.spec, setup.host
+        request = Request(
+            str(spec),
+            setup.host_word,
+            host.fingerprint,
+            default_size(host),
+            setup.gangs,
+            setup.asked,
+            setup.workload_seed,
+            placed_again,
+            versions(),
+        )
+        return cls(spec, host, config, request)
 
     @property
     def own_workload(self) -> list[str]:
@@ -158,23 +170,11 @@ def first_count(asked: CutOptions) -> int:
 
 @one_thread_here()
 def run_training(
-    spec: WorkloadSpec,
-    host: Host,
-    config: TrainConfig,
-    folder: Path,
-    *,
-    host_word: str,
-    gangs: bool = False,
-    asked: CutOptions = WHOLE,
-    workload_seed: int = 0,
-    overwrite: bool = False,
-    is_waiting: bool = True,
-    shown: Shown = EVERYTHING,
+    setup: Setup, config: TrainConfig, folder: Path, *, overwrite: bool = False, shown: Shown = EVERYTHING
 ) -> dict[str, Any]:
     """Trains on a workload, leaves a run folder, prints the table; returns what `--json` prints.
 
-    `workload_seed` is of the workload's weights and inputs; `is_waiting` waits for another search that measures on this
-    machine, instead of giving up.
+    Options that `setup` and `config` both have are those of `config` (`TrainConfig.of`).
 
     Raises:
         MissingExtra: a cluster is asked for, and Ray is not installed.
@@ -184,10 +184,10 @@ def run_training(
         UserError: the workload cannot be built or captured.
     """
     RunFolder.check(folder, overwrite=overwrite)
-    job = Job.of(spec, host, config, host_word, gangs=gangs, asked=asked, workload_seed=workload_seed)
+    spec, host, job = setup.spec, setup.host, Job.of(setup, config)
     job.check()
     progress = make_progress(is_quiet=shown.is_quiet)
-    with measuring_alone(host, say=progress.say, run=folder, is_waiting=is_waiting):
+    with measuring_alone(host, say=progress.say, run=folder, is_waiting=setup.is_waiting):
         progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
         steps = job.steps()
         run = RunFolder.create(folder, overwrite=overwrite)
@@ -351,12 +351,7 @@ def _prepared(job: Job, steps: Steps, session: Session, progress: Progress, is_r
     return prepare(
         steps,
         progress.say,
-        seed=config.seed,
-        num_groups=config.num_groups,
-        grouping=config.grouping,
-        acyclic=config.acyclic,
-        constraints=config.constraints,
-        isolated=config.isolated,
+        config,
         most_s=math.inf if config.total_s is None else PROFILING_SHARE * config.total_s,
     )
 

@@ -82,8 +82,8 @@ def resume_elsewhere(
             problem = made.believed if host.is_simulated else made.problem  # what can be measured is learned afresh
             asked = known.request.asked
             prepared = Prepared(problem, asked, 0, made.start)
-            again = {"placed_again": str(folder), "workload_seed": known.request.workload_seed}
-            job = Job.of(known.spec, host, config, host_word, gangs=gangs, asked=asked, **again)
+            setup = known.setup(host, host_word, gangs=gangs)
+            job = Job.of(setup, config, placed_again=str(folder))
             job.check()
             weights = _weights(config, problem, known.session, progress.say)
             run = RunFolder.create(new_folder, overwrite=overwrite)

@@ -43,6 +43,7 @@ from rlplace.search.task import Budget, Task
 from rlplace.session.cut import CutOptions
 from rlplace.session.facts import Request
 from rlplace.session.session import Session
+from rlplace.session.setup import Setup
 from rlplace.session.steps import capture_workload, only_simulated, read_graph
 from rlplace.store import MeasurementStore
 from rlplace.store.store import Filter
@@ -292,6 +293,11 @@ class KnownRun:
     costs: Costs
     placement: Placement | None
     learned: LearnedHost | None
+
+    def setup(self, host: Host, host_word: str, *, gangs: bool) -> Setup:
+        """The run's step on another host."""
+        asked, seed = self.request.asked, self.request.workload_seed
+        return Setup(spec=self.spec, host=host, host_word=host_word, gangs=gangs, asked=asked, workload_seed=seed)
 
     @classmethod
     def of(cls, session: Session, folder: Path, spec: WorkloadSpec) -> KnownRun:

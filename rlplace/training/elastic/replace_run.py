@@ -173,8 +173,7 @@ def _keep(
     config = known.config if constraints is None else dataclasses.replace(known.config, constraints=constraints)
     if not host.is_simulated:  # what is measured has a budget of time
         config = without_policy(dataclasses.replace(config, evaluations=None), host)
-    again = {"placed_again": str(known.folder), "workload_seed": known.request.workload_seed}
-    job = Job.of(known.spec, host, config, host_word, gangs=gangs, asked=known.request.asked, **again)
+    job = Job.of(known.setup(host, host_word, gangs=gangs), config, placed_again=str(known.folder))
     prepared = Prepared(made.problem, known.request.asked, 0, placement.devices)
     with closing(RunFolder.create(root, overwrite=overwrite)) as run, Session.open(run) as session:
         job.keep(session, run)
