@@ -398,9 +398,8 @@ def _checked(name: str, value: Any) -> Any:
     Raises:
         InvalidValue: it is no number, or out of range.
     """
-    is_pair, values = name == "betas", (value,)
-    if is_pair and isinstance(value, (tuple, list)):
-        values = tuple(value)
+    is_pair = name == "betas"
+    values: tuple[Any, ...] = tuple(value) if is_pair and isinstance(value, (tuple, list)) else (value,)
     most = 1.0 if is_pair else math.inf
     if len(values) != 1 + is_pair or not all(_is_number(each) and 0 <= each < most for each in values):
         expected = "two numbers in [0, 1)" if is_pair else "a finite number >= 0"
