@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from rlplace.cli.arguments import (
+from rlplace.cli.option_groups import (
     Batched,
     Duration,
     GroupingOptions,
