@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplace.graphs.capturing.constants import calls_told, memory
-from rlplace.graphs.micro_batching.trial import Pinned, TimeUp, Trial, rehearsal
+from rlplace.graphs.micro_batching.trial import TimeUp, Trial
 from rlplace.graphs.program import Slicing
 
 MOST_NAMED = 3
@@ -84,14 +84,13 @@ class Dependence:
         return self.is_known and Of.MIXED in self.outputs
 
 
-def dependence(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing, deadline: float) -> Dependence:
+def dependence(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> Dependence:
     """How the outputs and the loss of a step depend on its samples.
 
     Args:
         trial: the step.
         tensors: its inputs and targets.
         slicing: how they are cut.
-        deadline: in the time of `time.monotonic`.
     """
     size = max(1, slicing.batch // 2)  # code often differs for one sample
     halves = Slicing(slicing.dims, (slicing.batch - size, size))
@@ -100,8 +99,7 @@ def dependence(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing, deadli
     in_model: list[MixingOp] = []
     loss, is_done = Of.NOTHING, False
     try:
-        pinned = Pinned(is_double=trial.is_double, deadline=deadline)
-        with rehearsal(pinned, is_double=trial.is_double), torch.no_grad():
+        with trial.rehearsal(), torch.no_grad():
             of_slice, of_batch = halves.cut(tensors, 1), list(tensors)
             with watch.calls(), watch:
                 output = trial.output(of_slice)
@@ -111,11 +109,11 @@ def dependence(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing, deadli
             with watch.calls(), watch:
                 output = trial.output(of_batch)
                 leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-                outputs = [watch.of(leaf) for leaf in leaves]
+                outputs = [watch.known.of(leaf) for leaf in leaves]
                 in_model, watch.found = watch.found, []
-                in_model += [op for leaf in leaves if (op := watch.adding(leaf)) is not None]
+                in_model += [watch.origin[id(leaf)] for leaf in leaves if id(leaf) in watch.origin]
                 if trial.has_loss:
-                    loss = watch.of(trial.loss(output, of_batch))
+                    loss = watch.known.of(trial.loss(output, of_batch))
         is_done = watch.is_aligned
     except (Exception, TimeUp):  # of the user's model; the check of its values says so
         pass
@@ -164,14 +162,6 @@ def _is_linear(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 
 
 @dataclass
-class _Called:
-    """An op of the slice, and what it returned."""
-
-    func: Any
-    outputs: list[Tensor]
-
-
-@dataclass
 class _Known:
     """Tensors of the batch whose dependence is known, kept so that an id stays the name of one."""
 
@@ -199,17 +189,24 @@ def _joined(one: Of, other: Of) -> Of:
 
 
 class _Watch(TorchDispatchMode):
-    """Keeps what every op returns for a slice, then says of each op for the whole batch what its outputs are of."""
+    """Keeps what every op returns for a slice, then says of each op for the whole batch what its outputs are of.
+
+    Attributes:
+        found: the ops that mix samples, since it was emptied.
+        is_aligned: whether the batch has run the ops of the slice so far.
+        known: what the tensors of the batch are of.
+        origin: by id of a sum over samples, the op that added up.
+    """
 
     def __init__(self, trial: Trial, batch: int, size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[MixingOp] = []
         self.is_aligned = True
         self._trial, self._cut, self._is_whole = trial, (batch, batch - size, size), False
-        self._of_slice: dict[tuple[str, int], _Called] = {}
+        self._of_slice: dict[tuple[str, int], tuple[Any, list[Tensor]]] = {}
         self._counts: Counter[str] = Counter()
-        self._known = _Known()
-        self._origin: dict[int, MixingOp] = {}  # by id of a sum: the op that added up
+        self.known = _Known()
+        self.origin: dict[int, MixingOp] = {}
         self._running: list[str] = []
         self._kept: list[Tensor] = []
 
@@ -217,15 +214,7 @@ class _Watch(TorchDispatchMode):
         """From here on ops are of the batch, of these tensors."""
         self._is_whole = True
         for tensor in samples:
-            self._known.note(tensor, Of.SAMPLES, is_written=False)
-
-    def of(self, value: Tensor) -> Of:
-        """What a value of the batch is of."""
-        return self._known.of(value)
-
-    def adding(self, value: Tensor) -> MixingOp | None:
-        """The op that added samples up to a value of the batch, if one did."""
-        return self._origin.get(id(value))
+            self.known.note(tensor, Of.SAMPLES, is_written=False)
 
     @contextmanager
     def calls(self) -> Iterator[None]:
@@ -254,12 +243,12 @@ class _Watch(TorchDispatchMode):
         self._counts[module] += 1
         outputs = _flat((result,))
         if not self._is_whole:
-            self._of_slice[place] = _Called(func, [value.detach().clone() for value in outputs])
+            self._of_slice[place] = func, [value.detach().clone() for value in outputs]
             self._kept += outputs  # as those of the batch are: PyTorch detaches what is new and kept elsewhere
             return result
-        called = self._of_slice.get(place)
-        expected: list[Tensor | None] = [*called.outputs] if called is not None and called.func is func else []
-        if len(expected) != len(outputs):  # a slice took another path there
+        called, found = self._of_slice.get(place, (None, []))
+        expected: list[Tensor | None] = [*found]
+        if called is not func or len(expected) != len(outputs):  # a slice took another path there
             self.is_aligned, expected = False, [None] * len(outputs)
         self._judge(MixingOp(str(func), module), func, args, kwargs, list(zip(outputs, expected, strict=True)))
         return result
@@ -273,10 +262,10 @@ class _Watch(TorchDispatchMode):
         outputs: list[tuple[Tensor, Tensor | None]],
     ) -> None:
         inputs = _flat((*args, *kwargs.values()))
-        of_inputs = [self._known.of(value) for value in inputs]
+        of_inputs = [self.known.of(value) for value in inputs]
         packet = func.overloadpacket.__name__
         name = packet.removesuffix("_") if func._schema.is_mutable else packet
-        sums = next((self._origin[id(value)] for value in inputs if id(value) in self._origin), op)
+        sums = next((self.origin[id(value)] for value in inputs if id(value) in self.origin), op)
         for value, of_slice in outputs:
             of = self._of(name, func, args, kwargs, of_inputs, inputs, value, of_slice)
             if of is Of.MIXED and Of.MIXED not in of_inputs:
@@ -284,8 +273,8 @@ class _Watch(TorchDispatchMode):
                 if named not in self.found and value.numel():
                     self.found.append(named)
             if of is Of.SUM:
-                self._origin[id(value)] = sums if Of.SUM in of_inputs else op
-            self._known.note(value, of, is_written=any(value is each for each in inputs))
+                self.origin[id(value)] = sums if Of.SUM in of_inputs else op
+            self.known.note(value, of, is_written=any(value is each for each in inputs))
 
     def _of(
         self,
@@ -342,12 +331,9 @@ def _is_slice(part: Tensor, whole: Tensor, batch: int, start: int, size: int) ->
     others, left = divmod(whole.shape[dim], batch)
     if len(scaled) > 1 or left or part.shape[dim] != others * size:
         return False
-    for before in range(1, others + 1):
-        if others % before == 0:
-            split = whole.reshape(*whole.shape[:dim], before, batch, others // before, *whole.shape[dim + 1 :])
-            if _is_close(part, split.narrow(dim + 1, start, size).reshape(part.shape)):
-                return True
-    return False
+    shapes = ((before, batch, others // before) for before in range(1, others + 1) if others % before == 0)
+    splits = (whole.reshape(*whole.shape[:dim], *shape, *whole.shape[dim + 1 :]) for shape in shapes)
+    return any(_is_close(part, split.narrow(dim + 1, start, size).reshape(part.shape)) for split in splits)
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:

@@ -160,7 +160,7 @@ def _judged(
     found = _right(ways, asked, has_loss=loss_fn is not None)
     if isinstance(found, _Wrong) and ways.fails and slicing.sizes[-1] > 1 and ways.slicing.sizes[-1] == 1:
         # a slice of one sample, which a `squeeze` makes none of, is not among those of the step
-        ways = Ways(trial, slicing, deadline, is_even=True)
+        ways = Ways(trial, slicing, is_even=True)
         found = _right(ways, asked, has_loss=loss_fn is not None)
     if not isinstance(found, _Wrong):
         return found
@@ -193,16 +193,13 @@ def _right(ways: Ways, asked: str, *, has_loss: bool) -> LossVerdict | _Wrong:
         separate = ways.reason
         if weights is not None:
             if asked == "separate":
-                unless = ""
-                if ways.counts_labels:
-                    unless = ", as long as no label is ignored"
-                elif not (ways.separate_with_others(weights) and ways.separate_always()):
-                    unless = f" ({ways.reason})"
+                unless = ", as long as no label is ignored"
+                if not ways.counts_labels:
+                    unless = "" if ways.separate_always() else f" ({ways.reason})"
                 return _checked("separate", weights, f"{_MEANS[weights]}{unless}", ways)
-            is_right = ways.separate_when_padded(weights) and ways.separate_with_others(weights)
+            is_right = ways.separate_when_padded(weights)
             if is_right and ways.separate_always():
-                untried = "; there was no time for all other values of labels and masks" if ways.left_untried else ""
-                return _checked("separate", weights, f"{_MEANS[weights]}{untried}", ways)
+                return _checked("separate", weights, _MEANS[weights], ways)
             when_padded = ways.reason
             if is_right and not ways.dependence.is_known and not ways.joined():
                 return _checked("separate", weights, f"{_MEANS[weights]} with this batch; {when_padded}", ways)
@@ -246,11 +243,11 @@ def _ways(
     problems = []
     for is_whole, is_double in itertools.product((False, True), precisions):
         try:
-            trial = Trial(model, call, loss_fn, targets, is_double=is_double)
+            trial = Trial(model, call, loss_fn, targets, is_double=is_double, deadline=deadline)
         except Exception as error:  # of a `deepcopy` of the user's objects
             raise NotComputable(f"the model cannot be copied ({type(error).__name__}: {error})") from error
         try:
-            return trial, Ways(trial, slicing, deadline, is_whole=is_whole)
+            return trial, Ways(trial, slicing, is_whole=is_whole)
         except NotComputable as problem:
             problems.append(problem)
     raise problems[0]

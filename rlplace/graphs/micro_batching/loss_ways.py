@@ -2,24 +2,16 @@
 
 The few samples that a check computes: cut from a user's batch, unevenly, and some with labels that do not count.
 
-`other_values`: the samples of a check with other labels, masks and lengths, as those of the next batch may be.
-
-Losses are often means over what counts: `(loss * mask).sum() / mask.sum()`. While all of the given batch counts, slices
-weighted by their samples make such a loss; with the next batch they do not.
-
 `join_outputs`: what a model returns for the slices of a batch, put together again.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,12 +20,10 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import RlplaceError
 from rlplace.graphs.micro_batching.dependence import Dependence, Of, dependence
-from rlplace.graphs.micro_batching.trial import Labels, Pinned, Stepped, TimeUp, Trial, rehearsal
+from rlplace.graphs.micro_batching.trial import Labels, Stepped, Trial
 from rlplace.graphs.program import Slicing, even_sizes
 
 Weights = Literal["mean", "sum"]
-SHARE_OF_OTHERS = 0.25
-"""Part of what is left of a check's time that other values of labels and masks may take."""
 
 
 class NotComputable(RlplaceError):
@@ -46,7 +36,6 @@ class Ways:
     Args:
         trial: the step.
         slicing: how its tensors are to be cut.
-        deadline: in the time of `time.monotonic`; `TimeUp` is raised after it.
         is_whole: whether to take all samples and cut them as they are to be, not a few.
         is_even: whether slices have the same size.
 
@@ -57,33 +46,26 @@ class Ways:
         counts_labels: whether a loss divides by how many labels are not ignored.
         reason: why the last way that was tried is not right; "" where it is.
         fails: whether the model failed on a slice.
-        left_untried: whether there was no time for all other values of labels and masks.
         is_loss_inside: whether the model returns a scalar, its loss most likely; known once `joined` was tried.
 
     Raises:
         NotComputable: the step fails on them, or is not finite.
     """
 
-    def __init__(
-        self, trial: Trial, slicing: Slicing, deadline: float, *, is_whole: bool = False, is_even: bool = False
-    ) -> None:
-        self._trial, self._deadline = trial, deadline
-        self.tensors, self.slicing, self._whole_slicing = trial.tensors, slicing, slicing
-        self.reason, self.fails, self.left_untried, self.is_loss_inside = "", False, False, False
+    def __init__(self, trial: Trial, slicing: Slicing, *, is_whole: bool = False, is_even: bool = False) -> None:
+        self._trial, self.tensors, self.slicing = trial, trial.tensors, slicing
+        self.reason, self.fails, self.is_loss_inside = "", False, False
         try:
             if not is_whole:
                 self.tensors, self.slicing = few_samples(trial.tensors, slicing, is_even=is_even)
-            with self._rehearsal() as pinned:
+            with trial.rehearsal() as pinned:
                 self._whole = self._step(self.tensors)
-        except TimeUp:
-            raise
         except Exception as error:  # the model is the user's: whatever it raises
             raise NotComputable(f"it does not run on {self.slicing.batch} samples alone ({_said(error)})") from error
         if not self._whole.is_finite:
             raise NotComputable(f"its loss or a gradient is not finite for {self.slicing.batch} samples")
         self.normalises_batch = pinned.normalises_batch
         self.counts_labels = any(label.is_mean for label in pinned.labels)
-        self._compared = frozenset(pinned.compared)
         self._reads_class_weights = any(label.is_weighted for label in pinned.labels)
 
     def separate(self) -> Weights | None:
@@ -91,16 +73,12 @@ class Ways:
         if self._reads_class_weights:
             self.reason = "the loss divides by the weights of the classes that occur, other ones in every slice"
             return None
-        weights = self._separate(self.tensors, self._whole)
-        if weights is None or self._is_right_elsewhere(weights):
-            return weights
-        self.reason = f"their {weights} is the loss of some samples, not of others"
-        return None
+        return self._separate(self.tensors, self._whole)
 
     def separate_when_padded(self, weights: Weights) -> bool:
         """Whether they do so too when some labels of a slice are ignored."""
-        with self._rehearsal():
-            tensors, labels = padded(self._trial, self.tensors, self.slicing, self._deadline)
+        with self._trial.rehearsal():
+            tensors, labels = padded(self._trial, self.tensors, self.slicing)
             if all(one is other for one, other in zip(tensors, self.tensors, strict=True)):
                 return True
             whole = self._step(tensors)
@@ -113,43 +91,10 @@ class Ways:
         )
         return False
 
-    def separate_with_others(self, weights: Weights) -> bool:
-        """Whether they do so too with other labels, masks and lengths, which the loss may count; as far as is known.
-
-        Losses alone are computed: without the model where it is a target that is changed, and it is an input only where
-        the model makes its loss itself, or hands on what counts.
-        """
-        until = time.monotonic() + SHARE_OF_OTHERS * (self._deadline - time.monotonic())
-        num_inputs = self._trial.num_inputs
-        with self._rehearsal(), torch.no_grad():
-            outputs = self._outputs(self.tensors)
-            leaves = [leaf for leaf in pytree.tree_leaves(outputs[0]) if isinstance(leaf, Tensor)]
-            hands_on = any(leaf.dim() == 0 or not leaf.is_floating_point() for leaf in leaves)
-            for other in other_values(self.tensors, self.slicing, num_inputs, self._compared, with_inputs=hands_on):
-                if time.monotonic() > until:
-                    self.left_untried = True
-                    break
-                is_input = other.position < num_inputs
-                try:
-                    given = self._outputs(other.tensors) if is_input else outputs
-                    is_right = self._is_loss(given, other.tensors, weights)
-                except TimeUp:
-                    raise
-                except Exception:  # an index out of range, say: no such value is ever there
-                    continue
-                if not is_right:
-                    what = f"input {other.position}" if is_input else f"target {other.position - num_inputs}"
-                    self.reason = (
-                        f"losses of slices make it with this batch, but not once some of {what} is {other.value:g}: it "
-                        f"divides by how many count, it seems"
-                    )
-                    return False
-        return True
-
     @cached_property
     def dependence(self) -> Dependence:
         """How the step depends on its samples."""
-        return dependence(self._trial, self.tensors, self.slicing, self._deadline)
+        return dependence(self._trial, self.tensors, self.slicing)
 
     def separate_always(self) -> bool:
         """Whether the loss is a sum or mean over samples by what its ops are, not by their values on this batch."""
@@ -168,7 +113,7 @@ class Ways:
     def joined(self) -> bool:
         """Whether one loss of the slices' joined outputs is the batch's."""
         self.reason = ""
-        with self._caught(), self._rehearsal():
+        with self._caught(), self._trial.rehearsal():
             with torch.no_grad():
                 whole = pytree.tree_leaves(self._trial.output(self.tensors))
             is_scalar = any(isinstance(leaf, Tensor) and leaf.dim() == 0 for leaf in whole)
@@ -192,11 +137,11 @@ class Ways:
     def _with_loss(self, output: Any, joined: Joined) -> Stepped:
         """One loss of joined outputs; each slice goes on backward from its part of their gradient."""
         loss = self._trial.loss(output, self.tensors)
-        parts = [part for slice_parts in joined.parts for part in slice_parts]
-        seeds = iter(torch.autograd.grad(loss, [part.start for part in parts], allow_unused=True))
+        starts = [start for parts in joined.parts for _, start in parts]
+        seeds = iter(torch.autograd.grad(loss, starts, allow_unused=True))
         total = Stepped(loss.detach(), ())
-        for slice_parts in joined.parts:
-            ends = [(part.end, seed) for part, seed in zip(slice_parts, seeds, strict=False) if seed is not None]
+        for parts in joined.parts:
+            ends = [(end, seed) for (end, _), seed in zip(parts, seeds, strict=False) if seed is not None]
             if ends:
                 own = Stepped(loss.new_zeros(()), self._trial.gradients(*zip(*ends, strict=True)))
                 total = _added(total, own) if total.gradients else Stepped(total.loss, own.gradients)
@@ -207,7 +152,7 @@ class Ways:
     ) -> Weights | None:
         self.reason = ""
         slicing = self.slicing
-        with self._caught(), self._rehearsal():
+        with self._caught(), self._trial.rehearsal():
             sums: dict[Weights, Stepped] = {}
             for index, size in enumerate(slicing.sizes):
                 step = self._step(slicing.cut(tensors, index))
@@ -220,36 +165,6 @@ class Ways:
                     return kind
             self.reason = "neither their sum nor their mean over samples is the loss of the batch"
         return None
-
-    def _outputs(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """What the model returns for all of the samples, then for each slice."""
-        cut = [self.slicing.cut(tensors, index) for index in range(len(self.slicing.sizes))]
-        return [self._trial.output(given) for given in (tensors, *cut)]
-
-    def _is_loss(self, outputs: Sequence[Any], tensors: Sequence[Tensor], weights: Weights) -> bool:
-        """Whether the weighted losses of the slices are that of the whole; so, too, where that is not finite."""
-        whole = float(self._trial.loss(outputs[0], tensors))
-        parts = [
-            weight * float(self._trial.loss(output, self.slicing.cut(tensors, index)))
-            for index, (output, weight) in enumerate(zip(outputs[1:], self.slicing.weights(weights), strict=True))
-        ]
-        rtol = 1e-6 if self._trial.is_double else 1e-3
-        return not math.isfinite(whole) or abs(sum(parts) - whole) <= rtol * (abs(whole) + 1e-3)
-
-    def _is_right_elsewhere(self, weights: Weights) -> bool:
-        """Whether the losses of slices make that of the first samples too: where ops saturate, they hide what mixes."""
-        if self.slicing.batch == self._whole_slicing.batch:
-            return True
-        tensors, slicing = few_samples(self._trial.tensors, self._whole_slicing, is_spread=False)
-        if slicing != self.slicing:  # of the same size each, which the first are not, or ...
-            return True
-        try:
-            with self._rehearsal(), torch.no_grad():
-                return self._is_loss(self._outputs(tensors), tensors, weights)
-        except TimeUp:
-            raise
-        except Exception:  # ... whatever the model does not take
-            return True
 
     def _step(self, tensors: Sequence[Tensor]) -> Stepped:
         if self._trial.has_loss:
@@ -270,16 +185,8 @@ class Ways:
         """While active, what the user's model raises on a slice becomes the reason why a way is not right."""
         try:
             yield
-        except TimeUp:
-            raise
         except Exception as error:
             self.reason, self.fails = f"the model does not run on a slice ({_said(error)})", True
-
-    @contextmanager
-    def _rehearsal(self) -> Iterator[Pinned]:
-        pinned = Pinned(is_double=self._trial.is_double, deadline=self._deadline)
-        with rehearsal(pinned, is_double=self._trial.is_double):
-            yield pinned
 
 
 def _of_output(output: Any) -> Stepped:
@@ -302,9 +209,7 @@ MOST_SLICES = 3
 """Slices of a check: what mixes samples shows in two, a mean of means in uneven ones."""
 
 
-def few_samples(
-    tensors: Sequence[Tensor], slicing: Slicing, *, is_even: bool = False, is_spread: bool = True
-) -> tuple[list[Tensor], Slicing]:
+def few_samples(tensors: Sequence[Tensor], slicing: Slicing, *, is_even: bool = False) -> tuple[list[Tensor], Slicing]:
     """A few samples of a batch, at most two a slice, and how to cut them.
 
     They are from all over it: it may be sorted, by length for one, and padded at its end alone. Sizes differ, so that a
@@ -316,7 +221,6 @@ def few_samples(
         tensors: inputs and targets.
         slicing: how they are to be cut.
         is_even: whether sizes are the same instead, where they can be.
-        is_spread: else they are the first.
     """
     count = min(slicing.num_micro_batches, MOST_SLICES)
     batch = min(slicing.batch, 2 * count)
@@ -327,7 +231,7 @@ def few_samples(
         sizes[0] += 1
         sizes[-1] -= 1
     generator = torch.Generator().manual_seed(0)
-    taken = torch.arange(batch) * slicing.batch // batch if is_spread else torch.arange(batch)
+    taken = torch.arange(batch) * slicing.batch // batch
     cut = [
         tensor if dim is None else _varied(tensor.index_select(dim, taken), dim, generator)
         for tensor, dim in zip(tensors, slicing.dims, strict=True)
@@ -335,9 +239,7 @@ def few_samples(
     return cut, Slicing(slicing.dims, tuple(sizes))
 
 
-def padded(
-    trial: Trial, tensors: Sequence[Tensor], slicing: Slicing, deadline: float
-) -> tuple[list[Tensor], list[Labels]]:
+def padded(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> tuple[list[Tensor], list[Labels]]:
     """The same samples with labels of the first slice set to the `ignore_index` of the losses that read them.
 
     A tensor of integers holds labels if such a change reaches a loss of negative log-likelihood; where the step fails
@@ -347,25 +249,24 @@ def padded(
         trial: the step.
         tensors: its inputs and targets.
         slicing: how they are cut.
-        deadline: in the time of `time.monotonic`; `TimeUp` is raised after it.
 
     Returns:
         the tensors, and what the losses read of them; the same as before where no loss reads labels.
     """
     draws = np.random.default_rng(1)  # none of torch, which a check has return constants
-    found, now = list(tensors), _labels(trial, tensors, deadline)
+    found, now = list(tensors), _labels(trial, tensors)
     for position, (tensor, dim) in enumerate(zip(tensors, slicing.dims, strict=True)):
         if dim is None or tensor.dtype not in (torch.int64, torch.uint8):
             continue
         in_range = torch.iinfo(tensor.dtype)
         for ignored in sorted({label.ignore_index for label in now}):
             for share in (0.5, 1.0) if in_range.min <= ignored <= in_range.max else ():
-                other = with_value(tensor, dim, slicing.sizes[0], ignored, share, draws)
+                other = _with_value(tensor, dim, slicing.sizes[0], ignored, share, draws)
                 if other is None:
                     continue
                 changed = [*found[:position], other, *found[position + 1 :]]
                 try:
-                    read = _labels(trial, changed, deadline)
+                    read = _labels(trial, changed)
                 except (IndexError, RuntimeError, ValueError):  # whatever else reads them
                     continue
                 if _num_ignored(read) > _num_ignored(now):
@@ -374,10 +275,9 @@ def padded(
     return found, now
 
 
-def _labels(trial: Trial, tensors: Sequence[Tensor], deadline: float) -> list[Labels]:
+def _labels(trial: Trial, tensors: Sequence[Tensor]) -> list[Labels]:
     """What the losses of one step read."""
-    pinned = Pinned(is_double=trial.is_double, deadline=deadline)
-    with rehearsal(pinned, is_double=trial.is_double), torch.no_grad():
+    with trial.rehearsal() as pinned, torch.no_grad():
         trial.loss(trial.output(tensors), tensors)
     return pinned.labels
 
@@ -399,84 +299,13 @@ def _varied(tensor: Tensor, dim: int, generator: torch.Generator) -> Tensor:
     return tensor * (1 - noise / 2) if bool(tensor.any()) else noise / 2
 
 
-MOST_VALUES = 8
-"""Other values of a tensor, at most: each of them is another loss to compute."""
-
-
-@dataclass(frozen=True, eq=False)
-class OtherValue:
-    """Inputs and targets of which one has another value in some places of its first slice.
-
-    Attributes:
-        position: of the tensor that was changed.
-        value: what some of its elements are now.
-        tensors: all of them.
-    """
-
-    position: int
-    value: float
-    tensors: list[Tensor]
-
-
-def other_values(
-    tensors: Sequence[Tensor],
-    slicing: Slicing,
-    num_inputs: int,
-    compared: Collection[float],
-    *,
-    with_inputs: bool = True,
-) -> Iterator[OtherValue]:
-    """What might become of a loss that counts: every tensor that is cut, with other values in half of its first slice.
-
-    Values are those that something was compared with (`labels != -100`), and what is next to them (`labels > 0`); 0 in
-    targets and in masks; and 0 and 1 for a tensor whose elements are all alike (lengths of a batch without padding).
-    Inputs of floats, which are samples mostly, become 0 where they are masks, and NaN where the step asked for that.
-    One value of each tensor comes first, of masks before others, then the next of each.
-
-    Args:
-        tensors: inputs, then targets.
-        slicing: how they are cut.
-        num_inputs: how many are inputs.
-        compared: numbers that the step compared tensors with; NaN where it asked for NaN.
-        with_inputs: else targets alone change.
-    """
-    cut = [
-        (position, tensor)
-        for position, (tensor, dim) in enumerate(zip(tensors, slicing.dims, strict=True))
-        if dim is not None and tensor.numel() and not tensor.is_complex() and (with_inputs or position >= num_inputs)
-    ]
-    values = {
-        position: _candidates(tensor, compared, is_input=position < num_inputs)
-        for position, tensor in sorted(cut, key=lambda one: not _is_mask(one[1]))
-    }
-    draws = np.random.default_rng(2)  # none of torch, which a check has return constants
-    for turn in itertools.zip_longest(*([(position, value) for value in each] for position, each in values.items())):
-        for position, value in filter(None, turn):
-            dim = slicing.dims[position]
-            assert dim is not None
-            if (changed := with_value(tensors[position], dim, slicing.sizes[0], value, 0.5, draws)) is not None:
-                yield OtherValue(position, value, [*tensors[:position], changed, *tensors[position + 1 :]])
-
-
-def with_value(
-    tensor: Tensor, dim: int, size: int, value: float, share: float, draws: np.random.Generator
+def _with_value(
+    tensor: Tensor, dim: int, size: int, value: int, share: float, draws: np.random.Generator
 ) -> Tensor | None:
-    """A copy with `value` in a share of the elements of the first samples that have another, one at least.
-
-    Args:
-        tensor: whose samples are along `dim`.
-        dim: of the batch.
-        size: how many samples.
-        value: in the range of the tensor's type.
-        share: of the elements.
-        draws: which.
-
-    Returns:
-        None where all of them have that value.
-    """
+    """A copy with `value` in a share of the elements of the first samples that have another; None where none has."""
     changed = tensor.clone()
     first = changed.narrow(dim, 0, size)
-    others = torch.nonzero(torch.isnan(first).logical_not() if math.isnan(value) else first != value)
+    others = torch.nonzero(first != value)
     if not len(others):
         return None
     count = max(round(share * len(others)), 1)
@@ -485,46 +314,19 @@ def with_value(
     return changed
 
 
-def _is_mask(tensor: Tensor) -> bool:
-    return tensor.dtype is torch.bool or bool(((tensor == 0) | (tensor == 1)).all())
-
-
-def _candidates(tensor: Tensor, compared: Collection[float], *, is_input: bool) -> list[float]:
-    if tensor.dtype is torch.bool:
-        return [0.0, 1.0]
-    zero = {0.0} if _is_mask(tensor) or not is_input else set()
-    if is_input and tensor.is_floating_point():
-        return [*zero, *(value for value in compared if math.isnan(value))]
-    near = {value + step for value in compared for step in (0.0, -1.0, 1.0)} | zero
-    if bool((tensor == tensor.flatten()[0]).all()):
-        near |= {0.0, 1.0}
-    if not tensor.is_floating_point():
-        info = torch.iinfo(tensor.dtype)
-        near = {float(math.floor(value)) for value in near if info.min <= value <= info.max}
-    return sorted(near, key=lambda value: (value not in compared, math.isnan(value), abs(value), value))[:MOST_VALUES]
-
-
-class Part(NamedTuple):
-    """An output of a slice through which a gradient goes."""
-
-    end: Tensor
-    """As the model returned it."""
-    start: Tensor
-    """The same values, from which what is joined is computed."""
-
-
 @dataclass(frozen=True)
 class Joined:
     """Outputs of slices put together.
 
     Attributes:
         leaves: what the model would return for the batch, flat; empty where its outputs cannot be joined.
-        parts: for each slice, its outputs that require a gradient.
+        parts: for each slice, its outputs that require a gradient: as the model returned them, and the same values,
+            from which what is joined is computed.
         problem: why they cannot be joined, or what makes it doubtful that their loss is that of the batch; else "".
     """
 
     leaves: list[Any]
-    parts: list[list[Part]]
+    parts: list[list[tuple[Tensor, Tensor]]]
     problem: str = ""
 
 
@@ -539,7 +341,7 @@ def join_outputs(whole: Sequence[Any], outputs: Sequence[Sequence[Any]], slicing
         slicing: how the batch is cut.
     """
     leaves: list[Any] = []
-    parts: list[list[Part]] = [[] for _ in outputs]
+    parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in outputs]
     problem, has_grown = "", False
     for expected, *found in zip(whole, *outputs, strict=True):
         if not isinstance(expected, Tensor):
@@ -558,7 +360,7 @@ def join_outputs(whole: Sequence[Any], outputs: Sequence[Sequence[Any]], slicing
         for own, value in zip(parts, found if dims else found[:1], strict=False):
             start = value.detach()
             if value.requires_grad:
-                own.append(Part(value, start.requires_grad_()))
+                own.append((value, start.requires_grad_()))
             used.append(start)
         leaves.append(torch.cat(used, dims[0]) if dims else used[0])
         has_grown |= bool(dims)

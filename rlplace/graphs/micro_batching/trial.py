@@ -1,17 +1,16 @@
-"""`Pinned`: while active, a step is a function of its samples alone: float64, nothing random, fixed statistics.
+"""`Trial`: a copy of a model, computed in float64 on the CPU, to see what a step is without running the user's own.
 
-`Trial`: a copy of a model, computed in float64 on the CPU, to see what a step is without running the user's own.
+`Pinned`: while active, a step is a function of its samples alone: float64, nothing random, fixed statistics.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,14 +31,12 @@ aten = torch.ops.aten
 
 FLOATS = {torch.float16, torch.bfloat16, torch.float32}
 """What becomes float64."""
-MOST_COMPARED = 4
-"""Numbers in a tensor, at most, that are noted where another is compared with it: a few labels, not a batch of them."""
 DRAWN = 0.5
 """What a random op of floats draws instead: neither nothing nor everything."""
 
 
-class TimeUp(Exception):
-    """The time of a check is over."""
+class TimeUp(BaseException):
+    """The time of a check is over; no `Exception`, so that no model or loss catches it."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +68,12 @@ class Pinned(TorchDispatchMode):
 
     Attributes:
         labels: one entry for every loss of negative log-likelihood that ran.
-        compared: the numbers that tensors were compared with; NaN where one was with itself, as `isnan` does.
         normalises_batch: whether batch normalisation would have used the statistics of the batch.
     """
 
-    def __init__(self, *, is_double: bool, deadline: float = math.inf) -> None:
+    def __init__(self, *, is_double: bool, deadline: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.labels: list[Labels] = []
-        self.compared: set[float] = set()
         self.normalises_batch = False
         self._is_double, self._deadline = is_double, deadline
 
@@ -101,8 +96,6 @@ class Pinned(TorchDispatchMode):
                     given["grad_out"], given["input"], given.get("weight"), mean, variance, None, None, False,
                     given["eps"], given["output_mask"],
                 )  # fmt: skip
-        if func.overloadpacket in _COMPARISONS:
-            self._note_comparison(args)
         if func in _LOSSES:
             self._note(_named(func, args, kwargs))
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -125,17 +118,7 @@ class Pinned(TorchDispatchMode):
         is_weighted = is_mean and given.get("weight") is not None
         self.labels.append(Labels(given["ignore_index"], int(ignored.sum()), is_mean, is_weighted))
 
-    def _note_comparison(self, args: tuple[Any, ...]) -> None:
-        one, other = args[0], args[-1]
-        if one is other:  # so, too, where there is one alone
-            self.compared.add(math.nan)
-        elif isinstance(other, (int, float)):
-            self.compared.add(float(other))
-        elif isinstance(other, Tensor) and other.numel() <= MOST_COMPARED and not other.is_complex():
-            self.compared.update(other.flatten().tolist())
 
-
-_COMPARISONS = {aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.isnan}
 _NORMS = {
     aten.native_batch_norm.default,
     aten._native_batch_norm_legit.default,
@@ -198,22 +181,6 @@ class Stepped:
         return all(bool(torch.isfinite(value).all()) for value in (self.loss, *self.gradients))
 
 
-@dataclass
-class _Kept:
-    """A buffer and the value that it has at first."""
-
-    module: nn.Module
-    name: str
-    now: Tensor
-    first: Tensor
-
-    def restore(self) -> None:
-        """Takes another tensor where `forward` changed this one: a gradient to come may still need what it became."""
-        if self.module._buffers[self.name] is not self.now or self.now._version:
-            self.now = self.first.detach().clone()
-            self.module._buffers[self.name] = self.now
-
-
 class Trial:
     """A copy of `model`, its inputs and its loss; what runs here leaves the user's own as they are.
 
@@ -223,6 +190,7 @@ class Trial:
         loss_fn: copied where it is a module or bound to one; None for inference.
         targets: what the loss takes besides the model's output.
         is_double: whether floats become float64; else they keep their precision.
+        deadline: in the time of `time.monotonic`; an op after it raises `TimeUp`.
 
     Attributes:
         model: the copy.
@@ -231,26 +199,48 @@ class Trial:
     """
 
     def __init__(
-        self, model: nn.Module, call: Any, loss_fn: LossFn | None, targets: Sequence[Tensor], *, is_double: bool
+        self,
+        model: nn.Module,
+        call: Any,
+        loss_fn: LossFn | None,
+        targets: Sequence[Tensor],
+        *,
+        is_double: bool,
+        deadline: float,
     ) -> None:
-        self.is_double = is_double
-        memo: dict[int, Any] = {}
-        for value in _tensors_of([model, *owner_of(loss_fn)]):
-            if id(value) not in memo:
-                memo[id(value)] = self._copied(value)
+        self.is_double, self._deadline = is_double, deadline
+        own = {id(value): value for value in _tensors_of([model, *owner_of(loss_fn)])}
+        memo: dict[int, Any] = {key: self._copied(value) for key, value in own.items()}
         with torch.no_grad():
             self.model, self._loss_fn = copy.deepcopy((model, loss_fn), memo)
         given, self._filled = with_tensors(call)
         self.num_inputs = len(given)
         self.tensors = [self._copied(tensor) for tensor in (*given, *targets)]
-        modules = [module for owner in (self.model, *owner_of(self._loss_fn)) for module in owner.modules()]
+        # once each: a loss may be a method of the model
+        modules = {each: None for owner in (self.model, *owner_of(self._loss_fn)) for each in owner.modules()}
         self._buffers = [
-            _Kept(module, name, buffer, buffer.clone())
-            for module in dict.fromkeys(modules)  # a loss may be a method of the model
+            (module._buffers, name, buffer)
+            for module in modules
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
-        self._state = PythonState((("", module) for module in dict.fromkeys(modules)), has_hooks=False)
+        self._state = PythonState((("", module) for module in modules), has_hooks=False)
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[Pinned]:
+        """While active, ops are pinned, without autocast, in float64 by default; random states stay as they are."""
+        python, numpy, default = random.getstate(), np.random.get_state(), torch.get_default_dtype()
+        plain = torch.autocast("cpu", enabled=False)
+        with torch.random.fork_rng(devices=[]), plain, uncompiled(), torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a model that sees one sample
+            try:
+                torch.set_default_dtype(torch.float64 if self.is_double else default)
+                with Pinned(is_double=self.is_double, deadline=self._deadline) as pinned:
+                    yield pinned
+            finally:
+                torch.set_default_dtype(default)
+                random.setstate(python)
+                np.random.set_state(numpy)
 
     @property
     def has_loss(self) -> bool:
@@ -265,8 +255,12 @@ class Trial:
     def output(self, tensors: Sequence[Tensor]) -> Any:
         """What the model returns for these inputs (targets may follow); buffers and attributes are as at first."""
         self._state.restore()
-        for kept in self._buffers:
-            kept.restore()
+        for (
+            buffers,
+            name,
+            first,
+        ) in self._buffers:  # a gradient to come may need what the last became
+            buffers[name] = first.detach().clone()
         args, kwargs = self._filled(tensors)
         return self.model(*args, **kwargs)
 
@@ -301,26 +295,6 @@ def has_values(model: nn.Module, tensors: Sequence[Tensor]) -> bool:
     """Whether there is memory behind the model's tensors and the given ones: neither fake nor on `meta`."""
     every = (*model.parameters(), *model.buffers(), *tensors)
     return not any(isinstance(value, FakeTensor) or value.device.type == "meta" for value in every)
-
-
-@contextmanager
-def rehearsal(pinned: Pinned, *, is_double: bool) -> Iterator[None]:
-    """While active, `pinned` is, no autocast, and floats are float64 by default; random states stay as they are."""
-    python, numpy, default = random.getstate(), np.random.get_state(), torch.get_default_dtype()
-    with ExitStack() as stack:
-        stack.callback(np.random.set_state, numpy)
-        stack.callback(random.setstate, python)
-        stack.callback(torch.set_default_dtype, default)
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(torch.autocast("cpu", enabled=False))
-        stack.enter_context(uncompiled())
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # of a model that sees one sample
-        if is_double:
-            torch.set_default_dtype(torch.float64)
-        stack.enter_context(pinned)
-        yield
 
 
 def _tensors_of(owners: Sequence[nn.Module]) -> Iterator[Tensor]:
