@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,19 +55,14 @@ def _store(graph: torch.fx.Graph, replaced: Sequence[int]) -> None:
     flat: Any = output.args[0]
     count = len(flat) - len(replaced)
     with graph.inserting_before(output):
-
-        def kept(node: Any) -> Any:
-            if not isinstance(node, Node) or shown(node) not in places:
-                return node
-            clone = graph.call_function(aten.clone.default, (node,))
-            clone.meta = dict(node.meta)
-            return clone
-
-        flat = [kept(node) for node in flat]
-        for place in places:  # changed in place, and then replaced
-            for user in list(place.users):
-                if user.target is aten.copy_.default and user.args[0] is place:
-                    graph.erase_node(user)
+        flat = list(flat)
+        for position, node in enumerate(flat):
+            if isinstance(node, Node) and shown(node) in places:
+                flat[position] = graph.call_function(aten.clone.default, (node,))
+                flat[position].meta = dict(node.meta)
+        for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
+            if node.args[0] in places:  # changed in place, and then replaced
+                graph.erase_node(node)
         for place, value in zip(places, flat[count:], strict=True):
             _add_store(graph, place, value)
     output.args = (flat[:count],)
@@ -87,7 +82,7 @@ def _traced_again(module: GraphModule) -> GraphModule:
     def run(*flat: torch.Tensor) -> Any:
         return torch.fx.Interpreter(module).run(*flat)
 
-    placeholders = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    placeholders = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     with fx_traceback.preserve_node_meta():
         functional = torch.func.functionalize(run, remove="mutations")
         return make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*placeholders)
@@ -101,6 +96,15 @@ def mutates(node: Node) -> bool:
     if node.target is aten.native_batch_norm.default:
         return True
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def live_nodes(graph: torch.fx.Graph, is_kept: Callable[[Node], bool]) -> set[Node]:
+    """The nodes that the outputs of a graph, and those that `is_kept` says, depend on, and these themselves."""
+    live: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node in live or is_kept(node):
+            live.update((node, *node.all_input_nodes))
+    return live
 
 
 class Versions:
@@ -272,14 +276,10 @@ def _norm_twin(norm: Node) -> tuple[Any, tuple[Any, ...]]:
 
 def _owns_statistics(norm: Node) -> bool:
     """Whether the norm's running statistics are placeholders that only it, and its backward (in vain), read."""
-    for statistic in norm.args[3:5]:
-        if not isinstance(statistic, Node) or statistic.op != "placeholder":
-            return False
-        for user in statistic.users:
-            is_backward = user.target is aten.native_batch_norm_backward.default and user.args[7] is True
-            if user is not norm and not is_backward:
-                return False
-    return True
+    statistics = [each for each in norm.args[3:5] if isinstance(each, Node) and each.op == "placeholder"]
+    others = {user for each in statistics for user in each.users} - {norm}
+    in_vain = (each.target is aten.native_batch_norm_backward.default and each.args[7] is True for each in others)
+    return len(statistics) == 2 and all(in_vain)
 
 
 def _storages(node: Node) -> list[int]:

@@ -8,6 +8,7 @@ where the general estimate would be wrong.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from bisect import bisect_left, bisect_right
@@ -23,8 +24,7 @@ from torch.utils.flop_counter import flop_registry
 
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs.capturing.constants import memory, module_of
-from rlplace.graphs.capturing.functional import is_view
-from rlplace.graphs.capturing.refusals import check_apart
+from rlplace.graphs.capturing.functional import is_view, live_nodes
 from rlplace.graphs.capturing.trace import Output, Trace
 from rlplace.graphs.graph_builder import GraphBuilder, OpRow, TensorRow
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
@@ -79,16 +79,14 @@ def lower(trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_t
     """
     step = lower_step(trace)
     ops = step.ops
-    found = zip(trace.trainable, step.gradients, strict=True)
-    gradients = {name: gradient for name, gradient in found if gradient is not None} if is_training else {}
-    for position, name in enumerate(trace.trainable):
-        if name in gradients:
-            gradient = gradients[name]
+    gradients: dict[str, Ref] = {}
+    for position, (name, gradient) in enumerate(zip(trace.trainable, step.gradients, strict=True)):
+        if gradient is not None:
+            gradients[name], made = gradient, ops.producer(gradient)
             if optimizer is None:
-                ops.keep_together(Ref(position), gradient)
+                ops.built.together.append((ops.producer(Ref(position)), made))
             else:
-                ops.add_update(name, Ref(position), gradient, optimizer, (ops.producer(gradient),))
-    ops.check_apart()
+                ops.add_update(name, Ref(position), gradient, optimizer, (made,))
     return ops.graph(
         pytree.tree_map_only(Output, lambda output: step.results[output.index], trace.result),
         step.results,
@@ -116,19 +114,19 @@ class _Lowering:
         self.built, self.sources, self.calls = self.ops.built, self.ops.sources, self.ops.calls
         self.constants: dict[tuple[Any, ...], Ref] = {}  # by the memory that they show
         self.ops.folded.update({id(each.tensor): each for each in trace.folded})
-        self.refs: dict[
-            torch.fx.Node, Any
-        ] = {}  # a Ref, a list of Ref | None (of several outputs), or a complex number
+        # a Ref, a list of Ref | None (of several outputs), or a complex number
+        self.refs: dict[torch.fx.Node, Any] = {}
 
     def run(self) -> LoweredStep:
-        live = self._live_nodes()
+        graph = self.trace.module.graph
+        live = live_nodes(graph, _is_store)
         self._add_placeholders()
-        for node in self.trace.module.graph.nodes:
+        for node in graph.nodes:
             if node.op == "get_attr" and node in live:
                 self._add_constant(node)
             elif node.op == "call_function" and node in live:
                 self._add_call(node)
-        (output,) = (node for node in self.trace.module.graph.nodes if node.op == "output")
+        (output,) = graph.find_nodes(op="output")
         flat: Any = output.args[0]
         num_results, num_trainable = self.trace.num_results, len(self.trace.trainable)
         end = num_results + num_trainable + len(self.trace.input_gradients)
@@ -145,22 +143,13 @@ class _Lowering:
             trace=self.trace,
         )
 
-    def _live_nodes(self) -> set[torch.fx.Node]:
-        nodes = self.trace.module.graph.nodes
-        live: set[torch.fx.Node] = set()
-        for node in reversed(nodes):
-            if node.op == "output" or node in live or _is_store(node):
-                live.add(node)
-                live.update(node.all_input_nodes)
-        return live
-
     def _add_placeholders(self) -> None:
         trace = self.trace
         kinds: list[tuple[SourceKind, str]] = [("parameter", name) for name in (*trace.trainable, *trace.fixed)]
         kinds += [("buffer", name) for name in trace.buffers]
         kinds += [("input", str(k)) for k in range(len(trace.values) - len(kinds) - trace.num_targets)]
         kinds += [("target", str(k)) for k in range(trace.num_targets)]
-        placeholders = [node for node in trace.module.graph.nodes if node.op == "placeholder"]
+        placeholders = trace.module.graph.find_nodes(op="placeholder")
         for node, (kind, key), value in zip(placeholders, kinds, trace.values, strict=True):
             is_state = kind in ("parameter", "buffer")
             name = key if is_state else f"{kind}_{key}"
@@ -212,9 +201,8 @@ class _Lowering:
 
     def _add_view(self, node: torch.fx.Node, source: Ref) -> None:
         args, kwargs = self._refs(node.args), self._refs(node.kwargs)
-        self.ops.views.append(View(self.ops.base(source), node.target, args, kwargs))  # type: ignore[arg-type]
-        self.ops.view_values.append(node.meta.get("val"))
-        self.refs[node] = Ref(-len(self.ops.views))
+        view = View(self.ops.base(source), node.target, args, kwargs)  # type: ignore[arg-type]
+        self.refs[node] = self.ops.add_view(view, node.meta.get("val"))
 
     def _add_compute(self, node: torch.fx.Node) -> None:
         target, custom = node.target, node.meta.get("custom") or {}
@@ -365,6 +353,12 @@ class Lowered:
         dtype = str(value.dtype).removeprefix("torch.")
         return self.built.add_tensor(TensorRow(op, output, tensor_bytes(value), tuple(value.shape), dtype, value))
 
+    def add_view(self, view: View, value: Any) -> Ref:
+        """Adds a view, which is `value`; returns what stands for it."""
+        self.views.append(view)
+        self.view_values.append(value)
+        return Ref(-len(self.views))
+
     def add_source(self, row: OpRow, source: Source, value: torch.Tensor) -> Ref:
         """Adds a source op that holds `value`; returns its tensor."""
         op = self.built.add(row)
@@ -391,21 +385,20 @@ class Lowered:
         self.built.mutations.append((op, parameter.id))
         self.built.together.append((op, self.producer(parameter), *together))
 
-    def keep_together(self, parameter: Ref, gradient: Ref) -> None:
-        """Has a gradient that no update takes made where its parameter lives."""
-        self.built.together.append((self.producer(parameter), self.producer(gradient)))
-
-    def check_apart(self) -> None:
-        """Refuses sources that share memory with one that is written.
-
-        Raises:
-            CaptureError: names both.
-        """
-        ops, tensors = self.built.ops, self.built.tensors
-        check_apart(
-            {ops[op].name: source.value for op, source in self.sources.items()},
-            {ops[tensors[tensor].op].name for _, tensor in self.built.mutations},
-        )
+    def _check_apart(self) -> None:
+        """Refuses sources that share memory with one that is written: on two devices they would come apart."""
+        written = {self.built.tensors[tensor].op for _, tensor in self.built.mutations}
+        by_storage: dict[int, list[int]] = {}
+        for op, source in self.sources.items():
+            by_storage.setdefault(source.value.untyped_storage()._cdata, []).append(op)
+        for sharing in by_storage.values():
+            for op, other in itertools.permutations(sharing, 2):
+                if op in written and _overlap(self.sources[op].value, self.sources[other].value):
+                    names = self.built.ops[op].name, self.built.ops[other].name
+                    raise CaptureError(
+                        f"the step writes to {names[0]}, which shares memory with {names[1]}, and they may be placed "
+                        f"apart; give one of them memory of its own (`.clone()`), or tie them by one name."
+                    )
 
     def graph(
         self,
@@ -428,7 +421,11 @@ class Lowered:
             is_training: whether the step has a backward.
             gradients: of parameters, by dotted name.
             input_gradients: of inputs, by position.
+
+        Raises:
+            CaptureError: sources share memory with one that the step writes to.
         """
+        self._check_apart()
         num_tensors = len(self.built.tensors)
 
         def final(ref: Ref) -> Ref:
@@ -455,6 +452,19 @@ class Lowered:
         return self.built.graph(sorted({self.base(ref) for ref in results}), program)
 
 
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors show a byte of their storage that is the same, those between their first and last counted."""
+    (first, end), (start, last) = _span(one), _span(other)
+    return start < end and first < last
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte of its storage that a tensor shows, and the one behind the last."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = int(tensor.storage_offset()) * tensor.element_size()
+    return start, start + (1 + reach) * tensor.element_size() * bool(tensor.numel())
+
+
 def renumbered(item: Any, function: Any) -> Any:
     """A `Call`, `Update` or `View` with every `Ref` replaced by `function` of it; outputs and bases stay."""
     if isinstance(item, Call):
@@ -476,46 +486,7 @@ CostFn = Callable[..., float]
 """Called as the op is, with fake tensors (shapes and dtypes, no values), and `output=` what the op returns."""
 
 
-@dataclass(frozen=True)
-class OpCost:
-    """The cost that a user registered for one op; None leaves a figure to the general estimate.
-
-    Attributes:
-        flops: floating-point operations of one call.
-        bytes_moved: bytes that it reads and writes.
-        workspace_bytes: scratch bytes that it holds while it runs, beside its inputs and outputs.
-    """
-
-    flops: CostFn | None = None
-    bytes_moved: CostFn | None = None
-    workspace_bytes: CostFn | None = None
-
-    def figure(self, name: str, target: Any, args: Any, kwargs: Any, output: Any) -> float | None:
-        """The figure `name` of one call, None where the user gave no function.
-
-        Raises:
-            InvalidValue: the function failed, or returned anything but a finite number >= 0.
-        """
-        function: CostFn | None = getattr(self, name)
-        if function is None:
-            return None
-        where, expected = f"cost of {target}", "a function that returns a finite number >= 0"
-        try:
-            value = function(*args, **kwargs, output=output)
-        except Exception as error:
-            raise InvalidValue(
-                name,
-                f"a function that raised {type(error).__name__}: {error}",
-                expected,
-                where=where,
-                hint="It is called with the op's own arguments, as fake tensors, and with `output=` what it returns.",
-            ) from error
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-            raise InvalidValue(name, value, expected, where=where)
-        return float(value)
-
-
-_COSTS: dict[Any, OpCost] = {}  # by overload packet or overload; an overload goes first
+_COSTS: dict[Any, dict[str, CostFn]] = {}  # by overload packet or overload; an overload goes first
 
 
 def register_cost(
@@ -543,10 +514,12 @@ def register_cost(
     >>> register_cost("aten::trace", flops=lambda matrix, output: matrix.shape[0])
     >>> unregister_cost("aten::trace")
     """
-    for name, function in (("flops", flops), ("bytes_moved", bytes_moved), ("workspace_bytes", workspace_bytes)):
-        if function is not None and not callable(function):
+    given = {"flops": flops, "bytes_moved": bytes_moved, "workspace_bytes": workspace_bytes}
+    figures = {name: function for name, function in given.items() if function is not None}
+    for name, function in figures.items():
+        if not callable(function):
             raise InvalidValue(name, function, "a function of the op's arguments and `output`", where="register_cost")
-    _COSTS[_resolve(op)] = OpCost(flops, bytes_moved, workspace_bytes)
+    _COSTS[_resolve(op)] = figures
 
 
 def unregister_cost(op: object) -> None:
@@ -559,9 +532,29 @@ def unregister_cost(op: object) -> None:
     _COSTS.pop(_resolve(op), None)
 
 
-def registered_cost(target: Any) -> OpCost | None:
-    """What was registered for an overload, or else for all overloads of its op."""
-    return _COSTS.get(target) or _COSTS.get(getattr(target, "overloadpacket", None))
+def _registered(name: str, target: Any, args: Any, kwargs: Any, output: Any) -> float | None:
+    """The figure `name` of one call as the user registered it, for an overload or else its op; None without.
+
+    Raises:
+        InvalidValue: the function failed, or returned anything but a finite number >= 0.
+    """
+    function = _COSTS.get(target, _COSTS.get(getattr(target, "overloadpacket", None), {})).get(name)
+    if function is None:
+        return None
+    where, expected = f"cost of {target}", "a function that returns a finite number >= 0"
+    try:
+        value = function(*args, **kwargs, output=output)
+    except Exception as error:
+        raise InvalidValue(
+            name,
+            f"a function that raised {type(error).__name__}: {error}",
+            expected,
+            where=where,
+            hint="It is called with the op's own arguments, as fake tensors, and with `output=` what it returns.",
+        ) from error
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise InvalidValue(name, value, expected, where=where)
+    return float(value)
 
 
 def _resolve(op: object) -> Any:
@@ -576,14 +569,11 @@ def _resolve(op: object) -> Any:
     library = getattr(torch.ops, namespace)
     packet = getattr(library, name, None)
     if packet is None:
-        known = {f"{namespace}::{other}" for other in dir(library) if not other.startswith("_")}
-        raise UnknownName("op", op, known)
+        raise UnknownName("op", op, {f"{namespace}::{other}" for other in dir(library) if not other.startswith("_")})
     if overload and overload not in packet.overloads():
         raise UnknownName("op", op, {f"{namespace}::{name}.{other}" for other in packet.overloads()})
     return getattr(packet, overload) if overload else packet
 
-
-_NOT_GIVEN = OpCost()
 
 UPDATE_FLOPS_PER_ELEMENT = {"sgd": 2, "momentum": 4, "adam": 14, "adamw": 16}
 
@@ -601,9 +591,6 @@ class Facts(NamedTuple):
     """Bytes read and written."""
     workspace_bytes: int
     """Scratch bytes held while it runs."""
-
-
-NOTHING = Facts(0.0, 0.0, 0)
 
 
 def tensor_bytes(value: torch.Tensor) -> int:
@@ -631,17 +618,16 @@ def call_facts(target: Any, args: Any, kwargs: Any, output: Any) -> Facts:
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     outputs = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
     packet = getattr(target, "overloadpacket", None)
-    given = registered_cost(target) or _NOT_GIVEN
-    flops = given.figure("flops", target, args, kwargs, output)
+    flops = _registered("flops", target, args, kwargs, output)
     if flops is None and packet in flop_registry:
         flops = float(flop_registry[packet](*args, **kwargs, out_val=output))
     if flops is None:
         flops = float(max(sum(t.numel() for t in inputs), sum(t.numel() for t in outputs)))
-    moved = given.figure("bytes_moved", target, args, kwargs, output)
+    moved = _registered("bytes_moved", target, args, kwargs, output)
     if moved is None:
         distinct = {id(t): t for t in inputs}
         moved = float(sum(map(tensor_bytes, distinct.values())) + sum(map(tensor_bytes, outputs)))
-    workspace = given.figure("workspace_bytes", target, args, kwargs, output)
+    workspace = _registered("workspace_bytes", target, args, kwargs, output)
     if workspace is None:
         workspace = _SCRATCH[packet](*args, **kwargs, output=output) if packet in _SCRATCH else 0
     return Facts(flops, moved, int(workspace))

@@ -26,7 +26,7 @@ import inspect
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,21 +50,28 @@ def portable(model: nn.Module) -> Iterator[None]:
     had_onednn, had_cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
     updating = updating_norms(model).values()
     averaging = [norm for norm in updating if norm.momentum is None and norm.num_batches_tracked is not None]
-    masked = [module for module in model.modules() if _compares_masks(module)]
+    forwards: dict[nn.Module, Callable[..., Any]] = {norm: _cumulative_norm(norm) for norm in averaging}
+    forwards |= {each: _taking_masks_as_they_are(each) for each in model.modules() if _compares_masks(each)}
     torch._C._set_mkldnn_enabled(False)
     torch._C._set_cudnn_enabled(False)
     try:
-        for norm in averaging:
-            vars(norm)["forward"] = _cumulative_norm(norm)
-        for stack in masked:
-            vars(stack)["forward"] = _taking_masks_as_they_are(stack)
-        with fused_attention(), uncompiled():
+        with _replaced(forwards), fused_attention(), uncompiled():
             yield
     finally:
-        for module in (*averaging, *masked):
-            del vars(module)["forward"]
         torch._C._set_mkldnn_enabled(had_onednn)
         torch._C._set_cudnn_enabled(had_cudnn)
+
+
+@contextlib.contextmanager
+def _replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """While active, modules run other functions in place of their `forward`."""
+    try:
+        for module, forward in forwards.items():
+            vars(module)["forward"] = forward
+        yield
+    finally:
+        for module in forwards:
+            vars(module).pop("forward", None)
 
 
 @contextlib.contextmanager
@@ -175,14 +182,8 @@ def statistics_handed_out(model: nn.Module) -> Iterator[list[Statistics]]:
     So nothing that a micro-batch computes waits for another's.
     """
     found: list[Statistics] = []
-    norms = updating_norms(model)
-    try:
-        for path, norm in norms.items():
-            vars(norm)["forward"] = _own_norm(path, norm, found)
+    with _replaced({norm: _own_norm(path, norm, found) for path, norm in updating_norms(model).items()}):
         yield found
-    finally:
-        for norm in norms.values():
-            del vars(norm)["forward"]
 
 
 def _own_norm(path: str, norm: _BatchNorm, found: list[Statistics]) -> Callable[[Tensor], Tensor]:
@@ -358,10 +359,8 @@ def attention_backward_cpu(
     """What `attention_backward_formula` returns."""
     added = None if mask is None else additive(mask, query.dtype)
     grad, query, key, value = _dense(grad), _dense(query), _dense(key), _dense(value)
-    gradients: Gradients = _cpu_backward(
-        grad, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=added, scale=scale
-    )
-    return gradients
+    saved = query, key, value, out, logsumexp
+    return _cpu_backward(grad, *saved, 0.0, is_causal, attn_mask=added, scale=scale)  # type: ignore[no-any-return]
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -429,12 +428,8 @@ def aligned_rows(x: Tensor) -> Tensor:
     items = ROW_BYTES // x.element_size()
     if x.shape[-1] % items:
         x = pad(x, (0, -x.shape[-1] % items))
-    starts = (x.storage_offset(), *x.stride()[:-1])
-    return (
-        x
-        if x.stride(-1) == 1 and not any(start % items for start in starts)
-        else x.clone(memory_format=torch.contiguous_format)
-    )
+    is_aligned = x.stride(-1) == 1 and not any(start % items for start in (x.storage_offset(), *x.stride()[:-1]))
+    return x if is_aligned else x.clone(memory_format=torch.contiguous_format)
 
 
 def aligned_bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -488,8 +483,7 @@ def _fake_attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Te
 
 
 def _empty_gradient(x: Tensor) -> Tensor:
-    batch, heads, length, width = x.shape
-    return x.new_empty((batch, length, heads, width)).transpose(1, 2)
+    return x.new_empty(x.transpose(1, 2).shape).transpose(1, 2)
 
 
 for _op, _kernels, _fake in (
@@ -580,10 +574,8 @@ def _attend(
         and (attn_mask is None or _masks(attn_mask, query, key))
     )
     if not can_fuse:
-        apart: Tensor = _eager.decompose(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-        return apart
+        given = query, key, value, attn_mask, dropout_p, is_causal
+        return _eager.decompose(*given, scale=scale, enable_gqa=enable_gqa)  # type: ignore[no-any-return]
     is_single = query.dim() == 3
     if is_single:
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
@@ -596,10 +588,9 @@ def _fit(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> bool
     dims = query.dim()
     if dims not in (3, 4) or not query.numel() or not key.numel() or key.shape != value.shape or key.dim() != dims:
         return False
-    if query.shape[-1] != key.shape[-1] or query.shape[:-3] != key.shape[:-3]:
-        return False
     heads, key_heads = query.shape[-3], key.shape[-3]
-    return heads == key_heads or (enable_gqa and dims == 4 and heads % key_heads == 0)
+    is_alike = query.shape[-1] == key.shape[-1] and query.shape[:-3] == key.shape[:-3]
+    return is_alike and (heads == key_heads or (enable_gqa and dims == 4 and heads % key_heads == 0))
 
 
 def _masks(mask: Tensor, query: Tensor, key: Tensor) -> bool:
@@ -607,9 +598,9 @@ def _masks(mask: Tensor, query: Tensor, key: Tensor) -> bool:
     full = (*query.shape[:-1], key.shape[-2])
     if (mask.requires_grad and torch.is_grad_enabled()) or not 2 <= mask.dim() <= len(full):
         return False
-    if mask.dtype not in (torch.bool, torch.float32, query.dtype):
-        return False
-    return all(size in (1, whole) for size, whole in zip(reversed(mask.shape), reversed(full), strict=False))
+    is_read = mask.dtype in (torch.bool, torch.float32, query.dtype)
+    sizes = zip(reversed(mask.shape), reversed(full), strict=False)
+    return is_read and all(size in (1, whole) for size, whole in sizes)
 
 
 class _Attention(torch.autograd.Function):

@@ -109,8 +109,13 @@ def judge_loss(
     if asked not in ASKED:
         raise UnknownName("loss of micro-batches", asked, ASKED)
     if loss_fn is None and asked not in ("auto", "joined"):
-        hint = "Inference has no loss: the outputs of micro-batches are joined."
-        raise InvalidValue("loss", asked, "'auto' or 'joined' without a `loss_fn`", where="micro-batches", hint=hint)
+        raise InvalidValue(
+            "loss",
+            asked,
+            "'auto' or 'joined' without a `loss_fn`",
+            where="micro-batches",
+            hint="Inference has no loss: the outputs of micro-batches are joined.",
+        )
     if asked == "accumulated":
         why = "gradient accumulation over the micro-batches, weighted by their samples, as asked for"
         return LossVerdict("accumulated", "mean", True, why, normalises_batch(model))
@@ -165,15 +170,25 @@ def _judged(
     if not isinstance(found, _Wrong):
         return found
     if found.right:
-        hint = f"As {asked} losses: {found.separate or found.joined}."
-        raise InvalidValue("loss", asked, f"{found.right!r}", where="micro-batches", hint=hint)
+        raise InvalidValue(
+            "loss",
+            asked,
+            f"{found.right!r}",
+            where="micro-batches",
+            hint=f"As {asked} losses: {found.separate or found.joined}.",
+        )
     if found.when_padded and (ways.is_loss_inside or not ways.dependence.is_mixed):
         raise CaptureError(
             f"micro-batches can have neither a loss each ({found.when_padded}) nor one together ({found.joined}). Hint:"
             f" {_OUTSIDE}; or `loss='separate'` (--loss separate) where no label is ever ignored; or {_INSTEAD}."
         )
-    ops = () if ways.fails else ways.dependence.mixing
-    raise _refused(ops, found, cut_words(call[0], call[1], targets, slicing), ways, has_loss=loss_fn is not None)
+    raise _refused(
+        () if ways.fails else ways.dependence.mixing,
+        found,
+        cut_words(call[0], call[1], targets, slicing),
+        ways,
+        has_loss=loss_fn is not None,
+    )
 
 
 @dataclass(frozen=True)
@@ -212,8 +227,7 @@ def _right(ways: Ways, asked: str, *, has_loss: bool) -> LossVerdict | _Wrong:
         return _checked("joined", "mean", why, ways)
     joined = ways.reason
     is_separate = has_loss and asked == "joined" and ways.separate() is not None and not ways.dependence.is_mixed
-    right = "separate" if is_separate else ""
-    return _Wrong(separate, joined, when_padded, right)
+    return _Wrong(separate, joined, when_padded, "separate" if is_separate else "")
 
 
 def _checked(kind: Kind, weights: Weights, why: str, ways: Ways) -> LossVerdict:
