@@ -26,12 +26,12 @@ from rlplace.graphs.capturing.refusals import warn_of_hooks
 from rlplace.graphs.capturing.trace import AsModule, LossFn, trace_step
 from rlplace.graphs.capturing.untouched import check_frozen
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.micro_batching.cut_step import capture_micro_batches, fake_output, tensors_in
+from rlplace.graphs.micro_batching.cut_step import capture_micro_batches, fake_output
 from rlplace.graphs.micro_batching.loss_verdict import ASKED, LossVerdict, judge_loss
 from rlplace.graphs.micro_batching.slices import BatchDims, plan_slices
 from rlplace.graphs.opgraph import BACKWARD, OpGraph
 from rlplace.graphs.optimizers import resolve_optimizer
-from rlplace.graphs.program import LossByName, MicroBatches, OptimizerSpec, Origin
+from rlplace.graphs.program import LossByName, MicroBatches, OptimizerSpec, Origin, tensors_in
 
 
 def capture(

@@ -23,6 +23,7 @@ import torch.fx.traceback as fx_traceback
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.functional import live_nodes, mutates
@@ -87,7 +88,7 @@ class ConstantCheck(TorchFunctionMode):
             self._refuse_data(args[0])
         if _is_in_place(func) and isinstance(args[0], nn.Parameter) and not _is_traced(args[0]):
             self._refuse_write(args[0])
-        for value in _leaves((*args, *(kwargs or {}).values())):
+        for value in pytree.tree_leaves((args, kwargs)):
             if isinstance(value, Tensor) and not _is_traced(value):
                 storage = _storage(value)
                 if getattr(func, "__name__", "") != "__get__":  # its device, say, is no value of it
@@ -216,8 +217,7 @@ class ConstantCheck(TorchFunctionMode):
         return ""
 
     def _at(self, value: Tensor, node: torch.fx.Node) -> str:
-        line = self._lines.get(_storage(value))
-        if line:
+        if line := self._lines.get(_storage(value)):
             return f", at {line}"
         reader = next(iter(node.users))
         return f", by op {reader.target} in {module_of(reader) or 'the root or `loss_fn`'}"
@@ -240,9 +240,8 @@ def _is_traced(value: Tensor) -> bool:
 
 def _is_in_place(func: Any) -> bool:
     name = getattr(func, "__name__", "")
-    if name.endswith("__"):
-        return name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
-    return bool(name.endswith("_")) and name != "requires_grad_"
+    is_method = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    return is_method or name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
 
 
 def _attribute(model: nn.Module, value: Tensor) -> str:
@@ -262,14 +261,6 @@ def _is_of_an_array(value: Tensor) -> bool:
     if isinstance(value, FakeTensor) or value.device.type != "cpu" or value.layout is not torch.strided:
         return False
     return not value.untyped_storage().resizable()
-
-
-def _leaves(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _leaves(value)
-        else:
-            yield value
 
 
 def _leaves_of_gradient(loss: Tensor) -> Iterator[Tensor]:

@@ -42,6 +42,7 @@ from rlplace.graphs.program import (
     View,
     map_refs,
     refs_in,
+    tensors_in,
 )
 
 aten = torch.ops.aten
@@ -615,8 +616,8 @@ def call_facts(target: Any, args: Any, kwargs: Any, output: Any) -> Facts:
     Raises:
         InvalidValue: a registered function failed.
     """
-    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    outputs = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    inputs = tensors_in((args, kwargs))
+    outputs = tensors_in(output)
     packet = getattr(target, "overloadpacket", None)
     flops = _registered("flops", target, args, kwargs, output)
     if flops is None and packet in flop_registry:

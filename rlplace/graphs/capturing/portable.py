@@ -221,8 +221,7 @@ def attention_formula(
         (B, H, N, E), laid out as `empty_out` says; and (B, H, N), natural logarithms, contiguous, float32 (float64 for
         float64). A query that sees no key gets 0 in both.
     """
-    groups = query.shape[1] // key.shape[1]
-    key, value = repeat_heads(key, groups), repeat_heads(value, groups)
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     scores = _scores(query, key, mask, is_causal, scale)
     logsumexp = visible(scores.logsumexp(-1))
     weights = (scores - logsumexp.unsqueeze(-1)).exp()
@@ -250,8 +249,7 @@ def attention_backward_formula(
         Three tensors, shaped as queries, keys and values, laid out as (B, N, H, E).
     """
     heads = key.shape[1]
-    groups = query.shape[1] // heads
-    key, value = repeat_heads(key, groups), repeat_heads(value, groups)
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     scores = _scores(query, key, mask, is_causal, scale)
     weights = (scores - logsumexp.unsqueeze(-1)).exp()
     wide = grad.to(scores.dtype)
@@ -287,9 +285,9 @@ def visible(logsumexp: Tensor) -> Tensor:
     return logsumexp.masked_fill(logsumexp == -math.inf, 0.0)
 
 
-def repeat_heads(x: Tensor, groups: int) -> Tensor:
-    """(B, G, M, E) to (B, G * groups, M, E), each head `groups` times in a row."""
-    return x if groups == 1 else x.repeat_interleave(groups, 1)
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, G, M, E) to (B, heads, M, E), each head `heads / G` times in a row."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
 def sum_heads(x: Tensor, heads: int) -> Tensor:
@@ -387,11 +385,9 @@ def attention_cuda(
         return attention_formula(query, key, value, mask, is_causal, scale)
     width, length = query.shape[-1], query.shape[2]
     bias = None if mask is None else aligned_bias(mask, query, key)
-    original = query
-    query, key, value = _prepared(query, key, value)
-    scale = width**-0.5 if scale is None else scale
-    out, logsumexp, _, _ = _cuda_forward(query, key, value, bias, True, 0.0, is_causal, scale=scale)
-    return out_like(out[..., :width], original), visible(logsumexp[..., :length]).contiguous()
+    rows = _prepared(query, key, value)
+    out, logsumexp, _, _ = _cuda_forward(*rows, bias, True, 0.0, is_causal, scale=_scale(query, scale))
+    return out_like(out[..., :width], query), visible(logsumexp[..., :length]).contiguous()
 
 
 def attention_backward_cuda(
@@ -410,14 +406,12 @@ def attention_backward_cuda(
         return attention_backward_formula(grad, query, key, value, out, logsumexp, mask, is_causal, scale)
     width, heads = query.shape[-1], key.shape[1]
     bias = None if mask is None else aligned_bias(mask, query, key)
-    query, key, value = _prepared(query, key, value)
-    scale = width**-0.5 if scale is None else scale
     unused = torch.zeros((), dtype=torch.int64, device=query.device)  # the state of dropout's generator
     gradients = _cuda_backward(
-        *(aligned_rows(grad), query, key, value, bias),
+        *(aligned_rows(grad), *_prepared(query, key, value), bias),
         *(laid_out(aligned_rows(out)), padded_logsumexp(logsumexp)),  # whose stride of queries it takes for granted
         *(unused, unused, 0.0, [True, True, True, False], is_causal),
-        scale=scale,
+        scale=_scale(query, scale),
     )
     grad_query, grad_key, grad_value = (gradient[..., :width] for gradient in gradients[:3])
     return laid_out(grad_query), laid_out(sum_heads(grad_key, heads)), laid_out(sum_heads(grad_value, heads))
@@ -453,8 +447,8 @@ def padded_logsumexp(logsumexp: Tensor) -> Tensor:
 
 
 def _prepared(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    groups = query.shape[1] // key.shape[1]
-    return aligned_rows(query), aligned_rows(repeat_heads(key, groups)), aligned_rows(repeat_heads(value, groups))
+    heads = query.shape[1]
+    return aligned_rows(query), aligned_rows(repeat_heads(key, heads)), aligned_rows(repeat_heads(value, heads))
 
 
 _library: Any = torch.library.Library("rlplace", "DEF")  # type: ignore[no-untyped-call]

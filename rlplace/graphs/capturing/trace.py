@@ -35,7 +35,7 @@ from rlplace.graphs.capturing.refusals import (
     no_numbers_drawn,
 )
 from rlplace.graphs.capturing.untouched import call_with, check_steps_alike, untouched, watched_state
-from rlplace.graphs.program import Autocast, Folded, loss_of, with_tensors
+from rlplace.graphs.program import Autocast, Folded, loss_of, tensors_in, with_tensors
 
 LossFn = Callable[..., torch.Tensor]
 """Of the model's output, and of the targets where there are any."""
@@ -333,7 +333,7 @@ def backward_ends(
         loss = _check_loss(check_alone(result))
         with fx_traceback.annotate({"seed": True}):
             return [loss], [torch.full(loss.shape, part.weight, dtype=loss.dtype, device=loss.device)]
-    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    tensors = tensors_in(result)
     return [tensors[position] for position in part.outputs], given
 
 

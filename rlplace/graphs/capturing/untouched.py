@@ -30,6 +30,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError, UnknownName
 from rlplace.graphs.capturing.constants import forwards, own_classes, referenced
+from rlplace.graphs.program import tensors_in
 
 
 @contextlib.contextmanager
@@ -292,7 +293,7 @@ class Change:
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors in it."""
-        return [leaf for leaf in pytree.tree_leaves(self.value) if isinstance(leaf, Tensor)]
+        return tensors_in(self.value)
 
 
 @dataclass(frozen=True)
@@ -511,7 +512,6 @@ def _alike(one: object, other: object) -> bool:
         return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple, deque)) and isinstance(other, (list, tuple, deque)):
         return len(one) == len(other) and all(map(_alike, one, other))
-    try:
+    with contextlib.suppress(Exception):  # of the user's type, e.g. an array, which has many truths
         return bool(one == other)
-    except Exception:  # of the user's type, e.g. an array, which has many truths
-        return False
+    return False

@@ -11,6 +11,7 @@ Gradients of embedding tables: lookups of all micro-batches are gathered, and on
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -395,7 +396,7 @@ class Gradients:
     """
 
     def __init__(self, assembly: Assembly, parts: Parts) -> None:
-        self._assembly, self._parts = assembly, parts
+        self._assembly, self._parts, self._producer = assembly, parts, assembly.ops.producer
         steps = list(parts.steps.values())
         self._tables = dict(zip(map(id, steps), tables(steps), strict=True))
         self._names = steps[0].trace.trainable
@@ -423,9 +424,8 @@ class Gradients:
             table = self._tables[id(step)].get(position)
             terms = [step.gradients[position]] if table is None else list(table.rest)
             own = [self._assembly.here(step.ops, term, refs) for term in terms if term is not None]
-            while len(own) > 1:
-                own[:2] = [self._add(own[0], own[1], position, index)]
-            total.add(index, own[0] if own else None)
+            add = functools.partial(self._add, position=position, micro_batch=index)
+            total.add(index, functools.reduce(add, own) if own else None)
 
     def finish(self, optimizer: OptimizerSpec | None) -> dict[str, Ref]:
         """Makes the gradients of tables, and adds the updates; a parameter, its gradient's root and its update live
@@ -436,7 +436,7 @@ class Gradients:
         """
         roots: dict[int, tuple[Ref, tuple[int, ...]]] = {}
         for position, total in self._sums.items():
-            home = self._assembly.ops.producer(self._state[self._names[position]])
+            home = self._producer(self._state[self._names[position]])
             gradient = total.root
             together = [self._producer(gradient)] if gradient is not None and total.is_sum else []
             for made, ops in self._looked_up(position):
@@ -503,9 +503,6 @@ class Gradients:
 
     def _module(self, position: int) -> str:
         return self._names[position].rpartition(".")[0]
-
-    def _producer(self, ref: Ref) -> int:
-        return self._assembly.ops.producer(ref)
 
 
 class Sum:
@@ -597,13 +594,12 @@ def tables(steps: Sequence[LoweredStep]) -> list[dict[int, Table]]:
     joined: list[dict[int, Table]] = [{} for _ in steps]
     for position in set.intersection(*map(set, found)):
         own = [each[position] for each in found]
-        if len({(len(table.rest), tuple(lookup.options for lookup in table.lookups)) for table in own}) > 1:
-            continue
-        dims = []
-        for lookups in zip(*(table.lookups for table in own), strict=True):
-            shapes = [tuple(step.ops.value(each.indices).shape) for step, each in zip(steps, lookups, strict=True)]
-            dims.append(_dim(shapes))
-        if None in dims:
+        dims = [
+            _dim([tuple(step.ops.value(each.indices).shape) for step, each in zip(steps, lookups, strict=True)])
+            for lookups in zip(*(table.lookups for table in own), strict=False)
+        ]
+        kinds = {(len(table.rest), tuple(lookup.options for lookup in table.lookups)) for table in own}
+        if len(kinds) > 1 or None in dims:
             continue
         for table, kept in zip(own, joined, strict=True):
             lookups = tuple(replace(each, dim=dim or 0) for each, dim in zip(table.lookups, dims, strict=True))

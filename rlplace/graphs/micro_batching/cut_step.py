@@ -30,7 +30,7 @@ from rlplace.graphs.capturing.trace import AsSlice, Output, check_alone, fakes, 
 from rlplace.graphs.capturing.untouched import call_with, untouched
 from rlplace.graphs.micro_batching.assembly import Assembly, Gradients, Parts, RefMap, running_ops
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
-from rlplace.graphs.program import OptimizerSpec, Origin, Ref, with_tensors
+from rlplace.graphs.program import OptimizerSpec, Origin, Ref, tensors_in, with_tensors
 
 aten = torch.ops.aten
 
@@ -451,11 +451,6 @@ def _mode_of(twins: Sequence[torch.Tensor]) -> Iterator[None]:
             yield
     finally:
         mode.allow_non_fake_inputs = before
-
-
-def tensors_in(output: Any) -> list[torch.Tensor]:
-    """The tensors among the outputs of a model, in order."""
-    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
 
 
 def batch_dims_of(
