@@ -112,10 +112,9 @@ def capture(
     with torch.inference_mode(False):  # the step makes gradients of its own, under whatever mode it is captured
         micro = None
         if micro_batches != 1:
-            slicing = plan_slices(model, args, kwargs, loss_fn, wanted, micro_batches, batch_dims)
-            verdict = loss
-            if isinstance(verdict, str):
-                verdict = judge_loss(model, args, kwargs, loss_fn, wanted, slicing, asked=verdict)
+            whole = (model, args, kwargs, loss_fn, wanted)
+            slicing = plan_slices(*whole, micro_batches, batch_dims)
+            verdict = judge_loss(*whole, slicing, asked=loss) if isinstance(loss, str) else loss
             micro = MicroBatches(
                 slicing,
                 verdict.kind,
@@ -274,9 +273,11 @@ def _check_targets(targets: tuple[torch.Tensor, ...], loss_fn: LossFn | None, kw
     except (TypeError, ValueError):  # of a builtin: only calling it would tell
         return
     names = loss_fn.names if isinstance(loss_fn, LossByName) else ()
-    expected = f"one of the output and of {len(targets)} targets, `loss_fn(output, *targets)`"
-    if names:
-        expected = f"one of the output and of the targets {', '.join(names)}, `loss_fn(output, **targets)`"
+    expected = (
+        f"one of the output and of the targets {', '.join(names)}, `loss_fn(output, **targets)`"
+        if names
+        else f"one of the output and of {len(targets)} targets, `loss_fn(output, *targets)`"
+    )
     try:
         signature.bind(None, *(() if names else targets), **dict.fromkeys(names))
     except TypeError as error:

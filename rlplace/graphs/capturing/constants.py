@@ -110,11 +110,10 @@ class ConstantCheck(TorchFunctionMode):
         """
         for node in module.graph.find_nodes(op="get_attr"):
             value = operator.attrgetter(str(node.target))(module)
-            if not isinstance(value, Tensor):
-                continue  # refused where the graph is lowered
-            if all(user.target in _LIFTS for user in node.users):
-                if _is_of_an_array(value):
-                    self._require_own(value.numpy())
+            is_literal = all(user.target in _LIFTS for user in node.users)
+            if is_literal and isinstance(value, Tensor) and _is_of_an_array(value):
+                self._require_own(value.numpy())
+            if is_literal or not isinstance(value, Tensor):  # the latter is refused where the graph is lowered
                 continue
             name = self._trainable.get(_storage(value))
             if name is not None and any(_custom(user).get("phase") == "forward" for user in node.users):
@@ -176,10 +175,9 @@ class ConstantCheck(TorchFunctionMode):
     def _refuse_data(self, value: Tensor) -> NoReturn:
         """Refuses `value.data = ...`, which no op of a graph does."""
         name, line = _attribute(self._model, value), line_of_user(traceback.extract_stack())
-        what = f"`{name or 'a tensor'}.data = ...` in `forward`{f', at {line}' if line else ''}"
         raise CaptureError(
-            f"cannot capture the model: {what}. "
-            f"A graph cannot give a tensor other memory, so placed steps would leave it as it is. Hint: write the new "
+            f"cannot capture the model: `{name or 'a tensor'}.data = ...` in `forward`{f', at {line}' if line else ''}."
+            f" A graph cannot give a tensor other memory, so placed steps would leave it as it is. Hint: write the new "
             f"values in place, `with torch.no_grad(): {name or 'tensor'}.copy_(...)`.",
             source=line,
         )
@@ -211,10 +209,9 @@ class ConstantCheck(TorchFunctionMode):
 
     def _attribute_name(self, value: Tensor, first: Named | None = None) -> str:
         """What holds a tensor, as the user writes it: a module that the step reaches; empty where none does."""
-        for path, found in (first or ("", self._model), *self._reached()):
-            if isinstance(found, nn.Module) and (name := _attribute(found, value)):
-                return f"{path}.{name}".strip(".")
-        return ""
+        reached = (first or ("", self._model), *self._reached())
+        found = ((path, _attribute(each, value)) for path, each in reached if isinstance(each, nn.Module))
+        return next((f"{path}.{name}".strip(".") for path, name in found if name), "")
 
     def _at(self, value: Tensor, node: torch.fx.Node) -> str:
         if line := self._lines.get(_storage(value)):

@@ -93,9 +93,8 @@ _TWINS = {aten.bernoulli_.float: aten.bernoulli.p}
 
 def mutates(node: Node) -> bool:
     """Whether a node writes to one of its arguments."""
-    if node.target is aten.native_batch_norm.default:
-        return True
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    is_mutable = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return is_mutable or node.target is aten.native_batch_norm.default
 
 
 def live_nodes(graph: torch.fx.Graph, is_kept: Callable[[Node], bool]) -> set[Node]:
@@ -194,10 +193,9 @@ class Versions:
         if isinstance(source, Node) and self._may_replace(source, before):
             self._carry(node, written, self._newest(source))
             return
-        args = node.args
-        if node.target is aten.bernoulli_.float and len(args) == 1:
-            args = (*args, 0.5)  # the only default that the twin does not share
-        fresh = self._emit(node, target, args, node.kwargs)
+        # the only default that the twin does not share
+        default = (0.5,) if node.target is aten.bernoulli_.float and len(node.args) == 1 else ()
+        fresh = self._emit(node, target, (*node.args, *default), node.kwargs)
         after: torch.Tensor = fresh.meta["val"]
         if (after.shape, after.dtype, after.device) != (before.shape, before.dtype, before.device):
             raise Uncovered
@@ -320,19 +318,16 @@ class Uncovered(Exception):
 
 def is_view(target: torch._ops.OpOverload) -> bool:
     """Whether an op returns views of its first argument."""
-    if target in _UNDECLARED:
-        return True
-    aliases = [result.alias_info for result in target._schema.returns]
-    return any(alias is not None and not alias.is_write for alias in aliases)
+    aliases = (result.alias_info for result in target._schema.returns)
+    return target in _UNDECLARED or any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def shown(node: Node) -> Node:
     """The node whose memory a view shows, at the end of all views."""
-    while node.op == "call_function" and isinstance(node.args[0], Node):
-        target: Any = node.target
-        if target is not operator.getitem and not is_view(target):
+    while node.op == "call_function" and isinstance(of := node.args[0], Node):
+        if node.target is not operator.getitem and not is_view(node.target):  # type: ignore[arg-type]
             break
-        node = node.args[0]
+        node = of
     return node
 
 

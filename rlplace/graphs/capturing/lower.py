@@ -105,7 +105,30 @@ def lower(trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_t
 
 def lower_step(trace: Trace) -> LoweredStep:
     """The ops of a traced step."""
-    return _Lowering(trace).run()
+    made, graph = _Lowering(trace), trace.module.graph
+    live = live_nodes(graph, _is_store)
+    made.add_placeholders()
+    for node in graph.nodes:
+        if node.op == "get_attr" and node in live:
+            made.add_constant(node)
+        elif node.op == "call_function" and node in live:
+            made.add_call(node)
+    (output,) = graph.find_nodes(op="output")
+    flat: Any = output.args[0]
+    num_results, num_trainable = trace.num_results, len(trace.trainable)
+    end = num_results + num_trainable + len(trace.input_gradients)
+    gradients = [None if node is None else made.ref(node) for node in flat[num_results:end]]
+    for position, gradient in enumerate(gradients[:num_trainable]):  # of the first placeholders, in their order
+        if gradient is not None:
+            made.ops.built.ops[position].gradient_bytes = tensor_bytes(made.ops.value(gradient))
+    return LoweredStep(
+        ops=made.ops,
+        results=[made.ref(node) for node in flat[:num_results]],
+        gradients=gradients[:num_trainable],
+        input_gradients=gradients[num_trainable:],
+        statistics=[made.ref(node) for node in flat[end:]],
+        trace=trace,
+    )
 
 
 class _Lowering:
@@ -118,33 +141,7 @@ class _Lowering:
         # a Ref, a list of Ref | None (of several outputs), or a complex number
         self.refs: dict[torch.fx.Node, Any] = {}
 
-    def run(self) -> LoweredStep:
-        graph = self.trace.module.graph
-        live = live_nodes(graph, _is_store)
-        self._add_placeholders()
-        for node in graph.nodes:
-            if node.op == "get_attr" and node in live:
-                self._add_constant(node)
-            elif node.op == "call_function" and node in live:
-                self._add_call(node)
-        (output,) = graph.find_nodes(op="output")
-        flat: Any = output.args[0]
-        num_results, num_trainable = self.trace.num_results, len(self.trace.trainable)
-        end = num_results + num_trainable + len(self.trace.input_gradients)
-        gradients = [None if node is None else self._ref(node) for node in flat[num_results:end]]
-        for position, gradient in enumerate(gradients[:num_trainable]):  # of the first placeholders, in their order
-            if gradient is not None:
-                self.built.ops[position].gradient_bytes = tensor_bytes(self.ops.value(gradient))
-        return LoweredStep(
-            ops=self.ops,
-            results=[self._ref(node) for node in flat[:num_results]],
-            gradients=gradients[:num_trainable],
-            input_gradients=gradients[num_trainable:],
-            statistics=[self._ref(node) for node in flat[end:]],
-            trace=self.trace,
-        )
-
-    def _add_placeholders(self) -> None:
+    def add_placeholders(self) -> None:
         trace = self.trace
         kinds: list[tuple[SourceKind, str]] = [("parameter", name) for name in (*trace.trainable, *trace.fixed)]
         kinds += [("buffer", name) for name in trace.buffers]
@@ -162,7 +159,7 @@ class _Lowering:
             # a recomputed forward reads the module's own tensors, and the loss of an autoencoder the user's input
             self.constants.setdefault(memory(value), ref)
 
-    def _add_constant(self, node: torch.fx.Node) -> None:
+    def add_constant(self, node: torch.fx.Node) -> None:
         value = operator.attrgetter(str(node.target))(self.trace.module)
         if not isinstance(value, torch.Tensor):
             reader = next(iter(node.users))
@@ -185,7 +182,7 @@ class _Lowering:
             self.constants[shown] = self.ops.add_source(row, source, value)
         self.refs[node] = self.constants[shown]
 
-    def _add_call(self, node: torch.fx.Node) -> None:
+    def add_call(self, node: torch.fx.Node) -> None:
         if node.target is operator.getitem:
             source, index = node.args
             found = self.refs[source]  # type: ignore[index]
@@ -196,7 +193,7 @@ class _Lowering:
         elif node.target is aten._conj.default and isinstance(node.args[0], complex):  # by the backward of `x * 1j`
             self.refs[node] = node.args[0].conjugate()
         elif isinstance(node.target, torch._ops.OpOverload) and is_view(node.target):
-            self._add_view(node, self._ref(node.args[0]))
+            self._add_view(node, self.ref(node.args[0]))
         else:
             self._add_compute(node)
 
@@ -218,15 +215,15 @@ class _Lowering:
         outputs: tuple[int, ...] = ()
         returns_tuple = isinstance(output, (list, tuple))
         for position in (3, 4) if target is aten._native_batch_norm_legit.default else ():
-            statistic = self.ops.base(self._ref(node.args[position]))
+            statistic = self.ops.base(self.ref(node.args[position]))
             self.built.mutations.append((op, statistic))
             self.built.together.append((op, self.built.tensors[statistic].op))
         if is_store:
-            buffer = self.ops.base(self._ref(node.args[0]))
+            buffer = self.ops.base(self.ref(node.args[0]))
             self.built.mutations.append((op, buffer))
             home = self.built.tensors[buffer].op
             self.built.ops[op].module = self.built.ops[home].module
-            self.built.together.append((op, home, self.ops.producer(self._ref(node.args[1]))))
+            self.built.together.append((op, home, self.ops.producer(self.ref(node.args[1]))))
         elif returns_tuple:
             refs = [
                 Ref(self.ops.add_tensor(op, k, value)) if isinstance(value, torch.Tensor) else None
@@ -246,7 +243,7 @@ class _Lowering:
             )
         if custom.get("seed"):
             self.ops.seeds.add(op)
-        schema = getattr(target, "_schema", None)
+        arguments = getattr(getattr(target, "_schema", None), "arguments", ())
         self.calls[op] = Call(
             target=target,  # type: ignore[arg-type]
             args=args,
@@ -254,10 +251,10 @@ class _Lowering:
             outputs=outputs,
             returns_tuple=returns_tuple,
             is_random=torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()),
-            takes_device=schema is not None and any(argument.name == "device" for argument in schema.arguments),
+            takes_device=any(argument.name == "device" for argument in arguments),
         )
 
-    def _ref(self, node: Any) -> Ref:
+    def ref(self, node: Any) -> Ref:
         ref = self.refs[node]
         if not isinstance(ref, Ref):
             raise CaptureError(f"output {node} of the traced step is a list, expected a tensor.", op=str(node.target))
@@ -265,7 +262,7 @@ class _Lowering:
 
     def _refs(self, value: Any) -> Any:
         def of(node: torch.fx.Node) -> Any:
-            return found if isinstance(found := self.refs[node], complex) else self._ref(node)
+            return found if isinstance(found := self.refs[node], complex) else self.ref(node)
 
         return _plain(torch.fx.node.map_arg(value, of))
 
@@ -333,10 +330,6 @@ class Lowered:
         """The tensors that an op produces."""
         tensors, producer = self.built.tensors, operator.attrgetter("op")
         return range(bisect_left(tensors, op, key=producer), bisect_right(tensors, op, key=producer))
-
-    def tensor_of(self, op: int) -> int:
-        """The tensor that a source op holds."""
-        return self.tensors_of(op)[0]
 
     def add_tensor(self, op: int, output: int, value: torch.Tensor) -> int:
         """Adds an output of the last op; returns the tensor's index.

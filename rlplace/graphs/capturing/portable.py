@@ -27,7 +27,6 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -138,19 +137,8 @@ def _taking_masks_as_they_are(stack: nn.Module) -> Callable[..., Any]:
     return forward
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """What one call of a batch norm found in its batch.
-
-    Attributes:
-        path: dotted path of the module.
-        mean: (C,).
-        variance: (C,), unbiased.
-    """
-
-    path: str
-    mean: Tensor
-    variance: Tensor
+Statistics = tuple[str, Tensor, Tensor]
+"""What one call of a batch norm found in its batch: dotted path of the module, mean (C,) and unbiased variance (C,)."""
 
 
 def normalises_batch(model: nn.Module) -> bool:
@@ -194,7 +182,7 @@ def _own_norm(path: str, norm: _BatchNorm, found: list[Statistics]) -> Callable[
         like = norm.running_mean
         assert like is not None
         mean, variance = (torch.zeros(like.shape, dtype=like.dtype, device=like.device) for _ in range(2))
-        found.append(Statistics(path, mean, variance))  # before: a recomputed forward may end inside of its last norm
+        found.append((path, mean, variance))  # before: a recomputed forward may end inside of its last norm
         return functional.batch_norm(x, mean, variance, norm.weight, norm.bias, True, 1.0, norm.eps)
 
     return forward
@@ -406,10 +394,12 @@ def attention_backward_cuda(
         return attention_backward_formula(grad, query, key, value, out, logsumexp, mask, is_causal, scale)
     width, heads = query.shape[-1], key.shape[1]
     bias = None if mask is None else aligned_bias(mask, query, key)
+    # queries padded, by infinity, which makes every weight 0
+    lse = pad(logsumexp, (0, -logsumexp.shape[-1] % LOGSUMEXP_ITEMS), value=math.inf)
     unused = torch.zeros((), dtype=torch.int64, device=query.device)  # the state of dropout's generator
     gradients = _cuda_backward(
         *(aligned_rows(grad), *_prepared(query, key, value), bias),
-        *(laid_out(aligned_rows(out)), padded_logsumexp(logsumexp)),  # whose stride of queries it takes for granted
+        *(laid_out(aligned_rows(out)), lse),  # whose stride of queries it takes for granted
         *(unused, unused, 0.0, [True, True, True, False], is_causal),
         scale=_scale(query, scale),
     )
@@ -439,11 +429,6 @@ def aligned_bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     bias = bias.expand(*bias.shape[:-1], length)
     bias = pad(bias, (0, -length % BIAS_ITEMS)).contiguous()[..., :length]
     return bias.expand(query.shape[0], query.shape[1], query.shape[2], length)
-
-
-def padded_logsumexp(logsumexp: Tensor) -> Tensor:
-    """(B, H, N) as the kernel's backward reads it: N padded, by infinity, which makes every weight 0."""
-    return pad(logsumexp, (0, -logsumexp.shape[-1] % LOGSUMEXP_ITEMS), value=math.inf)
 
 
 def _prepared(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -139,6 +139,10 @@ def check_dense(names: Sequence[str], gradients: Sequence[torch.Tensor | None]) 
             )
 
 
+class _Found(BaseException):
+    """Raised at the line that is looked for."""
+
+
 @contextlib.contextmanager
 def no_numbers_drawn(again: Callable[[], object]) -> Iterator[None]:
     """Refuses what draws from Python's or NumPy's own generator: the graph would hold the same draw for ever.
@@ -162,7 +166,7 @@ def no_numbers_drawn(again: Callable[[], object]) -> Iterator[None]:
     try:
         sys.setprofile(_raise_on_draw)
         again()
-    except _Drew as error:
+    except _Found as error:
         source = user_line(error)
     finally:
         sys.setprofile(profile)
@@ -183,14 +187,10 @@ def _drawn(python: Any, numpy: Any) -> str:
     return "NumPy" if now[2] != numpy[2] or not np.array_equal(now[1], numpy[1]) else ""
 
 
-class _Drew(BaseException):
-    """Raised where a number is drawn."""
-
-
 def _raise_on_draw(_: FrameType, event: str, called: Any) -> None:
     if event == "c_call" and getattr(called, "__self__", None) is random._inst:
         sys.setprofile(None)
-        raise _Drew
+        raise _Found
 
 
 aten = torch.ops.aten
@@ -266,10 +266,6 @@ Step = Callable[[nn.Module, Callable[..., Any] | None], object]
 """Runs a model and its loss, without a backward, on what the step is captured with."""
 
 
-class _Wrong(Exception):
-    """An op that is given tensors of dtypes that it does not take."""
-
-
 def dtype_words(named: Mapping[str, Sequence[torch.Tensor]]) -> str:
     """How to get dtypes right: what they are of inputs, targets and parameters, and how to cast.
 
@@ -305,7 +301,7 @@ def check_dtypes(module: GraphModule, again: Callable[[], object], advice: str) 
         try:
             with _RaiseOnWrong():  # type: ignore[no-untyped-call]
                 again()
-        except _Wrong as error:
+        except _Found as error:
             source = user_line(error)
         except Exception:  # of a function that takes no other mode: the line stays unknown
             pass
@@ -324,7 +320,7 @@ class _RaiseOnWrong(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if _wrong_dtypes(func, args):
-            raise _Wrong
+            raise _Found
         return func(*args, **(kwargs or {}))
 
 

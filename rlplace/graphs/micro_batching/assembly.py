@@ -370,7 +370,7 @@ class Parts:
                 row, key = step.ops.built.ops[op], memory(source.value)
                 if key not in self._constants:
                     self._constants[key] = self._assembly.add_source(source, row.name, module=row.module)
-                found[step.ops.tensor_of(op)] = self._constants[key]
+                found[step.ops.tensors_of(op)[0]] = self._constants[key]
         return found
 
 

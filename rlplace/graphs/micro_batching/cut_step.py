@@ -99,12 +99,12 @@ class _Capture:
             self._copy_with_gradients(index)
             step = self.parts.step(index)
             losses.append(self.assembly.here(step.ops, step.results[0], self.refs[index]))
-        terms = [
+        terms = (  # one by one, each added as soon as it is there
             loss
             if weight == 1.0
             else self.assembly.call(aten.mul.Tensor, loss, weight, name="weighted_loss", phase=FORWARD)
             for loss, weight in zip(losses, self.micro.weights, strict=True)
-        ]
+        )
         add = functools.partial(self.assembly.call, aten.add.Tensor, name="sum_loss", phase=FORWARD)
         loss = functools.reduce(add, terms)
         return loss, [loss]

@@ -217,7 +217,9 @@ class Trial:
         deadline: float,
     ) -> None:
         self.is_double, self._deadline = is_double, deadline
-        own = {id(value): value for value in _tensors_of([model, *owner_of(loss_fn)])}
+        modules = [module for owner in (model, *owner_of(loss_fn)) for module in owner.modules()]
+        held = [value for module in modules for value in vars(module).values()]  # parameters are in dicts there
+        own = {id(value): value for value in tensors_in(held)}
         memo: dict[int, Any] = {key: self._copied(value) for key, value in own.items()}
         with torch.no_grad():
             self.model, self._loss_fn = copy.deepcopy((model, loss_fn), memo)
@@ -225,14 +227,14 @@ class Trial:
         self.num_inputs = len(given)
         self.tensors = [self._copied(tensor) for tensor in (*given, *targets)]
         # once each: a loss may be a method of the model
-        modules = {each: None for owner in (self.model, *owner_of(self._loss_fn)) for each in owner.modules()}
+        copies = {each: None for owner in (self.model, *owner_of(self._loss_fn)) for each in owner.modules()}
         self._buffers = [
             (module._buffers, name, buffer)
-            for module in modules
+            for module in copies
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
-        self._state = PythonState((("", module) for module in modules), has_hooks=False)
+        self._state = PythonState((("", module) for module in copies), has_hooks=False)
 
     @contextmanager
     def rehearsal(self) -> Iterator[Pinned]:
@@ -303,15 +305,6 @@ def has_values(model: nn.Module, tensors: Sequence[Tensor]) -> bool:
     """Whether there is memory behind the model's tensors and the given ones: neither fake nor on `meta`."""
     every = (*model.parameters(), *model.buffers(), *tensors)
     return not any(isinstance(value, FakeTensor) or value.device.type == "meta" for value in every)
-
-
-def _tensors_of(owners: Sequence[nn.Module]) -> Iterator[Tensor]:
-    """Parameters, buffers and other tensors that modules hold, in attributes and in collections there."""
-    for owner in owners:
-        for module in owner.modules():
-            for value in vars(module).values():  # parameters and buffers are in dicts there
-                if isinstance(value, (Tensor, list, tuple, dict)):
-                    yield from tensors_in(value)
 
 
 MOST_NAMED = 3

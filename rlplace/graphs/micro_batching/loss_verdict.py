@@ -149,11 +149,8 @@ def judge_loss(
             raise NotComputable(f"its {num_parameters:,} parameters are too many to copy")
         with untouched(model, loss_fn):
             return _judged(model, (args, kwargs), loss_fn, targets, slicing, asked, time.monotonic() + check_s)
-    except TimeUp:
-        why = f"the check took longer than {check_s:g} s"
-    except NotComputable as problem:
-        why = str(problem)
-    return unchecked(model, loss_fn, asked, why)
+    except (TimeUp, NotComputable) as problem:
+        return unchecked(model, loss_fn, asked, str(problem) or f"the check took longer than {check_s:g} s")
 
 
 def unchecked(model: torch.nn.Module, loss_fn: LossFn | None, asked: str, why: str) -> LossVerdict:
