@@ -20,23 +20,21 @@ from rlplace.compare.hidden_truth import ROWS, TrueConfig, compare_true
 from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.format import format_seconds
-from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import Truth, check_no_gangs, true_problem
-from rlplace.report.console import Progress, make_progress
-from rlplace.report.printed import WIDTH, compare_table, show
-from rlplace.search.rules import baselines
+from rlplace.report.console import WIDTH, Progress, compare_table, make_progress, show
+from rlplace.say import counted
+from rlplace.search.rules.baselines import best_single
 from rlplace.session.calibrate import calibrated
-from rlplace.session.cut import WHOLE, CutOptions
-from rlplace.session.prepare import Prepared, prepare
+from rlplace.session.prepare import prepare
+from rlplace.session.setup import Setup
 from rlplace.session.steps import Steps
 from rlplace.store.log import check_store, measuring
 from rlplace.training.methods import METHODS
-from rlplace.workloads import WorkloadSpec, default_size
+from rlplace.workloads import default_size
 
 NUM_CALIBRATED = 12
 """Placements measured on a real host to fit the simulator, before anything is searched on it."""
@@ -50,8 +48,7 @@ def split_methods(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         InvalidValue: nothing is named.
     """
     words = method_words(text, (OP_ORDER, *METHODS, *BASELINES))
-    if "all" in words:
-        return ("all",), tuple(BASELINES)
+    words = ("all", *BASELINES) if "all" in words else words
     return tuple(word for word in words if word not in BASELINES), tuple(word for word in words if word in BASELINES)
 
 
@@ -120,43 +117,6 @@ def true_config(
 
 
 @dataclass(frozen=True)
-class Setup:
-    """The step that is placed, and how."""
-
-    spec: WorkloadSpec
-    host: Host
-    asked: CutOptions = WHOLE
-    """How the batch is cut."""
-    workload_seed: int = 0
-    """Of the workload's weights and inputs."""
-    num_groups: int = 256
-    """Groups that searches move."""
-    grouping: str = "heavy-edge"
-    """The rule that makes them."""
-    constraints: Constraints | None = None
-    """The user's pins and exclusions."""
-
-    def prepared(
-        self, progress: Progress, config: CompareConfig | TrueConfig, isolated: bool | None = None
-    ) -> Prepared:
-        """The problem.
-
-        Raises:
-            UserError: the workload cannot be built or captured.
-        """
-        return prepare(
-            Steps(self.spec, self.host, self.workload_seed, self.asked),
-            progress.say,
-            seed=config.seed or 0,
-            num_groups=self.num_groups,
-            grouping=self.grouping,
-            constraints=self.constraints,
-            evaluations=config.evaluations,
-            isolated=isolated,
-        )
-
-
-@dataclass(frozen=True)
 class Output:
     """Where a comparison goes, besides `--json`."""
 
@@ -176,15 +136,17 @@ class Output:
             InvalidValue: the picture is not called `.png`.
             FileProblem: something else is in the place of a folder or of the picture, or a folder cannot be made.
         """
-        if self.save is not None:
-            _make_folder(self.save, "placements")
-        if self.plot is None:
-            return
-        if self.plot.suffix.lower() != ".png":
+        folders = {"placements": self.save, "pictures": None if self.plot is None else self.plot.parent}
+        if self.plot is not None and self.plot.suffix.lower() != ".png":
             raise InvalidValue("plot", str(self.plot), "a file name that ends in .png", where="compare")
-        if self.plot.is_dir():
+        if self.plot is not None and self.plot.is_dir():
             raise FileProblem(self.plot, "is a folder: name a file in it.")
-        _make_folder(self.plot.parent, "pictures")
+        for what, folder in folders.items():
+            try:
+                if folder is not None:
+                    folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise FileProblem(folder, f"cannot be a folder for {what}: {error.strerror or error}.") from error
 
     def conclude(self, comparison: Comparison, problem: Problem, progress: Progress) -> dict[str, Any]:
         """Keeps placements and picture, and prints the table on stderr, as asked; returns what `--json` prints.
@@ -197,7 +159,7 @@ class Output:
         Raises:
             FileProblem: a file cannot be written.
         """
-        for row in comparison.rows if self.save is not None else ():
+        for row in comparison.rows:
             if row.plan is not None and self.save is not None:
                 path = self.save / f"{row.method}-{row.seed}.placement.json"
                 save_placement(Placement.of(problem, row.plan, row.method), path)
@@ -211,13 +173,6 @@ class Output:
         return result
 
 
-def _make_folder(folder: Path, what: str) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileProblem(folder, f"cannot be a folder for {what}: {error.strerror or error}.") from error
-
-
 @one_thread_here()
 def run_compare(
     setup: Setup,
@@ -225,8 +180,6 @@ def run_compare(
     config: CompareConfig,
     baselines: tuple[str, ...],
     *,
-    store: str = "off",
-    is_waiting: bool = True,
     cluster: str = "off",
 ) -> dict[str, Any]:
     """Compares on a workload, prints the table, keeps the placements; returns what `--json` prints.
@@ -236,8 +189,6 @@ def run_compare(
         output: what becomes of the rows.
         config: who takes part and what each may spend.
         baselines: rows of PyTorch baselines.
-        store: where measured step times are kept: `auto`, `off` or a file.
-        is_waiting: wait for another search that measures on this machine, instead of giving up.
         cluster: whose workers search: `off`, `auto` or an address.
 
     Raises:
@@ -247,18 +198,24 @@ def run_compare(
     """
     host, spec, is_auto = setup.host, setup.spec, setup.asked.is_auto
     if is_auto and config.objective == "throughput":
-        hint = "Their number is chosen by the latency of a step: give a number, --micro-batches K."
-        raise InvalidValue("micro_batches", "auto", "a number with --objective throughput", where="compare", hint=hint)
+        raise InvalidValue(
+            "micro_batches",
+            "auto",
+            "a number with --objective throughput",
+            where="compare",
+            hint="Their number is chosen by the latency of a step: give a number, --micro-batches K.",
+        )
     check_measured(config, host, is_spread=cluster != "off")
     output.check()
     if not host.is_simulated:
-        check_store(store)
+        check_store(setup.store)
     progress = make_progress(is_quiet=output.is_quiet)
     with (
         reach(cluster, say=progress.say) as workers,
-        measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting) as log,
+        measuring(host, setup.store, workload=str(spec), say=progress.say, is_waiting=setup.is_waiting) as log,
     ):
-        prepared = setup.prepared(progress, config, config.isolated)
+        steps = Steps(spec, host, setup.workload_seed, setup.asked)
+        prepared = prepare(steps, progress.say, setup, evaluations=config.evaluations)
         problem, known = prepared.problem, None
         if not host.is_simulated:
             problem, known = calibrated(
@@ -301,13 +258,19 @@ def run_true_compare(setup: Setup, output: Output, config: TrueConfig, *, cluste
             written.
     """
     if not setup.host.is_simulated:
-        hint = "Give --host a preset (`rlplace hosts` lists them): on this machine the truth is measured."
-        raise InvalidValue("host", setup.host.name, "a simulated host beside --true", where="compare", hint=hint)
+        raise InvalidValue(
+            "host",
+            setup.host.name,
+            "a simulated host beside --true",
+            where="compare",
+            hint="Give --host a preset (`rlplace hosts` lists them): on this machine the truth is measured.",
+        )
     check_no_gangs(setup.host)
     output.check()
     progress = make_progress(is_quiet=output.is_quiet)
     with reach(cluster, say=progress.say) as workers:
-        prepared = setup.prepared(progress, config)
+        steps = Steps(setup.spec, setup.host, setup.workload_seed, setup.asked)
+        prepared = prepare(steps, progress.say, setup, evaluations=config.evaluations)
         progress.say(f"truth {config.truth}")
         comparison = compare_true(
             prepared.problem,
@@ -336,7 +299,7 @@ def draw_rows(problem: Problem, comparison: Comparison, path: Path) -> None:
     from rlplace.report import Curve, save_best_so_far_png
 
     simulator = Simulator(problem, objective="throughput" if comparison.objective == "throughput" else "latency")
-    single_s = float(simulator.step_times(baselines.best_single(problem, simulator)[None])[0])
+    single_s = float(simulator.step_times(best_single(problem, simulator)[None])[0])
     searched = {row.method for row in comparison.rows if row.history}
     curves = [
         Curve(
@@ -355,7 +318,5 @@ def draw_rows(problem: Problem, comparison: Comparison, path: Path) -> None:
 def say_row(row: Row) -> str:
     """A row as a line of progress."""
     outcome = format_seconds(row.value_s) if row.ok else f"{row.status}: {row.why}"
-    if not row.evaluations:
-        return f"{row.method} (seed {row.seed}): {outcome}"
-    word = "evaluation" if row.evaluations == 1 else "evaluations"
-    return f"{row.method} (seed {row.seed}): {outcome}, {row.evaluations:,} {word} in {format_seconds(row.plan_s)}"
+    spent = f", {counted(row.evaluations, 'evaluation')} in {format_seconds(row.plan_s)}" if row.evaluations else ""
+    return f"{row.method} (seed {row.seed}): {outcome}{spent}"

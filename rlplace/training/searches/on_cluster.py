@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.cluster import Cluster
-from rlplace.cluster.evaluator import ClusterEvaluator
+from rlplace.cluster.cluster_evaluator import ClusterEvaluator
 from rlplace.files import write_bytes_atomic
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import MeasurementLog
@@ -26,7 +26,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.console import Progress, make_progress
 from rlplace.search.methods import Method, adopt_methods
 from rlplace.search.task import Budget
-from rlplace.session.method import MethodResult
+from rlplace.session.facts import MethodResult
 from rlplace.session.session import MethodKeeper
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.methods import METHODS
