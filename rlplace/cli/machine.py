@@ -14,7 +14,7 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.arguments import print_json
+from rlplace.cli.option_groups import print_json
 from rlplace.say import counted, say
 
 
@@ -59,7 +59,7 @@ def doctor(json: bool = False) -> None:
     """
     from rlplace import __version__
     from rlplace.doctor import CHECKS, System, run_checks, worst
-    from rlplace.report.printed import doctor_table, show
+    from rlplace.report.console import doctor_table, show
 
     findings = run_checks(System(), CHECKS)
     facts: dict[str, Any] = {

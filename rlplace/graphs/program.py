@@ -305,6 +305,11 @@ class Program:
         return ref.id if ref.id < self.num_tensors else self.views[ref.id - self.num_tensors].base
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in nested values, in order."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
 def with_tensors(value: Any) -> tuple[list[torch.Tensor], Callable[[Iterable[torch.Tensor]], Any]]:
     """The tensors in nested values, in order, and what gives the same values with other tensors in their places."""
     leaves, spec = pytree.tree_flatten(value)

@@ -11,10 +11,25 @@ PORTFOLIO = "portfolio"
 """What searches beside the method that is asked for."""
 
 for _method in (
-    Method(LEARNED, "rlplace.training.agent.on_host:solve", "search", "learns the host from measured steps"),
-    Method(SCHEDULE, "rlplace.training.schedule_search:solve", "search", "a pretrained policy, zero-shot: GO, DOPPLER"),
-    Method(POLICY, "rlplace.training.policy_search:solve", "search", "a policy and annealing learn from each other"),
-    Method(GUIDED, "rlplace.training.guide:solve", "search", "portfolio, with starts and moves of a policy"),
+    Method(LEARNED, "rlplace.training.agent.agent:solve", "search", "learns the host from measured steps"),
+    Method(
+        SCHEDULE,
+        "rlplace.training.policy_methods:search_zero_shot",
+        "search",
+        "a pretrained policy, zero-shot: GO, DOPPLER",
+    ),
+    Method(
+        POLICY,
+        "rlplace.training.policy_methods:search_by_policy",
+        "search",
+        "a policy and annealing learn from each other",
+    ),
+    Method(
+        GUIDED,
+        "rlplace.training.policy_methods:search_guided",
+        "search",
+        "portfolio, with starts and moves of a policy",
+    ),
 ):
     if _method.name not in METHODS:
         register_method(_method)
@@ -33,9 +48,8 @@ def method_of(config: TrainConfig, *, is_simulated: bool) -> str:
     if method is None:
         is_policy_named = config.learn.policy is not None or config.learn.learner is not None
         method = POLICY if is_policy_named and config.guide is None else LEARNED
-    if is_simulated and method == LEARNED:
-        return POLICY if config.guide is None else GUIDED
-    return method
+    on_simulated = POLICY if config.guide is None else GUIDED
+    return on_simulated if is_simulated and method == LEARNED else method
 
 
 def methods_of(config: TrainConfig, host: Host) -> tuple[str, ...]:

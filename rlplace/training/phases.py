@@ -17,7 +17,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import Known, calibrated
-from rlplace.session.method import MethodResult
+from rlplace.session.facts import MethodResult
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import CALIBRATION_SHARE, Durations, Stopwatch, ahead, limit_s, searching_within, within
 from rlplace.training.methods import LEARNED, method_of, methods_of
@@ -30,8 +30,7 @@ from rlplace.training.outputs import (
     kept_table,
     timeline_of,
 )
-from rlplace.training.searches.on_cluster import make_evaluator
-from rlplace.training.searches.search_all import options_of, search_all
+from rlplace.training.searches.search_all import make_evaluator, options_of, search_all
 from rlplace.training.table import HEURISTICS, Table, compile_kernels, measure_table, num_rows, place_quickly
 
 IRRELEVANT = ("budget_s", "total_s", "isolated", "track", "cluster", "store")

@@ -24,11 +24,10 @@ from rlplace.policy.options import LearnConfig
 from rlplace.session.session import Session
 from rlplace.session.setup import Setup
 from rlplace.training import SearchConfig, TrainConfig
-from rlplace.training.checks import check_names
-from rlplace.training.command import Shown, run_training
+from rlplace.training.command import Named, Shown, resume_training, run_training
 from rlplace.training.elastic.elsewhere import folder_for, resume_elsewhere
 from rlplace.training.elastic.placed_again import without_policy
-from rlplace.training.resume import Named, resume_training
+from rlplace.training.run import check_names
 from rlplace.workloads import parse_workload
 
 GRAPH = synthetic("fork_join", seed=4, stages=3, width=3, flops=1e9)

@@ -57,9 +57,7 @@ def format_duration(seconds: float) -> str:
     >>> format_duration(300.0)
     '5m'
     """
-    if seconds and seconds % 60 == 0:
-        return f"{seconds / 60:g}m"
-    return f"{seconds:g}s"
+    return f"{seconds / 60:g}m" if seconds and seconds % 60 == 0 else f"{seconds:g}s"
 
 
 def _time(parse: Callable[[str], float]) -> PrimitiveConstructorSpec[float]:
@@ -97,10 +95,6 @@ class PlacementOptions:
     """PATTERN,PATTERN,..., again and again: these ops move as one"""
     gangs: bool = False
     """on CPU hosts, also a device that runs an op on all cores at once"""
-
-    def find_host(self, text: str) -> Host:
-        """The host that HOST stands for, with gangs if they were asked for."""
-        return find_host(text, gangs=self.gangs)
 
     def constraints(self, host: Host) -> Constraints:
         """The user's constraints, their devices checked against those of `host`.
@@ -258,7 +252,7 @@ def setup_of(
     from rlplace.session.setup import Setup
 
     grouping, storing = grouping or GroupingOptions(), storing or StoreOptions(no_wait=no_wait)
-    spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
+    spec, asked, found = check_workload(workload), batch.parse(), find_host(host, gangs=placing.gangs)
     return Setup(
         spec=spec,
         host=found,
