@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import glob
 import hashlib
 import os
@@ -49,10 +50,10 @@ FloatTable = Annotated[NDArray[np.float64], 2]
 
 def kernel(function: Function) -> Function:
     """The function, compiled by numba when it is first called, and kept on disk."""
-    compiled: Any = njit(nogil=True)(function)
+    compiled: Any = njit(nogil=True, pipeline_class=_KernelCompiler)(function)
     if hasattr(compiled, "py_func"):  # otherwise NUMBA_DISABLE_JIT is set
         compiled._cache = _Cache(function)  # type: ignore[no-untyped-call]
-    return _of_types(compiled)
+    return cast(Function, _of_types(compiled))
 
 
 def part(function: Function) -> Function:
@@ -60,17 +61,30 @@ def part(function: Function) -> Function:
 
     Numba would optimise it alone first, and generate machine code: a third of the time that compiling took.
     """
-    return _of_types(njit(nogil=True, pipeline_class=_PartCompiler)(function))
+    return cast(Function, _of_types(njit(nogil=True, pipeline_class=_PartCompiler)(function)))
 
 
 def inlined(function: Function) -> Function:
     """A part in the place of each call: a call would count references to every array that it passes."""
-    return _of_types(njit(nogil=True, forceinline=True, pipeline_class=_PartCompiler)(function))
+    return cast(Function, _of_types(njit(nogil=True, forceinline=True, pipeline_class=_PartCompiler)(function)))
 
 
 def is_kept(function: Callable[..., Any]) -> bool:
     """Whether the code of a kernel is on disk already: an earlier process has compiled it."""
     return cast(_Cache, cast(Any, function)._cache).index.is_file()
+
+
+class _KernelCompiler(Compiler):
+    """Numba's compiler without the garbage collector, which would look through all of torch again and again."""
+
+    def _compile_core(self) -> Any:
+        is_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return super()._compile_core()  # type: ignore[no-untyped-call]
+        finally:
+            if is_enabled:
+                gc.enable()
 
 
 class _PartLibrary(JITCodeLibrary):
@@ -92,7 +106,7 @@ class _PartCompiler(Compiler):
     def _compile_core(self) -> Any:
         state = self.state
         state.flags.no_compile = state.flags.no_cpython_wrapper = state.flags.no_cfunc_wrapper = True
-        state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)  # type: ignore[no-untyped-call]
         entry = object().__reduce_ex__  # some builtin: numba knows the part by it, and a call from Python fails
         compiled = super()._compile_core()._replace(entry_point=entry)  # type: ignore[no-untyped-call]
         state.targetctx.insert_user_function(entry, compiled.fndesc, [compiled.library])
