@@ -107,7 +107,6 @@ def _solve(
     parent = np.full((count, 2 * width), -1, dtype=np.int32)
     value[0, 0] = 0.0
     slack = limit_ms * (1 + 1e-12)
-    unit_offsets, unit_nets = units.unit_nets
     pairs = _relax(
         lattice.offsets,
         lattice.step_unit,
@@ -119,8 +118,7 @@ def _solve(
         units.net_ms,
         units.net_source,
         np.diff(units.net_offsets).astype(np.int32),
-        unit_offsets,
-        unit_nets,
+        *units.unit_nets,
         record.num_accelerators,
         record.num_cpus > 0,
         record.capacity_bytes,
@@ -136,8 +134,7 @@ def _solve(
     best = float(value[-1, state])
     if not math.isfinite(best):
         return ContiguousSplit(None, math.inf, False, count)
-    devices = _trace(units, lattice, parent, state)
-    return ContiguousSplit(units.expand(devices), best, False, count)
+    return ContiguousSplit(units.expand(_trace(units, lattice, parent, state)), best, False, count)
 
 
 def _trace(units: UnitGraph, lattice: Lattice, parent: Ints, state: int) -> Ints:

@@ -239,12 +239,7 @@ def find_pieces(
     number = np.empty(n + 1, dtype=np.int32)
     num_parts = 0
     for device in range(num_accelerators):
-        is_used = False
-        for v in range(n):
-            if devices[v] == device:
-                is_used = True
-                break
-        if not is_used:
+        if not np.any(devices == device):
             continue
         number[:] = -1
         for v in range(n):

@@ -55,8 +55,7 @@ def towards(chances: NDArray[np.float64], elite: NDArray[np.int32], allowed: NDA
 
 def draw(chances: NDArray[np.float64], count: int, generator: np.random.Generator) -> NDArray[np.int32]:
     """(count, G) int32: a device for each group by its chances (G, D)."""
-    uniform = generator.random((count, len(chances), 1))
-    place = (uniform >= np.cumsum(chances, axis=1)).sum(axis=2)
+    place = (generator.random((count, len(chances), 1)) >= np.cumsum(chances, axis=1)).sum(axis=2)
     last = chances.shape[1] - 1 - np.argmax(chances[:, ::-1] > 0, axis=1)  # where rounding left the sum below 1
     devices: NDArray[np.int32] = np.minimum(place, last).astype(np.int32)
     return devices

@@ -43,8 +43,7 @@ def best_single(problem: Problem, timer: StepTimer) -> NDArray[np.int32]:
     singles = np.stack([single(problem, device) for device in devices])
     is_whole = problem.group_allowed[:, devices].all(axis=0)
     singles = singles[is_whole] if is_whole.any() else nearest_allowed(problem, singles)
-    best: NDArray[np.int32] = singles[int(np.argmin(timer.step_times(singles)))]
-    return best
+    return np.asarray(singles[int(np.argmin(timer.step_times(singles)))])
 
 
 def blocks(problem: Problem) -> NDArray[np.int32]:
@@ -87,10 +86,9 @@ def solve_round_robin(task: Task) -> None:
 
 def solve_random(task: Task) -> None:
     """Scores placements drawn uniformly until the budget ends, one batch at least however little time there is."""
-    while True:
+    task.score(random(task.problem, task.generator, 64))
+    while not task.is_spent:
         task.score(random(task.problem, task.generator, 64))
-        if task.is_spent:
-            return
 
 
 def nearest_allowed(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.int32]:
