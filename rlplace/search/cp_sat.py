@@ -87,9 +87,8 @@ def solve_cp_sat(task: Task) -> None:
             task.lower_bound_s = max(task.lower_bound_s, solved.bound_s)
     else:
         solved = schedule_groups(problem, seconds, start=task.best_devices)
-    last_first = solved.placements[::-1]
-    if len(last_first):
-        task.score(last_first[np.sort(np.unique(last_first, axis=0, return_index=True)[1])])
+    if len(solved.placements):
+        task.score_distinct(solved.placements[::-1])
 
 
 def schedule(

@@ -152,7 +152,8 @@ class Field:
         self.best_listed = (np.zeros(problem.graph.num_ops, dtype=np.int32), np.inf, self.priorities["rank"])
         nothing = Layout(np.zeros((1, 1), dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32))
         self.best_bounded = Bounded(nothing, self.best_listed[0], np.zeros(1, dtype=np.int64), np.inf)
-        self._roomy = Simulator(_without_limits(problem), threads=1)
+        roomy = tuple(replace(device, memory_bytes=ROOMY_BYTES) for device in problem.host.devices)
+        self._roomy = Simulator(replace(problem, host=replace(problem.host, devices=roomy)), threads=1)
 
     @property
     def is_spent(self) -> bool:
@@ -270,11 +271,6 @@ class Field:
             return step_s
         limit = most_under_way(layout, self.task.problem.graph.num_micro_batches)
         return self.score_bounded(layout, devices, 2 * limit - 1 if order == "1f1b-deep" else limit)
-
-
-def _without_limits(problem: Problem) -> Problem:
-    devices = tuple(replace(device, memory_bytes=ROOMY_BYTES) for device in problem.host.devices)
-    return replace(problem, host=replace(problem.host, devices=devices))
 
 
 MOST_STAGES = 8
