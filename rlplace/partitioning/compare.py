@@ -134,16 +134,12 @@ def _row(found: PublishedRow, seed: int) -> Row:
     )
 
 
-Placed = NDArray[np.int32]
-
-
-def save_split(path: str | os.PathLike[str], record: DnnPartitioning, devices: Placed) -> None:
+def save_split(path: str | os.PathLike[str], record: DnnPartitioning, devices: NDArray[np.int32]) -> None:
     """Writes the devices (N,) as a split file: one entry an accelerator, one for the pooled CPUs.
 
     Raises:
         FileProblem: the file cannot be written.
     """
-    lists = [sorted(record.ids[np.asarray(devices) == device].tolist()) for device in range(record.num_devices)]
-    entries = [{"nodes": nodes} for nodes in lists]
+    entries = [{"nodes": sorted(record.ids[devices == device].tolist())} for device in range(record.num_devices)]
     count = record.num_accelerators
     write_json_atomic(path, {"cpus": entries[count:], "fpgas": entries[:count]}, indent=1)

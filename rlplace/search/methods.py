@@ -295,5 +295,4 @@ def find(
         MissingExtra: the method needs a package that is not installed.
     """
     task = Task(problem, timer, budget, seed=seed)
-    learned = METHODS[method].run(task, **options)
-    return SearchResult.of(task, learned)
+    return SearchResult.of(task, METHODS[method].run(task, **options))

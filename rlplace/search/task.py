@@ -239,6 +239,10 @@ class Task:
             self._observer.scored(placements[:count], times[:count])
         return times
 
+    def score_distinct(self, placements: NDArray[np.int32]) -> None:
+        """`score` of placements (B, N), each of equal ones once, in the order in which they first come."""
+        self.score(placements[np.sort(np.unique(placements, axis=0, return_index=True)[1])])
+
     @property
     def takes_plans(self) -> bool:
         """Whether what scores placements can score plans as well."""

@@ -543,9 +543,6 @@ def run_groups(
         parts += [np.where(is_owned, 2, graph.phases[leaders] != FORWARD).astype(np.int64)]
     if owners:
         parts += [np.where(is_owned, graph.colocation[first], -1).astype(np.int64)]
-    if problem.allowed is not None:
-        table = np.ones((fine.num_groups, problem.host.num_devices), dtype=np.bool_)
-        np.logical_and.at(table, fine.op_group, problem.allowed)
-        parts += [np.unique(table, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)]
+    parts += [np.unique(allowed_devices(problem, fine), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)]
     label = np.unique(np.stack(parts), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return numbered(label[fine.op_group], f"runs of a chain:{count}")

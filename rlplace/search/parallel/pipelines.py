@@ -248,17 +248,15 @@ class _Trials:
     def refined(self, one: BoundedPipeline) -> BoundedPipeline:
         """A pipeline with stages that begin elsewhere: one at a time is moved, ever less far, while it gets faster."""
         far, tries = max(self._num_places // 8, 1), 0
-        while far:
-            is_better = False
+        while far and tries < MOST_TRIES:
             for chosen in _moved(one.chosen, far, self._num_places):
                 tries += 1
                 other = self.simulated(chosen, one.devices, (one.schedule,))
                 if other.step_s < one.step_s:
-                    one, is_better = other, True
+                    one = other
                     break
-            if tries >= MOST_TRIES:
-                return one
-            far = far if is_better else far // 2
+            else:
+                far //= 2
         return one
 
 

@@ -76,8 +76,7 @@ def score_cuts(task: Task, cut: Cut) -> None:
             rows.append(placed if len(placed) == problem.graph.num_ops else problem.grouping.expand(placed))
     if failure is not None and not rows:
         raise failure
-    found = np.stack(rows)
-    task.score(found[np.sort(np.unique(found, axis=0, return_index=True)[1])])
+    task.score_distinct(np.stack(rows))
 
 
 def balances(

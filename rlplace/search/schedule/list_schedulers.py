@@ -238,9 +238,7 @@ def score_both(task: Task, place: Place) -> None:
     if problem.grouping.num_groups < problem.graph.num_ops:
         groups = group_units(problem)
         found += [problem.grouping.expand(place(groups, resources, share)) for share in OUTPUT_SHARES]
-    rows = np.stack(found).astype(np.int32)
-    first = np.sort(np.unique(rows, axis=0, return_index=True)[1])
-    task.score(rows[first])
+    task.score_distinct(np.stack(found).astype(np.int32))
 
 
 def mean_transfer_s(units: Units, resources: HostResources) -> NDArray[np.float64]:
@@ -319,9 +317,14 @@ class Estimator:
     def of_problem(cls, problem: Problem) -> Estimator:
         """The estimator of a problem: every op is a group of its own."""
         every = Grouping(np.arange(problem.graph.num_ops, dtype=np.int32))
-        held, room = held_bytes(problem, every), room_bytes(problem)
-        units, resources = op_units(problem, every), host_resources(problem)
-        return cls(units, resources, list_order(problem), _links(problem), held, room)
+        return cls(
+            op_units(problem, every),
+            host_resources(problem),
+            list_order(problem),
+            _links(problem),
+            held_bytes(problem, every),
+            room_bytes(problem),
+        )
 
     def of(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
         """(B, 6) `ESTIMATES` of placements (B, N)."""
