@@ -114,8 +114,7 @@ class Evaluator:
         if any(before is not None for before in known):
             self._time_reference(protocol, deadline_s)
         ran = iter(outcomes)
-        answers = [next(ran) if before is None else self._now(before) for before in known]
-        return answers + list(ran)
+        return [next(ran) if before is None else self._now(before) for before in known] + list(ran)
 
     def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2) -> list[Timeline]:
         """Timelines of steps of `plan`, in order of step time; a single one where the host is simulated.

@@ -195,9 +195,12 @@ class Problem:
         allowed = None if resolved is None else resolved.allowed
         if GroupingRule.parse(grouping).name == DEVICE_MAP:  # a constraint: searches that move single ops keep it, too
             if graph.num_micro_batches > 1:
-                hint = "A device map places modules for whole batches: capture with `micro_batches=1`."
                 raise InvalidValue(
-                    "micro_batches", graph.num_micro_batches, "1", where=f"grouping {grouping}", hint=hint
+                    "micro_batches",
+                    graph.num_micro_batches,
+                    "1",
+                    where=f"grouping {grouping}",
+                    hint="A device map places modules for whole batches: capture with `micro_batches=1`.",
                 )
             graph = tied_as_modules(graph)
             allowed = None if allowed is None else _shared(allowed, graph.colocation)
@@ -313,8 +316,12 @@ def check_range(devices: NDArray[Any], length: int, num_devices: int, *, one: st
     if not np.issubdtype(devices.dtype, np.integer):
         raise InvalidValue("dtype", str(devices.dtype), "integers, indices of devices", where=where)
     if devices.size and (devices.min() < 0 or devices.max() >= num_devices):
-        bad = int(devices.min()) if devices.min() < 0 else int(devices.max())
-        raise InvalidValue("device", bad, f"0..{num_devices - 1}", where=where)
+        raise InvalidValue(
+            "device",
+            int(devices.min()) if devices.min() < 0 else int(devices.max()),
+            f"0..{num_devices - 1}",
+            where=where,
+        )
     return devices
 
 

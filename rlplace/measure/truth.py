@@ -101,8 +101,13 @@ def check_no_gangs(host: Host) -> None:
     """
     gangs = [device.name for device in host.devices if device.members]
     if gangs:
-        hint = "An op's time on a gang is none of a device's own."
-        raise InvalidValue("devices", gangs, "none that are gangs", where="truth", hint=hint)
+        raise InvalidValue(
+            "devices",
+            gangs,
+            "none that are gangs",
+            where="truth",
+            hint="An op's time on a gang is none of a device's own.",
+        )
 
 
 def true_problem(problem: Problem, truth: Truth) -> Problem:

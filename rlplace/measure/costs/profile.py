@@ -34,7 +34,7 @@ from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents, limited_memory, seeded
 from rlplace.measure.hosts.host import Device, Host, Link
 from rlplace.measure.plan import capacity_bytes, single_device_peak_bytes, single_device_plan
-from rlplace.measure.timing.race import Unwatched, Watch
+from rlplace.measure.timing.race import Watch
 from rlplace.measure.timing.threads import keep_freed_memory
 from rlplace.say import Say
 
@@ -201,7 +201,7 @@ def profile_costs(
     try:
         with limited_memory(host):
             say = on_progress or (lambda _: None)
-            profiler = _Profiler(graph, host, crew, num_steps, warmup, most_s, say, watch or Unwatched())
+            profiler = _Profiler(graph, host, crew, num_steps, warmup, most_s, say, watch or Watch())
             by_kind = profiler.run()
     finally:
         crew.stop()

@@ -9,32 +9,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 
 from rlplace import cuda
 from rlplace.measure.hosts.host import Device
-
-
-class Channel(Protocol):
-    """One transfer of a plan, used once a step: the producer sends, the destination waits, then takes.
-
-    `wait_ready` returns when the tensor may be taken; `take` returns it on the destination, where nothing may read it
-    before `wait_arrived`; `wait_copied` (called by an op about to overwrite the tensor) returns when the destination no
-    longer reads the original. `abort` wakes those who wait, so that a failed step ends; a channel is not used again
-    after it.
-    """
-
-    def send(self, tensor: torch.Tensor) -> None: ...
-    def wait_ready(self) -> Any: ...
-    def take(self) -> torch.Tensor: ...
-    def wait_arrived(self) -> None: ...
-    def acknowledge(self) -> None: ...
-    def wait_copied(self) -> Any: ...
-    def abort(self) -> None: ...
 
 
 def make_channel(
@@ -59,11 +41,13 @@ def make_channel(
     return CudaChannel(source, destination, streams, is_traced=is_traced)
 
 
-class _Handshake:
-    """The slot of a channel and its two signals: the tensor is ready, the original was copied.
+class Channel(ABC):
+    """One transfer of a plan, used once a step: the producer sends, the destination waits, then takes.
 
-    A lock that starts locked is a signal that is used once a step: one side releases it, the other takes it and so
-    leaves it locked for the next step.
+    It has a slot for the tensor and two signals: the tensor is ready, and the original was copied. A signal is a lock
+    that starts locked: one side releases it, the other takes it and so leaves it locked for the next step.
+
+    `wait_ready` returns when the tensor may be taken. `acknowledge` tells the producer that the original was copied.
     """
 
     def __init__(self) -> None:
@@ -76,6 +60,7 @@ class _Handshake:
         self.acknowledge = self._copied.release
 
     def send(self, tensor: torch.Tensor) -> None:
+        """Hands the tensor to the destination's thread."""
         self._slot = tensor
         if self._is_aborted:  # looked at after the slot was filled, as `abort` clears it after it said so
             self._slot = None
@@ -87,19 +72,31 @@ class _Handshake:
         assert tensor is not None, "nothing was sent"
         return tensor
 
+    @abstractmethod
+    def take(self) -> torch.Tensor:
+        """The tensor on the destination, where nothing may read it before `wait_arrived`."""
+
+    @abstractmethod
+    def wait_arrived(self) -> None:
+        """Has what the calling thread does next wait for the copy."""
+
+    def wait_copied(self) -> bool:
+        """Returns when the destination no longer reads the original, which an op is about to overwrite."""
+        return self._copied.acquire()
+
     def abort(self) -> None:
+        """Wakes the threads that wait, so that a failed step ends; a channel is not used again after it."""
         self._is_aborted = True
         self._slot = None
         release_all((self._ready, self._copied))
 
 
-class CpuChannel(_Handshake):
+class CpuChannel(Channel):
     """A real copy made by the destination core's thread; for a hand-over, the reference itself."""
 
     def __init__(self, *, is_copy: bool) -> None:
         super().__init__()
         self._is_copy = is_copy
-        self.wait_copied = self._copied.acquire
 
     def take(self) -> torch.Tensor:
         tensor = self._taken()
@@ -109,7 +106,7 @@ class CpuChannel(_Handshake):
         """Nothing: what was taken is there."""
 
 
-class CudaChannel(_Handshake):
+class CudaChannel(Channel):
     """A copy on a stream of its own: it waits for the producer by an event and holds up neither device's compute.
 
     What the destination launches between `take` and `wait_arrived` runs beside the copy.
@@ -179,7 +176,7 @@ class CudaChannel(_Handshake):
             cuda.record(event, self._streams.incoming)
 
     def wait_copied(self) -> bool:
-        self._copied.acquire()
+        super().wait_copied()
         if self._produced is not None and not self._is_aborted:
             cuda.wait(cuda.current_stream(self._source), self.arrived)
         return True

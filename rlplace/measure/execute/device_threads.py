@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
 
 import torch
 
@@ -270,20 +269,13 @@ def cycles_to_launch(launch_s: float) -> int:
     return int(min(launch_s * SPARE, LONGEST_HOLD_S) * CLOCK_HZ)
 
 
-class Clock(Protocol):
-    """Traced code calls `mark` at the beginning and end of every item; `seconds` tells afterwards when that was."""
-
-    mark: Callable[[], Any]
-
-    def start(self) -> None: ...
-    def seconds(self, mark: Any) -> float: ...
-
-
 class HostClock:
-    """Marks are `time.perf_counter` seconds."""
+    """The clock of a core: marks are `time.perf_counter` seconds.
 
-    def __init__(self) -> None:
-        self.mark = time.perf_counter
+    Traced code calls `mark` at the beginning and end of every item; `seconds` tells afterwards when that was.
+    """
+
+    mark = staticmethod(time.perf_counter)
 
     def start(self) -> None:
         pass
@@ -293,7 +285,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Marks are events on the calling thread's stream: work on a GPU ends long after it was launched.
+    """The clock of a GPU: marks are events on the calling thread's stream, as work ends long after it was launched.
 
     Their times are made comparable with the host's by one event whose end the host has seen, at the start of the job.
     """
@@ -302,14 +294,13 @@ class CudaClock:
         self._device = device
         self._base = cuda.event(is_timed=True)
         self._base_s = 0.0
-        self.mark = self._record
 
     def start(self) -> None:
         cuda.record(self._base, cuda.current_stream(self._device))
         cuda.await_event(self._base)
         self._base_s = time.perf_counter()
 
-    def _record(self) -> cuda.Event:
+    def mark(self) -> cuda.Event:
         event = cuda.event(is_timed=True)
         cuda.record(event, cuda.current_stream(self._device))
         return event
@@ -318,3 +309,6 @@ class CudaClock:
         """Seconds on `time.perf_counter` at which the device passed `mark`; waits for it."""
         cuda.await_event(mark)
         return self._base_s + cuda.elapsed_s(self._base, mark)
+
+
+Clock = HostClock | CudaClock

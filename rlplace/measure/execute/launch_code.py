@@ -164,8 +164,7 @@ class _Generator:
             else:
                 read = dict.fromkeys(t for t in self.reads[item] if t in on_the_way)
                 lines += [f"k{on_the_way.pop(t)}_arrived()" for t in read]
-                call = program.calls[item]
-                body, produced = self._op_lines(item, call, words)
+                body, produced = self._op_lines(item, program.calls[item], words)
                 copies = (k for tensor in self.mutated[item] for k in self.outgoing[tensor] if k not in copied)
                 lines += [f"k{k}_copied()" for k in copies]
                 copied.update(k for tensor in self.mutated[item] for k in self.outgoing[tensor])  # told once a step

@@ -55,8 +55,12 @@ def critical_items(problem: Problem, plan: Plan, timeline: Timeline) -> NDArray[
     """
     n, k = problem.graph.num_ops, plan.num_transfers
     if len(timeline.op_start_s) != n or len(timeline.transfer_start_s) != k:
-        found = f"{len(timeline.op_start_s)} ops and {len(timeline.transfer_start_s)} transfers"
-        raise InvalidValue("timeline", found, f"the plan's {n} ops and {k} transfers", where="explain")
+        raise InvalidValue(
+            "timeline",
+            f"{len(timeline.op_start_s)} ops and {len(timeline.transfer_start_s)} transfers",
+            f"the plan's {n} ops and {k} transfers",
+            where="explain",
+        )
     compiled = compile_problem(problem)
     batch, scratch = stack_plans(problem, compiled, [plan]), new_scratch(compiled)
     load_plan(scratch, batch, 0)
@@ -64,8 +68,7 @@ def critical_items(problem: Problem, plan: Plan, timeline: Timeline) -> NDArray[
     scratch.end_s[: n + k] = np.concatenate((timeline.op_end_s, timeline.transfer_end_s))
     binding = np.empty(n + compiled.max_transfers, dtype=np.int32)
     path = np.empty_like(binding)
-    length = critical_path(compiled, scratch, batch.devices[0], binding, path)
-    return path[:length][::-1].copy()
+    return path[: critical_path(compiled, scratch, batch.devices[0], binding, path)][::-1].copy()
 
 
 def find_critical_path(problem: Problem, plan: Plan, timeline: Timeline, items: NDArray[np.int32]) -> CriticalPath:

@@ -14,7 +14,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -494,27 +493,8 @@ VARIABLE = "RLPLACE_IN_PROCESS"
 """Of the environment: with 1, plans run in this process by default."""
 
 
-class Runner(Protocol):
-    """Runs plans for real: `HostRunner` in this process, `IsolatedRunner` in a worker's."""
-
-    def measure_plans(
-        self,
-        plans: Sequence[Plan],
-        *,
-        protocol: RaceProtocol | None = None,
-        others: Sequence[Other] = (),
-        deadline_s: float = float("inf"),
-    ) -> list[Measurement]:
-        """A measurement for each plan, then one for each of `others`, all in one race."""
-
-    def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2) -> list[Timeline]:
-        """Measured timelines of steps of `plan`, in order of step time."""
-
-    def timer(self, plan: Plan) -> Timer:
-        """What runs one step of `plan`, which is loaded now, to be raced by another runner."""
-
-    def close(self) -> None:
-        """Ends its threads, and its worker."""
+Runner = HostRunner | IsolatedRunner
+"""Runs plans for real: in this process, or in a worker."""
 
 
 def is_isolated(asked: bool | None) -> bool:

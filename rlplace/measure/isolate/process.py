@@ -77,7 +77,7 @@ class WorkerProcess:
 
     def __init__(self, packed: Packed) -> None:
         shared = packed.seal()
-        self.board = Board()
+        self.board = Board.new()
         self.limit_bytes = float("inf")
         self.held_bytes = 0
         self._num_killed = memory_watch.num_killed()

@@ -79,7 +79,7 @@ def main(ends: tuple[int, int, int, int, int], index: Section) -> None:
             pin_current_thread(setup.cores)
             setup.settings.apply()
             threads.enter_context(one_thread_here())
-            worker = _Worker(setup, lambda: unpacked.get(ORIGIN), connection, Board(board))
+            worker = _Worker(setup, lambda: unpacked.get(ORIGIN), connection, Board.on(board))
             ready = Ready(worker.room_bytes())
         except Exception as error:
             connection.send(Unfit(f"{type(error).__name__}: {error}"))
