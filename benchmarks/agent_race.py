@@ -9,22 +9,20 @@ both begin with. Writes `results/agent_race.md`. An idle machine is needed.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from typing import Any
 
 import numpy as np
-from record import RESULTS, as_markdown, record
+from record import RESULTS, argument, as_markdown, parse, record
 from scipy.stats import t as student
 
 from rlplace.files import write_json_atomic, write_text_atomic
-from rlplace.measure import Host, Problem, Simulator
+from rlplace.measure import Host, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import prior_of
-from rlplace.measure.plan import Plan
 from rlplace.measure.prediction_error import calibrate, draw_mix
-from rlplace.measure.timing.race import RaceProtocol, idle_share
+from rlplace.measure.timing.race import idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import Truth, true_problem
 from rlplace.report.console import make_progress
@@ -49,8 +47,7 @@ WRONG = Truth("hard", 0)
 def race(workload: str, seconds: float, seed: int) -> list[dict[str, Any]]:
     """Two rows: from costs as profiled, and from wrong ones."""
     host, spec, progress = Host.detect("cores"), parse_workload(workload), make_progress()
-    graph = graph_for(spec, host, seed)
-    profiled = make_problem(graph, host, 256, progress.say, spec=spec)
+    profiled = make_problem(graph_for(spec, host, seed), host, 256, progress.say, spec=spec)
     simulator = Simulator(profiled)
     generator = np.random.default_rng(seed)
     groups, _ = draw_mix(profiled, majority_devices(profiled, eft(profiled)), NUM_FIRST, generator)
@@ -80,8 +77,7 @@ def learned(known: Known, seconds: float, seed: int, *, is_wrong: bool) -> Plan:
     prior = prior_of(known.problem)
     if is_wrong:
         prior = dataclasses.replace(prior, op_type=0.5, device=0.15, bandwidth=0.6)
-    single_s = float(np.min(step_times(known.outcomes)))
-    budget = LoopBudget.of(seconds, 0.6, single_s)
+    budget = LoopBudget.of(seconds, 0.6, float(np.min(step_times(known.outcomes))))
     return searched(LEARNED, known.problem, budget, seed, {"known": known, "prior": prior})
 
 
@@ -153,11 +149,12 @@ def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS))
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each side's search")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("workloads", nargs="*", default=list(WORKLOADS)),
+        argument("--seconds", type=float, default=60.0, help="of each side's search"),
+        argument("--seed", type=int, default=0),
+    )
     facts = record()
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     if (RESULTS / "agent_race.json").exists():  # other workloads keep their rows

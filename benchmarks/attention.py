@@ -17,11 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from rlplace.files import write_text_atomic
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.capturing import portable
-from rlplace.measure import Host, Plan, Problem, Simulator
-from rlplace.measure.timing.host_runner import HostRunner
-from rlplace.measure.timing.race import RaceProtocol, idle_share
-from rlplace.search.methods import find
-from rlplace.search.task import Budget
+from rlplace.measure import Host, HostRunner, Plan, Problem, RaceProtocol, Simulator
+from rlplace.measure.timing.race import idle_share
+from rlplace.search import Budget, find
 from rlplace.workloads import build, parse_workload
 
 ROUNDS = RaceProtocol(warmup=3, min_rounds=30, max_rounds=30, hopeless=float("inf"))

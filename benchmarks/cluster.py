@@ -19,11 +19,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from record import RESULTS, as_markdown, record
+from record import as_markdown, record, save
 from suites import key_of, problem_of
 
 from rlplace.cluster import Cluster
-from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.timing.race import idle_share
 
@@ -193,8 +192,7 @@ def say(message: str) -> None:
 def main() -> None:
     facts = record("ray")
     rows = measure()
-    write_json_atomic(RESULTS / "cluster.json", {"schema": 1, **facts, "rows": rows}, indent=1)
-    write_text_atomic(RESULTS / "cluster.md", markdown(rows, facts))
+    save("cluster", {"schema": 1, **facts, "rows": rows}, markdown(rows, facts), indent=1)
 
 
 if __name__ == "__main__":

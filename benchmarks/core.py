@@ -6,7 +6,6 @@ suite `core-micro` has options of its own (`core.py core-micro --help`).
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -16,14 +15,13 @@ from typing import Any
 
 import core_micro
 from best_known import known
-from record import RESULTS, as_markdown, record
+from record import RESULTS, argument, as_markdown, parse, record, save
 from suites import SUITES, WORKLOADS, key_of, problem_of
 
 from rlplace.cluster import Cluster, reach
-from rlplace.compare.comparison import mean_ratio
-from rlplace.compare.equal_budgets import CompareConfig, compare
-from rlplace.files import read_json, write_json_atomic, write_text_atomic
-from rlplace.search.methods import METHODS
+from rlplace.compare import CompareConfig, compare, mean_ratio
+from rlplace.files import read_json, write_text_atomic
+from rlplace.search import METHODS
 
 Rows = list[dict[str, Any]]
 LEARNED_ON = ("rnnlm", "inception_v3", "gpt2", "clip")
@@ -178,16 +176,17 @@ def main() -> None:
     if sys.argv[1:2] == [core_micro.NAME]:
         core_micro.main(sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=sorted((*SUITES, core_micro.NAME)))
-    parser.add_argument("--methods", default="all")
-    parser.add_argument("--evaluations", default="500,10000", help="budgets, with commas between them")
-    parser.add_argument("--lasting", default="anneal,evolve,portfolio", help="who gets more than the first budget")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--cluster", default="off", help="whose workers search: off, auto or ADDRESS")
-    parser.add_argument("--name", help="of the results' files; the suite's by default")
-    parser.add_argument("--render", action="store_true", help="no run: the last one's rows beside the best known now")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("suite", choices=sorted((*SUITES, core_micro.NAME))),
+        argument("--methods", default="all"),
+        argument("--evaluations", default="500,10000", help="budgets, with commas between them"),
+        argument("--lasting", default="anneal,evolve,portfolio", help="who gets more than the first budget"),
+        argument("--seeds", type=int, default=1),
+        argument("--cluster", default="off", help="whose workers search: off, auto or ADDRESS"),
+        argument("--name", help="of the results' files; the suite's by default"),
+        argument("--render", action="store_true", help="no run: the last one's rows beside the best known now"),
+    )
     name = options.name or options.suite
     if options.render:
         kept = read_json(RESULTS / f"{name}.json")
@@ -199,8 +198,7 @@ def main() -> None:
     budgets = [int(part) for part in options.evaluations.split(",")]
     with reach(options.cluster, say=partial(print, file=sys.stderr)) as cluster:
         rows = run(options.suite, methods, lasting, budgets, options.seeds, cluster)
-    write_json_atomic(RESULTS / f"{name}.json", {"schema": 1, **facts, "rows": rows}, indent=None)
-    write_text_atomic(RESULTS / f"{name}.md", markdown(options.suite, rows, facts))
+    save(name, {"schema": 1, **facts, "rows": rows}, markdown(options.suite, rows, facts), indent=None)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from typing import Any
 
 from record import as_markdown
 
-from rlplace.compare.comparison import mean_ratio, paired_ratio
+from rlplace.compare import mean_ratio
+from rlplace.compare.comparison import paired_ratio
 from rlplace.compare.hidden_truth import ROWS
 from rlplace.measure.truth import KINDS
 

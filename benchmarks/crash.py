@@ -37,9 +37,8 @@ from typing import Any
 
 import numpy as np
 from crash_folder import Found, answer, final_ratio, look, simulator_of
-from record import RESULTS, as_markdown, record
+from record import argument, as_markdown, parse, record, save
 
-from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Simulator
 
 KILLS_A_RUN = 4
@@ -189,8 +188,7 @@ def main() -> int:
         **facts,
     }
     if asked.name:
-        write_json_atomic(RESULTS / f"{asked.name}.json", result, indent=1)
-        write_text_atomic(RESULTS / f"{asked.name}.md", markdown(result))
+        save(asked.name, result, markdown(result), indent=1)
     print(json.dumps(result) if asked.json else markdown(result))
     return 0 if result["ok"] else 1
 
@@ -431,15 +429,16 @@ def _said(folder: Path) -> str:
 
 
 def _asked() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--measured", type=int, help="how many of them of measured runs; by default a fifth")
-    parser.add_argument("--suspends", type=int, default=0, help="suspensions of a simulated and of a measured run each")
-    parser.add_argument("--suspend-s", type=float, default=15.0, help="seconds of each")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--name", help="of files in results/, .json and .md; by default none is written")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    return parser.parse_args()
+    return parse(
+        __doc__,
+        argument("--kills", type=int, default=50),
+        argument("--measured", type=int, help="how many of them of measured runs; by default a fifth"),
+        argument("--suspends", type=int, default=0, help="suspensions of a simulated and of a measured run each"),
+        argument("--suspend-s", type=float, default=15.0, help="seconds of each"),
+        argument("--seed", type=int, default=0, help="of the moments"),
+        argument("--name", help="of files in results/, .json and .md; by default none is written"),
+        argument("--json", action="store_true", help="one JSON object on stdout"),
+    )
 
 
 if __name__ == "__main__":

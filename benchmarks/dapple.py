@@ -6,7 +6,6 @@ line of `results/dapple.jsonl`; a run goes on where the last one ended.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Iterator
@@ -14,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import RESULTS, as_markdown, record
+from record import RESULTS, argument, as_markdown, parse, record, save
 
-from rlplace.files import jsonable, write_json_atomic, write_text_atomic
-from rlplace.graphs.formats import load_graph, load_times_s
-from rlplace.measure.costs.costs import Costs
-from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.methods import find
-from rlplace.search.task import Budget
+from rlplace.files import jsonable
+from rlplace.graphs import load_graph
+from rlplace.graphs.formats import load_times_s
+from rlplace.measure import Costs, Problem, Simulator, resolve_host
+from rlplace.search import Budget, find
 
 PROFILES = ("vgg-19-pbs-32", "bert-24-pbs-6", "gnmt-16-pbs-64")
 HOSTS = ("2x8xV100-25gbe", "16x1xV100-25gbe", "16x1xV100-10gbe")
@@ -35,13 +31,14 @@ LINES = RESULTS / "dapple.jsonl"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the profiles lie")
-    parser.add_argument("--only", default="", help="problems whose name holds one of these words")
-    parser.add_argument("--evaluations", type=int, default=EVALUATIONS, help="of each method")
-    parser.add_argument("--lines", type=Path, default=LINES, help="where finished problems are kept")
-    parser.add_argument("--render", action="store_true", help="write the table of what is done")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("folder", type=Path, help="where the profiles lie"),
+        argument("--only", default="", help="problems whose name holds one of these words"),
+        argument("--evaluations", type=int, default=EVALUATIONS, help="of each method"),
+        argument("--lines", type=Path, default=LINES, help="where finished problems are kept"),
+        argument("--render", action="store_true", help="write the table of what is done"),
+    )
     words = tuple(word for word in options.only.split(",") if word)
     done = read_lines(options.lines)
     for profile, host, count in problems():
@@ -56,8 +53,7 @@ def main() -> None:
         rows = [done[name] for name in (" ".join(map(str, one)) for one in problems()) if name in done]
         facts = record() | {"command": "python benchmarks/dapple.py FOLDER, then with --render"}
         result = {"schema": 1, **facts, "evaluations": options.evaluations, "rows": rows}
-        write_json_atomic(RESULTS / "dapple.json", result)
-        write_text_atomic(RESULTS / "dapple.md", markdown(result))
+        save("dapple", result, markdown(result))
 
 
 def problems() -> Iterator[tuple[str, str, int]]:

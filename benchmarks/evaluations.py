@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 from best_known import decode, known
 from numpy.typing import NDArray
-from record import RESULTS, as_markdown, record
+from record import as_markdown, record, save
 from suites import SUITES, key_of, problem_of
 
-from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Problem, Simulator
+from rlplace.search import Budget, Task
 from rlplace.search.improve.anneal import anneal_finer
-from rlplace.search.task import Budget, Task
 
 EVALUATIONS = 3000
 
@@ -92,8 +91,7 @@ def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
 def main() -> None:
     facts = record()
     rows = [measure(workload, host) for workload, host in SUITES["core-dev"]]
-    write_json_atomic(RESULTS / "evaluations.json", {"schema": 1, **facts, "rows": rows}, indent=1)
-    write_text_atomic(RESULTS / "evaluations.md", markdown(rows, facts))
+    save("evaluations", {"schema": 1, **facts, "rows": rows}, markdown(rows, facts), indent=1)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,9 @@ each workload, a scatter plot.
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
-from record import RESULTS, as_markdown, record
+from record import RESULTS, argument, as_markdown, parse, record
 
 from rlplace.compare.fidelity import measure_mix
 from rlplace.files import write_json_atomic, write_text_atomic
@@ -90,10 +89,11 @@ def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS))
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("workloads", nargs="*", default=list(WORKLOADS)),
+        argument("--seed", type=int, default=0),
+    )
     facts, rows = record(), []
     for workload in options.workloads:
         rows.append(judged(workload, options.seed))

@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from record import RESULTS, as_markdown, record
+from record import as_markdown, record, save
 
-from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
 from rlplace.partitioning import METHODS, solve
 
@@ -109,8 +108,7 @@ def main(folder: Path, seconds: float) -> None:
         "their integer programs under HiGHS, human experts, Scotch, and annealing.\n\n"
         f"{table(rows)}\n\nLargest ratio: {worst['ratio']:.4f} (`{worst['workload']}`, {worst['objective']}).\n"
     )
-    write_text_atomic(RESULTS / "published.md", text)
-    write_json_atomic(RESULTS / "published.json", {**facts, "seconds": seconds, "rows": rows})
+    save("published", {**facts, "seconds": seconds, "rows": rows}, text)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from record import RESULTS, as_markdown, record
+from record import as_markdown, record, save
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace.env import DECISION_FEATURES, SequentialBatch, SequentialEnv, SequentialVecEnv
-from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.graphs import Grouping, capture
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.measure.simulate.compiled_problem import list_order
@@ -144,8 +143,7 @@ def main() -> None:
     facts = record()
     on, rows = measure()
     assert rows[0]["most_ops"] <= MOST_OPS
-    write_json_atomic(RESULTS / "sequential_env.json", {"schema": 1, **facts, **on, "rows": rows}, indent=1)
-    write_text_atomic(RESULTS / "sequential_env.md", markdown(on, rows, facts))
+    save("sequential_env", {"schema": 1, **facts, **on, "rows": rows}, markdown(on, rows, facts), indent=1)
 
 
 if __name__ == "__main__":

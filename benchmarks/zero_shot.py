@@ -7,7 +7,6 @@ the same groupings, and of `portfolio`. Writes `results/zero_shot.json` and `res
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,10 +17,10 @@ import core_micro
 import numpy as np
 from best_known import known
 from numpy.typing import NDArray
-from record import RESULTS, as_markdown, record
+from record import RESULTS, argument, as_markdown, parse, record
 from suites import CORE, CORE_DEV, WORKLOADS, key_of, problem_of
 
-from rlplace.compare.comparison import mean_ratio
+from rlplace.compare import mean_ratio
 from rlplace.env.schedule_batch import GROUPINGS, ListSchedules, Pair
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.graphs.synthetic import synthetic
@@ -30,9 +29,8 @@ from rlplace.policy.checkpoint import pretrained_path
 from rlplace.policy.schedule import propose
 from rlplace.policy.schedule_network import ScheduleNetwork, load_network
 from rlplace.pretrain.pretraining import draw
+from rlplace.search import Budget, find
 from rlplace.search.improve.starting_points import CROSSED, FIRST_WEIGHTS, START_WEIGHTS
-from rlplace.search.methods import find
-from rlplace.search.task import Budget
 from rlplace.training.methods import METHODS, SCHEDULE
 
 COUNTS = (1, 16, 64)
@@ -220,12 +218,13 @@ def micro_table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", choices=("core", "core-dev"), default="core")
-    parser.add_argument("--micro", action="store_true", help="the micro-batched problems of core-dev as well")
-    parser.add_argument("--name", default="zero_shot", help="of the results' files")
-    parser.add_argument("--render", action="store_true", help="no run: the last one's rows beside the best known now")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("--suite", choices=("core", "core-dev"), default="core"),
+        argument("--micro", action="store_true", help="the micro-batched problems of core-dev as well"),
+        argument("--name", default="zero_shot", help="of the results' files"),
+        argument("--render", action="store_true", help="no run: the last one's rows beside the best known now"),
+    )
     path = RESULTS / f"{options.name}.json"
     if not options.render:
         suite = CORE if options.suite == "core" else CORE_DEV

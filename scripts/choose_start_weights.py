@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from unrolled_networks import UNROLLED, unrolled_graph_of
 
-from rlplace.measure import Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure import Problem, Simulator
 from rlplace.search.improve.starting_points import GROUPINGS, Schedulers
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
