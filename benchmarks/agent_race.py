@@ -14,7 +14,7 @@ import json
 from typing import Any
 
 import numpy as np
-from record import RESULTS, argument, as_markdown, parse, record
+from record import RESULTS, argument, as_markdown, parse, record, table
 from scipy.stats import t as student
 
 from rlplace.files import write_json_atomic, write_text_atomic
@@ -41,6 +41,10 @@ WORKLOADS = ("inception_v3@small", "nmt@small", "gpt2@small", "clip@small")
 NUM_FIRST, NUM_BEST = 12, 10
 ROUNDS = RaceProtocol(warmup=3, min_rounds=30, max_rounds=30, hopeless=float("inf"))
 WRONG = Truth("hard", 0)
+HEAD = (
+    *("workload", "costs", "single, ms", "portfolio, ms", "learned, ms"),
+    *("learned / portfolio", "machine idle"),
+)
 
 
 @one_thread_here()
@@ -127,24 +131,31 @@ def final(problem: Problem, plans: list[Plan], seed: int) -> dict[str, Any]:
 def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     """The table."""
     earlier = sorted({(row["command"], row["date"]) for row in rows} - {(facts["command"], facts["date"])})
+    cells = [
+        (
+            *(
+                row["workload"],
+                row["start"],
+                *(f"{row[name]:.1f}" for name in ("single_ms", "portfolio_ms", "learned_ms")),
+            ),
+            f"{row['ratio']:.3f} [{row['low']:.3f}, {row['high']:.3f}]",
+            f"{row['idle']:.0%}",
+        )
+        for row in rows
+    ]
+    means = {
+        start: np.exp(np.mean([np.log(row["ratio"]) for row in rows if row["start"] == start]))
+        for start in ("profiled", "wrong")
+    }
     text = [
         "# The agent against search on a calibrated simulator, measured\n",
         as_markdown(facts),
         *(f"    {command} ({date})\n" for command, date in earlier),
         "\nSeconds of search are the same for both, step times are medians of one race a row, ratios geometric means\n"
         "of its rounds with 95 % t-intervals. `wrong`: the factors of a hard truth are on the costs of both.\n\n",
-        "| workload | costs | single, ms | portfolio, ms | learned, ms | learned / portfolio | machine idle |\n"
-        "|---|---|---|---|---|---|---|\n",
+        table(HEAD, *cells),
+        *(f"\nGeometric mean, {start} costs: {mean:.3f}.\n" for start, mean in means.items()),
     ]
-    for row in rows:
-        ratio = f"{row['ratio']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-        text.append(
-            f"| {row['workload']} | {row['start']} | {row['single_ms']:.1f} | {row['portfolio_ms']:.1f} | "
-            f"{row['learned_ms']:.1f} | {ratio} | {row['idle']:.0%} |\n"
-        )
-    for start in ("profiled", "wrong"):
-        logs = [np.log(row["ratio"]) for row in rows if row["start"] == start]
-        text.append(f"\nGeometric mean, {start} costs: {np.exp(np.mean(logs)):.3f}.\n")
     return "".join(text)
 
 

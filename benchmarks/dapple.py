@@ -6,16 +6,16 @@ line of `results/dapple.jsonl`; a run goes on where the last one ended.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from core_true import append, read_lines
 from record import RESULTS, argument, as_markdown, parse, record, save
 
-from rlplace.files import jsonable
 from rlplace.graphs import load_graph
 from rlplace.graphs.formats import load_times_s
 from rlplace.measure import Costs, Problem, Simulator, resolve_host
@@ -40,14 +40,13 @@ def main() -> None:
         argument("--render", action="store_true", help="write the table of what is done"),
     )
     words = tuple(word for word in options.only.split(",") if word)
-    done = read_lines(options.lines)
+    done = {row["problem"]: row for row in read_lines(options.lines)}
     for profile, host, count in problems():
         name = f"{profile} {host} {count}"
         if name in done or (words and not any(word in name for word in words)) or options.render:
             continue
         row = {"problem": name, **solved(options.folder / f"{profile}.txt", host, count, options.evaluations)}
-        with options.lines.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(jsonable(row)) + "\n")
+        append(options.lines, row)
         print(row, flush=True)
     if options.render:
         rows = [done[name] for name in (" ".join(map(str, one)) for one in problems()) if name in done]
@@ -58,18 +57,7 @@ def main() -> None:
 
 def problems() -> Iterator[tuple[str, str, int]]:
     """Profile, host and number of micro-batches of every problem."""
-    for profile in PROFILES:
-        for host in HOSTS:
-            for count in COUNTS:
-                yield profile, host, count
-
-
-def read_lines(path: Path) -> dict[str, dict[str, Any]]:
-    """What is done, by problem."""
-    if not path.is_file():
-        return {}
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    return {row["problem"]: row for row in rows}
+    return product(PROFILES, HOSTS, COUNTS)
 
 
 def solved(path: Path, host_word: str, count: int, evaluations: int) -> dict[str, Any]:
@@ -94,8 +82,7 @@ def ratio(row: dict[str, Any]) -> float:
 
 def markdown(result: dict[str, Any]) -> str:
     """The table for people."""
-    rows = result["rows"]
-    ratios = [ratio(row) for row in rows]
+    ratios = [ratio(row) for row in result["rows"]]
     lines = [
         "# DAPPLE's profiles on its three configurations",
         "",
@@ -112,11 +99,14 @@ def markdown(result: dict[str, Any]) -> str:
         "| profile | host | K | even, ms | `data-parallel` | `pipeline` | `hybrid` | `portfolio` | of the best |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        profile, host, count = row["problem"].split()
-        times = " | ".join(milliseconds(row[method]["step_s"]) for method in METHODS)
-        lines.append(f"| {profile} | `{host}` | {count} | {row['even_s'] * 1e3:.0f} | {times} | {ratio(row):.3f} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join((*lines, *map(line_of, result["rows"]), ""))
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A problem's line of the table."""
+    profile, host, count = row["problem"].split()
+    times = " | ".join(milliseconds(row[method]["step_s"]) for method in METHODS)
+    return f"| {profile} | `{host}` | {count} | {row['even_s'] * 1e3:.0f} | {times} | {ratio(row):.3f} |"
 
 
 def milliseconds(step_s: float | None) -> str:

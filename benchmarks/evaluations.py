@@ -67,25 +67,24 @@ def measure(workload: str, host: str) -> dict[str, Any]:
 
 def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     """The table."""
-    text = [
-        "# Placements scored in a second\n",
-        as_markdown(facts),
+    return (
+        f"# Placements scored in a second\n{as_markdown(facts)}"
         "\nAnnealing near the best known placement, one core, CPU time: proposing a move and simulating it, with\n"
-        "planning, launches and memory. With a cutoff a placement is given up once it can no longer be accepted.\n\n",
+        "planning, launches and memory. With a cutoff a placement is given up once it can no longer be accepted.\n\n"
         "| problem | ops | edges | us each | ns per (op + edge) | us each, with cutoff | over without | per second |\n"
-        "|---|---|---|---|---|---|---|---|\n",
-    ]
-    text += [
-        f"| {row['problem']} | {row['ops']:,} | {row['edges']:,} | {row['us_without']:.0f} | "
-        f"{row['ns_per_op_edge_without']:.0f} | {row['us_with_cutoff']:.0f} | {row['over_without']:.2f} | "
-        f"{row['per_second']:,.0f} |\n"
-        for row in rows
-    ]
-    text.append(
-        f"\nGeometric mean of the time over that without a cutoff: "
-        f"{np.exp(np.mean([np.log(row['over_without']) for row in rows])):.2f}.\n"
+        "|---|---|---|---|---|---|---|---|\n"
+    ) + "".join(
+        (
+            *(
+                f"| {row['problem']} | {row['ops']:,} | {row['edges']:,} | {row['us_without']:.0f} | "
+                f"{row['ns_per_op_edge_without']:.0f} | {row['us_with_cutoff']:.0f} | {row['over_without']:.2f} | "
+                f"{row['per_second']:,.0f} |\n"
+                for row in rows
+            ),
+            "\nGeometric mean of the time over that without a cutoff: "
+            f"{np.exp(np.mean([np.log(row['over_without']) for row in rows])):.2f}.\n",
+        )
     )
-    return "".join(text)
 
 
 def main() -> None:

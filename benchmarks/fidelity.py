@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from record import RESULTS, argument, as_markdown, parse, record
+from record import RESULTS, argument, as_markdown, parse, record, table
 
 from rlplace.compare.fidelity import measure_mix
 from rlplace.files import write_json_atomic, write_text_atomic
@@ -80,12 +80,16 @@ def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
         text.append(
             f"\n## {row['workload']}\n\nSteps of {low:.0f} to {high:.0f} ms, machine {row['idle']:.0%} idle before; "
             f"ceiling {row['ceiling']:.3f}, of the best quartile {row['ceiling_best_quartile']:.3f}{unused}.\n\n"
-            f"| | {' | '.join(row['ways'])} |\n|---|{'---|' * len(row['ways'])}\n"
+            + table(
+                ("", *row["ways"]),
+                *((words, *(figure(way, key) for way in row["ways"].values())) for key, words in FIGURES.items()),
+            )
         )
-        for key, words in FIGURES.items():
-            cells = [f"{way[key]:.3f}" if "spearman" in key else f"{way[key]:.1%}" for way in row["ways"].values()]
-            text.append(f"| {words} | {' | '.join(cells)} |\n")
     return "".join(text)
+
+
+def figure(way: dict[str, Any], key: str) -> str:
+    return f"{way[key]:.3f}" if "spearman" in key else f"{way[key]:.1%}"
 
 
 def main() -> None:

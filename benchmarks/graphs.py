@@ -92,14 +92,15 @@ def page(result: dict[str, Any]) -> str:
         "| graph | ops | edges | build, s | validate, s | group, s | groups | save, s | load, s | memory, bytes/op | "
         "file, bytes/op |",
         "|" + "---|" * 11,
-    ]
-    for row in result["rows"]:
-        lines.append(
+        *(
             f"| {row['graph']} | {row['num_ops']:,} | {row['num_edges']:,} | {row['build_s']:.2f} | "
             f"{row['validate_s']:.3f} | {row['group_s']:.2f} | {row['num_groups']} | {row['save_s']:.2f} | "
             f"{row['load_s']:.2f} | {row['memory_bytes_per_op']:.0f} | {row['file_bytes_per_op']:.0f} |"
-        )
-    return "\n".join([*lines, ""])
+            for row in result["rows"]
+        ),
+        "",
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

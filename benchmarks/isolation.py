@@ -13,13 +13,13 @@ import numpy as np
 from record import RESULTS, argument, parse, record
 
 from rlplace.files import write_json_atomic
-from rlplace.graphs import capture
 from rlplace.measure import Host, HostRunner, Measurement, Problem, RaceProtocol, Simulator
 from rlplace.measure.isolate.isolated_runner import IsolatedRunner
 from rlplace.measure.timing.race import idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.search import eft
 from rlplace.search.rules import baselines
+from rlplace.session.steps import capture_workload
 from rlplace.workloads import build, parse_workload
 
 WORKLOADS = ("nmt@small", "rnnlm@small", "bert@small")
@@ -50,8 +50,7 @@ def main() -> None:
 
 def compared(workload: str) -> list[dict[str, Any]]:
     """A row for each of a few placements of a workload."""
-    work = build(parse_workload(workload))
-    graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer)
+    graph = capture_workload(build(parse_workload(workload)))
     problem = Problem.profile(graph, Host.detect("cores"), num_groups=64)
     simulator = Simulator(problem)
     blocks = np.minimum(np.arange(graph.num_ops) * problem.host.num_devices // graph.num_ops, problem.host.num_devices)

@@ -18,9 +18,10 @@ from record import as_markdown, record, save
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace.env import DECISION_FEATURES, SequentialBatch, SequentialEnv, SequentialVecEnv
-from rlplace.graphs import Grouping, capture
+from rlplace.graphs import Grouping
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.measure.simulate.compiled_problem import list_order
+from rlplace.session.steps import capture_workload
 from rlplace.workloads import build, parse_workload
 
 WORKLOAD, HOST = "nmt@paper,steps=34", "8xV100-dgx1"
@@ -31,8 +32,7 @@ ROUNDS, EPISODES = 5, 10
 def problem() -> Problem:
     """The training step with its default groups."""
     with FakeTensorMode():
-        work = build(parse_workload(WORKLOAD), default_size="paper")
-        graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer)
+        graph = capture_workload(build(parse_workload(WORKLOAD), default_size="paper"))
     return Problem.estimate(graph, resolve_host(HOST), num_groups=NUM_GROUPS)
 
 
@@ -120,23 +120,21 @@ def measure() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def markdown(on: dict[str, Any], rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     """The table."""
-    text = [
-        "# Groups placed in a second by the sequential env\n",
-        as_markdown(facts),
+    return (
+        "# Groups placed in a second by the sequential env\n"
+        f"{as_markdown(facts)}"
         f"\n{on['problem']}: {on['ops']:,} ops, {on['edges']:,} edges, {on['devices']} devices; CPU time of one\n"
         f"thread. Every decision is observed: {on['features']} features of every device, and a mask.\n"
         "`SequentialBatch` is arrays alone; the others are what Stable-Baselines3 and Gymnasium step, with rewards\n"
         "and the simulator's step times (random placements, each simulated). First groups of 20 neighbours in the\n"
-        "order of ops, then the groups that the problem has by default.\n\n",
+        "order of ops, then the groups that the problem has by default.\n\n"
         "| what | groups | ops a group, at most | episodes in step | us a decision | decisions a second |\n"
-        "|---|---|---|---|---|---|\n",
-    ]
-    text += [
+        "|---|---|---|---|---|---|\n"
+    ) + "".join(
         f"| `{row['what']}` | {row['groups']} | {row['most_ops']} | {row['episodes']} | {row['us_each']:.2f} | "
         f"{row['per_second']:,.0f} |\n"
         for row in rows
-    ]
-    return "".join(text)
+    )
 
 
 def main() -> None:
