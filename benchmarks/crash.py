@@ -284,34 +284,21 @@ def suspend_often(
         left = asked.suspends - tally.suspends[case.name]
         if not left or tally.wrong["failed"]:
             return
-        ended = suspend_one(suspended(case, asked), straight, left, asked, generator, folder / str(number), environment)
-        where = f"{case.name} {folder.name}/{number}"
-        tally.suspends[case.name] += ended.suspends
+        run, where = folder / str(number), f"{case.name} {folder.name}/{number}"
+        suspends, code = suspend_one(suspended(case, asked), straight, left, asked, generator, run, environment)
+        tally.suspends[case.name] += suspends
         tally.runs[case.name] += 1
         print(f"{case.name}: {tally.suspends[case.name]} suspensions", file=sys.stderr, flush=True)
-        if ended.code != 0:
-            tally.add("failed", f"{where}: exit code {ended.code}: {_said(folder / str(number))[-400:]}")
+        if code != 0:
+            tally.add("failed", f"{where}: exit code {code}: {_said(run)[-400:]}")
             return
-        found = look(folder / str(number), straight.simulator)
+        found = look(run, straight.simulator)
         _compare(case, Found(), found, where, tally)
         for row in map(json.loads, found.rows):
             if row["status"] != "ok" or max(row["samples_s"], default=0.0) >= asked.suspend_s:
                 tally.add("blamed", f"{where}: {row['status']} {row['why']} {row['samples_s']}")
         if not case.is_measured:
-            _judge(case, straight, found, folder / str(number), where, tally)
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a run that was suspended ended.
-
-    Attributes:
-        suspends: how often it was.
-        code: its exit code.
-    """
-
-    suspends: int
-    code: int
+            _judge(case, straight, found, run, where, tally)
 
 
 def suspend_one(
@@ -322,22 +309,26 @@ def suspend_one(
     generator: np.random.Generator,
     folder: Path,
     environment: dict[str, str],
-) -> Ended:
-    """Suspends one run at moments drawn over the duration of a straight one, which suspensions do not count in."""
+) -> tuple[int, int]:
+    """Suspends one run at moments drawn over the duration of a straight one, which suspensions do not count in.
+
+    Returns:
+        How often it was suspended, and its exit code.
+    """
     moments_s = np.sort([straight.moment_s(generator) for _ in range(most)])
     with _started(case.command(folder), folder, environment) as process:
         for done, wait_s in enumerate(np.diff(moments_s, prepend=0.0).tolist()):
             try:
-                return Ended(done, process.wait(wait_s))
+                return done, process.wait(wait_s)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGSTOP)
                 time.sleep(asked.suspend_s)
                 os.killpg(process.pid, signal.SIGCONT)
         try:
-            return Ended(most, process.wait(LONGEST_S))
+            return most, process.wait(LONGEST_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            return Ended(most, process.wait())
+            return most, process.wait()
 
 
 def _compare(case: Case, known: Found, after: Found, where: str, tally: Tally) -> None:
