@@ -24,6 +24,7 @@ from rlplace.search import Budget, find
 from rlplace.session.calibrate import calibrated
 from rlplace.session.cut import AUTO, CutOptions
 from rlplace.session.prepare import prepare, verdict_of
+from rlplace.session.setup import ProblemOptions
 from rlplace.session.steps import Steps
 from rlplace.workloads import parse_workload
 
@@ -52,7 +53,7 @@ class Side:
         It runs on the threads of `threads_of`: a second team on the same cores would slow both down.
         """
         progress = make_progress()
-        profiled = prepare(steps, progress.say, seed=0).problem
+        profiled = prepare(steps, progress.say, ProblemOptions()).problem
         problem, _ = calibrated(profiled, 12, seed=0, say=progress.say)
         simulator = Simulator(problem, threads=1)
         runner = HostRunner(problem, simulator)

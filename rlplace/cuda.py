@@ -331,6 +331,4 @@ def is_late(cause: BaseException) -> bool:
 
 def advice(cause: BaseException) -> str:
     """What follows the text of `cause`: that the GPU is lost, that another op may be at fault; mostly nothing."""
-    said = [LOST] if is_sticky(cause) else []
-    said += [LATE] if is_late(cause) else []
-    return "".join(f"; {each}" for each in said)
+    return f"; {LOST}" * is_sticky(cause) + f"; {LATE}" * is_late(cause)

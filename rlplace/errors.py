@@ -45,9 +45,7 @@ class UnknownName(UserError):
     """An unknown name; carries `kind`, `name`, `known` and the `nearest` known names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
-        self.kind = kind
-        self.name = name
-        self.known = tuple(sorted(known))
+        self.kind, self.name, self.known = kind, name, tuple(sorted(known))
         self.nearest = tuple(nearest_names(name, self.known))
         guess = f"did you mean {' or '.join(map(repr, self.nearest))}?" if self.nearest else "no name comes close."
         known_names = f" Known: {_listed(self.known)}." if self.known else " There is none that could be meant."
@@ -59,9 +57,7 @@ class InvalidValue(UserError):
     """A value of the wrong type, range or length; carries `field`, `actual` and `expected`."""
 
     def __init__(self, field: str, actual: object, expected: str, *, where: str = "", hint: str = "") -> None:
-        self.field = field
-        self.actual = actual
-        self.expected = expected
+        self.field, self.actual, self.expected = field, actual, expected
         self.where, self.hint = where, hint
         prefix = f"{where}: " if where else ""
         suffix = f" {hint}" if hint else ""
@@ -80,9 +76,7 @@ class FingerprintMismatch(UserError):
     """A placement or graph made for another graph or host; carries `kind`, `actual` and `expected`."""
 
     def __init__(self, kind: str, actual: str, expected: str) -> None:
-        self.kind = kind
-        self.actual = actual
-        self.expected = expected
+        self.kind, self.actual, self.expected = kind, actual, expected
         super().__init__(
             f"this file was made for another {kind}: its {kind} fingerprint is {_shown(actual)}, yours is {expected}. "
             f"Use the {kind} that it was made for, or search a placement for this one."
@@ -93,8 +87,7 @@ class CaptureError(UserError):
     """A model that cannot be captured; carries `op` and the user's `source` line where they are known."""
 
     def __init__(self, message: str, *, op: str = "", source: str = "") -> None:
-        self.op = op
-        self.source = source
+        self.op, self.source = op, source
         super().__init__(message)
 
 
@@ -102,8 +95,7 @@ class MissingExtra(UserError):
     """An optional dependency that is not installed; carries `package` and `extra` (`""` where `how` says how)."""
 
     def __init__(self, package: str, extra: str = "", *, how: str = "") -> None:
-        self.package = package
-        self.extra = extra
+        self.package, self.extra = package, extra
         how = how or f"it comes with an extra: pip install 'rlplace[{extra}]'"
         super().__init__(f"{package} is not installed; {how}.")
 
@@ -120,8 +112,7 @@ class DeviceLost(RunnerError):
     """Devices that were measured on are gone; carries `devices`, their names, and `why`."""
 
     def __init__(self, devices: Iterable[str], why: str, *, offer: str = "") -> None:
-        self.devices = tuple(devices)
-        self.why = why
+        self.devices, self.why = tuple(devices), why
         named = ", ".join(self.devices) or "a device"
         were = "were" if len(self.devices) > 1 else "was"
         super().__init__(f"{named} {were} lost: {why}{f'. {offer}' if offer else ''}")

@@ -11,8 +11,8 @@ import re
 import secrets
 import stat
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +31,15 @@ _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 """The escape of one; two of them may be a character."""
 
 
+@contextmanager
+def os_errors(path: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """While active, an OSError becomes a `FileProblem`: `path` cannot be `what` (`read`, `written`, ...)."""
+    try:
+        yield
+    except OSError as error:
+        raise FileProblem(path, f"cannot be {what}: {error.strerror or error}.") from error
+
+
 def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     """Writes `data` to `path`, whole or not at all: a failure or a kill at any moment leaves the old file.
 
@@ -39,7 +48,7 @@ def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_ENDING}")
-    try:
+    with os_errors(path, "written"):
         try:
             with partial.open("xb") as file:
                 _keep_mode(path, file.fileno())
@@ -50,8 +59,6 @@ def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         finally:
             partial.unlink(missing_ok=True)
         _sync_folder(path.parent)
-    except OSError as error:
-        raise FileProblem(path, f"cannot be written: {error.strerror or error}.") from error
 
 
 def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:

@@ -16,10 +16,9 @@ from rlplace.measure.host_model import LearnedHost, Prior
 from rlplace.measure.host_model.learned_host import LearnedFactor
 from rlplace.report.html.run_data import RunData
 from rlplace.search.task import BestSoFar
-from rlplace.session.facts import Ending, FinalTable, ProblemFacts, Request, Row
+from rlplace.session.facts import Ending, FinalTable, MethodResult, ProblemFacts, Request, Row
 from rlplace.session.folder import SESSION as SESSION_FILE
 from rlplace.session.folder import RunFolder
-from rlplace.session.method import MethodResult
 from rlplace.session.session import Session
 
 PHASES = ("forward", "backward", "update")

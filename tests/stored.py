@@ -12,7 +12,7 @@ import numpy as np
 
 from rlplace.measure.measurement import Measurement, MeasurementKey
 from rlplace.measure.plan import Plan
-from rlplace.store.records import MeasuringProcess, StoredMeasurement
+from rlplace.store.rows import MeasuringProcess, StoredMeasurement
 
 GRAPH, HOST, MACHINE, VERSIONS, REFERENCE = "ab" * 8, "cd" * 8, "ef" * 8, "rlplace 0, torch 1, python 3", "12" * 8
 SESSION = MeasuringProcess(1e9, "nmt@small", MACHINE, "cores", VERSIONS, idle_share=0.9)

@@ -36,8 +36,8 @@ from rlplace.report.console import make_progress
 from rlplace.search.methods import find
 from rlplace.search.rules.baselines import best_single, plain_devices
 from rlplace.search.task import Budget
-from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.prepare import describe_cut
+from rlplace.session.setup import Setup
 from rlplace.session.steps import Steps, make_problem
 from rlplace.workloads import WorkloadSpec
 
@@ -260,68 +260,49 @@ COPIES = 7
 
 
 @one_thread_here()
-def advise_workload(
-    spec: WorkloadSpec,
-    host: Host,
-    *,
-    host_word: str,
-    seconds: float = 30.0,
-    seed: int = 0,
-    workload_seed: int = 0,
-    constraints: Constraints | None = None,
-    asked: CutOptions = WHOLE,
-    is_waiting: bool = True,
-    isolated: bool | None = None,
-    is_quiet: bool = False,
-) -> dict[str, Any]:
+def advise_workload(setup: Setup, *, seconds: float = 30.0, is_quiet: bool = False) -> dict[str, Any]:
     """What `--json` prints: the verdict with its figures, capture_s, seconds, micro_batches.
 
     Args:
-        spec: the workload.
-        host: where; one of this machine is profiled in a hurry.
-        host_word: as the user named it.
+        setup: the step; a host of this machine is profiled in a hurry. Its batch may be cut: into a number beside the
+            whole batch, or `auto`.
         seconds: for all but building the model and capturing its step, which are told apart.
-        seed: of the search.
-        workload_seed: of the workload's weights and inputs.
-        constraints: the user's pins and exclusions.
-        asked: how the batch may be cut: a number beside the whole batch, or `auto`.
-        is_waiting: wait for another search that measures on this machine, instead of giving up.
-        isolated: whether placements run in a worker process; see `Evaluator`.
         is_quiet: no progress.
 
     Raises:
         RunnerError: another search measures here, and nobody wants to wait.
         UserError: the workload cannot be built or captured.
     """
+    spec, host, asked = setup.spec, setup.host, setup.asked
     progress = make_progress(is_quiet=is_quiet)
-    with measuring_alone(host, say=progress.say, is_waiting=is_waiting):
+    with measuring_alone(host, say=progress.say, is_waiting=setup.is_waiting):
         begin_s = time.monotonic()
         progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
-        steps = Steps(spec, host, workload_seed, asked)
+        steps = Steps(spec, host, setup.workload_seed, asked)
         graph = steps.graph(1)
         capture_s = time.monotonic() - begin_s
         after, left = format_seconds(capture_s), format_seconds(seconds)
         progress.say(f"{spec}: {graph.num_ops:,} ops after {after}; about {left} from here")
         begin_s = time.monotonic()
-        make = _estimated(spec, host, constraints, is_quiet=is_quiet)
+        make = _estimated(spec, host, setup.constraints, is_quiet=is_quiet)
         if not host.is_simulated:
-            make = _profiled(graph, host, seconds, constraints, progress.say)
+            make = _profiled(graph, host, seconds, setup.constraints, progress.say)
         problem = make(graph, 1)
         counts = counts_for(host) if asked.is_auto else () if asked.count == 1 else (int(asked.count),)
         verdict = advise(
             problem,
             seconds=max(seconds - (time.monotonic() - begin_s), 1.0),
-            seed=seed,
+            seed=setup.seed,
             cuts={count: partial(_cut, steps, make, count) for count in counts},
-            words=Words(str(spec), host_word),
+            words=Words(str(spec), setup.host_word),
             say=progress.say,
-            isolated=isolated,
+            isolated=setup.isolated,
         )
         progress.close()
         return verdict.to_dict() | {
             "workload": str(spec),
-            "seed": seed,
-            "workload_seed": workload_seed,
+            "seed": setup.seed,
+            "workload_seed": setup.workload_seed,
             "host": host.name,
             "capture_s": capture_s,
             "seconds": time.monotonic() - begin_s,

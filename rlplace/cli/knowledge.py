@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from rlplace.cli.arguments import parse_duration, print_json
+from rlplace.cli.option_groups import parse_duration, print_json
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.format import format_seconds
 from rlplace.policy.options import PretrainConfig
 from rlplace.records import shortened
-from rlplace.say import clean, say
+from rlplace.say import clean, counted, say
 
 if TYPE_CHECKING:
-    from rlplace.store.records import StoredMeasurement
+    from rlplace.store.rows import StoredMeasurement
     from rlplace.store.store import Filter
 
 MOST_LETTERS = 40
@@ -86,8 +86,13 @@ def measurements(
     for option, value in given.items():
         owner = next((other for other, options in OPTIONS.items() if option in options), action)
         if value is not None and owner != action:
-            hint = f"`--{option}` is an option of `{owner}`."
-            raise InvalidValue(option, value, f"no such option of `{action}`", where="measurements", hint=hint)
+            raise InvalidValue(
+                option,
+                value,
+                f"no such option of `{action}`",
+                where="measurements",
+                hint=f"`--{option}` is an option of `{owner}`.",
+            )
     if action == "list":
         _list(path, chosen, MOST_LISTED if most is None else most, json)
     elif action == "export":
@@ -105,14 +110,14 @@ def _list(path: Path, chosen: Filter, most: int, json: bool) -> None:
         count, rows = store.count(chosen), list(islice(store.measurements(chosen), most))
     if json:
         print_json({"schema": 1, "store": str(path), "count": count, "measurements": [row.to_dict() for row in rows]})
-        return
-    _show(rows)
-    say(f"{path}: {count} measurement{'s' * (count != 1)}{f', the latest {most}' * (count > most)}")
+    else:
+        _show(rows)
+        say(f"{path}: {counted(count, 'measurement')}{f', the latest {most}' * (count > most)}")
 
 
 def _export(path: Path, chosen: Filter, form: str | None, out: Path | None, json: bool) -> None:
+    from rlplace.store.rows import FORMATS, format_of, write_table
     from rlplace.store.store import MeasurementStore
-    from rlplace.store.tables import FORMATS, format_of, write_table
 
     kind = format_of(form, out)
     if json and out is None:
@@ -129,7 +134,7 @@ def _export(path: Path, chosen: Filter, form: str | None, out: Path | None, json
     if json:
         print_json({"schema": 1, "store": str(path), "out": str(out), "format": kind, "count": len(rows)})
     else:
-        say(f"{out}: {len(rows)} measurement{'s' * (len(rows) != 1)}")
+        say(f"{out}: {counted(len(rows), 'measurement')}")
 
 
 def _prune(path: Path, chosen: Filter, every: bool, dry_run: bool, json: bool) -> None:
@@ -145,12 +150,9 @@ def _prune(path: Path, chosen: Filter, every: bool, dry_run: bool, json: bool) -
         )
     if every and not chosen.is_empty:
         raise InvalidValue("all", True, "no other option that says which", where="measurements")
-    if dry_run or not path.exists():
-        with MeasurementStore.read(path) as store:
-            count = store.count(chosen)
-    else:
-        with MeasurementStore.open(path) as store:
-            count = store.prune(chosen)
+    is_read = dry_run or not path.exists()
+    with MeasurementStore.read(path) if is_read else MeasurementStore.open(path) as store:
+        count = store.count(chosen) if is_read else store.prune(chosen)
     if json:
         print_json({"schema": 1, "store": str(path), "pruned": 0 if dry_run else count, "matched": count})
     else:
@@ -169,8 +171,7 @@ def _show(rows: list[StoredMeasurement]) -> None:
         return [shortened(clean(word), MOST_LETTERS) for word in words]  # a store may be a stranger's
 
     columns = ("<taken", "workload", "<host", "<graph", "<plan", "<status", "<step", "<ratio", "why")
-    table = plain_table(columns, map(cells, rows), box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    show(table)
+    show(plain_table(columns, map(cells, rows), box=None, padding=(0, 1, 0, 0), pad_edge=False))
 
 
 def pretrain(

@@ -14,7 +14,7 @@ from typing import Any
 
 import tyro
 
-from rlplace.cli.arguments import print_json
+from rlplace.cli.option_groups import print_json
 from rlplace.say import counted, say
 
 

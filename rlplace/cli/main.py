@@ -23,14 +23,12 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from rlplace import __version__
-from rlplace.cli.arguments import only_json_on_stdout, options_given
-from rlplace.cli.compare import compare
+from rlplace.cli.comparing import compare, fidelity, measure, simulate
 from rlplace.cli.knowledge import fit_priors, measurements, pretrain
 from rlplace.cli.machine import bench, doctor, hosts, workloads
-from rlplace.cli.place import place
+from rlplace.cli.option_groups import only_json_on_stdout, options_given
+from rlplace.cli.placing import place, train
 from rlplace.cli.run_folder import explain, export, report
-from rlplace.cli.simulate import fidelity, measure, simulate
-from rlplace.cli.train import train
 from rlplace.cli.workload import advise, graph
 from rlplace.errors import RlplaceError, UserError
 from rlplace.say import say

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tyro
 
-from rlplace.cli.arguments import print_json
+from rlplace.cli.option_groups import print_json
 from rlplace.errors import InvalidValue
 from rlplace.say import say
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from rlplace.cli.arguments import (
+from rlplace.cli.option_groups import (
     Batched,
     Duration,
     GroupingOptions,
@@ -21,6 +21,7 @@ from rlplace.cli.arguments import (
     check_workload,
     find_host,
     print_json,
+    setup_of,
 )
 from rlplace.errors import InvalidValue
 from rlplace.say import say
@@ -235,26 +236,22 @@ def advise(
         json: print one JSON object on stdout
         quiet: no progress; the answer stays
     """
-    spec, asked, found = check_workload(workload), batch.parse(), placing.find_host(host)
+    setup = setup_of(
+        workload,
+        host,
+        placing,
+        batch,
+        no_wait=no_wait,
+        in_process=in_process,
+        seed=seed,
+        workload_seed=workload_seed,
+    )
     if seconds < 1:
         raise InvalidValue("seconds", seconds, "at least 1s")
-    constraints = placing.constraints(found)
     from rlplace.advice.advising import advise_workload
     from rlplace.advice.verdict import WORDS
 
-    told = advise_workload(
-        spec,
-        found,
-        host_word=host,
-        seconds=seconds,
-        seed=seed,
-        workload_seed=workload_seed,
-        constraints=constraints,
-        asked=asked,
-        is_waiting=not no_wait,
-        isolated=False if in_process else None,
-        is_quiet=quiet,
-    )
+    told = advise_workload(setup, seconds=seconds, is_quiet=quiet)
     if json:
         print_json(told)
         return

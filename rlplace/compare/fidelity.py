@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from rlplace.compare.one_placement import counted_peaks
 from rlplace.errors import InvalidValue
-from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import describe
-from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import MeasurementLog
 from rlplace.measure.plan import Plan
 from rlplace.measure.prediction_error import Fidelity, draw_mix, judge_fidelity
@@ -27,11 +25,10 @@ from rlplace.report.console import make_progress
 from rlplace.search import Budget, anneal_from, eft
 from rlplace.search.groupings import majority_devices
 from rlplace.session.calibrate import Known, calibrate_on, measure_all, plans_of, step_times
-from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.prepare import prepare
+from rlplace.session.setup import Setup
 from rlplace.session.steps import Steps, versions
 from rlplace.store.log import check_store, measuring
-from rlplace.workloads import WorkloadSpec
 
 ROUNDS = 9
 SEARCH = Budget(evaluations=4000, seconds=30.0)
@@ -78,55 +75,32 @@ class Mix:
 
 
 @one_thread_here()
-def run_fidelity(
-    spec: WorkloadSpec,
-    host: Host,
-    *,
-    num_placements: int,
-    num_fit: int,
-    seed: int,
-    workload_seed: int = 0,
-    plot: Path,
-    constraints: Constraints | None = None,
-    asked: CutOptions = WHOLE,
-    store: str = "off",
-    is_waiting: bool = True,
-    isolated: bool | None = None,
-) -> dict[str, Any]:
+def run_fidelity(setup: Setup, *, num_placements: int, num_fit: int, plot: Path) -> dict[str, Any]:
     """What `rlplace fidelity --json` prints; saves the scatter plot.
 
     Args:
-        spec: the workload.
-        host: of this machine.
+        setup: the step, on a host of this machine; measured step times are kept in the store, and measured afresh.
         num_placements: unseen placements.
         num_fit: other placements, that the simulator is calibrated on.
-        seed: of what is drawn.
-        workload_seed: of the workload's weights and inputs.
         plot: where the picture goes.
-        constraints: the user's pins and exclusions, which all placements keep.
-        asked: how the batch is cut.
-        store: where measured step times are kept: `auto`, `off` or a file. They are measured afresh.
-        is_waiting: wait for another search that measures on this machine, instead of giving up.
-        isolated: whether placements are measured in a worker process; see `Evaluator`.
 
     Raises:
         FileProblem: a store was named that cannot be opened.
         InvalidValue: a simulated host, a graph file, or too few placements.
         RunnerError: a placement failed.
     """
+    spec, host, seed = setup.spec, setup.host, setup.seed
     if host.is_simulated:
         raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`, `cuda`)", where="fidelity")
     if num_placements < 8 or num_fit < 4:
         raise InvalidValue("placements", (num_placements, num_fit), "at least 8, and 4 to fit", where="fidelity")
-    check_store(store)
+    check_store(setup.store)
     progress = make_progress()
-    with measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting) as log:
-        prepared = prepare(
-            Steps(spec, host, workload_seed, asked), progress.say, seed=seed, constraints=constraints, isolated=isolated
-        )
+    with measuring(host, setup.store, workload=str(spec), say=progress.say, is_waiting=setup.is_waiting) as log:
+        prepared = prepare(Steps(spec, host, setup.workload_seed, setup.asked), progress.say, setup)
         problem = prepared.problem
         mix = measure_mix(
-            problem, num_placements=num_placements, num_fit=num_fit, seed=seed, log=log, isolated=isolated
+            problem, num_placements=num_placements, num_fit=num_fit, seed=seed, log=log, isolated=setup.isolated
         )
     calibration = calibrate_on(mix.known)
     for line in calibration.say():
@@ -137,7 +111,7 @@ def run_fidelity(
         "schema": 1,
         "workload": str(spec),
         "seed": seed,
-        "workload_seed": workload_seed,
+        "workload_seed": setup.workload_seed,
         "micro_batches": prepared.to_dict(),
         "host": host.name,
         **figures.to_dict(),

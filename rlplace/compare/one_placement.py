@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import FingerprintMismatch, InvalidValue, UserError
-from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
@@ -26,8 +25,9 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report import save_timeline_png, write_chrome_trace
 from rlplace.report.console import make_progress
 from rlplace.search.rules import baselines
-from rlplace.session.cut import WHOLE, CutOptions, Loss, number_only
+from rlplace.session.cut import CutOptions, Loss, number_only
 from rlplace.session.prepare import COUNTS, describe_cut, judged
+from rlplace.session.setup import Setup
 from rlplace.session.steps import Steps, make_problem
 from rlplace.store.log import check_store, measuring
 from rlplace.workloads import WorkloadSpec
@@ -36,36 +36,16 @@ ROUNDS = RaceProtocol(max_rounds=20, min_rounds=20)
 
 
 @one_thread_here()
-def time_placement(
-    spec: WorkloadSpec,
-    host: Host,
-    path: Path | None,
-    *,
-    is_measured: bool,
-    workload_seed: int,
-    timeline: Path | None,
-    constraints: Constraints | None = None,
-    asked: CutOptions = WHOLE,
-    seed: int = 0,
-    store: str = "off",
-    is_waiting: bool = True,
-    isolated: bool | None = None,
-) -> dict[str, Any]:
+def time_placement(setup: Setup, path: Path | None, *, is_measured: bool, timeline: Path | None) -> dict[str, Any]:
     """What `--json` prints: placement, status, why, step_time_s, spread_s, peak_bytes, lower_bound_s.
 
     Args:
-        spec: the workload.
-        host: where.
+        setup: the step. A placement must keep its constraints, and the bound counts on them. A batch that is cut
+            `auto` is cut as the placement was made for; without one it is chosen. A measured step time is kept in the
+            store, and measured afresh.
         path: a placement file; None is the best single device.
         is_measured: run it here, instead of simulating it.
-        workload_seed: of the workload's weights and inputs.
         timeline: where a Chrome trace goes; or a picture, where it is called `.png`.
-        constraints: the user's pins and exclusions: the placement must keep them, and the bound counts on them.
-        asked: how the batch is cut; `auto` is what the placement was made for, without one it is chosen.
-        seed: of random ops, where it is measured.
-        store: where a measured step time is kept: `auto`, `off` or a file. It is measured afresh.
-        is_waiting: wait for another search that measures on this machine, instead of giving up.
-        isolated: whether it runs in a worker process; see `Evaluator`.
 
     Raises:
         FileProblem: a store was named that cannot be opened.
@@ -74,20 +54,28 @@ def time_placement(
         InvalidValue: a simulated host is to be measured, or a graph file on a host of this machine; or the placement
             breaks a constraint.
     """
+    spec, host = setup.spec, setup.host
     if is_measured and host.is_simulated:
         raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`, `cuda`)", where="measure")
     if is_measured:
-        check_store(store)
+        check_store(setup.store)
     placement = None if path is None else load_placement(path)
     progress = make_progress()
-    graph, count = _graph_of(placement, spec, host, workload_seed, asked)
+    graph, count = _graph_of(placement, spec, host, setup.workload_seed, setup.asked)
     if placement is not None:
         _require(placement, graph, host)
         check_plan(graph, host.num_devices, placement.plan)
-    alone = measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting)
+    alone = measuring(host, setup.store, workload=str(spec), say=progress.say, is_waiting=setup.is_waiting)
     with alone if is_measured else nullcontext() as log:
         problem = make_problem(
-            graph, host, 256, progress.say, spec=spec, count=count, constraints=constraints, isolated=isolated
+            graph,
+            host,
+            setup.num_groups,
+            progress.say,
+            spec=spec,
+            count=count,
+            constraints=setup.constraints,
+            isolated=setup.isolated,
         )
         for line in judged(graph):
             progress.say(line)
@@ -99,7 +87,7 @@ def time_placement(
         plan = placement.plan if placement is not None else simulator.plan(baselines.best_single(problem, simulator))
         measurement, traces = simulator.retime(plan), {"simulated": simulator.timeline(plan)}
         if is_measured:
-            evaluator = Evaluator(problem, simulator, seed=seed, log=log, isolated=isolated)
+            evaluator = Evaluator(problem, simulator, seed=setup.seed, log=log, isolated=setup.isolated)
             try:
                 (outcome,) = evaluator.measure_plans([plan], ROUNDS)
                 timelines = evaluator.trace(plan) if outcome.ok else []
@@ -127,9 +115,9 @@ def time_placement(
         "lower_bound_s": bound_s,
         "lower_bound": bound,
         "costs": problem.costs.source,
-        "workload_seed": workload_seed,
-        **({"seed": seed} if is_measured else {}),
-        "micro_batches": describe_cut(graph, asked),
+        "workload_seed": setup.workload_seed,
+        **({"seed": setup.seed} if is_measured else {}),
+        "micro_batches": describe_cut(graph, setup.asked),
     }
 
 

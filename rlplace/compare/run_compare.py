@@ -20,8 +20,6 @@ from rlplace.compare.hidden_truth import ROWS, TrueConfig, compare_true
 from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.format import format_seconds
-from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
@@ -31,12 +29,12 @@ from rlplace.report.console import Progress, make_progress
 from rlplace.report.printed import WIDTH, compare_table, show
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import calibrated
-from rlplace.session.cut import WHOLE, CutOptions
-from rlplace.session.prepare import Prepared, prepare
+from rlplace.session.prepare import prepare
+from rlplace.session.setup import Setup
 from rlplace.session.steps import Steps
 from rlplace.store.log import check_store, measuring
 from rlplace.training.methods import METHODS
-from rlplace.workloads import WorkloadSpec, default_size
+from rlplace.workloads import default_size
 
 NUM_CALIBRATED = 12
 """Placements measured on a real host to fit the simulator, before anything is searched on it."""
@@ -120,43 +118,6 @@ def true_config(
 
 
 @dataclass(frozen=True)
-class Setup:
-    """The step that is placed, and how."""
-
-    spec: WorkloadSpec
-    host: Host
-    asked: CutOptions = WHOLE
-    """How the batch is cut."""
-    workload_seed: int = 0
-    """Of the workload's weights and inputs."""
-    num_groups: int = 256
-    """Groups that searches move."""
-    grouping: str = "heavy-edge"
-    """The rule that makes them."""
-    constraints: Constraints | None = None
-    """The user's pins and exclusions."""
-
-    def prepared(
-        self, progress: Progress, config: CompareConfig | TrueConfig, isolated: bool | None = None
-    ) -> Prepared:
-        """The problem.
-
-        Raises:
-            UserError: the workload cannot be built or captured.
-        """
-        return prepare(
-            Steps(self.spec, self.host, self.workload_seed, self.asked),
-            progress.say,
-            seed=config.seed or 0,
-            num_groups=self.num_groups,
-            grouping=self.grouping,
-            constraints=self.constraints,
-            evaluations=config.evaluations,
-            isolated=isolated,
-        )
-
-
-@dataclass(frozen=True)
 class Output:
     """Where a comparison goes, besides `--json`."""
 
@@ -225,8 +186,6 @@ def run_compare(
     config: CompareConfig,
     baselines: tuple[str, ...],
     *,
-    store: str = "off",
-    is_waiting: bool = True,
     cluster: str = "off",
 ) -> dict[str, Any]:
     """Compares on a workload, prints the table, keeps the placements; returns what `--json` prints.
@@ -236,8 +195,6 @@ def run_compare(
         output: what becomes of the rows.
         config: who takes part and what each may spend.
         baselines: rows of PyTorch baselines.
-        store: where measured step times are kept: `auto`, `off` or a file.
-        is_waiting: wait for another search that measures on this machine, instead of giving up.
         cluster: whose workers search: `off`, `auto` or an address.
 
     Raises:
@@ -252,13 +209,14 @@ def run_compare(
     check_measured(config, host, is_spread=cluster != "off")
     output.check()
     if not host.is_simulated:
-        check_store(store)
+        check_store(setup.store)
     progress = make_progress(is_quiet=output.is_quiet)
     with (
         reach(cluster, say=progress.say) as workers,
-        measuring(host, store, workload=str(spec), say=progress.say, is_waiting=is_waiting) as log,
+        measuring(host, setup.store, workload=str(spec), say=progress.say, is_waiting=setup.is_waiting) as log,
     ):
-        prepared = setup.prepared(progress, config, config.isolated)
+        steps = Steps(spec, host, setup.workload_seed, setup.asked)
+        prepared = prepare(steps, progress.say, setup, evaluations=config.evaluations)
         problem, known = prepared.problem, None
         if not host.is_simulated:
             problem, known = calibrated(
@@ -307,7 +265,8 @@ def run_true_compare(setup: Setup, output: Output, config: TrueConfig, *, cluste
     output.check()
     progress = make_progress(is_quiet=output.is_quiet)
     with reach(cluster, say=progress.say) as workers:
-        prepared = setup.prepared(progress, config)
+        steps = Steps(setup.spec, setup.host, setup.workload_seed, setup.asked)
+        prepared = prepare(steps, progress.say, setup, evaluations=config.evaluations)
         progress.say(f"truth {config.truth}")
         comparison = compare_true(
             prepared.problem,

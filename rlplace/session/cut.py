@@ -66,7 +66,7 @@ class CutOptions:
     def to_dict(self) -> dict[str, Any]:
         """What a run keeps of it."""
         dims = self.batch_dims
-        kept = dict(dims) if isinstance(dims, Mapping) else None if dims is None else list(dims)
+        kept = dict(dims) if isinstance(dims, Mapping) else dims and list(dims)
         return {"asked": self.count, "batch_dims": kept, "loss": self.loss, "exact": self.is_exact}
 
 
@@ -100,9 +100,9 @@ def parse_batch_dims(text: str) -> BatchDims | None:
     >>> parse_batch_dims("0,1,none"), parse_batch_dims("x=0,mask=none"), parse_batch_dims("")
     ((0, 1, None), {'x': 0, 'mask': None}, None)
     """
-    words = [word.strip() for word in text.split(",")] if text.strip() else []
-    if not words:
+    if not text.strip():
         return None
+    words = [word.strip() for word in text.split(",")]
     named = [word.partition("=") for word in words]
     if not any(equals for _, equals, _ in named):
         return tuple(_parse_dim(word, text) for word in words)
@@ -116,11 +116,9 @@ def parse_batch_dims(text: str) -> BatchDims | None:
 
 def _parse_dim(word: str, text: str) -> int | None:
     word = word.strip().lower()
-    if word == "none":
-        return None
-    if not word.isdecimal() or len(word) > 3:
+    if word != "none" and (not word.isdecimal() or len(word) > 3):
         raise _not_dims(text)
-    return int(word)
+    return None if word == "none" else int(word)
 
 
 def _not_dims(text: str) -> InvalidValue:

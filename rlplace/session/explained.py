@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlplace.errors import FileProblem
 from rlplace.measure.explain.explanation import Alternative, Explanation, Kind
@@ -59,6 +59,7 @@ def data_parallel(problem: Problem, one_device: Alternative) -> Alternative:
         problem: of the run.
         one_device: where it was measured, what is simulated or estimated is scaled by that over its simulated step.
     """
+    from rlplace.measure.bounds import even_split_s
     from rlplace.measure.simulate.simulator import Simulator
     from rlplace.search.methods import find
     from rlplace.search.rules.baselines import best_single
@@ -68,19 +69,16 @@ def data_parallel(problem: Problem, one_device: Alternative) -> Alternative:
         single_s = float(simulator.step_times(best_single(problem, simulator)[None])[0])
         ratio = one_device.step_time_s / single_s if 0 < single_s < math.inf else 1.0
     if problem.graph.num_micro_batches > 1:
+        kind: Literal["simulated", "estimated"] = "simulated"
         step_s = ratio * find(problem, "data-parallel", simulator).step_time_s
         note = f"{problem.graph.num_micro_batches} micro-batches dealt out"
-        if math.isfinite(step_s):
-            return Alternative("data parallel", step_s, "simulated", note)
-        return Alternative("data parallel", None, "simulated", f"{note}: does not fit into memory")
-    from rlplace.measure.bounds import even_split_s
-
-    step_s = ratio * even_split_s(problem)
+        failed = f"{note}: does not fit into memory"
+    else:
+        kind, step_s, note = "estimated", ratio * even_split_s(problem), SPLIT_NOTE
+        failed = "the batch is one sample, or no two devices hold the model each"
     if math.isfinite(step_s):
-        return Alternative("data parallel", step_s, "estimated", SPLIT_NOTE)
-    return Alternative(
-        "data parallel", None, "estimated", "the batch is one sample, or no two devices hold the model each"
-    )
+        return Alternative("data parallel", step_s, kind, note)
+    return Alternative("data parallel", None, kind, failed)
 
 
 def read_explanation(folder: Path) -> Explanation:

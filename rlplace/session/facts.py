@@ -1,16 +1,29 @@
-"""The records of a session: what was asked, the problem without its arrays, the final table, and the end of a run."""
+"""The records of a session: what was asked, the problem without its arrays, the final table, and the end of a run.
+
+`MethodResult`: what one method of a run found, so far or in the end, and how a session keeps it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, SkipValidation
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, UserError
 from rlplace.measure.costs.costs import CostSource
-from rlplace.records import Count, Number, Seconds, Seed, Whole, record
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.placement import check_plan
+from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Problem
+from rlplace.records import Count, Number, NumberOrNan, Seconds, Seed, Whole, readable, record
+from rlplace.search.task import BestSoFar, Failure, Saveable
 from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.workloads import Size
 
@@ -103,10 +116,8 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         """The row as `--json` prints it."""
         optional = ("measured", "samples", "why", "traceback", "one_thread_s")
-        row = {
-            name: value for name, value in dataclasses.asdict(self).items() if name not in optional or value is not None
-        }
-        return row | {"history": [list(best) for best in self.history]}
+        row = dataclasses.asdict(self) | {"history": [list(best) for best in self.history]}
+        return {name: value for name, value in row.items() if name not in optional or value is not None}
 
 
 @record(frozen=True)
@@ -131,3 +142,239 @@ class Ending:
     """Since 1970."""
     expected: dict[str, Seconds]
     taken: dict[str, Seconds]
+
+
+PLAN = ("devices", "transfer_tensor", "transfer_destination", "sequence")
+NARROW_DEVICES = 256
+"""Up to so many devices fit into a byte."""
+_APART = Field(exclude=True)
+"""Of fields that are kept apart from the record: arrays, and races."""
+
+Arrays = Mapping[str, NDArray[np.generic]]
+Positive = Annotated[Number, Field(gt=0)]
+
+
+@dataclass(frozen=True, eq=False)
+class Race:
+    """Plans that were measured in turn, and the outcome of each.
+
+    Attributes:
+        plans: what ran.
+        outcomes: of each.
+        is_final: whether it was the last race, which decides and from which no method learns.
+    """
+
+    plans: tuple[Plan, ...]
+    outcomes: tuple[Measurement, ...]
+    is_final: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Unmeasured:
+    """Simulated placements that a search would have measured next.
+
+    Attributes:
+        devices: (C, N) int32.
+        simulated_s: (C,) float64.
+    """
+
+    devices: NDArray[np.int32]
+    simulated_s: NDArray[np.float64]
+
+
+@readable
+@dataclass(frozen=True, eq=False)
+class MethodResult:
+    """What a method found within its budget, so far or in the end.
+
+    Attributes:
+        plan: the best placement; None before the first.
+        num_scored: placements simulated.
+        num_measured: placements run, each as often as it was, without the last race.
+        seconds: wall time spent.
+        single_s: step time on the best single device, the reference of the step times in `history`.
+        history: the best step time so far wherever it improved: measured, or simulated where nothing is measured.
+        learning: the figures of every update of its learner, by name.
+        tried: simulated and measured seconds of every placement that ran, in order; a drift of the machine is taken
+            out by the reference of their race.
+        failure: the error that the method raised; the rest is then what it had found.
+        why: the reason for having no plan.
+        learned: what the method learned, if it learns.
+        budget: seconds, or placements, that it was given.
+        is_searched: whether the method itself has ended, so that only measuring is left.
+        is_done: whether everything of it has ended.
+        races: what it measured, in order.
+        start: (N,) int32, the placement that simulates best; None before the first.
+        unmeasured: what it would measure next; None where nothing is measured.
+    """
+
+    plan: Annotated[SkipValidation[Plan | None], _APART] = None
+    num_scored: Count = 0
+    num_measured: Count = 0
+    seconds: Seconds = 0.0
+    single_s: NumberOrNan = math.nan
+    history: tuple[BestSoFar, ...] = ()
+    learning: tuple[dict[str, NumberOrNan], ...] = ()
+    tried: tuple[tuple[Number, Number], ...] = ()
+    failure: Failure | None = None
+    why: str = ""
+    learned: Annotated[SkipValidation[Saveable | None], _APART] = None
+    budget: Seconds = 0.0
+    is_searched: bool = False
+    is_done: bool = False
+    races: Annotated[SkipValidation[tuple[Race, ...]], _APART] = ()
+    start: Annotated[SkipValidation[NDArray[np.int32] | None], _APART] = None
+    unmeasured: Annotated[SkipValidation[Unmeasured | None], _APART] = None
+
+    def __repr__(self) -> str:
+        """In one line: that of a dataclass would print every array."""
+        best = f"{self.best_s * 1e3:.4g} ms a step, " if self.history else ""
+        return f"MethodResult({best}{self.num_scored:,} placements simulated, {self.num_measured} measured)"
+
+    @property
+    def best_s(self) -> float:
+        """The best step time so far; infinite before the first."""
+        return self.history[-1].best_s if self.history else math.inf
+
+    @property
+    def best_ratio(self) -> float:
+        """The step time of `plan` over the reference's, as in the race that decided, else as of the best so far."""
+        if self.is_done and self.plan is not None and self.races and self.races[-1].is_final:
+            last, name = self.races[-1], self.plan.fingerprint
+            for plan, outcome in zip(last.plans, last.outcomes, strict=True):
+                if outcome.ok and plan.fingerprint == name:
+                    return outcome.ratio
+        return ratio_of(self.best_s, self.single_s)
+
+
+def ratio_of(step_time_s: float, single_s: float) -> float:
+    """A step time over that of the best single device, the reference, in the same race.
+
+    A machine slows down and speeds up, so seconds of different races do not compare, but ratios do. Without a reference
+    (on a simulated host, where no single device holds the step) it is the step time itself: nothing drifts there.
+    """
+    return step_time_s / single_s if 0.0 < single_s < math.inf else step_time_s
+
+
+@record(frozen=True)
+class Outcome:
+    """A measurement as a session keeps it, without its key."""
+
+    status: Literal["ok", "oom", "error", "timeout", "lost"]
+    step_time_s: Positive | None = None
+    samples_s: tuple[Positive, ...] = ()
+    peak_bytes: tuple[Count, ...] = ()
+    why: str = ""
+    reference_s: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.status == "ok") != (self.step_time_s is not None):
+            raise InvalidValue("step_time_s", self.step_time_s, "seconds where the status is ok, and nowhere else")
+
+    @classmethod
+    def of(cls, outcome: Measurement) -> Outcome:
+        """The record of a measurement."""
+        step_s = outcome.step_time_s if outcome.ok else None
+        # an error may quote a name that is no UTF-8
+        why = outcome.why.encode("utf-8", "replace").decode("utf-8")
+        return cls(outcome.status, step_s, outcome.samples_s, outcome.peak_bytes, why, outcome.reference_s)
+
+    @property
+    def measurement(self) -> Measurement:
+        """As it was measured."""
+        step_s = math.inf if self.step_time_s is None else self.step_time_s
+        return Measurement(self.status, step_s, self.samples_s, self.peak_bytes, self.why, self.reference_s)
+
+
+def arrays_of(result: MethodResult, num_devices: int) -> dict[str, NDArray[np.generic]]:
+    """The arrays of a method's result."""
+    narrow = np.uint8 if num_devices <= NARROW_DEVICES else np.int32
+    arrays: dict[str, NDArray[np.generic]] = {}
+    if result.plan is not None:
+        arrays |= {f"plan.{part}": getattr(result.plan, part) for part in PLAN}
+    if result.start is not None:
+        arrays["start"] = result.start.astype(narrow)
+    if result.unmeasured is not None:
+        arrays |= {"candidates": result.unmeasured.devices.astype(narrow), "simulated_s": result.unmeasured.simulated_s}
+    return arrays
+
+
+def with_arrays(
+    result: MethodResult, arrays: Arrays, races: Sequence[Race], problem: Problem, where: str
+) -> MethodResult:
+    """The result with its arrays and races, if they fit the problem: plans of a stranger's file go into compiled code
+    that checks nothing.
+
+    Raises:
+        InvalidValue: an array is missing, malformed, or does not fit.
+    """
+    num_devices, found = problem.host.num_devices, dict[str, Any]()
+    if "start" in arrays:
+        found["start"] = problem.check_placement(whole_numbers(arrays, "start", num_devices, where))
+    if "candidates" in arrays:
+        devices = whole_numbers(arrays, "candidates", num_devices, where)
+        simulated_s = arrays.get("simulated_s")
+        if simulated_s is None or simulated_s.dtype != np.float64 or simulated_s.shape != devices.shape[:1]:
+            raise InvalidValue("simulated_s", "another array", "seconds for every candidate", where=where)
+        found["unmeasured"] = Unmeasured(problem.check_placement(devices), simulated_s.astype(np.float64))
+    if "plan.devices" in arrays:
+        graph = problem.graph
+        most = graph.num_ops + max(graph.num_tensors * num_devices, 1)
+        bounds = dict(zip(PLAN, (num_devices, max(graph.num_tensors, 1), num_devices, most)))
+        parts = {part: whole_numbers(arrays, f"plan.{part}", bound, where) for part, bound in bounds.items()}
+        found["plan"] = checked_plan(problem, Plan(**parts), where)
+    return replace(result, races=tuple(races), **found)
+
+
+def race_of(
+    plans: Sequence[str],
+    outcomes: Sequence[Outcome],
+    is_final: bool,
+    problem: Problem,
+    plan_of: Callable[[str], Plan],
+    where: str,
+) -> Race:
+    """The race of plans with these fingerprints; those that are not known any more, or do not fit, are left out."""
+    found: list[tuple[Plan, Measurement]] = []
+    for fingerprint, outcome in zip(plans, outcomes):
+        with suppress(UserError):
+            found.append((checked_plan(problem, plan_of(fingerprint), where), outcome.measurement))
+    return Race(tuple(plan for plan, _ in found), tuple(outcome for _, outcome in found), is_final)
+
+
+def checked_plan(problem: Problem, plan: Plan, where: str) -> Plan:
+    """The plan, if it can be run.
+
+    Raises:
+        InvalidValue: it cannot.
+    """
+    for part in PLAN:
+        if getattr(plan, part).ndim != 1:
+            raise InvalidValue(part, f"{getattr(plan, part).ndim} dimensions", "1", where=where)
+    if len(plan.transfer_tensor) != len(plan.transfer_destination):
+        raise InvalidValue("transfer_destination", len(plan.transfer_destination), "one a transfer", where=where)
+    total = len(plan.devices) + plan.num_transfers
+    for part, bound in (("transfer_tensor", problem.graph.num_tensors), ("sequence", total)):
+        numbers = getattr(plan, part)
+        if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < bound:
+            raise InvalidValue(part, f"{int(numbers.min())}..{int(numbers.max())}", f"0..{bound - 1}", where=where)
+    check_plan(problem.graph, problem.host.num_devices, plan, where=where)
+    problem.check_placement(plan.devices)
+    return plan
+
+
+def whole_numbers(arrays: Arrays, name: str, bound: int, where: str) -> NDArray[np.int32]:
+    """The array of this name as int32, its entries in 0..bound - 1.
+
+    Raises:
+        InvalidValue: it is missing, holds other numbers, or is out of range.
+    """
+    found = arrays.get(name)
+    if found is None or not np.issubdtype(found.dtype, np.integer):
+        raise InvalidValue(name, "missing" if found is None else str(found.dtype), "integers", where=where)
+    numbers = found.astype(np.int64)
+    if numbers.size and (numbers.min() < 0 or numbers.max() >= bound):
+        raise InvalidValue(
+            name, int(numbers.min()) if numbers.min() < 0 else int(numbers.max()), f"0..{bound - 1}", where=where
+        )
+    return numbers.astype(np.int32)

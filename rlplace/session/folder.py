@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlplace.errors import FileProblem, UnknownName
-from rlplace.files import PARTIAL_ENDING, refuse_link, write_json_atomic, write_text_atomic
+from rlplace.errors import FileProblem, UnknownName, nearest_names
+from rlplace.files import PARTIAL_ENDING, os_errors, refuse_link, write_json_atomic, write_text_atomic
 from rlplace.locks import LOCK_FILE, FolderLock
 
 SESSION = "session.db"
@@ -63,9 +62,9 @@ class RunFolder:
             FileProblem: a file is in the way, the folder is not empty and `overwrite` is false, another run is writing
                 into it, or it cannot be written.
         """
-        cls.check(path, overwrite)
         root = Path(path)
-        try:
+        cls.check(root, overwrite)
+        with os_errors(root, "made a run folder"):
             root.mkdir(parents=True, exist_ok=True)
             if not os.access(root, os.W_OK | os.X_OK):
                 raise FileProblem(root, "this folder cannot be written to: name another.")
@@ -76,8 +75,6 @@ class RunFolder:
             except BaseException:
                 lock.release()
                 raise
-        except OSError as error:
-            raise FileProblem(root, f"cannot be made a run folder: {error.strerror or error}.") from error
         return cls(root, lock)
 
     @staticmethod
@@ -94,10 +91,8 @@ class RunFolder:
         """
         root = Path(path)
         FolderLock.check(root)
-        try:
+        with os_errors(root, "made a run folder"):
             _check_entries(root, overwrite)
-        except OSError as error:
-            raise FileProblem(root, f"cannot be made a run folder: {error.strerror or error}.") from error
 
     def close(self) -> None:
         """Ends the writing: another run may have the folder."""
@@ -113,10 +108,8 @@ class RunFolder:
                 be.
         """
         root = Path(path)
-        try:
+        with os_errors(root, "read"):
             _check_is_run(root)
-        except OSError as error:
-            raise FileProblem(root, f"cannot be read: {error.strerror or error}.") from error
         return cls(root)
 
     @classmethod
@@ -137,13 +130,11 @@ class RunFolder:
                 f"there is nothing to resume (no {SESSION}): the run was stopped before it began. Start it again.",
             )
         cls.open(root)
-        try:
+        with os_errors(root, "gone on with"):
             if not os.access(root, os.W_OK | os.X_OK):
                 raise FileProblem(root, "this folder cannot be written to.")
             lock = FolderLock(root)
             _remove_partial(root)
-        except OSError as error:
-            raise FileProblem(root, f"cannot be gone on with: {error.strerror or error}.") from error
         return cls(root, lock)
 
     def path(self, name: str) -> Path:
@@ -236,9 +227,7 @@ def _is_passing(name: str) -> bool:
 
 
 def _nearby(root: Path) -> str:
-    try:
-        names = [entry.name for entry in root.parent.iterdir() if entry.is_dir()]
-    except OSError:
+    if not root.parent.is_dir():
         return f" There is no folder {str(root.parent)!r} either."
-    nearest = difflib.get_close_matches(root.name, names, n=3, cutoff=0.5)
+    nearest = nearest_names(root.name, [entry.name for entry in root.parent.iterdir() if entry.is_dir()])
     return f" Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 
 from rlplace.errors import CaptureError, InvalidValue, RunnerError
 from rlplace.format import format_seconds
-from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.locks import measuring_alone
 from rlplace.measure.hosts.host import Host
@@ -31,7 +31,8 @@ from rlplace.search.methods import find
 from rlplace.search.rules.baselines import nearest_allowed, single
 from rlplace.search.task import Budget
 from rlplace.session.cut import CutOptions
-from rlplace.session.steps import Steps, make_problem
+from rlplace.session.setup import ProblemOptions
+from rlplace.session.steps import Steps, describe_problem, make_problem
 
 EVALUATIONS = 10_000
 """Of the search that a choice is made for: it takes its share of them."""
@@ -39,6 +40,10 @@ COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of micro-batches that `auto` may stand for."""
 MANY_DEVICES = 16
 """From so many devices on, a search tries as many micro-batches; on fewer, up to eight."""
+
+
+def _nothing(line: str) -> None:
+    pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +65,13 @@ class Prepared:
     @property
     def cut(self) -> tuple[int, CutOptions]:
         """The number of micro-batches of the step, and the options that cut it so again."""
-        verdict = verdict_of(self.problem.graph)
-        loss = None if verdict is None else verdict["kind"]
-        return self.asked.again(self.problem.graph.num_micro_batches, loss)
+        verdict = verdict_of(self.problem.graph) or {}
+        return self.asked.again(self.problem.graph.num_micro_batches, verdict.get("kind"))
+
+    def describe(self) -> dict[str, Any]:
+        """What `problem.json` holds."""
+        start = None if self.start is None else self.start.tolist()
+        return describe_problem(self.problem) | {"evaluations": self.evaluations, "start": start}
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` says, and a run keeps, of micro-batches."""
@@ -75,14 +84,9 @@ class Prepared:
 def prepare(
     steps: Steps,
     say: Say,
+    options: ProblemOptions,
     *,
-    seed: int,
-    num_groups: int = 256,
-    grouping: str = "heavy-edge",
-    acyclic: bool = False,
-    constraints: Constraints | None = None,
     evaluations: float | None = None,
-    isolated: bool | None = None,
     most_s: float = math.inf,
 ) -> Prepared:
     """The problem of a step, cut as its `asked` says; says how the loss was judged, and what was chosen.
@@ -90,41 +94,38 @@ def prepare(
     Args:
         steps: of the workload.
         say: told what takes long.
-        seed: of the searches that choose.
-        num_groups: most groups of ops that are moved.
-        grouping: the rule that makes them.
-        acyclic: keep the graph of groups without cycles.
-        constraints: the user's pins and exclusions.
+        options: how groups are made, and what is profiled is run; the seed is of the searches that choose.
         evaluations: of the search that follows; the choice takes a share of them. `EVALUATIONS` where None.
-        isolated: whether what is profiled, and measured for the choice, runs in worker processes; see `Evaluator`.
         most_s: seconds for profiling it, whatever the numbers of micro-batches that are tried.
 
     Raises:
         UserError: the step cannot be captured, or its batch cannot be cut so.
     """
-    host = steps.host
-    made: list[int] = []
+    host, made = steps.host, list[int]()
     deadline_s = time.monotonic() + most_s
 
     def problem_of(count: int) -> Problem:
         graph = steps.graph(count)
-        say(f"{steps.spec}{_each(count)}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}")
+        each = "" if count == 1 else f", {count} micro-batches"
+        say(f"{steps.spec}{each}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}")
         made.append(count)
         return make_problem(
             graph,
             host,
-            num_groups,
+            options.num_groups,
             _nothing if host.is_simulated and len(made) > 1 else say,  # what it says of the host is said once
             spec=steps.spec,
             count=count,
-            grouping=grouping,
-            acyclic=acyclic,
-            constraints=constraints,
-            isolated=isolated,
+            grouping=options.grouping,
+            acyclic=options.acyclic,
+            constraints=options.constraints,
+            isolated=options.isolated,
             most_s=max(deadline_s - time.monotonic(), 0.0),
         )
 
-    return chosen_problem(steps.asked, host, problem_of, seed=seed, evaluations=evaluations, say=say, isolated=isolated)
+    return chosen_problem(
+        steps.asked, host, problem_of, seed=options.seed, evaluations=evaluations, say=say, isolated=options.isolated
+    )
 
 
 def chosen_problem(
@@ -134,7 +135,7 @@ def chosen_problem(
     *,
     seed: int,
     evaluations: float | None = None,
-    say: Say | None = None,
+    say: Say = _nothing,
     isolated: bool | None = None,
 ) -> Prepared:
     """The problem of the number of micro-batches that is asked for, and what choosing it came to.
@@ -149,7 +150,7 @@ def chosen_problem(
         seed: of the searches that choose.
         evaluations: as of `prepare`.
         say: told what is found, and how the loss was judged; nobody by default.
-        isolated: as of `prepare`.
+        isolated: whether what is measured for the choice runs in worker processes; see `Evaluator`.
 
     Raises:
         UserError: the batch cannot be cut as asked.
@@ -158,18 +159,17 @@ def chosen_problem(
         return Prepared(problem_of(1), asked)
     from rlplace.search.parallel.choose import choose
 
-    say = _nothing if say is None else say
     counts = candidates(host) if asked.count == "auto" else (asked.count,)
-    made: dict[int, Problem] = {}
-
-    def kept(count: int) -> Problem:
-        if count not in made:
-            made[count] = problem_of(count)
-        return made[count]
-
-    if asked.is_auto:
-        _check_asked(asked, partial(kept, counts[1]))
-
+    kept = functools.cache(problem_of)
+    if asked.is_auto and (asked.batch_dims is not None or asked.loss != "auto"):
+        try:  # what the user says of the cut and is wrong must not be left out as what is slow is
+            kept(counts[1])
+        except InvalidValue as error:
+            if error.field != "micro_batches":  # more of them than samples, or not exact
+                raise
+        except CaptureError:
+            if asked.loss != "auto":
+                raise
     chosen = choose(
         {count: partial(kept, count) for count in counts},
         evaluations=evaluations or EVALUATIONS,
@@ -177,38 +177,19 @@ def chosen_problem(
         say=say,
     )
     problem, start = chosen.problem, chosen.devices
-    if 1 in made and chosen.num_micro_batches > 1 and chosen.devices is not None and not host.is_simulated:
+    if 1 in counts and chosen.num_micro_batches > 1 and chosen.devices is not None and not host.is_simulated:
         with measuring_alone(host, say=say):
-            is_faster = is_cut_faster(problem, chosen.devices, made[1], seed=seed, say=say, isolated=isolated)
+            is_faster = is_cut_faster(problem, chosen.devices, kept(1), seed=seed, say=say, isolated=isolated)
         if not is_faster:
-            problem, start = made[1], None
+            problem, start = kept(1), None
     for line in judged(problem.graph):
         say(line)
     return Prepared(problem, asked, chosen.spent, start)
 
 
-def _check_asked(asked: CutOptions, cut: Callable[[], Problem]) -> None:
-    """Cuts the batch, if the user says how: where that is wrong, `auto` is not to leave it out as it does what is slow.
-
-    Raises:
-        UserError: the dimensions or the loss that were asked for are not right.
-    """
-    if asked.batch_dims is None and asked.loss == "auto":
-        return
-    try:
-        cut()
-    except InvalidValue as error:
-        if error.field != "micro_batches":  # more of them than samples, or not exact
-            raise
-    except CaptureError:
-        if asked.loss != "auto":
-            raise
-
-
 def candidates(host: Host) -> tuple[int, ...]:
     """The numbers of micro-batches that a search for `auto` tries on a host."""
-    most = 16 if host.num_devices >= MANY_DEVICES else 8
-    return tuple(count for count in COUNTS if count <= most)
+    return tuple(count for count in COUNTS if count <= (16 if host.num_devices >= MANY_DEVICES else 8))
 
 
 def describe_cut(graph: OpGraph, asked: CutOptions) -> dict[str, Any]:
@@ -229,14 +210,6 @@ def verdict_of(graph: OpGraph) -> dict[str, Any] | None:
     """How the loss of a step that is cut was judged; None where the batch is whole, or the graph came from a file."""
     micro = None if graph.program is None else graph.program.origin.micro
     return None if micro is None else {"kind": micro.loss, "is_checked": micro.is_checked, "why": micro.why}
-
-
-def _nothing(line: str) -> None:
-    pass
-
-
-def _each(count: int) -> str:
-    return "" if count == 1 else f", {count} micro-batches"
 
 
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
@@ -271,12 +244,11 @@ def is_cut_faster(
     if found.devices is None:
         return True
     first = Simulator(cut)
-    with contextlib.ExitStack() as stack:
-        runners = []
-        for problem, simulator in ((cut, first), (whole, planner)):
-            runners.append(make_runner(problem, simulator, reference=None, seed=seed, isolated=isolated))
-            stack.callback(runners[-1].close)
-        runner, other = runners
+    options: dict[str, Any] = {"reference": None, "seed": seed, "isolated": isolated}
+    with (
+        contextlib.closing(make_runner(cut, first, **options)) as runner,
+        contextlib.closing(make_runner(whole, planner, **options)) as other,
+    ):
         try:
             rivals = [other.timer(planner.plan(each)) for each in (found.devices, _on_one_device(whole, planner))]
             outcome, *rivals_s = runner.measure_plans([first.plan(devices)], protocol=RACE, others=rivals)
@@ -295,5 +267,4 @@ def is_cut_faster(
 def _on_one_device(problem: Problem, simulator: Simulator) -> NDArray[np.int32]:
     """(N,) int32: everything on the device, or the gang, with the shortest simulated step."""
     rows = np.stack([single(problem, device) for device in range(problem.host.num_devices)])
-    best: NDArray[np.int32] = nearest_allowed(problem, rows)[int(np.argmin(simulator.step_times(rows)))]
-    return best
+    return np.asarray(nearest_allowed(problem, rows)[int(np.argmin(simulator.step_times(rows)))])

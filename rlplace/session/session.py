@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from safetensors.numpy import load, save
 
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue
 from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, parse_json
-from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.explain.explanation import Explanation
@@ -40,10 +39,22 @@ from rlplace.records import read_record, to_json
 from rlplace.search.task import Saveable
 from rlplace.session.calibrate import Known
 from rlplace.session.cut import CutOptions
-from rlplace.session.facts import Ending, FinalTable, ProblemFacts, Request, Verdict
+from rlplace.session.facts import (
+    Ending,
+    FinalTable,
+    MethodResult,
+    Outcome,
+    ProblemFacts,
+    Race,
+    Request,
+    Verdict,
+    arrays_of,
+    race_of,
+    with_arrays,
+)
 from rlplace.session.folder import SESSION, RunFolder
-from rlplace.session.method import MethodResult, Outcome, Race, arrays_of, race_of, with_arrays
 from rlplace.session.prepare import Prepared, verdict_of
+from rlplace.session.setup import ProblemOptions
 from rlplace.session.steps import Steps
 from rlplace.store import MeasurementStore
 from rlplace.store.database import RUN, open_for_reading, open_for_writing, open_in_memory, told, transaction
@@ -58,19 +69,6 @@ CALIBRATION = ""
 _REPLACING = "INSERT INTO {} VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 
 T = TypeVar("T")
-
-
-class Grouped(Protocol):
-    """How ops are grouped, and where they may run: `TrainConfig`."""
-
-    @property
-    def num_groups(self) -> int: ...
-    @property
-    def grouping(self) -> str: ...
-    @property
-    def acyclic(self) -> bool: ...
-    @property
-    def constraints(self) -> Constraints | None: ...
 
 
 class Session:
@@ -174,9 +172,8 @@ class Session:
 
     def file(self, name: str) -> bytes | None:
         """The bytes of a file that the session keeps, such as the weights of a policy."""
-        with told(self.path, RUN):
-            row = self._connection.execute("SELECT value FROM arrays WHERE name = ?", (f"file/{name}",)).fetchone()
-        return None if row is None else bytes(row["value"])
+        data = self._value("arrays", f"file/{name}")
+        return None if data is None else bytes(data)
 
     def keep_files(self, files: Mapping[str, bytes]) -> None:
         """Keeps files, all or none."""
@@ -255,18 +252,15 @@ class Session:
             tuple(graph.names),
             tuple(graph.modules),
         )
-        arrays: dict[str, NDArray[np.generic]] = {
+        arrays: dict[str, NDArray[np.generic] | None] = {
             "op_time_s": problem.costs.op_time_s,
             "op_group": problem.grouping.op_group,
+            "workspace_bytes": problem.costs.workspace_bytes,
+            "allowed": None if problem.allowed is None else problem.group_allowed,
+            "start": prepared.start,
         }
-        if problem.costs.workspace_bytes is not None:
-            arrays["workspace_bytes"] = problem.costs.workspace_bytes
-        if problem.allowed is not None:
-            arrays["allowed"] = problem.group_allowed
-        if prepared.start is not None:
-            arrays["start"] = prepared.start
         with self._writing():
-            self._keep_arrays("problem", arrays)
+            self._keep_arrays("problem", {name: array for name, array in arrays.items() if array is not None})
             self.keep(problem=facts, host=to_json(problem.host.to_dict(), dict[str, Any]))
 
     @property
@@ -302,7 +296,7 @@ class Session:
         shape = int(op_group.max(initial=-1)) + 1, self.host.num_devices
         return _shaped(arrays, "allowed", np.bool_, shape, self._where("problem")).astype(np.bool_)[op_group]
 
-    def prepared(self, steps: Steps, config: Grouped) -> Prepared:
+    def prepared(self, steps: Steps, config: ProblemOptions) -> Prepared:
         """The problem as it was profiled, of a step that is captured anew.
 
         Args:
@@ -354,9 +348,8 @@ class Session:
     def known_hosts(self) -> tuple[LearnedHost, ...] | None:
         """What was known about the host when the run began; None where it had not come so far."""
         count = self.fact("known_hosts", int)
-        if count is None:
-            return None
-        return tuple(self._required(f"known_host/{place}", LearnedHost) for place in range(count))
+        places = range(count or 0)
+        return None if count is None else tuple(self._required(f"known_host/{k}", LearnedHost) for k in places)
 
     def keep_known_hosts(self, known: tuple[LearnedHost, ...]) -> None:
         """Keeps what is known about the host: it must be the same when the run goes on."""
@@ -404,8 +397,7 @@ class Session:
             )
         with self._writing() as execute:
             if before is not None and not is_resumed:
-                kept = "'request', 'config', 'problem', 'host'"
-                execute(f"DELETE FROM facts WHERE name NOT IN ({kept})")
+                execute("DELETE FROM facts WHERE name NOT IN ('request', 'config', 'problem', 'host')")
                 execute("DELETE FROM arrays WHERE name != 'problem'")
                 execute("DELETE FROM races")
             self.keep(signature=to_json(signature))
@@ -418,33 +410,23 @@ class Session:
         """
         for name, result in self.results().items():
             where = self._where(name)
-            races = [
-                race_of(plans, outcomes, is_final, problem, self.measurements.plan, where)
-                for plans, outcomes, is_final in self.raced(name)
-            ]
-            self._num_races[name] = len(races)
-            arrays = self._arrays(f"method/{name}")
+            races = [race_of(*raced, problem, self.measurements.plan, where) for raced in self.raced(name)]
+            self._num_races[name], arrays = len(races), self._arrays(f"method/{name}")
             self._results[name] = with_arrays(result, arrays, [race for race in races if race.plans], problem, where)
 
     def results(self) -> dict[str, MethodResult]:
         """What the methods found, without plans and races, by name."""
-        found = {}
-        for name in self._names("method/"):
-            result = self._required(f"method/{name}", MethodResult)
-            found[name] = dataclasses.replace(result, plan=None, learned=None, races=(), start=None, unmeasured=None)
-        return found
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether a method of the run had begun before."""
-        return bool(self._results)
+        apart: dict[str, Any] = {"plan": None, "learned": None, "races": (), "start": None, "unmeasured": None}
+        return {
+            name: dataclasses.replace(self._required(f"method/{name}", MethodResult), **apart)
+            for name in self._names("method/")
+        }
 
     def of(self, method: str, budget: float) -> MethodResult | None:
         """What a method found so far; None where it has not begun. With a larger budget it is not done any more."""
         result = self._results.get(method)
-        if result is None or result.budget >= budget:
-            return result
-        return dataclasses.replace(result, is_searched=False, is_done=False)
+        is_extended = result is not None and result.budget < budget
+        return dataclasses.replace(result, is_searched=False, is_done=False) if result and is_extended else result
 
     def spent_s(self, *, in_turn: bool) -> float:
         """Seconds that the methods have searched, one after another or side by side."""
@@ -470,8 +452,8 @@ class Session:
             self.keep(**{f"method/{method}": result})
         self._num_races[method] = max(len(result.races), self._num_races.get(method, 0))
         self._results[method] = result
-        took_s = self._clock() - begin_s
-        self._next_s = self._clock() + max(EVERY_S, took_s / SHARE)
+        end_s = self._clock()
+        self._next_s = end_s + max(EVERY_S, (end_s - begin_s) / SHARE)
 
     # the best placement, the table, the end
 
@@ -496,16 +478,19 @@ class Session:
         placement, facts, host = self.placement, self.facts, self.host
         if placement is None:
             raise self._unfinished("placement")
-        for kind, actual, expected in (
+        for kind, actual, wanted in (
             ("graph", placement.graph_fingerprint, facts.graph_fingerprint),
             ("host", placement.host_fingerprint, host.fingerprint),
         ):
-            if actual != expected:
-                raise FingerprintMismatch(kind, actual, expected)
+            if actual != wanted:
+                raise FingerprintMismatch(kind, actual, wanted)
         if len(placement.devices) != facts.num_ops or len(placement.device_names) != host.num_devices:
-            actual = f"{len(placement.devices)} ops on {len(placement.device_names)} devices"
-            expected = f"{facts.num_ops} ops on {host.num_devices} devices, as in its problem"
-            raise InvalidValue("op_device", actual, expected, where=self._where("placement"))
+            raise InvalidValue(
+                "op_device",
+                f"{len(placement.devices)} ops on {len(placement.device_names)} devices",
+                f"{facts.num_ops} ops on {host.num_devices} devices, as in its problem",
+                where=self._where("placement"),
+            )
         return placement
 
     def keep_placement(self, placement: Placement) -> None:
@@ -576,30 +561,29 @@ class Session:
             raise self._unfinished(name)
         return found
 
-    def _text(self, name: str) -> str | None:
+    def _selected(self, statement: str, *values: object) -> list[Any]:
         with told(self.path, RUN):
-            row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        if row is None:
-            return None
-        text = str(row["value"])
-        if sum(map(text.count, ",[{")) > MOST_JSON_VALUES:
+            return self._connection.execute(statement, values).fetchall()
+
+    def _value(self, table: str, name: str) -> Any:
+        """Of a row of `facts` or `arrays`; None where there is none."""
+        return next((row["value"] for row in self._selected(f"SELECT value FROM {table} WHERE name = ?", name)), None)
+
+    def _text(self, name: str) -> str | None:
+        text = self._value("facts", name)
+        if text is not None and sum(map(text.count, ",[{")) > MOST_JSON_VALUES:
             raise FileProblem(self._where(name), f"JSON with too many values, expected at most {MOST_JSON_VALUES:,}.")
-        return text
+        return None if text is None else str(text)
 
     def _names(self, prefix: str) -> list[str]:
         """Names of facts that begin so, without that; in the order in which they were first kept."""
-        with told(self.path, RUN):
-            statement = "SELECT name FROM facts WHERE substr(name, 1, ?) = ? ORDER BY rowid"
-            rows = self._connection.execute(statement, (len(prefix), prefix)).fetchall()
-        return [str(row["name"]).removeprefix(prefix) for row in rows]
+        statement = "SELECT name FROM facts WHERE substr(name, 1, ?) = ? ORDER BY rowid"
+        return [str(row["name"]).removeprefix(prefix) for row in self._selected(statement, len(prefix), prefix)]
 
     def _arrays(self, name: str) -> dict[str, NDArray[np.generic]]:
-        with told(self.path, RUN):
-            row = self._connection.execute("SELECT value FROM arrays WHERE name = ?", (name,)).fetchone()
-        if row is None:
-            return {}
+        data = self._value("arrays", name)
         try:
-            return load(bytes(row["value"]))
+            return {} if data is None else load(bytes(data))
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise FileProblem(self._where(name), f"no arrays: {error}.") from error
 
@@ -609,10 +593,8 @@ class Session:
 
     def raced(self, method: str) -> Iterable[tuple[tuple[str, ...], tuple[Outcome, ...], bool]]:
         """Fingerprints of the plans of each race of a method, the outcomes, and whether it was the last."""
-        with told(self.path, RUN):
-            statement = "SELECT id, is_final, plans, outcomes FROM races WHERE method = ? ORDER BY id"
-            rows = self._connection.execute(statement, (method,)).fetchall()
-        for row in rows:
+        statement = "SELECT id, is_final, plans, outcomes FROM races WHERE method = ? ORDER BY id"
+        for row in self._selected(statement, method):
             where = self._where(f"race {row['id']}")
             plans = read_record(tuple[str, ...], str(row["plans"]), where)
             outcomes = read_record(tuple[Outcome, ...], str(row["outcomes"]), where)
@@ -625,8 +607,10 @@ class Session:
             self.measurements.add_plan(plan)
         plans = to_json(tuple(plan.fingerprint for plan in race.plans))
         outcomes = to_json(tuple(Outcome.of(outcome) for outcome in race.outcomes), tuple[Outcome, ...])
-        statement = "INSERT INTO races (method, is_final, plans, outcomes) VALUES (?, ?, ?, ?)"
-        self._connection.execute(statement, (method, race.is_final, plans, outcomes))
+        self._connection.execute(
+            "INSERT INTO races (method, is_final, plans, outcomes) VALUES (?, ?, ?, ?)",
+            (method, race.is_final, plans, outcomes),
+        )
 
     @contextmanager
     def _writing(self) -> Iterator[Callable[..., sqlite3.Cursor]]:
@@ -670,6 +654,10 @@ def _shaped(
 ) -> NDArray[np.generic]:
     array = arrays.get(name)
     if array is None or array.dtype != kind or array.shape != shape:
-        actual = "missing" if array is None else f"{array.dtype} of shape {array.shape}"
-        raise InvalidValue(name, actual, f"{np.dtype(kind).name} of shape {shape}", where=where)
+        raise InvalidValue(
+            name,
+            "missing" if array is None else f"{array.dtype} of shape {array.shape}",
+            f"{np.dtype(kind).name} of shape {shape}",
+            where=where,
+        )
     return array

@@ -15,7 +15,7 @@ from pathlib import Path
 import rlplace
 from rlplace.errors import FingerprintMismatch
 from rlplace.export.step import matching_host
-{imports}
+from rlplace.workloads import build, parse_workload
 
 placement = rlplace.load_placement(Path(__file__).with_name("placement.json"))
 try:
@@ -23,7 +23,9 @@ try:
 except FingerprintMismatch:
     sys.exit({elsewhere!r})
 
-{build}
+workload = build(parse_workload("{workload}"), default_size="{size}", seed={seed})
+model, inputs = workload.model, workload.inputs
+loss_fn, optimizer, targets = workload.loss_fn, workload.optimizer, workload.targets
 graph = rlplace.capture(model, inputs, loss_fn, optimizer, targets=targets{cut})
 step = rlplace.export.to_step(model, graph, placement, host=host)
 
@@ -34,10 +36,6 @@ for number in range(10):
 step.copy_to(model)  # the trained parameters, back in the model
 step.close()
 '''
-
-_NAMED = """workload = build(parse_workload("{workload}"), default_size="{size}", seed={seed})
-model, inputs = workload.model, workload.inputs
-loss_fn, optimizer, targets = workload.loss_fn, workload.optimizer, workload.targets"""
 
 
 def script(
@@ -60,29 +58,16 @@ def script(
         is_simulated: whether it was simulated; then the program says what to do instead.
     """
     count, asked = cut
+    dims = "workload.batch_dims" if asked.batch_dims is None else repr(asked.batch_dims)
+    words = f",\n    micro_batches={count}, batch_dims={dims}, loss={asked.loss!r},\n"
+    why = "which was simulated" if is_simulated else "and this machine is another"
     return _TEMPLATE.format(
         workload=workload,
         version=__version__,
-        imports="from rlplace.workloads import build, parse_workload",
-        build=_NAMED.format(workload=workload, size=default_size, seed=seed),
-        cut=_cut_words(count, asked),
-        elsewhere=_elsewhere(workload, host, is_simulated=is_simulated),
-    )
-
-
-def _elsewhere(workload: str, host: str, *, is_simulated: bool) -> str:
-    """What the program says on a machine that is not what the placement was found on."""
-    why = "which was simulated" if is_simulated else "and this machine is another"
-    return (
-        f"step.py: placement.json was found on {shortened(clean(host))}, {why}: it cannot run here. "
+        size=default_size,
+        seed=seed,
+        cut="" if count == 1 else words,
+        elsewhere=f"step.py: placement.json was found on {shortened(clean(host))}, {why}: it cannot run here. "
         f"`rlplace train {workload} --host auto` finds a placement for this machine; `rlplace export --format list` "
-        "says what else this one can be written as."
+        "says what else this one can be written as.",
     )
-
-
-def _cut_words(count: int, asked: CutOptions) -> str:
-    """What `capture` is told of micro-batches."""
-    if count == 1:
-        return ""
-    dims = "workload.batch_dims" if asked.batch_dims is None else repr(asked.batch_dims)
-    return f",\n    micro_batches={count}, batch_dims={dims}, loss={asked.loss!r},\n"

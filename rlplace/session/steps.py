@@ -68,9 +68,8 @@ def check_exact(graph: OpGraph, asked: CutOptions) -> OpGraph:
     micro = None if graph.program is None else graph.program.origin.micro
     if not asked.is_exact or micro is None or micro.equals_whole:
         return graph
-    why = "Batch norm takes the statistics of each micro-batch"
-    if not micro.has_own_statistics:
-        why = "Their losses are accumulated"
+    own_statistics = "Batch norm takes the statistics of each micro-batch"
+    why = own_statistics if micro.has_own_statistics else "Their losses are accumulated"
     raise InvalidValue(
         "micro_batches",
         graph.num_micro_batches,
@@ -101,8 +100,13 @@ class Steps:
             raise number_only(asked.count, "A file holds one batch, or a layer profile's grows with their number.")
         if spec.is_file and (asked.batch_dims is not None or asked.loss != "auto"):
             field, actual = ("loss", asked.loss) if asked.batch_dims is None else ("batch_dims", asked.batch_dims)
-            hint = "A file holds no tensors and no loss: the micro-batches of a layer profile are as its step is."
-            raise InvalidValue(field, actual, f"none beside the file {spec.path}", where="micro-batches", hint=hint)
+            raise InvalidValue(
+                field,
+                actual,
+                f"none beside the file {spec.path}",
+                where="micro-batches",
+                hint="A file holds no tensors and no loss: the micro-batches of a layer profile are as its step is.",
+            )
         self.spec, self.host, self.asked = spec, host, asked
         self._workload = None if spec.is_file else build_for(spec, host, seed)
         self._seed = seed
@@ -296,8 +300,7 @@ def judge_twin(spec: WorkloadSpec, built: Workload, count: int, asked: CutOption
     if spec.is_function:
         return _judge_function(spec, built, count, asked, seed)
     verdict = judge_workload(spec, asked=asked.loss, batch_dims=asked.batch_dims)
-    why = f"{verdict.why} (found on its small size)" if verdict.is_checked else verdict.why
-    return replace(verdict, why=why)
+    return replace(verdict, why=f"{verdict.why}{' (found on its small size)' * verdict.is_checked}")
 
 
 def _judge_function(spec: WorkloadSpec, built: Workload, count: int, asked: CutOptions, seed: int) -> LossVerdict:
@@ -351,6 +354,5 @@ def judge_workload(spec: WorkloadSpec, *, asked: str = "auto", batch_dims: Batch
 def _twin(spec: WorkloadSpec) -> WorkloadSpec:
     if spec.is_multi:
         return replace(spec, parts=tuple(replace(part, spec=_twin(part.spec)) for part in spec.parts))
-    has_batch = any(field.name == "batch" for field in fields(CONFIGS[spec.name]))
-    options = (("batch", 2 * _CUT),) if has_batch else ()
+    options = tuple((field.name, 2 * _CUT) for field in fields(CONFIGS[spec.name]) if field.name == "batch")
     return WorkloadSpec(spec.name, (*options, *_SMALLER.get(spec.name, ())), "small")

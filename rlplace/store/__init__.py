@@ -1,7 +1,7 @@
 """The store: every step time measured on this machine, so that nothing is measured twice and no host is learned twice.
 
-`database` has the schema, and opens a database with care. `records` are its rows, `store` reads, chooses and writes
-them, `tables` writes them for other tools, `log` is what measuring sees of it, and `folders` says where it is.
+`database` has the schema, and opens a database with care. `rows` are its rows, and writes them for other tools; `store`
+reads, chooses and keeps them, `log` is what measuring sees of it, and `folders` says where it is.
 
 Importing this imports no torch: names are looked up when they are first used.
 """
@@ -14,7 +14,7 @@ from rlplace.faces import lazy
 
 if TYPE_CHECKING:
     from rlplace.store.log import StoreLog, open_log
-    from rlplace.store.records import MeasuringProcess, StoredMeasurement
+    from rlplace.store.rows import MeasuringProcess, StoredMeasurement
     from rlplace.store.store import Filter, MeasurementStore
 
 __all__ = ["Filter", "MeasurementStore", "MeasuringProcess", "StoreLog", "StoredMeasurement", "open_log"]

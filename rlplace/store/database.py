@@ -24,7 +24,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from rlplace.errors import FileProblem
-from rlplace.files import open_plain
+from rlplace.files import open_plain, os_errors
 
 BUSY_S = 5.0
 """How long another process that is writing is waited for."""
@@ -45,6 +45,23 @@ _MOST_OPERATIONS = 1_000_000
 """Steps of SQLite's until the tables of a file are known; those of a store take some thousand."""
 _MOST_LETTERS = 160
 """Of what SQLite says of a damaged database."""
+_WORDS = {
+    **dict.fromkeys(
+        (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
+        "another process has kept it locked for {busy_s:g} s: try again when it is done, or {elsewhere}.",
+    ),
+    sqlite3.SQLITE_NOTADB: "no database, expected a store of measurements: move the file away, or {elsewhere}.",
+    sqlite3.SQLITE_FULL: "the disk is full: free some space, or {elsewhere}.",
+    **dict.fromkeys(
+        (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM),
+        "cannot be opened or written ({error}): make it and its folder writable, or {elsewhere}.",
+    ),
+    sqlite3.SQLITE_IOERR: (
+        "the disk did not take or give what was asked ({error}): look for space on it, or {elsewhere}."
+    ),
+}
+"""What an error of SQLite means and what to do, by its primary result code; for all others `_DAMAGED`."""
+_DAMAGED = "the database is damaged ({error}): move it away (run folders keep their own), or {elsewhere}."
 _WRITING = threading.RLock()
 """Threads of this process write one after another: a connection has one transaction at a time."""
 _COPYING = threading.Lock()
@@ -173,9 +190,8 @@ class Schema:
         if application != self.application_id:
             raise FileProblem(path, f"a database of another program, expected {self.what}: name another.")
         if version != self.version:
-            hint = (
-                "a newer rlplace wrote it: update rlplace" if version > self.version else "rlplace never wrote this one"
-            )
+            is_newer = version > self.version
+            hint = "a newer rlplace wrote it: update rlplace" if is_newer else "rlplace never wrote this one"
             raise FileProblem(path, f"its schema is {version}, expected {self.version}; {hint}, or name another.")
         expected = {name: " ".join(sql.split()) for name, sql in self.statements.items()}
         found = {
@@ -185,8 +201,10 @@ class Schema:
         }
         for name, sql in found.items():
             if name not in expected:
-                what = f"it holds a {_kind_of(sql)} {name[:40]!r}, which {self.what} has not"
-                raise FileProblem(path, f"{what}: do not use this file.")
+                raise FileProblem(
+                    path,
+                    f"it holds a {_kind_of(sql)} {name[:40]!r}, which {self.what} has not: do not use this file.",
+                )
             if sql != expected[name]:
                 raise FileProblem(path, f"its {name!r} is not as in {self.what}: do not use this file.")
         if missing := sorted(expected.keys() - found.keys()):
@@ -210,8 +228,7 @@ RUN = Schema(
 
 def is_empty(connection: sqlite3.Connection) -> bool:
     """Whether the database holds nothing yet."""
-    (count,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    return bool(count == 0)
+    return connection.execute("SELECT 1 FROM sqlite_schema").fetchone() is None
 
 
 def _kind_of(sql: str) -> str:
@@ -228,14 +245,7 @@ def open_for_writing(path: Path, *schemas: Schema) -> sqlite3.Connection:
     Raises:
         FileProblem: it cannot be made or written, is of another kind or version, or is locked by another process.
     """
-    with told(path, schemas[0]):
-        connection = connect_safely(path, is_writable=True)
-        try:
-            _set_up(connection, path, schemas)
-        except BaseException:
-            connection.close()
-            raise
-    return connection
+    return _opened(path, schemas, is_writable=True)
 
 
 def open_for_reading(path: Path, *schemas: Schema) -> sqlite3.Connection:
@@ -247,10 +257,14 @@ def open_for_reading(path: Path, *schemas: Schema) -> sqlite3.Connection:
     if not os.path.lexists(path):
         hint = "Searches on this machine keep what they measure in one; name it, or a run folder that has one."
         raise FileProblem(path, f"no such store. {hint}")
+    return _opened(path, schemas, is_writable=False)
+
+
+def _opened(path: Path, schemas: Sequence[Schema], *, is_writable: bool) -> sqlite3.Connection:
     with told(path, schemas[0]):
-        connection = connect_safely(path, is_writable=False)
+        connection = connect_safely(path, is_writable=is_writable)
         try:
-            _check(connection, path, schemas)
+            (_set_up if is_writable else _check)(connection, path, schemas)
         except BaseException:
             connection.close()
             raise
@@ -326,7 +340,9 @@ def told(path: Path, schema: Schema = STORE) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise FileProblem(path, _words(error, schema.elsewhere)) from error
+        raise FileProblem(
+            path, _WORDS.get(_code(error), _DAMAGED).format(error=error, elsewhere=schema.elsewhere, busy_s=BUSY_S)
+        ) from error
 
 
 @contextmanager
@@ -460,10 +476,10 @@ def _check_journal(path: Path, journal: Path) -> None:
         num_pages, _, page_size = struct.unpack(">3I", header[16:])
         most = max(LARGEST_COPY, path.stat().st_size if path.exists() else 0)
         if num_pages * max(page_size, _LEAST_PAGE_BYTES) > most:
-            what = (
-                f"a journal of a database of {num_pages} pages, expected at most {most} bytes: do not use this folder."
+            raise FileProblem(
+                journal,
+                f"a journal of a database of {num_pages} pages, expected at most {most} bytes: do not use this folder.",
             )
-            raise FileProblem(journal, what)
     if _piece(journal, -len(_JOURNAL_MAGIC), len(_JOURNAL_MAGIC)) == _JOURNAL_MAGIC:
         raise FileProblem(
             journal,
@@ -474,14 +490,10 @@ def _check_journal(path: Path, journal: Path) -> None:
 
 def _piece(path: Path, start: int, size: int) -> bytes:
     """`size` bytes of a file, from the end where `start` is negative; empty where there is no such file."""
-    try:
-        with open_plain(path) as file:
-            file.seek(start if start >= 0 else max(0, os.fstat(file.fileno()).st_size + start))
-            return file.read(size)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
+    with os_errors(path, "read"), suppress(FileNotFoundError), open_plain(path) as file:
+        file.seek(start if start >= 0 else max(0, os.fstat(file.fileno()).st_size + start))
+        return file.read(size)
+    return b""
 
 
 def _is_open_here(path: Path) -> bool:
@@ -521,10 +533,8 @@ def _moment(path: Path) -> tuple[object, ...] | None:
     """What differs once a database has changed, appended frames of its log aside; None amid a transaction."""
     if _piece(_beside(path, "-journal"), 0, 1).strip(b"\0"):  # as SQLite sees that one is hot
         return None
-    try:
+    with os_errors(path, "read"):
         found = path.stat()
-    except OSError as error:
-        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
     header, log = _piece(path, 0, 100), _piece(_beside(path, "-wal"), 0, 32)
     return found.st_ino, found.st_size, found.st_mtime_ns, header, log
 
@@ -550,21 +560,6 @@ def _copy_file(path: Path, copy: Path, most: int) -> int:
 
 def _beside(path: Path, ending: str) -> Path:
     return path.with_name(path.name + ending)
-
-
-def _words(error: sqlite3.Error, elsewhere: str) -> str:
-    code = _code(error)
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return f"another process has kept it locked for {BUSY_S:g} s: try again when it is done, or {elsewhere}."
-    if code == sqlite3.SQLITE_NOTADB:
-        return f"no database, expected a store of measurements: move the file away, or {elsewhere}."
-    if code == sqlite3.SQLITE_FULL:
-        return f"the disk is full: free some space, or {elsewhere}."
-    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return f"cannot be opened or written ({error}): make it and its folder writable, or {elsewhere}."
-    if code == sqlite3.SQLITE_IOERR:
-        return f"the disk did not take or give what was asked ({error}): look for space on it, or {elsewhere}."
-    return f"the database is damaged ({error}): move it away (run folders keep their own), or {elsewhere}."
 
 
 def _code(error: sqlite3.Error) -> int:

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlplace.errors import FileProblem, UserError
-from rlplace.files import cache_folder
 from rlplace.locks import measuring_alone
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement, MeasurementKey, MeasurementLog, versions_line
 from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
-from rlplace.store.folders import AUTO, FILE, OFF, store_path
-from rlplace.store.records import MeasuringProcess, StoredMeasurement, summarise
+from rlplace.say import counted
+from rlplace.store.folders import AUTO, store_path
+from rlplace.store.rows import MeasuringProcess, StoredMeasurement, summarise
 from rlplace.store.store import MeasurementStore
 
 DAY_S = 86400.0
@@ -94,15 +94,15 @@ class StoreLog(MeasurementLog):
         now_s = time.time()
         for shelf in self._shelves:
             try:
-                least_idle = 0.0 if shelf.is_own else LEAST_IDLE
-                found = shelf.store.find(key, reference, self._session, now_s - ANSWERS_S, least_idle)
+                found = shelf.store.find(
+                    key, reference, self._session, now_s - ANSWERS_S, 0.0 if shelf.is_own else LEAST_IDLE
+                )
             except UserError as error:
                 self._tell(shelf, error)
                 continue
-            if found is None or (found.status != "ok" and found.taken_s < now_s - FAILURE_ANSWERS_S):
-                continue
-            self.num_recalled += 1
-            return found.measurement
+            if found is not None and (found.status == "ok" or found.taken_s >= now_s - FAILURE_ANSWERS_S):
+                self.num_recalled += 1
+                return found.measurement
         return None
 
     def keep(self, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> None:
@@ -117,10 +117,8 @@ class StoreLog(MeasurementLog):
     def plan(self, fingerprint: str) -> Plan | None:
         """A plan that was measured; None where no store has it."""
         for shelf in self._shelves:
-            try:
+            with suppress(UserError):  # the next one may have it
                 return shelf.store.plan(fingerprint)
-            except UserError:  # the next one may have it
-                continue
         return None
 
     def keep_trace(self, problem: Problem, plan: Plan, timeline: Timeline) -> None:
@@ -150,9 +148,8 @@ class StoreLog(MeasurementLog):
             shelf.retry_s = 0.0
             self._write(shelf)
             if shelf.waiting:
-                count = len(shelf.waiting)
                 self._say(
-                    f"warning: {count} record{'s' * (count != 1)} of this run could not be kept in "
+                    f"warning: {counted(len(shelf.waiting), 'record')} of this run could not be kept in "
                     f"{shelf.store.path}; the run itself is not affected"
                 )
             if not shelf.is_own:
@@ -221,28 +218,16 @@ def open_log(
     if host.is_simulated:
         return None
     stores: list[MeasurementStore] = []
-    if word == AUTO:
-        try:
-            folder = cache_folder()
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            stores += _open_or_say(folder / FILE, say)
-        except FileProblem as error:
-            say(f"warning: {error} Nothing is kept in a store.")
-        except OSError as error:
-            say(f"warning: {folder}: cannot be made ({error.strerror or error}). Nothing is kept in a store.")
-    elif word != OFF:
-        path = store_path(word)
-        assert path is not None
-        stores.append(MeasurementStore.open(path))
-    return StoreLog(stores, MeasuringProcess.now(workload, host.name, versions), say, own) if stores or own else None
-
-
-def _open_or_say(path: Path, say: Callable[[str], None]) -> list[MeasurementStore]:
     try:
-        return [MeasurementStore.open(path)]
-    except FileProblem as error:
+        if (path := store_path(word)) is not None:
+            if word == AUTO:
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            stores.append(MeasurementStore.open(path))
+    except (FileProblem, OSError) as error:
+        if word != AUTO:
+            raise
         say(f"warning: {error} Nothing is kept there.")
-        return []
+    return StoreLog(stores, MeasuringProcess.now(workload, host.name, versions), say, own) if stores or own else None
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from rlplace.measure.measurement import MeasurementKey, Status
 from rlplace.measure.plan import Plan
 from rlplace.records import read_record
 from rlplace.store.database import RUN, STORE, open_for_reading, open_for_writing, told, transaction
-from rlplace.store.records import (
+from rlplace.store.rows import (
     ARRAYS,
     LISTS,
     MeasuringProcess,
@@ -42,9 +42,10 @@ LONGEST_S = 7 * 86400.0
 """After so long a session is taken to be over: one that has measured nothing yet must not be forgotten."""
 _OF_SESSION = ("workload", "host_name", "machine", "idle_share", "load", "clock_hz")
 _OWN = tuple(name for name in StoredMeasurement.__dataclass_fields__ if name not in _OF_SESSION)
+_JOINED = "measurements m JOIN sessions s ON s.id = m.session_id"
 _SELECT = f"""SELECT m.id AS number, {", ".join(f"m.{name}" for name in _OWN)}, {
     ", ".join(f"s.{name}" for name in _OF_SESSION)
-} FROM measurements m JOIN sessions s ON s.id = m.session_id"""
+} FROM {_JOINED}"""
 
 
 class MeasurementStore:
@@ -104,18 +105,12 @@ class MeasurementStore:
             FileProblem: the database cannot be written, as for everything below that writes.
         """
         with told(self.path):
-            number = self._add_session(session)
-        self._begun[number] = session
-        return number
+            return self._add_session(session)
 
     def add(self, session_id: int, plan: Plan, row: StoredMeasurement) -> None:
         """Keeps a measurement of a plan, both or neither."""
         columns = {name: getattr(row, name) for name in _OWN}
-        columns |= {name: encode_list(columns[name]) for name in LISTS}
-        with told(self.path), transaction(self._connection):
-            columns["session_id"] = self._session(session_id)
-            self.add_plan(plan)
-            self._connection.execute(_insert("measurements", columns), columns)
+        self._add("measurements", session_id, columns | {name: encode_list(columns[name]) for name in LISTS}, plan)
 
     def add_plan(self, plan: Plan) -> None:
         """Keeps a plan; once is enough. The caller begins and commits."""
@@ -125,29 +120,24 @@ class MeasurementStore:
 
     def add_trace(self, session_id: int, graph: str, host: str, plan: Plan, summary: Mapping[str, object]) -> None:
         """Keeps what a traced step of a plan came to (`trace.summarise`)."""
-        columns: dict[str, object] = {
+        columns = {
             "taken_s": time.time(),
             "graph": graph,
             "host": host,
             "plan": plan.fingerprint,
             "summary": json.dumps(jsonable(dict(summary)), allow_nan=False),
         }
-        with told(self.path), transaction(self._connection):
-            columns["session_id"] = self._session(session_id)
-            self.add_plan(plan)
-            self._connection.execute(_insert("traces", columns), columns)
+        self._add("traces", session_id, columns, plan)
 
     def add_learned(self, session_id: int, graph: str, learned: LearnedHost) -> None:
         """Keeps what a search learned about its host."""
-        columns: dict[str, object] = {
+        columns = {
             "taken_s": time.time(),
             "graph": graph,
             "host": learned.host_fingerprint,
             "model": json.dumps(jsonable(asdict(learned)), allow_nan=False),
         }
-        with told(self.path), transaction(self._connection):
-            columns["session_id"] = self._session(session_id)
-            self._connection.execute(_insert("learned_hosts", columns), columns)
+        self._add("learned_hosts", session_id, columns)
 
     def find(
         self, key: MeasurementKey, reference: str, session: MeasuringProcess, since_s: float, least_idle: float = 0.0
@@ -170,9 +160,15 @@ class MeasurementStore:
             AND m.versions = :versions AND m.reference = :reference AND s.machine = :machine
             AND (coalesce(s.idle_share, 1.0) >= :least_idle OR s.begun_s = :begun_s)
             AND m.taken_s BETWEEN :since_s AND :until_s AND m.is_whole = 1 ORDER BY m.id DESC LIMIT 1"""
-        values = asdict(key) | {"reference": reference, "since_s": since_s, "until_s": time.time() + AHEAD_S}
-        values["least_idle"] = least_idle
-        values |= {"machine": session.machine, "begun_s": session.begun_s}
+        values = {
+            **asdict(key),
+            "reference": reference,
+            "since_s": since_s,
+            "until_s": time.time() + AHEAD_S,
+            "least_idle": least_idle,
+            "machine": session.machine,
+            "begun_s": session.begun_s,
+        }
         return next(self._rows(condition, values), None)
 
     def measurements(self, chosen: Filter | None = None) -> Iterator[StoredMeasurement]:
@@ -187,9 +183,8 @@ class MeasurementStore:
     def count(self, chosen: Filter | None = None) -> int:
         """How many measurements a filter means."""
         condition, values = (chosen or Filter()).sql()
-        joined = "measurements m JOIN sessions s ON s.id = m.session_id"
         with told(self.path):
-            (found,) = self._connection.execute(f"SELECT count(*) FROM {joined} WHERE {condition}", values).fetchone()
+            (found,) = self._connection.execute(f"SELECT count(*) FROM {_JOINED} WHERE {condition}", values).fetchone()
         return int(found)
 
     def plan(self, fingerprint: str) -> Plan:
@@ -254,16 +249,15 @@ class MeasurementStore:
             How many measurements.
         """
         condition, values = chosen.sql()
-        joined = "measurements m JOIN sessions s ON s.id = m.session_id"
         with told(self.path), transaction(self._connection):
             gone = self._connection.execute(
-                f"DELETE FROM measurements WHERE id IN (SELECT m.id FROM {joined} WHERE {condition})", values
+                f"DELETE FROM measurements WHERE id IN (SELECT m.id FROM {_JOINED} WHERE {condition})", values
             ).rowcount
             if chosen.is_empty:
                 self._connection.execute("DELETE FROM learned_hosts")
             self._connection.execute("DELETE FROM traces WHERE plan NOT IN (SELECT plan FROM measurements)")
-            is_run = self._connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'races'").fetchone()
-            if not is_run:  # the races of a run name plans, too
+            # the races of a run name plans, too
+            if not self._connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'races'").fetchone():
                 self._connection.execute("DELETE FROM plans WHERE fingerprint NOT IN (SELECT plan FROM measurements)")
             self._connection.execute(
                 """DELETE FROM sessions WHERE begun_s < :ended
@@ -278,17 +272,24 @@ class MeasurementStore:
         """Ends the connection; what was added is kept."""
         self._connection.close()
 
+    def _add(self, table: str, session_id: int, columns: Mapping[str, object], plan: Plan | None = None) -> None:
+        """Inserts a row of a process, and the plan that it is of; both or neither."""
+        with told(self.path), transaction(self._connection):
+            row = {**columns, "session_id": self._session(session_id)}
+            if plan is not None:
+                self.add_plan(plan)
+            self._connection.execute(_insert(table, row), row)
+
     def _rows(self, condition: str, values: Mapping[str, object]) -> Iterator[StoredMeasurement]:
         with told(self.path):
-            for row in self._connection.execute(f"{_SELECT} WHERE {condition}", dict(values)):
-                columns = dict(row)
-                number = columns.pop("number")
-                yield decode_measurement(columns, f"{self.path}: measurement {number}")
+            for row in map(dict, self._connection.execute(f"{_SELECT} WHERE {condition}", values)):
+                yield decode_measurement(row, f"{self.path}: measurement {row['number']}")
 
     def _add_session(self, session: MeasuringProcess) -> int:
         columns = asdict(session)
         number = self._connection.execute(_insert("sessions", columns), columns).lastrowid
         assert number is not None
+        self._begun[number] = session
         return number
 
     def _session(self, number: int) -> int:
@@ -308,6 +309,15 @@ def _insert(table: str, columns: Mapping[str, object], how: str = "") -> str:
 
 STATUSES = tuple(status for status in get_args(Status) if status != "lost")
 """Those that are kept: where a device was lost, nothing was measured."""
+
+_CONDITIONS = {
+    "workload": "s.workload GLOB :workload",
+    "graph": "substr(m.graph, 1, length(:graph)) = :graph",
+    "host": "(substr(m.host, 1, length(:host)) = :host OR s.host_name GLOB :host)",
+    "status": "m.status = :status",
+    "before": "m.taken_s <= :before",
+    "after": "m.taken_s >= :after",
+}
 
 
 @dataclass(frozen=True)
@@ -346,24 +356,14 @@ class Filter:
 
     def sql(self) -> tuple[str, dict[str, object]]:
         """A condition on `measurements m` and `sessions s`, and the values in it."""
-        words, values = ["1"], dict[str, object]()
-        if self.workload:
-            words.append("s.workload GLOB :workload")
-            values["workload"] = self.workload
-        if self.graph:
-            words.append("substr(m.graph, 1, length(:graph)) = :graph")
-            values["graph"] = self.graph
-        if self.host:
-            words.append("(substr(m.host, 1, length(:host)) = :host OR s.host_name GLOB :host)")
-            values["host"] = self.host
-        if self.status:
-            words.append("m.status = :status")
-            values["status"] = self.status
         now_s = time.time()
-        if self.older_than_s is not None:
-            words.append("m.taken_s <= :before")
-            values["before"] = now_s - self.older_than_s
-        if self.newer_than_s is not None:
-            words.append("m.taken_s >= :after")
-            values["after"] = now_s - self.newer_than_s
-        return " AND ".join(words), values
+        values: dict[str, object] = {
+            "workload": self.workload,
+            "graph": self.graph,
+            "host": self.host,
+            "status": self.status,
+            "before": None if self.older_than_s is None else now_s - self.older_than_s,
+            "after": None if self.newer_than_s is None else now_s - self.newer_than_s,
+        }
+        given = {name: value for name, value in values.items() if value not in ("", None)}
+        return " AND ".join(["1", *(_CONDITIONS[name] for name in given)]), given

@@ -1,4 +1,7 @@
-"""`run_training`: what `rlplace train WORKLOAD` does, from words to a run folder."""
+"""`run_training`: what `rlplace train WORKLOAD` does, from words to a run folder.
+
+`resume_training`: what `rlplace train --resume DIR` does; `believed`: how far a run folder is believed.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +18,29 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.cluster import check_cluster
-from rlplace.errors import DeviceLost, FileProblem, RlplaceError
+from rlplace.errors import DeviceLost, FileProblem, InvalidValue, RlplaceError
 from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.locks import measuring_alone
 from rlplace.measure.host_model import LearnedHost
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.resolve import is_host_file, resolve_host
 from rlplace.measure.timing.outcomes import lost_of
 from rlplace.measure.timing.threads import one_thread_here, usable_cores
 from rlplace.policy.options import WEIGHTS_ENDING
+from rlplace.records import shortened
 from rlplace.report.console import CleanConsole, Progress, make_progress
+from rlplace.say import clean, say
 from rlplace.search.improve.moves import are_kernels_kept
-from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.cut import CutOptions
 from rlplace.session.facts import Request
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared, prepare
 from rlplace.session.session import Session
+from rlplace.session.setup import Setup
 from rlplace.session.step_script import script
-from rlplace.session.steps import Steps, describe_problem, versions
+from rlplace.session.steps import Steps, versions
 from rlplace.store.log import check_store
-from rlplace.training.checks import check_names
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import (
     PROFILING_SHARE,
@@ -48,10 +54,10 @@ from rlplace.training.forecast import (
 )
 from rlplace.training.methods import method_of, methods_of
 from rlplace.training.outputs import WEIGHTS, TrainingRun, TrainResult, result_of
-from rlplace.training.run import train_in
+from rlplace.training.run import check_names, train_in
 from rlplace.training.table import num_rows
-from rlplace.training.tracking import Tracker, make_tracker
-from rlplace.workloads import WorkloadSpec, default_size
+from rlplace.training.tracking import make_tracker
+from rlplace.workloads import WorkloadSpec, default_size, parse_kept_workload
 
 ANSWER = ("schema", "rows", "best", "micro_batches", "durations")
 """What `--json` prints of `result.json`."""
@@ -103,10 +109,21 @@ class Job:
     request: Request
 
     @classmethod
-    def of(cls, spec: WorkloadSpec, host: Host, config: TrainConfig, host_word: str, **words: Any) -> Job:
-        """A new job; `words` are further fields of `Request`."""
-        size, made = default_size(host), versions()
-        return cls(spec, host, config, Request(str(spec), host_word, host.fingerprint, size, versions=made, **words))
+    def of(cls, setup: Setup, config: TrainConfig, placed_again: str = "") -> Job:
+        """A new job; `placed_again` as of `Request`."""
+        spec, host = setup.spec, setup.host
+        request = Request(
+            str(spec),
+            setup.host_word,
+            host.fingerprint,
+            default_size(host),
+            setup.gangs,
+            setup.asked,
+            setup.workload_seed,
+            placed_again,
+            versions(),
+        )
+        return cls(spec, host, config, request)
 
     @property
     def own_workload(self) -> list[str]:
@@ -158,23 +175,11 @@ def first_count(asked: CutOptions) -> int:
 
 @one_thread_here()
 def run_training(
-    spec: WorkloadSpec,
-    host: Host,
-    config: TrainConfig,
-    folder: Path,
-    *,
-    host_word: str,
-    gangs: bool = False,
-    asked: CutOptions = WHOLE,
-    workload_seed: int = 0,
-    overwrite: bool = False,
-    is_waiting: bool = True,
-    shown: Shown = EVERYTHING,
+    setup: Setup, config: TrainConfig, folder: Path, *, overwrite: bool = False, shown: Shown = EVERYTHING
 ) -> dict[str, Any]:
     """Trains on a workload, leaves a run folder, prints the table; returns what `--json` prints.
 
-    `workload_seed` is of the workload's weights and inputs; `is_waiting` waits for another search that measures on this
-    machine, instead of giving up.
+    Options that `setup` and `config` both have are those of `config` (`TrainConfig.of`).
 
     Raises:
         MissingExtra: a cluster is asked for, and Ray is not installed.
@@ -184,10 +189,10 @@ def run_training(
         UserError: the workload cannot be built or captured.
     """
     RunFolder.check(folder, overwrite=overwrite)
-    job = Job.of(spec, host, config, host_word, gangs=gangs, asked=asked, workload_seed=workload_seed)
+    spec, host, job = setup.spec, setup.host, Job.of(setup, config)
     job.check()
     progress = make_progress(is_quiet=shown.is_quiet)
-    with measuring_alone(host, say=progress.say, run=folder, is_waiting=is_waiting):
+    with measuring_alone(host, say=progress.say, run=folder, is_waiting=setup.is_waiting):
         progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
         steps = job.steps()
         run = RunFolder.create(folder, overwrite=overwrite)
@@ -230,20 +235,30 @@ def run_job(
         profiling_s = watch.lap_s()
         session.keep_problem(prepared)
         run.write_json("config.json", job.told(prepared.to_dict()))
-        start = None if prepared.start is None else prepared.start.tolist()
-        told = {"evaluations": prepared.evaluations, "start": start}
-        run.write_json("problem.json", describe_problem(prepared.problem) | told)
+        run.write_json("problem.json", prepared.describe())
         made = TrainingRun(
             session, run, prepared.problem, within_rest(config, begin_s), progress, tracker, prepared.start, is_resumed
         )
         with _weights(session) as made.weights:
             result = train_in(made, workload=str(job.spec), known_hosts=known_hosts)
-        _write_script(run, job, prepared)
+        if not job.spec.is_function and not job.spec.is_file:  # anybody can build the workload
+            text = script(
+                str(job.spec),
+                default_size=job.request.default_size,
+                seed=job.request.workload_seed,
+                cut=prepared.cut,
+                host=job.request.host,
+                is_simulated=job.host.is_simulated,
+            )
+            run.write_text("step.py", text)
         taken = dataclasses.replace(result.durations, profiling_s=profiling_s)
         expected = result.expected if expected is None else expected
         session.keep_durations(expected.to_dict(), taken.to_dict())
         run.write_json("result.json", result_of(session))
-        _track(tracker, run, result)
+        tracker.log_table(result.table.rows)
+        tracker.log_files("config", [run.path("config.json"), run.path("result.json")])
+        if learned := [run.path(name) for name in (*WEIGHTS, HOST_MODEL) if run.has(name)]:
+            tracker.log_files("policy", learned)
         is_complete = True
         progress.say(afterwards(taken, expected, config.evaluations))
         report = _report(run, session, progress)
@@ -271,15 +286,12 @@ def again_words(config: TrainConfig) -> list[str]:
     >>> again_words(TrainConfig(store="mine.db", isolated=False))
     ['--store', 'mine.db', '--in-process']
     """
-    words = []
-    for option, harmless in HARMLESS.items():
-        if (value := getattr(config, option)) not in harmless:
-            words += ["--in-process"] if option == "isolated" else [f"--{option}", str(value)]
-    if (config.learn.init or "").endswith(WEIGHTS_ENDING):
-        words += ["--init", str(config.learn.init)]
-    if config.search.priors is not None:
-        words += ["--priors", str(config.search.priors)]
-    return words
+    init = config.learn.init if (config.learn.init or "").endswith(WEIGHTS_ENDING) else None
+    named = {"store": config.store, "track": config.track, "cluster": config.cluster}
+    asked = {option: value for option, value in named.items() if value not in HARMLESS[option]}
+    asked |= {option: str(value) for option, value in (("init", init), ("priors", config.search.priors)) if value}
+    words = [word for option, value in asked.items() for word in (f"--{option}", value)]
+    return words + ([] if config.isolated in HARMLESS["isolated"] else ["--in-process"])
 
 
 @contextmanager
@@ -289,8 +301,7 @@ def going_on(run: RunFolder, job: Job, progress: Progress) -> Iterator[None]:
     Raises:
         DeviceLost: in the place of any error that was raised while a device was lost.
     """
-    named = [*job.own_workload, "--resume", str(run.root), *again_words(job.config)]
-    command = shlex.join(["rlplace", "train", *named])
+    command = shlex.join(["rlplace", "train", *job.own_workload, "--resume", str(run.root), *again_words(job.config)])
     try:
         yield
     except KeyboardInterrupt:
@@ -351,12 +362,7 @@ def _prepared(job: Job, steps: Steps, session: Session, progress: Progress, is_r
     return prepare(
         steps,
         progress.say,
-        seed=config.seed,
-        num_groups=config.num_groups,
-        grouping=config.grouping,
-        acyclic=config.acyclic,
-        constraints=config.constraints,
-        isolated=config.isolated,
+        config,
         most_s=math.inf if config.total_s is None else PROFILING_SHARE * config.total_s,
     )
 
@@ -389,29 +395,6 @@ def _weights(session: Session) -> Iterator[Path | None]:
         yield Path(folder) / INIT[0]
 
 
-def _write_script(run: RunFolder, job: Job, prepared: Prepared) -> None:
-    """Writes the step as a script, where it is of a workload that anybody can build."""
-    if job.spec.is_function or job.spec.is_file:
-        return
-    text = script(
-        str(job.spec),
-        default_size=job.request.default_size,
-        seed=job.request.workload_seed,
-        cut=prepared.cut,
-        host=job.request.host,
-        is_simulated=job.host.is_simulated,
-    )
-    run.write_text("step.py", text)
-
-
-def _track(tracker: Tracker, run: RunFolder, result: TrainResult) -> None:
-    """Shows the tracker the final table and the files that a run is known by."""
-    tracker.log_table(result.table.rows)
-    tracker.log_files("config", [run.path("config.json"), run.path("result.json")])
-    if learned := [run.path(name) for name in (*WEIGHTS, HOST_MODEL) if run.has(name)]:
-        tracker.log_files("policy", learned)
-
-
 def _report(run: RunFolder, session: Session, progress: Progress) -> Path | None:
     """Writes the run's report; one that fails costs the run nothing but a line."""
     from rlplace.report.report_run import write_report
@@ -432,3 +415,223 @@ def _show(result: TrainResult, folder: Path, report: Path | None, *, is_json: bo
     console.print(
         f"best: {result.table.best}; run kept in {folder}" + (f"; to look at: {report}" if report else ""), markup=False
     )
+
+
+@dataclass(frozen=True)
+class Named:
+    """What the user names beside `--resume`; None leaves it to the run, as far as a run folder is believed.
+
+    A folder may come from a stranger. What it says is believed where it only restricts; what reaches a host, a path, a
+    tracker or code counts only if the user names it again.
+    """
+
+    workload: str | None = None
+    """The workload again: a function or a file of the user's."""
+    budget_s: float | None = None
+    """Seconds of search in all."""
+    more_s: float = 0.0
+    """Seconds of search on top of what the run was given."""
+    store: str | None = None
+    """As of `TrainConfig`, and the next three likewise."""
+    track: str | None = None
+    cluster: str | None = None
+    isolated: bool | None = None
+    init: str | None = None
+    """Weights to begin with, where those of the run are a file."""
+    priors: Path | None = None
+    """What is expected of hosts, where that of the run is a file."""
+
+
+NOTHING = Named()
+"""Everything is left to the run."""
+
+
+@one_thread_here()
+def resume_training(
+    folder: Path, named: Named = NOTHING, *, is_waiting: bool = True, shown: Shown = EVERYTHING
+) -> dict[str, Any]:
+    """Goes on with the run in a folder from what it has measured and learned; returns what `--json` prints.
+
+    On a simulated host, under a budget of evaluations, it ends with the bits of a run that was not interrupted. A run
+    that has come to its end stays as it is, unless it gets a larger budget.
+
+    Args:
+        folder: of the run, in whatever state it was left.
+        named: what the user names again, and a larger budget.
+        is_waiting: wait for another search that measures on this machine, instead of giving up.
+        shown: what people are shown.
+
+    Raises:
+        FileProblem: there is nothing to go on with, what there is is malformed, another process is at it, or the disk
+            is full.
+        FingerprintMismatch: the workload or the host is another by now.
+        InvalidValue: a smaller budget than the run was given, other versions, or the workload is not the run's.
+        RunnerError: another search measures here, and waiting was refused.
+    """
+    progress = make_progress(is_quiet=shown.is_quiet)
+    run = RunFolder.reopen(folder)
+    try:
+        with Session.read(folder) as session:
+            if not session.has("request"):
+                hint = "the run was stopped before it began. Start it again, with `--overwrite`."
+                raise FileProblem(folder, f"there is nothing to resume: {hint}")
+            has_ended = session.has_ended
+            if has_ended and (named.workload, named.budget_s, named.more_s) == (None, None, 0.0):  # also of own code
+                return _ended(session, progress)
+            job, is_extended = reopen(session, named)
+            if has_ended and not is_extended:
+                return _ended(session, progress)
+        job.check()
+        with measuring_alone(job.host, say=progress.say, run=folder, is_waiting=is_waiting):
+            progress.say(f"going on with {folder}: {job.spec} on {job.host.name}")
+            steps = job.steps()
+            with going_on(run, job, progress), Session.open(run) as session:
+                if is_extended:
+                    job.keep(session, run)
+                    session.keep(has_ended=False)
+                return run_job(job, steps, run, session, progress, shown=shown, is_resumed=True)
+    finally:
+        run.close()
+
+
+def _ended(session: Session, progress: Progress) -> dict[str, Any]:
+    """The answer of a run that has ended, of which nothing changes."""
+    count = kept_config(session).evaluations
+    more = "to go on, give it a larger --budget"
+    if count is not None:  # a larger budget is refused
+        more = f"its {count:,} evaluations are spent: for more, start another run with a larger --evaluations"
+    progress.say(f"the run in {session.path.parent} has come to its end; {more}")
+    return answer_of(session)
+
+
+def kept_config(session: Session) -> TrainConfig:
+    """How the run was asked to search.
+
+    Raises:
+        FileProblem: the run was stopped before that was kept.
+        InvalidValue, UnknownName: it is malformed; names the field.
+    """
+    found = session.fact("config", TrainConfig)
+    if found is None:
+        raise FileProblem(session.path, "this run has no config: it stopped before it began. Start it again.")
+    return found
+
+
+def reopen(session: Session, named: Named) -> tuple[Job, bool]:
+    """What a run was asked to do, looked up again on this machine, and whether it gets a larger budget now.
+
+    Args:
+        session: of the run.
+        named: what the user names again.
+
+    Raises:
+        FileProblem: other versions are installed, or the host is another.
+        InvalidValue: the workload is another, or has to be named; or the budget is smaller than before.
+        UserError: what the session holds is malformed, or names what does not exist.
+    """
+    request, kept, where = session.request, kept_config(session), str(session.path)
+    if request.versions != versions():
+        installed = ", ".join(f"{name} {version}" for name, version in versions().items())
+        made = ", ".join(f"{name} {version}" for name, version in request.versions.items())
+        raise FileProblem(
+            where,
+            f"the run was made with {clean(made)}, and here is {installed}: what it measured and learned does not hold "
+            "for these. Go on with those, or start it again in another folder.",
+        )
+    spec = _spec(request, named.workload, where)
+    if not is_host_file(request.host):
+        host = resolve_host(request.host, gangs=request.gangs)
+    elif session.has("host"):  # as the run keeps it: a host file is not the folder's
+        host = session.host
+    else:
+        what = f"the run is of the host file {shortened(request.host)!r} and stopped before it kept what that says"
+        raise FileProblem(where, f"{what}: start it again.")
+    if host.fingerprint != request.host_fingerprint:
+        raise FileProblem(
+            where,
+            f"the run is of host {shortened(request.host)!r} with other devices than it has here and now (fingerprint "
+            f"{shortened(request.host_fingerprint)}, now {host.fingerprint}): go on where it was started, or name the "
+            "new host with `--host`.",
+        )
+    config = _extended(believed(kept, named, where), named)
+    return Job(spec, host, config, request), config.budget_s > kept.budget_s
+
+
+def believed(config: TrainConfig, named: Named, where: str) -> TrainConfig:
+    """The options of a run folder, as far as they are believed, with those that the user names again.
+
+    What is not believed is said on stderr, also where no progress is shown.
+
+    Args:
+        config: what the folder says.
+        named: what the user names again.
+        where: the folder's file, for messages.
+
+    Raises:
+        InvalidValue: the run began with a file that the user does not name again, or with another one: what was
+            learned from it does not hold without it.
+    """
+    for option, kept, again in (
+        ("init", config.learn.init, named.init),
+        ("priors", config.search.priors, named.priors),
+    ):
+        is_file = kept is not None and (option == "priors" or str(kept).endswith(WEIGHTS_ENDING))
+        if (again is not None and again != kept) or (is_file and again is None):
+            raise InvalidValue(
+                f"--{option}",
+                None if again is None else str(again),
+                f"{shortened(str(kept))!r}, as it was started" if kept is not None else "none, as it was started",
+                where=where,
+                hint="A file is opened only if you name it again." if is_file else "",
+            )
+    changed = {}
+    for option, harmless in HARMLESS.items():
+        kept, again = getattr(config, option), getattr(named, option)
+        changed[option] = kept if again is None else again
+        if again is None and kept not in harmless:
+            changed[option] = harmless[0]
+            told = dataclasses.replace(TrainConfig(), **{option: kept})
+            words = shortened(shlex.join(again_words(told)))
+            line = f"{where} asks for `{words}`, which counts only if you give it again: going on without it"
+            say(clean(line))
+    return dataclasses.replace(config, **changed)
+
+
+def _spec(kept: Request, workload: str | None, where: str) -> WorkloadSpec:
+    """The workload of the run; a user's function is imported, and a file opened, only if they name it."""
+    command = shlex.join(["rlplace", "train", kept.workload, "--resume", str(Path(where).parent)])
+    spec = parse_kept_workload(kept.workload, workload, where=where, command=command)
+    is_moved = spec.is_file and Path(spec.name).name == Path(kept.workload).name  # its graph is compared later
+    if workload is not None and kept.workload not in (workload, str(spec)) and not is_moved:
+        raise InvalidValue(
+            "workload",
+            workload,
+            f"{shortened(kept.workload)!r}, the run's",
+            where="train --resume",
+            hint="Name that one, or start a run of its own.",
+        )
+    return spec
+
+
+def _extended(config: TrainConfig, named: Named) -> TrainConfig:
+    budget_s = config.budget_s + named.more_s if named.more_s else named.budget_s
+    if budget_s is None:
+        return config
+    if config.evaluations is not None:
+        raise InvalidValue(
+            "budget",
+            budget_s,
+            "none for a run of `--evaluations`",
+            where="train --resume",
+            hint="Its budget are placements, so that the same seed finds the same: leave `--budget` out.",
+        )
+    if budget_s < config.budget_s:
+        raise InvalidValue(
+            "budget",
+            budget_s,
+            f"at least {config.budget_s:g} s, which the run was given",
+            where="train --resume",
+            hint="It is the budget of the whole run, with what was spent of it before: "
+            f"`--budget +{budget_s:g}s` gives the run {budget_s:g} s more.",
+        )
+    return dataclasses.replace(config, budget_s=budget_s)

@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from rlplace.errors import InvalidValue
 from rlplace.policy.options import LearnConfig
-from rlplace.records import Number, Seed, Whole, read_record, record
+from rlplace.records import Number, Whole, record
+from rlplace.session.setup import ProblemOptions, Setup
 from rlplace.training.agent.config import MOST_EVALUATIONS, AgentConfig
 
 MOST_S, MOST_ROUNDS = 30 * 24 * 3600, 10_000
 """Of a run: seconds; placements measured before the search, and rounds of its final table."""
 
 Spent = Annotated[Number, Field(gt=0, le=MOST_S)]
-
-if TYPE_CHECKING:
-    from rlplace.graphs.grouping.constraints import Constraints
-
-    KeptConstraints = Constraints | None
-else:
-
-    def _constraints(value: object) -> object:
-        """Constraints from what a file holds; they are imported then, since they bring NumPy."""
-        if not isinstance(value, Mapping):
-            return value
-        from rlplace.graphs.grouping.constraints import Constraints
-
-        return read_record(Constraints, dict(value), "constraints")
-
-    KeptConstraints = Annotated[Any, BeforeValidator(_constraints)]
 
 
 @record(frozen=True)
@@ -58,7 +42,7 @@ class SearchConfig:
 
 
 @record(frozen=True)
-class TrainConfig:
+class TrainConfig(ProblemOptions):
     """How a placement is found."""
 
     budget_s: Spent = 300.0
@@ -68,32 +52,22 @@ class TrainConfig:
     search has what is left, at most `budget_s`; None lets them take as long as they take."""
     evaluations: Annotated[Whole, Field(ge=1, le=MOST_EVALUATIONS)] | None = None
     """Placements that each method scores, on a simulated host, in place of `budget_s`: the same seed finds the same."""
-    seed: Seed = 0
-    """Of the policy, of sampling and of random ops."""
-    num_groups: Annotated[Whole, Field(ge=1, le=MOST_EVALUATIONS)] = 256
-    """Most groups of ops that are moved."""
-    grouping: str = "heavy-edge"
-    """The rule that groups are made by, a word of `rlplace.graphs.grouping.groups.GroupingRule`."""
-    acyclic: bool = False
-    """Keep the graph of groups without cycles, whatever of the rule that costs."""
-    constraints: KeptConstraints = None
-    """The user's pins, exclusions and what stays together."""
-    isolated: bool | None = None
-    """Whether placements are measured in a worker process, so that one that crashes or hangs costs itself alone; by
-    default they are, unless the environment says `RLPLACE_IN_PROCESS=1`."""
     track: Literal["disabled", "offline", "online"] = "disabled"
     """Weights & Biases: disabled, offline or online."""
     cluster: str = "off"
     """Whose machines measure, or search on a simulated host: off (this one alone), auto (the Ray cluster that runs
     here, else one that is started here), or the address of one."""
-    store: str = "auto"
-    """Where measured step times are kept and looked for: auto (the user's cache folder), off, or a file."""
     search: SearchConfig = field(default_factory=SearchConfig)
     """How the budget is spent."""
     learn: LearnConfig = field(default_factory=LearnConfig)
     """How the methods `policy` and `guided` learn."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     """How the method `learned` explores."""
+
+    @classmethod
+    def of(cls, setup: Setup, **options: Any) -> TrainConfig:
+        """The options that commands share, with further fields."""
+        return cls(**{each.name: getattr(setup, each.name) for each in fields(ProblemOptions)}, **options)
 
     @property
     def guide(self) -> LearnConfig | None:

@@ -33,9 +33,8 @@ def method_of(config: TrainConfig, *, is_simulated: bool) -> str:
     if method is None:
         is_policy_named = config.learn.policy is not None or config.learn.learner is not None
         method = POLICY if is_policy_named and config.guide is None else LEARNED
-    if is_simulated and method == LEARNED:
-        return POLICY if config.guide is None else GUIDED
-    return method
+    on_simulated = POLICY if config.guide is None else GUIDED
+    return on_simulated if is_simulated and method == LEARNED else method
 
 
 def methods_of(config: TrainConfig, host: Host) -> tuple[str, ...]:

@@ -31,9 +31,8 @@ from rlplace.report.chrome_trace import chrome_trace
 from rlplace.report.console import Progress
 from rlplace.search.task import Saveable
 from rlplace.session.explained import explain_run
-from rlplace.session.facts import Ending, FinalTable, Row
+from rlplace.session.facts import Ending, FinalTable, MethodResult, Row, ratio_of
 from rlplace.session.folder import RunFolder
-from rlplace.session.method import MethodResult, ratio_of
 from rlplace.session.session import Session
 from rlplace.store.log import StoreLog
 from rlplace.training.agent.agent import AgentResult
@@ -134,9 +133,8 @@ class Leader:
     """
 
     def __init__(self, run: TrainingRun, evaluator: Evaluator, reference: Plan, single_s: float) -> None:
-        self._run, self._evaluator = run, evaluator
+        self._run, self._evaluator, self._kept = run, evaluator, ""
         self._bests = {"single": (reference, ratio_of(single_s, single_s)), **run.session.bests()}
-        self._kept = ""
         self._keep()
 
     def of(self, method: str) -> Callable[[Plan, float, float], None]:
@@ -158,10 +156,10 @@ class Leader:
     def _keep(self) -> str:
         """Keeps the placement with the least ratio, where it is another; the method that found it, else nothing."""
         method = min(self._bests, key=lambda name: self._bests[name][1])
-        plan, before = self._bests[method][0], self._kept
-        self._kept = plan.fingerprint
-        if self._kept == before:
+        plan, _ = self._bests[method]
+        if self._kept == plan.fingerprint:
             return ""
+        self._kept = plan.fingerprint
         self._run.keep_placement(plan, method)
         return method
 
@@ -216,8 +214,7 @@ def keep_outcome(run: TrainingRun, result: TrainResult, found: Mapping[str, Meth
     kind, shown = "measured" if result.is_measured else "simulated", result.timeline.source
     session.keep_placement(result.placement)
     keep_table(session, table)
-    taken, expected = result.durations.to_dict(), result.expected.to_dict()
-    session.keep(ending=Ending(result.is_measured, time.time(), expected, taken))
+    session.keep(ending=Ending(result.is_measured, time.time(), result.expected.to_dict(), result.durations.to_dict()))
     trace = json.dumps(
         jsonable(chrome_trace({shown: result.timeline}, problem.graph, problem.host)),
         separators=(",", ":"),
@@ -242,17 +239,20 @@ def keep_outcome(run: TrainingRun, result: TrainResult, found: Mapping[str, Meth
     run.folder.write_json("search.json", {"schema": 1, "methods": {name: _told(one) for name, one in found.items()}})
     if learning := {name: one.learning for name, one in found.items() if one.learning}:
         run.folder.write_json("learning.json", learning)
-    curves = [
-        Curve(
-            method,
-            [best.to_list() for best in one.history],
-            (one.num_scored, one.num_measured, one.seconds),
-            one.single_s,
-        )
-        for method, one in found.items()
-    ]
-    title = f"{' and '.join(found)} on {problem.host.name}"
-    save_best_so_far_png(path("best_so_far.png"), curves, title=title, kind=kind)
+    save_best_so_far_png(
+        path("best_so_far.png"),
+        [
+            Curve(
+                method,
+                [best.to_list() for best in one.history],
+                (one.num_scored, one.num_measured, one.seconds),
+                one.single_s,
+            )
+            for method, one in found.items()
+        ],
+        title=f"{' and '.join(found)} on {problem.host.name}",
+        kind=kind,
+    )
 
 
 def result_of(session: Session) -> dict[str, Any]:
@@ -261,15 +261,15 @@ def result_of(session: Session) -> dict[str, Any]:
     if table is None or ending is None:
         return {}
     best_s = next(row.step_time_s for row in table.rows if row.method == table.best)
-    told = {
+    return {
         "schema": 1,
         "rows": [row.to_dict() for row in table.rows],
         "best": {"method": table.best, "step_time_s": best_s},
         "measured": ending.is_measured,
         "durations": {"expected": ending.expected, "taken": ending.taken},
         "time": ending.time_s,
+        **({"micro_batches": session.micro_batches} if session.has("request") else {}),
     }
-    return told | ({"micro_batches": session.micro_batches} if session.has("request") else {})
 
 
 def title_of(method: str, timeline: Timeline, step_time_s: float) -> str:

@@ -1,7 +1,11 @@
-"""`train`: a method and `portfolio`, each with half of the budget, and quick heuristics, judged in one table."""
+"""`train`: a method and `portfolio`, each with half of the budget, and quick heuristics, judged in one table.
+
+`check_names`: what a run is to be, checked before anything is measured: names, and what goes with what.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,17 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.cluster import reach
-from rlplace.errors import InvalidValue
-from rlplace.measure.host_model import LearnedHost
+from rlplace.env.rewards import make_reward
+from rlplace.errors import InvalidValue, UnknownName
+from rlplace.graphs.grouping.groups import GroupingRule
+from rlplace.measure.host_model import LearnedHost, load_priors
 from rlplace.measure.problem import Problem
 from rlplace.measure.timing.threads import one_thread_here
+from rlplace.policy.options import LearnConfig
+from rlplace.policy.policies import LEARNERS, POLICIES, check_fit
 from rlplace.report.console import Progress, progress_of
 from rlplace.session.folder import RunFolder
 from rlplace.session.session import Session
 from rlplace.store.log import measuring
-from rlplace.training.checks import check_beside_problem, check_names, completed
+from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards
+from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, SCHEDULE, method_of
 from rlplace.training.outputs import TrainingRun, TrainResult
 from rlplace.training.phases import find_best
 from rlplace.training.tracking import NoTracker, Tracker
@@ -71,8 +80,13 @@ def train(
     """
     given: object = problem
     if not isinstance(given, Problem):
-        hint = "Make one of a graph and a host: `Problem.profile(graph, host)`."
-        raise InvalidValue("problem", type(given).__name__, "a Problem", where="train", hint=hint)
+        raise InvalidValue(
+            "problem",
+            type(given).__name__,
+            "a Problem",
+            where="train",
+            hint="Make one of a graph and a host: `Problem.profile(graph, host)`.",
+        )
     config = completed(config, options)
     check_beside_problem(config, is_tracked=tracker is not None)
     with Session.in_memory() if run is None else Session.open(run) as session:
@@ -101,3 +115,127 @@ def train_in(run: TrainingRun, *, workload: str, known_hosts: Sequence[LearnedHo
         measuring(host, config.store, workload=workload, say=run.progress.say, run=root, own=own) as run.log,
     ):
         return find_best(run, known_hosts)
+
+
+def completed(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:
+    """The configuration with `options`, fields of it by name, over its own.
+
+    Raises:
+        InvalidValue: an unknown option, or one out of range.
+    """
+    known = {field.name for field in dataclasses.fields(TrainConfig)}
+    for name in options.keys() - known:
+        raise InvalidValue("option", name, f"one of {', '.join(sorted(known))}", where="train")
+    return dataclasses.replace(config or TrainConfig(), **options)
+
+
+OF_THE_PROBLEM = ("num_groups", "grouping", "acyclic", "constraints")
+"""Fields of `TrainConfig` that say how a problem is made."""
+
+
+def check_beside_problem(config: TrainConfig, *, is_tracked: bool) -> None:
+    """Refuses what means nothing beside a problem that is there: its groups and constraints are its own.
+
+    Args:
+        config: what a run is to be.
+        is_tracked: whether a tracker is given.
+
+    Raises:
+        InvalidValue: an option of how the problem is made, or a mode of tracking without a tracker.
+    """
+    default = TrainConfig()
+    for name in OF_THE_PROBLEM:
+        if (given := getattr(config, name)) != getattr(default, name):
+            raise InvalidValue(
+                name,
+                given,
+                "none beside a problem",
+                where="train",
+                hint=f"It has its groups and constraints: Problem.estimate(..., {name}=...), or Problem.profile "
+                "likewise.",
+            )
+    if config.track != default.track and not is_tracked:
+        raise InvalidValue(
+            "track",
+            config.track,
+            f"{default.track!r} without a tracker",
+            where="train",
+            hint="Give `tracker=make_tracker(...)` of rlplace.training.tracking, which knows where to.",
+        )
+
+
+def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
+    """Looks up everything that `config` names, so that a mistake is refused before anything is measured.
+
+    Args:
+        config: what a run is to be.
+        is_simulated: whether its host is.
+
+    Raises:
+        UnknownName: no such method, policy, learner, reward or rule.
+        InvalidValue: evaluations on a host that is measured or beside a budget of time, a guide, a policy, a learner or
+            options of one for a method that takes none, the learner cannot teach the policy, or the policy takes no
+            weights.
+        FileProblem: the file of priors or of weights cannot be read, or it is of another kind of policy.
+    """
+    load_priors(config.search.priors)
+    recipe, method = config.learn.recipe, method_of(config, is_simulated=is_simulated)
+    if method not in METHODS and method in POLICIES:
+        raise UnknownName("method", method, METHODS, hint=f"It is a policy: `--policy {method}`.")
+    _ = METHODS[method], POLICIES[recipe.policy], LEARNERS[recipe.learner]
+    make_reward(recipe.reward, 1.0)
+    GroupingRule.parse(config.grouping)
+    has_evaluations, asked = config.evaluations is not None, method_of(config, is_simulated=False)
+    has_policy = method in (POLICY, GUIDED) or config.guide is not None
+    none_learns = f"none with method {method}, which learns none"
+    own_policy = f"It is of the methods `{POLICY}` and `{GUIDED}`; `--guide` names a policy for `{LEARNED}`."
+    for is_wrong, field, actual, expected, hint in (
+        (
+            has_evaluations and not is_simulated,
+            "evaluations",
+            config.evaluations,
+            "none on a host that is measured",
+            "A search that measures has a budget of time: `--budget`.",
+        ),
+        (
+            has_evaluations and config.budget_s != TrainConfig.budget_s,
+            "evaluations",
+            config.evaluations,
+            "none beside budget_s",
+            "Leave one of the two out.",
+        ),
+        (
+            config.guide is not None and method not in (LEARNED, GUIDED),
+            "guide",
+            config.search.guide,
+            f"none with method {method}",
+            f"A policy guides the searches of `{LEARNED}` and `{GUIDED}`.",
+        ),
+        (
+            asked != LEARNED and config.agent != AgentConfig(),
+            "agent",
+            _changed(config.agent),
+            f"none with method {asked}",
+            f"The agent is the method `{LEARNED}`.",
+        ),
+        (not has_policy and config.learn.policy is not None, "policy", config.learn.policy, none_learns, own_policy),
+        (not has_policy and config.learn.learner is not None, "learner", config.learn.learner, none_learns, own_policy),
+        (
+            not has_policy and method != SCHEDULE and config.learn != LearnConfig(),
+            "learn",
+            _changed(config.learn),
+            none_learns,
+            f"They are of the methods `{POLICY}`, `{GUIDED}` and `{SCHEDULE}`, and of `--guide`.",
+        ),
+    ):
+        if is_wrong:
+            raise InvalidValue(field, actual, expected, where="train", hint=hint)
+    if has_policy:
+        check_fit(config.guide or config.learn)
+
+
+def _changed(options: AgentConfig | LearnConfig) -> str:
+    """Names of the options that are not as by default."""
+    default = type(options)()
+    names = (field.name for field in dataclasses.fields(options))
+    return ", ".join(name for name in names if getattr(options, name) != getattr(default, name))

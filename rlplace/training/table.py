@@ -27,7 +27,7 @@ from rlplace.say import Say
 from rlplace.search.methods import find
 from rlplace.search.task import Budget, Failure
 from rlplace.session.calibrate import cut_words
-from rlplace.session.method import MethodResult
+from rlplace.session.facts import MethodResult
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import LEAST_RACE_S, LOAD_S_PER_OP, limit_s, race_within
 
@@ -107,15 +107,12 @@ def fill_table(
         measure: measures plans and what else there is in one race.
         one_thread: plain PyTorch with one thread, a figure in the row of plain PyTorch; None leaves it out.
     """
-    distinct: dict[str, int] = {}
-    plans: list[Plan] = []
-    for entry in entries.values():
-        if entry.plan is not None and entry.plan.fingerprint not in distinct:
-            distinct[entry.plan.fingerprint] = len(plans)
-            plans.append(entry.plan)
+    placed = {method: entry.plan for method, entry in entries.items() if entry.plan is not None}
+    plans = list({plan.fingerprint: plan for plan in placed.values()}.values())
     outcomes = measure(plans, [other for other in (eager, one_thread) if other is not None])
+    by_plan = {plan.fingerprint: outcome for plan, outcome in zip(plans, outcomes)}
     rows = [
-        _row(method, entry, None if entry.plan is None else outcomes[distinct[entry.plan.fingerprint]])
+        _row(method, entry, None if entry.plan is None else by_plan[entry.plan.fingerprint])
         for method, entry in entries.items()
     ]
     eager_row = {"method": "eager", "placement": False, "placements": 0, "history": []}
@@ -125,9 +122,9 @@ def fill_table(
         rows.append({**eager_row, **_figures(outcomes[len(plans)])})
         if one_thread is not None and outcomes[-1].ok:
             rows[-1]["one_thread_s"] = outcomes[-1].step_time_s
-    placed = [row for row in rows if row["placement"] and row["status"] == "ok"]
-    best = min(placed, key=lambda row: row["step_time_s"])["method"] if placed else ""
-    return Table(tuple(rows), best, {method: entry.plan for method, entry in entries.items() if entry.plan is not None})
+    ran = [row for row in rows if row["placement"] and row["status"] == "ok"]
+    best = min(ran, key=lambda row: row["step_time_s"])["method"] if ran else ""
+    return Table(tuple(rows), best, placed)
 
 
 def measure_table(
@@ -173,10 +170,11 @@ def _the_first(entries: Mapping[str, MethodResult], most: int) -> dict[str, Meth
     """The entries, but at most so many distinct plans: of what was searched, then of one device, then of the others."""
     ranked = sorted(entries, key=lambda method: (not entries[method].is_searched, method != "single"))
     plans = dict.fromkeys(plan.fingerprint for method in ranked if (plan := entries[method].plan) is not None)
-    kept = {*list(plans)[:most]}
-    why = "no time was left to race it"
+    late = {*list(plans)[most:]}
     return {
-        method: entry if entry.plan is None or entry.plan.fingerprint in kept else replace(entry, plan=None, why=why)
+        method: replace(entry, plan=None, why="no time was left to race it")
+        if entry.plan is not None and entry.plan.fingerprint in late
+        else entry
         for method, entry in entries.items()
     }
 
@@ -194,17 +192,15 @@ def _eager(problem: Problem, evaluator: Evaluator) -> tuple[EagerRecipe | None, 
 
 
 def _row(method: str, entry: MethodResult, outcome: Measurement | None) -> dict[str, Any]:
+    failed = entry.failure
     row: dict[str, Any] = {
         "method": method,
         "placement": True,
         "placements": entry.num_scored,
         "history": [best.to_list() for best in entry.history],
+        **({"measured": entry.num_measured} if entry.is_searched else {}),
+        **({} if failed is None else {"traceback": failed.traceback}),
     }
-    if entry.is_searched:
-        row["measured"] = entry.num_measured
-    failed = entry.failure
-    if failed is not None:
-        row["traceback"] = failed.traceback
     if outcome is None:
         tried = entry.num_scored or entry.num_measured
         why = entry.why or ("found no feasible placement" if tried else "tried no allowed placement")
@@ -217,15 +213,13 @@ def _row(method: str, entry: MethodResult, outcome: Measurement | None) -> dict[
 
 
 def _figures(outcome: Measurement) -> dict[str, Any]:
-    figures: dict[str, Any] = {
+    return {
         "step_time_s": outcome.step_time_s if outcome.ok else None,
         "spread_s": outcome.spread_s if outcome.ok else None,
         "samples": len(outcome.samples_s),
         "status": outcome.status,
+        **({"why": outcome.why} if outcome.why else {}),
     }
-    if outcome.why:
-        figures["why"] = outcome.why
-    return figures
 
 
 HEURISTICS = ("single", "blocks", "round-robin", "expert", "eft", "heft")

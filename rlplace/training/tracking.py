@@ -127,7 +127,7 @@ class WandbTracker(Tracker):
                     project=os.environ.get("WANDB_PROJECT", PROJECT),
                     name=run_dir.resolve().name,
                     dir=str(run_dir),
-                    config=_config(config),
+                    config=jsonable(config),  # type: ignore[arg-type]  # a mapping stays one
                     settings=wandb.Settings(
                         mode="online" if is_online else "offline",
                         silent=True,
@@ -141,8 +141,7 @@ class WandbTracker(Tracker):
                 )
         except (wandb.errors.Error, OSError, TimeoutError) as error:
             hint = "Log in with `wandb login`, or use --track offline." if is_online else "Use --track disabled."
-            cause = str(error).rstrip(".")
-            raise UserError(f"Weights & Biases cannot be started: {cause}. {hint}") from error
+            raise UserError(f"Weights & Biases cannot be started: {str(error).rstrip('.')}. {hint}") from error
         record = shlex.quote(str(Path(self._run.dir).parent))
         self.how_to_sync = "" if is_online else f"to send this run to Weights & Biases: wandb sync {record}"
         self._run.define_metric("place/placements")
@@ -183,22 +182,19 @@ class WandbTracker(Tracker):
             self._run.log_artifact(artifact)
 
     def log_best_so_far(self, method: str, best: BestSoFar, single_s: float) -> None:
-        spent = {"seconds": best.seconds}
-        if best.measurements:  # a search on the simulator has no such axis
-            spent["measured"] = best.measurements
-        values = dict(spent)
-        for step in spent:
-            values[f"best_by_{step}/{method}/step_time_ms"] = best.best_s * 1e3
-            if math.isfinite(single_s):
-                values[f"best_by_{step}/{method}/vs_single"] = best.best_s / single_s
-        self.log(values)
+        # a search on the simulator has no axis of measurements
+        spent = {"seconds": best.seconds} | ({"measured": best.measurements} if best.measurements else {})
+        step_ms = {f"best_by_{step}/{method}/step_time_ms": best.best_s * 1e3 for step in spent}
+        ratios = {f"best_by_{step}/{method}/vs_single": best.best_s / single_s for step in spent if single_s}
+        self.log({**spent, **step_ms, **(ratios if math.isfinite(single_s) else {})})
 
     def log_picture(self, name: str, path: Path) -> None:
         with _files_under(self._files), self._lock:
             self._run.log({f"place/{name}": self._wandb.Image(str(path))})
 
     def log_table(self, rows: Sequence[Mapping[str, object]]) -> None:
-        cells = [[_cell(row.get(column)) for column in TABLE_COLUMNS] for row in rows]
+        values = [[row.get(column) for column in TABLE_COLUMNS] for row in rows]
+        cells = [[value if isinstance(value, str | int | float) else None for value in row] for row in values]
         with _files_under(self._files), self._lock:
             self._run.log({"table": self._wandb.Table(columns=list(TABLE_COLUMNS), data=cells)})
 
@@ -212,16 +208,6 @@ class WandbTracker(Tracker):
     def finish(self, *, is_complete: bool = True) -> None:
         with _files_under(self._files):
             self._run.finish(exit_code=0 if is_complete else 1)
-
-
-def _cell(value: object) -> object:
-    """A value of the table: what is no plain number, text or truth is left out."""
-    return value if isinstance(value, (str, int, float)) else None
-
-
-def _config(config: Mapping[str, object]) -> dict[str, object]:
-    plain = jsonable(config)
-    return dict(plain) if isinstance(plain, dict) else {}
 
 
 def _refuse_hostile(run_dir: Path) -> None:

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from rlplace.cli.arguments import GroupingOptions, PlacementOptions, parse_duration
 from rlplace.cli.main import COMMANDS, main
+from rlplace.cli.option_groups import GroupingOptions, PlacementOptions, parse_duration
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.files import jsonable
 from rlplace.graphs.grouping.groups import group_ops

@@ -15,9 +15,9 @@ class _Seen(Exception):
     pass
 
 
-def _seeing(seen: list[Any], what: str) -> Any:
+def _seeing(seen: list[Any]) -> Any:
     def instead(*args: Any, **kwargs: Any) -> None:
-        seen.append(kwargs["isolated"] if what == "keyword" else args[2].isolated)
+        seen.append(args[0].isolated)
         raise _Seen
 
     return instead
@@ -25,20 +25,20 @@ def _seeing(seen: list[Any], what: str) -> Any:
 
 @ASKED
 @pytest.mark.parametrize(
-    ("command", "target", "what"),
+    ("command", "target"),
     [
-        ("measure", "rlplace.compare.one_placement.time_placement", "keyword"),
-        ("fidelity", "rlplace.compare.fidelity.run_fidelity", "keyword"),
-        ("advise", "rlplace.advice.advising.advise_workload", "keyword"),
-        ("train", "rlplace.training.command.run_training", "config"),
-        ("compare", "rlplace.compare.run_compare.run_compare", "config"),
+        ("measure", "rlplace.compare.one_placement.time_placement"),
+        ("fidelity", "rlplace.compare.fidelity.run_fidelity"),
+        ("advise", "rlplace.advice.advising.advise_workload"),
+        ("train", "rlplace.training.command.run_training"),
+        ("compare", "rlplace.compare.run_compare.run_compare"),
     ],
 )
 def test_it_is_handed_on(
-    command: str, target: str, what: str, option: list[str], isolated: bool | None, monkeypatch: pytest.MonkeyPatch
+    command: str, target: str, option: list[str], isolated: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(target, _seeing(seen, what))
+    monkeypatch.setattr(target, _seeing(seen))
     with pytest.raises(_Seen):
         main([command, "nmt@small", "--host", "cores", *option])
     assert seen == [isolated]

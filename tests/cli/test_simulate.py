@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from rlplace.cli.simulate import fidelity_words, show_step_time
+from rlplace.cli.comparing import fidelity_words, show_step_time
 from rlplace.measure.prediction_error import Fidelity
 
 TIMED = {

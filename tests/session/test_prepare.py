@@ -15,6 +15,7 @@ from rlplace.measure import Problem, resolve_host
 from rlplace.report.console import Progress
 from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.prepare import candidates, chosen_problem, prepare, verdict_of
+from rlplace.session.setup import ProblemOptions
 from rlplace.session.steps import Steps, capture_workload
 from rlplace.workloads import Workload, parse_workload
 
@@ -25,7 +26,7 @@ HOST = resolve_host("4xV100-pcie")
 def told(asked: CutOptions, workload: str = TINY) -> tuple[Problem, dict[str, object], str]:
     stream = io.StringIO()
     progress = Progress(stream=stream)
-    prepared = prepare(Steps(parse_workload(workload), HOST, 0, asked), progress.say, seed=0, evaluations=30)
+    prepared = prepare(Steps(parse_workload(workload), HOST, 0, asked), progress.say, ProblemOptions(), evaluations=30)
     return prepared.problem, prepared.to_dict(), stream.getvalue()
 
 

@@ -24,9 +24,8 @@ from rlplace.records import to_json
 from rlplace.search.task import BestSoFar, Failure
 from rlplace.session.calibrate import Known
 from rlplace.session.cut import WHOLE, CutOptions
-from rlplace.session.facts import Ending, FinalTable, Request, Row
+from rlplace.session.facts import Ending, FinalTable, MethodResult, Race, Request, Row, Unmeasured
 from rlplace.session.folder import RunFolder
-from rlplace.session.method import MethodResult, Race, Unmeasured
 from rlplace.session.prepare import Prepared
 from rlplace.session.session import EVERY_S, Session
 from rlplace.training.config import TrainConfig
@@ -107,7 +106,7 @@ def test_all_of_it_comes_back(run: RunFolder) -> None:
     request = Request("nmt", "cores", "ab" * 8, "small", asked=CutOptions(4, {"x": 0, "mask": None}, "joined"))
     table = FinalTable(tuple(Row.of(row) for row in ROWS), "heft", {"heft": FIRST.fingerprint})
     with Session.open(run) as session:
-        assert (session.is_begun, session.known_hosts, session.table, session.has_ended) == (False, None, None, False)
+        assert (session.known_hosts, session.table, session.has_ended) == (None, None, False)
         session.keep(request=request, config=TrainConfig(seed=3), table=table)
         session.keep_problem(Prepared(PROBLEM, WHOLE, 7, np.array([0, 1, 0, 1, 0], dtype=np.int32)))
         session.keep_known_hosts((learned,))

@@ -150,7 +150,7 @@ def test_a_plan_that_would_unpack_to_gigabytes_is_not_unpacked(path: Path, monke
     bomb = zlib.compress(bytes(4_000_000), 9)
     assert len(bomb) < 10_000
     made(path, "PRAGMA foreign_keys = OFF", f"UPDATE plans SET devices = x'{bomb.hex()}'")
-    monkeypatch.setattr("rlplace.store.records.LARGEST_OPS", 1000)
+    monkeypatch.setattr("rlplace.store.rows.LARGEST_OPS", 1000)
     with pytest.raises(UserError, match="bytes that are cut off, or too many"), MeasurementStore.read(path) as store:
         store.plan(PLAN.fingerprint)
 

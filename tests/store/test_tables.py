@@ -12,7 +12,7 @@ import pytest
 from stored import PLAN, row_of
 
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, UnknownName
-from rlplace.store.tables import COLUMNS, as_csv, as_json, as_parquet, format_of, write_table
+from rlplace.store.rows import COLUMNS, as_csv, as_json, as_parquet, format_of, write_table
 
 ROWS = [row_of(), row_of(PLAN, 1.0, status="oom", step_time_s=float("inf"), samples_s=(), why='full, "really"\nfull')]
 

@@ -9,7 +9,7 @@ import pytest
 from fake_measurer import chain_problem
 
 from rlplace.measure import Simulator
-from rlplace.store.records import summarise
+from rlplace.store.rows import summarise
 
 
 def test_ops_and_copies_are_added_up_by_type_and_device() -> None:

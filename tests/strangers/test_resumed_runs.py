@@ -137,7 +137,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
         seen.append(job.config)
         return {}
 
-    for home in ("rlplace.training.resume", "rlplace.training.elastic.elsewhere"):
+    for home in ("rlplace.training.command", "rlplace.training.elastic.elsewhere"):
         monkeypatch.setattr(f"{home}.run_job", noted)
     monkeypatch.setattr(Job, "check", lambda _: None)
     return seen

@@ -13,6 +13,7 @@ from search_problems import chain_problem
 
 from rlplace.graphs import save_graph
 from rlplace.measure import Host
+from rlplace.session.setup import Setup
 from rlplace.training import SearchConfig, TrainConfig, command
 from rlplace.training.command import run_training
 from rlplace.training.tracking import NoTracker
@@ -43,7 +44,7 @@ def test_the_tracker_gets_the_table_the_configuration_and_what_was_learned(
     monkeypatch.setattr(command, "make_tracker", lambda *_: notes)
     save_graph(chain_problem(5, 2).graph, tmp_path / "chain.json")
     spec, folder = parse_workload(str(tmp_path / "chain.json")), tmp_path / "run"
-    told = run_training(spec, plain_host(2), TrainConfig(budget_s=0.4), folder, host_word="plain")
+    told = run_training(Setup(spec=spec, host=plain_host(2), host_word="plain"), TrainConfig(budget_s=0.4), folder)
     assert notes.methods == [row["method"] for row in told["rows"]]
     assert notes.files == {
         "config": ["config.json", "result.json"],
@@ -74,9 +75,8 @@ def test_on_this_machine_all_of_it_is_told_before_anything_is_profiled(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     config = TrainConfig(budget_s=1.0, search=SearchConfig(num_calibrated=0, table_rounds=2))
-    told = run_training(
-        parse_workload("timed_work:work"), Host.detect("cores"), config, tmp_path / "run", host_word="cores"
-    )
+    setup = Setup(spec=parse_workload("timed_work:work"), host=Host.detect("cores"), host_word="cores")
+    told = run_training(setup, config, tmp_path / "run")
     sys.modules.pop("timed_work", None)
     lines = capsys.readouterr().err.splitlines()
     (ahead,) = (number for number, line in enumerate(lines) if " in all: " in line)

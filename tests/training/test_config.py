@@ -11,9 +11,9 @@ import pytest
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.policy.options import LearnConfig, PPOConfig
 from rlplace.training.agent.config import AgentConfig
-from rlplace.training.checks import check_names
 from rlplace.training.config import SearchConfig, TrainConfig
 from rlplace.training.methods import method_of
+from rlplace.training.run import check_names
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,11 @@ from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.session import session as session_module
 from rlplace.session.folder import RUN_FILES, SESSION, RunFolder
 from rlplace.session.session import Session
+from rlplace.session.setup import Setup
 from rlplace.store.database import transaction
 from rlplace.training import SearchConfig, TrainConfig
-from rlplace.training.command import Shown, run_training
+from rlplace.training.command import NOTHING, Named, Shown, resume_training, run_training
 from rlplace.training.outputs import TrainingRun
-from rlplace.training.resume import NOTHING, Named, resume_training
 from rlplace.training.searches.search_all import search_all
 from rlplace.workloads import parse_workload
 
@@ -50,10 +50,8 @@ def graph_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(graph_file: Path, folder: Path, config: TrainConfig = CONFIG, **options: Any) -> dict[str, Any]:
-    spec = parse_workload(str(graph_file))
-    return run_training(
-        spec, resolve_host(HOST), config, folder, host_word=HOST, overwrite=True, shown=QUIET, **options
-    )
+    setup = Setup(spec=parse_workload(str(graph_file)), host=resolve_host(HOST), host_word=HOST)
+    return run_training(setup, config, folder, overwrite=True, shown=QUIET, **options)
 
 
 def go_on(graph_file: Path, folder: Path, **named: Any) -> dict[str, Any]:
@@ -215,9 +213,9 @@ def test_ctrl_c_says_how_to_go_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "run"
-    spec = parse_workload(str(graph_file))
+    setup = Setup(spec=parse_workload(str(graph_file)), host=resolve_host(HOST), host_word=HOST)
     with stopped_at(straight[1] // 2, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
-        run_training(spec, resolve_host(HOST), CONFIG, folder, host_word=HOST)
+        run_training(setup, CONFIG, folder)
     assert f"to go on: rlplace train {graph_file} --resume {folder}" in capsys.readouterr().err
     go_on(graph_file, folder)
     assert found(folder) == straight[0]

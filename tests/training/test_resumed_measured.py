@@ -14,8 +14,8 @@ from rlplace.graphs.capturing.capture import capture
 from rlplace.measure import Host, Problem
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.plan import Plan
+from rlplace.session.facts import MethodResult
 from rlplace.session.folder import RunFolder
-from rlplace.session.method import MethodResult
 from rlplace.session.session import Session
 from rlplace.training import SearchConfig, TrainConfig, phases, train
 from rlplace.training.agent import agent as agents

@@ -15,7 +15,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.search.task import BestSoFar, Failure
-from rlplace.session.method import MethodResult
+from rlplace.session.facts import MethodResult
 from rlplace.training.config import TrainConfig
 from rlplace.training.table import fill_table, measure_table
 

@@ -12,8 +12,7 @@ from rlplace.measure.explain.explanation import Explanation
 from rlplace.measure.host_model import LearnedHost
 from rlplace.measure.hosts.host import Device
 from rlplace.report.chrome_trace import Trace
-from rlplace.session.facts import Row
-from rlplace.session.method import MethodResult
+from rlplace.session.facts import MethodResult, Row
 from rlplace.session.session import Session
 
 

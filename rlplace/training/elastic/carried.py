@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -132,11 +133,9 @@ def carried_learned(learned: LearnedHost | None, source: CostSource, match: Devi
         for new in new_links
         if (alike := [by_name[kind, old] for old in match.links[new] if (kind, old) in by_name])
     ]
-    equations = _widened(learned.equations, len(factors), means) if learned.equations else ()
-    host = match.new
-    return LearnedHost(
-        host.name, host.fingerprint, source, learned.prior, (*factors, *means), (), equations=tuple(equations)
-    )
+    equations = tuple(_widened(learned.equations, len(factors), means)) if learned.equations else ()
+    new = match.new
+    return LearnedHost(new.name, new.fingerprint, source, learned.prior, (*factors, *means), (), equations=equations)
 
 
 def _mean(factors: list[LearnedFactor], name: str) -> LearnedFactor:
@@ -175,8 +174,7 @@ def _estimated_s(graph: OpGraph, kind: str, host: Host) -> NDArray[np.float64]:
     """(N,) seconds on a device of a kind, from its data sheet."""
     device = next(device for device in host.devices if device.kind == kind)
     alone = Host(host.name, (dataclasses.replace(device, members=()),))
-    seconds: NDArray[np.float64] = estimate_costs(graph, alone).op_time_s[:, 0]
-    return seconds
+    return estimate_costs(graph, alone).op_time_s[:, 0]
 
 
 GONE = -1
@@ -263,22 +261,16 @@ def match_devices(old: Host, new: Host) -> DeviceMatch:
 
     A gang, which has members, stands for gangs only.
     """
-    to, taken = [GONE] * old.num_devices, set[int]()
+    to = [GONE] * old.num_devices
+    for alike in (("name", "kind"), ("kind",), ("name",), ()):
 
-    def pair(are_alike: Callable[[Device, Device], bool]) -> None:
+        def facts(device: Device, alike: tuple[str, ...] = alike) -> list[object]:
+            return [bool(device.members), *(getattr(device, name) for name in alike)]
+
         for place, device in enumerate(old.devices):
-            if to[place] != GONE:
-                continue
-            for index, other in enumerate(new.devices):
-                if index not in taken and bool(device.members) == bool(other.members) and are_alike(device, other):
-                    to[place] = index
-                    taken.add(index)
-                    break
-
-    pair(lambda one, other: one.name == other.name and one.kind == other.kind)
-    pair(lambda one, other: one.kind == other.kind)
-    pair(lambda one, other: one.name == other.name)
-    pair(lambda one, other: True)
+            if to[place] == GONE:
+                free = (k for k, other in enumerate(new.devices) if k not in to and facts(other) == facts(device))
+                to[place] = next(free, GONE)
     return DeviceMatch(old, new, tuple(to))
 
 
@@ -305,25 +297,20 @@ def op_type_factors(graph: OpGraph, measured_s: Sequence[NDArray[np.float64]]) -
     total = np.zeros(len(types))
     for seconds in measured_s:
         took = (seconds > LEAST_S) & ~graph.is_source
-        if not took.any():
-            continue
-        said_s = _fitted(flops_s[took], bytes_s[took], seconds[took])
-        weight = np.bincount(type_of[took], weights=seconds[took], minlength=len(types))
-        missed = np.bincount(
-            type_of[took], weights=seconds[took] * np.log(seconds[took] / said_s), minlength=len(types)
-        )
-        total += missed / np.maximum(weight, LEAST_S)
-    factors: NDArray[np.float64] = np.exp(total / (len(measured_s) + 1))[type_of]
-    return factors
+        if took.any():
+            types_s, said_s = seconds[took], _fitted(flops_s[took], bytes_s[took], seconds[took])
+            weight = np.bincount(type_of[took], weights=types_s, minlength=len(types))
+            missed = np.bincount(type_of[took], weights=types_s * np.log(types_s / said_s), minlength=len(types))
+            total += missed / np.maximum(weight, LEAST_S)
+    return np.asarray(np.exp(total / (len(measured_s) + 1))[type_of])
 
 
 def _unit_times(graph: OpGraph, *, is_compute: bool) -> NDArray[np.float64]:
     """(N,) seconds at 1 FLOP/s, or at 1 byte/s, with everything else free."""
-    peaks = {"float32": 1.0 if is_compute else ENDLESS}
-    bandwidth = ENDLESS if is_compute else 1.0
+    flops, bandwidth = (1.0, ENDLESS) if is_compute else (ENDLESS, 1.0)
+    peaks = {"float32": flops}
     device = Device("unit", "unit", "simulated", 1, peak_flops_per_s=peaks, memory_bandwidth_bytes_per_s=bandwidth)
-    seconds: NDArray[np.float64] = estimate_costs(graph, Host("unit", (device,))).op_time_s[:, 0]
-    return seconds
+    return estimate_costs(graph, Host("unit", (device,))).op_time_s[:, 0]
 
 
 def _fitted(
@@ -344,8 +331,7 @@ def _fitted(
 
     def said_s(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         rate, bandwidth, least_s = (math.exp(min(max(value, -60.0), 60.0)) for value in logs.tolist())
-        roofline: NDArray[np.float64] = np.maximum(np.maximum(flops_s / rate, bytes_s / bandwidth), least_s)
-        return roofline
+        return np.asarray(np.maximum(np.maximum(flops_s / rate, bytes_s / bandwidth), least_s))
 
     def loss(logs: NDArray[np.float64]) -> float:
         return float(weight @ np.abs(np.log(measured_s / said_s(logs))))
@@ -370,8 +356,10 @@ def carried_placement(
         simulator: of the problem.
     """
     kept = np.array(match.to, dtype=np.int32)[devices]
-    if (kept != GONE).all() and _may_be(problem, kept):
-        return kept
+    if (kept != GONE).all():
+        with suppress(InvalidValue):
+            problem.check_placement(kept)
+            return kept
     fine = atoms(problem)
     leaders = _leaders(problem, fine, kept)
     if (leaders != GONE).all():
@@ -380,16 +368,7 @@ def carried_placement(
     tried = [eft(pinned), _dealt(pinned, fine, leaders), *_moved(problem, fine, leaders, devices, match)]
     placements = np.stack([fine.expand(majority_devices(pinned, row, fine)) for row in tried])
     placements = placements[np.sort(np.unique(placements, axis=0, return_index=True)[1])]
-    best: NDArray[np.int32] = placements[int(np.argmin(simulator.step_times(placements)))]
-    return best
-
-
-def _may_be(problem: Problem, devices: NDArray[np.int32]) -> bool:
-    try:
-        problem.check_placement(devices)
-    except InvalidValue:
-        return False
-    return True
+    return np.asarray(placements[int(np.argmin(simulator.step_times(placements)))])
 
 
 def _leaders(problem: Problem, fine: Grouping, kept: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -434,8 +413,6 @@ def _moved(
     before = devices[first_op]  # of atoms; one that came from several devices is nowhere for another reason
     is_free = leaders == GONE
     rank = np.cumsum(np.array(match.to) == GONE)
-    found = []
-    for turn in range(problem.host.num_devices):
-        moved = np.where(is_free, (rank[before] + turn) % problem.host.num_devices, leaders)
-        found.append(fine.expand(moved.astype(np.int32)))
-    return found
+    count = problem.host.num_devices
+    turned = (np.where(is_free, (rank[before] + turn) % count, leaders) for turn in range(count))
+    return [fine.expand(moved.astype(np.int32)) for moved in turned]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,9 +43,11 @@ from rlplace.search.task import Budget, Task
 from rlplace.session.cut import CutOptions
 from rlplace.session.facts import Request
 from rlplace.session.session import Session
+from rlplace.session.setup import Setup
 from rlplace.session.steps import capture_workload, only_simulated, read_graph
 from rlplace.store import MeasurementStore
 from rlplace.store.store import Filter
+from rlplace.training.command import kept_config
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.carried import (
     GONE,
@@ -58,7 +60,6 @@ from rlplace.training.elastic.carried import (
     match_devices,
 )
 from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO, method_of
-from rlplace.training.resume import kept_config
 from rlplace.workloads import Size, WorkloadSpec, build, parse_kept_workload, without_memory
 
 STARTING = (PORTFOLIO, LEARNED, POLICY, GUIDED)
@@ -192,8 +193,7 @@ def search_again(replaced: Replaced, budget: Budget, *, method: str = PORTFOLIO,
     if start is not None:
         task.score(start)
     options = {"start": start} if start is not None and method in STARTING else {}
-    learned = chosen.run(task, **options)
-    return SearchResult.of(task, learned)
+    return SearchResult.of(task, chosen.run(task, **options))
 
 
 def step_of(known: KnownRun, host: Host) -> OpGraph:
@@ -293,6 +293,11 @@ class KnownRun:
     placement: Placement | None
     learned: LearnedHost | None
 
+    def setup(self, host: Host, host_word: str, *, gangs: bool) -> Setup:
+        """The run's step on another host."""
+        asked, seed = self.request.asked, self.request.workload_seed
+        return Setup(spec=self.spec, host=host, host_word=host_word, gangs=gangs, asked=asked, workload_seed=seed)
+
     @classmethod
     def of(cls, session: Session, folder: Path, spec: WorkloadSpec) -> KnownRun:
         """What the session of the run in a folder knows; `spec` is its workload.
@@ -348,13 +353,12 @@ def sized(spec: WorkloadSpec, size: Size) -> WorkloadSpec:
 
     Another host may have another default size, and the step is to stay the same.
     """
-    from dataclasses import replace
-
     if spec.is_file or spec.is_function:
         return spec
     if spec.is_multi:
-        return replace(spec, parts=tuple(replace(part, spec=sized(part.spec, size)) for part in spec.parts))
-    return spec if spec.size else replace(spec, size=size)
+        parts = (dataclasses.replace(part, spec=sized(part.spec, size)) for part in spec.parts)
+        return dataclasses.replace(spec, parts=tuple(parts))
+    return spec if spec.size else dataclasses.replace(spec, size=size)
 
 
 MOST = 64
@@ -387,14 +391,10 @@ def _measured(store: MeasurementStore, problem: Problem) -> tuple[list[Plan], li
     graph, host = problem.graph, problem.host
     found: dict[str, tuple[Plan, Measurement]] = {}
     for row in store.measurements(Filter(graph=graph.fingerprint, host=host.fingerprint, status="ok")):
-        if row.plan in found:
-            continue
-        plan = store.plan(row.plan)
-        try:
-            check_plan(graph, host.num_devices, plan)
-        except UserError:  # of another version, or a stranger's: it says nothing of this step
-            continue
-        found[row.plan] = plan, row.measurement
+        if row.plan not in found:
+            plan = store.plan(row.plan)
+            with suppress(UserError):  # of another version, or a stranger's: it says nothing of this step
+                found[row.plan] = check_plan(graph, host.num_devices, plan), row.measurement
         if len(found) == MOST:
             break
     references = [outcome.reference_s for _, outcome in found.values() if outcome.reference_s > 0]
@@ -429,8 +429,7 @@ def moves(problem: Problem, match: DeviceMatch, before: NDArray[np.int32], after
     """
     mean_s = problem.costs.op_time_s.mean(axis=1)
     whole_s = max(float(mean_s.sum()), 1e-30)
-    stays = np.array(match.to, dtype=np.int32)
-    has_moved = stays[before] != after
+    has_moved = np.array(match.to, dtype=np.int32)[before] != after
     num_new = problem.host.num_devices
     keys, place = np.unique(before[has_moved].astype(np.int64) * num_new + after[has_moved], return_inverse=True)
     counts = np.bincount(place, minlength=len(keys))
@@ -468,22 +467,21 @@ def device_lines(match: DeviceMatch) -> list[str]:
         for old, index in zip(match.old.devices, match.to, strict=True)
         if index != GONE and match.new.devices[index].name != old.name
     ]
-    lines = [f"devices: {', '.join(others)}"] if others else []
-    lines += [f"gone: {', '.join(match.gone)}"] if match.gone else []
-    lines += [f"added: {', '.join(match.added)}"] if match.added else []
-    return lines
+    told = {"devices": others, "gone": match.gone, "added": match.added}
+    return [f"{what}: {', '.join(names)}" for what, names in told.items() if names]
 
 
 def move_lines(moved: dict[str, Any], num_ops: int) -> list[str]:
     """What moved, a line for all and one for each of the first pairs of devices."""
     if not moved["num_ops"]:
         return ["no op moved"]
-    lines = [f"moved: {moved['num_ops']:,} of {counted(num_ops, 'op')}, {moved['share']:.0%} of the step's time"]
     pairs = moved["pairs"]
-    lines += [
-        f"  {pair['from']} to {pair['to']}: {counted(pair['num_ops'], 'op')}, {pair['share']:.0%}"
-        for pair in pairs[:MOST_LINES]
+    more = f"  and between {counted(len(pairs) - MOST_LINES, 'more pair')} of devices"
+    return [
+        f"moved: {moved['num_ops']:,} of {counted(num_ops, 'op')}, {moved['share']:.0%} of the step's time",
+        *(
+            f"  {pair['from']} to {pair['to']}: {counted(pair['num_ops'], 'op')}, {pair['share']:.0%}"
+            for pair in pairs[:MOST_LINES]
+        ),
+        *([more] if len(pairs) > MOST_LINES else []),
     ]
-    if len(pairs) > MOST_LINES:
-        lines.append(f"  and between {counted(len(pairs) - MOST_LINES, 'more pair')} of devices")
-    return lines

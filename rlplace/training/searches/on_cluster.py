@@ -26,7 +26,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report.console import Progress, make_progress
 from rlplace.search.methods import Method, adopt_methods
 from rlplace.search.task import Budget
-from rlplace.session.method import MethodResult
+from rlplace.session.facts import MethodResult
 from rlplace.session.session import MethodKeeper
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.methods import METHODS

@@ -27,7 +27,7 @@ from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.console import Progress
 from rlplace.search.task import BestSoFar, Failure, Saveable, Task
 from rlplace.search.winners import choose_diverse
-from rlplace.session.method import MethodResult, Race, Unmeasured
+from rlplace.session.facts import MethodResult, Race, Unmeasured
 from rlplace.session.session import MethodKeeper
 from rlplace.training.tracking import Tracker
 

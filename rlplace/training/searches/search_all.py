@@ -13,7 +13,7 @@ from rlplace.measure.host_model import HostKnowledge, LearnedHost, Prior
 from rlplace.policy.learn.state import LearnerFile
 from rlplace.search.task import Budget, Saveable
 from rlplace.session.calibrate import Known
-from rlplace.session.method import MethodResult, ratio_of
+from rlplace.session.facts import MethodResult, ratio_of
 from rlplace.session.session import MethodKeeper
 from rlplace.training.agent.agent import AgentResult
 from rlplace.training.methods import GUIDED, LEARNED, POLICY, PORTFOLIO, SCHEDULE

@@ -13,7 +13,7 @@ from rlplace.report.console import Progress
 from rlplace.search.methods import METHODS
 from rlplace.search.task import Budget, Failure, Task
 from rlplace.search.winners import OwnOrderWithPaths
-from rlplace.session.method import MethodResult
+from rlplace.session.facts import MethodResult
 from rlplace.session.session import MethodKeeper
 from rlplace.training.searches.racing_host import LoopBudget, RacingHost
 from rlplace.training.tracking import Tracker

@@ -21,7 +21,7 @@ from rlplace.measure.timing.threads import one_thread_here, usable_cores
 from rlplace.report.console import Progress
 from rlplace.search.methods import METHODS
 from rlplace.search.task import BestSoFar, Budget, Failure, Saveable, Task
-from rlplace.session.method import MethodResult
+from rlplace.session.facts import MethodResult
 from rlplace.session.session import MethodKeeper
 from rlplace.training.tracking import Tracker
 

@@ -22,12 +22,12 @@ from rlplace.measure.placement import load_placement
 from rlplace.measure.timing.threads import usable_cores
 from rlplace.policy.options import LearnConfig
 from rlplace.session.session import Session
+from rlplace.session.setup import Setup
 from rlplace.training import SearchConfig, TrainConfig
-from rlplace.training.checks import check_names
-from rlplace.training.command import Shown, run_training
+from rlplace.training.command import Named, Shown, resume_training, run_training
 from rlplace.training.elastic.elsewhere import folder_for, resume_elsewhere
 from rlplace.training.elastic.placed_again import without_policy
-from rlplace.training.resume import Named, resume_training
+from rlplace.training.run import check_names
 from rlplace.workloads import parse_workload
 
 GRAPH = synthetic("fork_join", seed=4, stages=3, width=3, flops=1e9)
@@ -44,7 +44,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, host in (("two.json", TWO), ("three.json", THREE)):
         save_host(host, folder / name)
     spec = parse_workload(str(folder / "graph.json"))
-    run_training(spec, TWO, CONFIG, folder / "run", host_word=str(folder / "two.json"), shown=QUIET)
+    setup = Setup(spec=spec, host=TWO, host_word=str(folder / "two.json"))
+    run_training(setup, CONFIG, folder / "run", shown=QUIET)
     return folder
 
 
@@ -62,6 +63,10 @@ def go_on(work: Path, name: str, **options: object) -> dict[str, object]:
         shown=QUIET,
         **options,  # type: ignore[arg-type]
     )
+
+
+def own_setup() -> Setup:
+    return Setup(spec=parse_workload("elastic_work:work"), host=resolve_host("cores:2"), host_word="cores:2")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -154,8 +159,8 @@ def own_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores, of which one is left")
 def test_op_times_are_not_measured_again_on_fewer_cores(own_work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spec, folder = parse_workload("elastic_work:work"), own_work / "run"
-    run_training(spec, resolve_host("cores:2"), MEASURED, folder, host_word="cores:2")
+    folder = own_work / "run"
+    run_training(own_setup(), MEASURED, folder)
     assert "profiling" in capsys.readouterr().err
     told = resume_elsewhere(
         folder, resolve_host("cores:1"), own_work / "one", Named("elastic_work:work"), host_word="cores:1"
@@ -182,11 +187,11 @@ def test_a_run_that_loses_a_device_offers_to_go_on_without_it(
             raise DeviceLost(("cpu:1",), "this process may not use core 1 any more")
         return measure(self, *args, **options)  # type: ignore[arg-type]
 
-    spec, folder = parse_workload("elastic_work:work"), own_work / "run"
+    folder = own_work / "run"
     with monkeypatch.context() as patch:
         patch.setattr(Evaluator, "measure_plans", losing)
         with pytest.raises(DeviceLost) as lost:
-            run_training(spec, resolve_host("cores:2"), MEASURED, folder, host_word="cores:2", shown=QUIET)
+            run_training(own_setup(), MEASURED, folder, shown=QUIET)
     assert f"rlplace train elastic_work:work --resume {folder} --host cores:" in str(lost.value)
     told = resume_elsewhere(
         folder,

@@ -17,7 +17,7 @@ from rlplace.measure.host_model import LearnedHost
 from rlplace.measure.measurement import Measurement, MeasurementKey
 from rlplace.measure.problem import Problem
 from rlplace.store import MeasurementStore
-from rlplace.store.records import StoredMeasurement
+from rlplace.store.rows import StoredMeasurement
 from rlplace.training.elastic.placed_again import LEAST, fitted_host
 
 PROBLEM = learnable_problem(paired_host(3))

@@ -15,13 +15,15 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.timing.threads import usable_cores
 from rlplace.report.console import make_progress
 from rlplace.session.folder import RunFolder
+from rlplace.session.setup import Setup
 from rlplace.training import TrainConfig, command
 from rlplace.training.command import Job, going_on, what_is_left
 from rlplace.workloads import parse_workload
 
 
 def asked(host: Host, workload: str = "nmt@small", **options: bool) -> Job:
-    return Job.of(parse_workload(workload), host, TrainConfig(), "cores", **options)
+    setup = Setup(spec=parse_workload(workload), host=host, host_word="cores", **options)
+    return Job.of(setup, TrainConfig())
 
 
 def offering(job: Job, folder: Path) -> AbstractContextManager[None]:

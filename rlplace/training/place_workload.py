@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.errors import RunnerError
-from rlplace.graphs.grouping.constraints import Constraints
 from rlplace.locks import measuring_alone
 from rlplace.measure.bounds import lower_bound_s
-from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement, save_placement
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here
@@ -17,11 +15,10 @@ from rlplace.report.console import make_progress
 from rlplace.search.methods import find
 from rlplace.search.rules import baselines
 from rlplace.search.task import Budget
-from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.prepare import prepare
+from rlplace.session.setup import Setup
 from rlplace.session.steps import Steps
 from rlplace.training.methods import METHODS
-from rlplace.workloads import WorkloadSpec
 
 LEAST_TO_CHOOSE = 1000
 """Evaluations of the search that micro-batches and orders of ops are chosen for, at least: few would choose blindly."""
@@ -29,36 +26,15 @@ LEAST_TO_CHOOSE = 1000
 
 @one_thread_here()
 def place_workload(
-    spec: WorkloadSpec,
-    host: Host,
-    path: Path,
-    *,
-    method: str,
-    evaluations: int,
-    seed: int = 0,
-    workload_seed: int = 0,
-    num_groups: int = 256,
-    grouping: str = "heavy-edge",
-    constraints: Constraints | None = None,
-    asked: CutOptions = WHOLE,
-    is_waiting: bool = True,
-    is_quiet: bool = False,
+    setup: Setup, path: Path, *, method: str, evaluations: int, is_quiet: bool = False
 ) -> dict[str, Any]:
     """What `--json` prints: placement, method, step_time_s, single_s, evaluations, plan_s, the bound, micro_batches.
 
     Args:
-        spec: the workload.
-        host: where; one of this machine is profiled, but nothing is measured.
+        setup: the step; on a host of this machine it is profiled, but no placement is measured.
         path: the placement goes here.
         method: a name of `METHODS`.
         evaluations: placements that it may simulate, beside those that choose how the batch is cut.
-        seed: of the method.
-        workload_seed: of the workload's weights and inputs.
-        num_groups: most groups of ops that are moved.
-        grouping: the rule that makes them.
-        constraints: the user's pins and exclusions.
-        asked: how the batch is cut.
-        is_waiting: wait for another search that measures on this machine, instead of giving up.
         is_quiet: no progress.
 
     Raises:
@@ -69,20 +45,12 @@ def place_workload(
     """
     chosen = METHODS[method]
     progress = make_progress(is_quiet=is_quiet)
-    steps = Steps(spec, host, workload_seed, asked)
-    with measuring_alone(host, say=progress.say, is_waiting=is_waiting):  # profiling counts seconds, too
-        prepared = prepare(
-            steps,
-            progress.say,
-            seed=seed,
-            num_groups=num_groups,
-            grouping=grouping,
-            constraints=constraints,
-            evaluations=max(evaluations, LEAST_TO_CHOOSE),
-        )
+    steps = Steps(setup.spec, setup.host, setup.workload_seed, setup.asked)
+    with measuring_alone(setup.host, say=progress.say, is_waiting=setup.is_waiting):  # profiling counts seconds, too
+        prepared = prepare(steps, progress.say, setup, evaluations=max(evaluations, LEAST_TO_CHOOSE))
     problem = prepared.problem
     simulator = Simulator(problem)
-    found = find(problem, chosen.name, simulator, Budget(evaluations=evaluations), seed=seed)
+    found = find(problem, chosen.name, simulator, Budget(evaluations=evaluations), seed=setup.seed)
     if found.devices is None:
         raise RunnerError(f"none of {found.evaluations} placements fits into memory; give more `--evaluations`.")
     plan = found.plan if found.plan is not None else simulator.plan(found.devices)
@@ -93,8 +61,8 @@ def place_workload(
         "schema": 1,
         "placement": str(path),
         "method": method,
-        "seed": seed,
-        "workload_seed": workload_seed,
+        "seed": setup.seed,
+        "workload_seed": setup.workload_seed,
         "kind": "simulated",
         "step_time_s": found.step_time_s,
         "single_s": single_s,

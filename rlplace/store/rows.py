@@ -1,26 +1,28 @@
-"""The rows of a store, checked as they come: a stranger's database may say anything.
+"""The rows of a store, checked as they come: a stranger's database may say anything; and as CSV, JSON or Parquet.
 
 `summarise`: what is kept of a traced step: seconds of each type of op on each device, and of copies.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import os
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
-from rlplace.errors import InvalidValue
-from rlplace.files import parse_json
+from rlplace.errors import FileProblem, InvalidValue, MissingExtra, UnknownName
+from rlplace.files import jsonable, parse_json, write_bytes_atomic
 from rlplace.measure.measurement import Measurement, MeasurementKey, Status
 from rlplace.measure.plan import Plan, Timeline
 from rlplace.measure.problem import Problem
@@ -79,8 +81,8 @@ class MeasuringProcess:
             host_name,
             versions,
             idle if math.isfinite(idle) else None,
-            _load(),
-            _clock_hz(),
+            _known(lambda: os.getloadavg()[0]),
+            _known(lambda: 1e3 * float(_CLOCK.read_text(encoding="ascii"))),
         )
 
 
@@ -115,10 +117,8 @@ class StoredMeasurement:
     clock_hz: Number | None = None
 
     def __post_init__(self) -> None:
-        if self.status == "ok" and self.step_time_s is None:
-            raise InvalidValue("step_time_s", None, "more than 0 where the status is ok")
-        if self.status != "ok" and self.step_time_s is not None:
-            raise InvalidValue("step_time_s", self.step_time_s, f"none where the status is {self.status}")
+        if (self.status == "ok") != (self.step_time_s is not None):
+            raise InvalidValue("step_time_s", self.step_time_s, "seconds where the status is ok, and nowhere else")
 
     @classmethod
     def of(cls, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> StoredMeasurement:
@@ -183,7 +183,7 @@ def decode_measurement(row: Mapping[str, object], where: str) -> StoredMeasureme
     Raises:
         FileProblem, InvalidValue, UnknownName: a value that no measurement has; names the column.
     """
-    values = dict(row)
+    values = {name: value for name, value in row.items() if name != "number"}
     for name in LISTS:
         text = values[name]
         if not isinstance(text, str):
@@ -212,8 +212,9 @@ def decode_plan(row: Mapping[str, object], where: str) -> Plan:
     """
     arrays = {name: _decode_array(row[name], name, where) for name in ARRAYS}
     if len(arrays["devices"]) != row["num_ops"]:
-        actual = described(row["num_ops"])
-        raise InvalidValue("num_ops", actual, f"{len(arrays['devices'])}, one for each device", where=where)
+        raise InvalidValue(
+            "num_ops", described(row["num_ops"]), f"{len(arrays['devices'])}, one for each device", where=where
+        )
     plan = Plan(**arrays)
     if plan.fingerprint != row["fingerprint"]:
         raise InvalidValue("fingerprint", described(row["fingerprint"]), plan.fingerprint, where=where)
@@ -233,17 +234,11 @@ def _decode_array(value: object, name: str, where: str) -> NDArray[np.int32]:
     return np.frombuffer(raw, dtype="<i4").astype(np.int32)
 
 
-def _load() -> float | None:
+def _known(figure: Callable[[], float]) -> float | None:
+    """A figure of this machine; None where the system does not say it."""
     try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return None
-
-
-def _clock_hz() -> float | None:
-    try:
-        return 1e3 * float(_CLOCK.read_text(encoding="ascii"))
-    except (OSError, ValueError):
+        return figure()
+    except (AttributeError, OSError, ValueError):
         return None
 
 
@@ -259,27 +254,117 @@ def summarise(problem: Problem, timeline: Timeline) -> dict[str, Any]:
         destination, number, bytes, seconds]`; `peak_bytes` of each device, empty where memory was not followed.
     """
     graph, names = problem.graph, [device.name for device in problem.host.devices]
-    ops: dict[tuple[str, str], list[float]] = {}
     runs = ~graph.is_source
     op_s = timeline.op_end_s - timeline.op_start_s
-    for op in np.flatnonzero(runs).tolist():
-        of = ops.setdefault((graph.targets[op], names[int(timeline.op_device[op])]), [0, 0.0])
-        of[0] += 1
-        of[1] += float(op_s[op])
-    copies: dict[tuple[str, str], list[float]] = {}
-    copy_s = timeline.transfer_end_s - timeline.transfer_start_s
-    for k, tensor in enumerate(timeline.transfer_tensor.tolist()):
-        pair = names[int(timeline.transfer_source[k])], names[int(timeline.transfer_destination[k])]
-        of = copies.setdefault(pair, [0, 0, 0.0])
-        of[0] += 1
-        of[1] += int(graph.tensor_bytes[tensor])
-        of[2] += float(copy_s[k])
+    ops = (
+        (graph.targets[op], names[int(timeline.op_device[op])], (1, float(op_s[op])))
+        for op in np.flatnonzero(runs).tolist()
+    )
+    routes = zip(timeline.transfer_source.tolist(), timeline.transfer_destination.tolist(), strict=True)
+    num_bytes = graph.tensor_bytes[timeline.transfer_tensor].tolist()
+    copy_s = (timeline.transfer_end_s - timeline.transfer_start_s).tolist()
+    copies = (
+        (names[source], names[destination], (1, size, seconds))
+        for (source, destination), size, seconds in zip(routes, num_bytes, copy_s, strict=True)
+    )
     ends = (*timeline.op_end_s[runs].tolist(), *timeline.transfer_end_s.tolist())
     peaks = np.zeros(len(names), dtype=np.int64)
     np.maximum.at(peaks, timeline.memory_device, timeline.memory_bytes)
     return {
         "step_s": max(ends, default=0.0),
-        "ops": sorted(([*pair, *of] for pair, of in ops.items()), key=lambda row: (-float(row[3]), row[:2])),
-        "copies": sorted(([*pair, *of] for pair, of in copies.items()), key=lambda row: (-float(row[4]), row[:2])),
+        "ops": _summed(ops),
+        "copies": _summed(copies),
         "peak_bytes": peaks.tolist() if len(timeline.memory_bytes) else [],
     }
+
+
+def _summed(rows: Iterable[tuple[str, str, tuple[float, ...]]]) -> list[list[Any]]:
+    """A row for each pair of names, with the sums of its numbers; that with the largest last sum first."""
+    sums: dict[tuple[str, str], list[float]] = {}
+    for one, other, numbers in rows:
+        before = sums.get((one, other), [0] * len(numbers))
+        sums[one, other] = [total + number for total, number in zip(before, numbers, strict=True)]
+    return sorted(([*pair, *total] for pair, total in sums.items()), key=lambda row: (-float(row[-1]), row[:2]))
+
+
+Format = Literal["csv", "json", "parquet"]
+_ENDINGS: dict[str, Format] = {".csv": "csv", ".json": "json", ".parquet": "parquet"}
+
+
+def as_csv(rows: Sequence[StoredMeasurement]) -> bytes:
+    """A line for each measurement below one of names; samples and peaks as JSON lists, what is not known is empty."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        facts = row.to_dict()
+        writer.writerow(facts | {name: json.dumps(facts[name]) for name in ("samples_s", "peak_bytes")})
+    return text.getvalue().encode("utf-8")
+
+
+def as_json(rows: Sequence[StoredMeasurement]) -> bytes:
+    """An object with `schema` and `measurements`."""
+    told = {"schema": 1, "measurements": [row.to_dict() for row in rows]}
+    return (json.dumps(jsonable(told), allow_nan=False) + "\n").encode("utf-8")
+
+
+def as_parquet(rows: Sequence[StoredMeasurement]) -> bytes:
+    """A Parquet file with the same columns; samples and peaks are lists.
+
+    Raises:
+        MissingExtra: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtra("pyarrow", "parquet") from error
+    kinds = {
+        **dict.fromkeys(COLUMNS, pyarrow.string()),
+        **dict.fromkeys(NUMBERS, pyarrow.float64()),
+        "samples_s": pyarrow.list_(pyarrow.float64()),
+        "peak_bytes": pyarrow.list_(pyarrow.int64()),
+        "is_whole": pyarrow.bool_(),
+    }
+    schema = pyarrow.schema([(name, kinds[name]) for name in COLUMNS])
+    table = pyarrow.Table.from_pylist([row.to_dict() for row in rows], schema=schema)
+    sink = io.BytesIO()
+    parquet.write_table(table, sink)
+    return sink.getvalue()
+
+
+NUMBERS = ("taken_s", "step_time_s", "reference_s", "idle_share", "load", "clock_hz", "ratio", "noise")
+COLUMNS = (*StoredMeasurement.__dataclass_fields__, "ratio", "noise")
+FORMATS: Mapping[Format, Callable[[Sequence[StoredMeasurement]], bytes]] = {
+    "csv": as_csv,
+    "json": as_json,
+    "parquet": as_parquet,
+}
+
+
+def format_of(word: str | None, out: Path | None) -> Format:
+    """The format that is asked for, or that a file's name says; CSV where neither says anything.
+
+    Raises:
+        UnknownName: no such format.
+        InvalidValue: Parquet without a file.
+    """
+    if word is None:
+        word = "csv" if out is None else _ENDINGS.get(out.suffix.lower(), "csv")
+    if word not in FORMATS:
+        raise UnknownName("format", word, FORMATS)
+    if word == "parquet" and out is None:
+        raise InvalidValue("out", None, "a file for Parquet", where="measurements", hint="Give --out FILE.")
+    return cast("Format", word)
+
+
+def write_table(rows: Sequence[StoredMeasurement], path: Path, kind: Format) -> None:
+    """Writes measurements in a format, whole or not at all.
+
+    Raises:
+        FileProblem: the file cannot be written, or is a folder.
+        MissingExtra: as `as_parquet`.
+    """
+    if path.is_dir():
+        raise FileProblem(path, "this is a folder, expected a file for the table: name another.")
+    write_bytes_atomic(path, FORMATS[kind](rows))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stored import PLAN, row_of
 
 from rlplace.errors import UserError
-from rlplace.store.records import (
+from rlplace.store.rows import (
     ARRAYS,
     StoredMeasurement,
     decode_measurement,

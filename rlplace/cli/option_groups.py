@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rlplace.graphs.grouping.constraints import Constraints
     from rlplace.measure.hosts.host import Host
     from rlplace.session.cut import CutOptions, Loss
+    from rlplace.session.setup import Setup
     from rlplace.workloads import WorkloadSpec
 
 GRANULARITIES = ("op", "module")
@@ -56,9 +57,7 @@ def format_duration(seconds: float) -> str:
     >>> format_duration(300.0)
     '5m'
     """
-    if seconds and seconds % 60 == 0:
-        return f"{seconds / 60:g}m"
-    return f"{seconds:g}s"
+    return f"{seconds / 60:g}m" if seconds and seconds % 60 == 0 else f"{seconds:g}s"
 
 
 def _time(parse: Callable[[str], float]) -> PrimitiveConstructorSpec[float]:
@@ -96,10 +95,6 @@ class PlacementOptions:
     """PATTERN,PATTERN,..., again and again: these ops move as one"""
     gangs: bool = False
     """on CPU hosts, also a device that runs an op on all cores at once"""
-
-    def find_host(self, text: str) -> Host:
-        """The host that HOST stands for, with gangs if they were asked for."""
-        return find_host(text, gangs=self.gangs)
 
     def constraints(self, host: Host) -> Constraints:
         """The user's constraints, their devices checked against those of `host`.
@@ -235,6 +230,43 @@ def parse_budget(text: str) -> float:
     """
     word = text.strip()
     return MoreTime(parse_duration(word[1:])) if word.startswith("+") else parse_duration(word)
+
+
+def setup_of(
+    workload: str,
+    host: str,
+    placing: PlacementOptions,
+    batch: BatchOptions,
+    grouping: GroupingOptions | None = None,
+    storing: StoreOptions | None = None,
+    *,
+    no_wait: bool = False,
+    in_process: bool = False,
+    **options: Any,
+) -> Setup:
+    """The options that commands share, looked up on this machine; `options` are further fields of `Setup`.
+
+    Raises:
+        UserError: a mistake in one of them.
+    """
+    from rlplace.session.setup import Setup
+
+    grouping, storing = grouping or GroupingOptions(), storing or StoreOptions(no_wait=no_wait)
+    spec, asked, found = check_workload(workload), batch.parse(), find_host(host, gangs=placing.gangs)
+    return Setup(
+        spec=spec,
+        host=found,
+        host_word=host,
+        gangs=placing.gangs,
+        asked=asked,
+        num_groups=grouping.num_groups,
+        grouping=grouping.word(asked),
+        constraints=placing.constraints(found),
+        isolated=False if in_process else None,
+        store=storing.store,
+        is_waiting=not storing.no_wait,
+        **options,
+    )
 
 
 def print_json(data: dict[str, Any]) -> None:

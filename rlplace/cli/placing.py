@@ -1,0 +1,364 @@
+"""`rlplace train`: finds a placement; the run folder is the result.
+
+`rlplace place`: a placement at once, of a workload or of a run on another host, by simulated steps alone.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from rlplace.cli.option_groups import (
+    Batched,
+    Budget,
+    Duration,
+    Grouped,
+    MoreTime,
+    Placing,
+    Seed,
+    Stored,
+    find_host,
+    given_options,
+    print_json,
+    setup_of,
+)
+from rlplace.errors import FileProblem, InvalidValue
+from rlplace.format import format_ms
+from rlplace.policy.options import LearnConfig
+from rlplace.say import counted, say
+from rlplace.training.agent.config import AgentConfig
+from rlplace.training.config import SearchConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from rlplace.training.command import Named
+
+
+AGAIN = ("in-process", "store", "track", "cluster", "init", "priors")
+"""Options that a run folder is not believed where they reach out of it: they may be given again."""
+BESIDE_RESUME = ("resume", "budget", *AGAIN, "json", "quiet", "no-wait")
+"""Options that go with `--resume`; all others are as the run was started."""
+BESIDE_HOST = ("host", "run", "overwrite", "gangs", "pin", "exclude", "together")
+"""Those that go with it where `--host` names another host."""
+
+
+def train(
+    placing: Placing,
+    grouping: Grouped,
+    batch: Batched,
+    storing: Stored,
+    search: Annotated[SearchConfig, tyro.conf.arg(name="")],
+    learn: Annotated[LearnConfig, tyro.conf.arg(name="")],
+    agent: AgentConfig,
+    workload: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[WORKLOAD]")] = None,
+    host: str = "auto",
+    budget: Budget = TrainConfig.budget_s,
+    total: Annotated[Duration | None, tyro.conf.arg(metavar="TIME")] = TrainConfig.total_s,
+    evaluations: Annotated[int | None, tyro.conf.arg(metavar="N")] = TrainConfig.evaluations,
+    run: Path | None = None,
+    resume: Path | None = None,
+    seed: Seed = TrainConfig.seed,
+    workload_seed: Seed = 0,
+    acyclic: bool = TrainConfig.acyclic,
+    track: str = TrainConfig.track,
+    overwrite: bool = False,
+    in_process: bool = False,
+    cluster: str = TrainConfig.cluster,
+    json: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Find a placement; the run folder is the result.
+
+    Args:
+        workload: a name with an optional size (`nmt`, `nmt@small`, `nmt@layers=4`), several (`multi:bert*2,gpt2`),
+            `package.module:function`, or for a simulated host a graph file
+        placing: where ops may run
+        grouping: how ops are grouped
+        batch: how the batch of a step is cut
+        storing: what becomes of what is measured
+        search: how the budget is spent
+        learn: how the method `policy` learns
+        agent: how the method `learned` explores
+        host: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2x4`, `cuda`, `cuda/2` (each GPU as two
+            devices), `cuda+cpu`, a preset, or a host file; `rlplace hosts` lists all of them
+        budget: search time of the method and `portfolio` together, e.g. 90, 150s, 5m; the rest comes on top
+        total: time of all of it but capturing: profiling, calibration and the final table shrink to fit, and the search
+            has what is left, at most `--budget`
+        evaluations: on a simulated host, placements that each of them scores, in place of a time: the same seed finds
+            the same
+        run: run folder; by default runs/WORKLOAD
+        resume: go on with the run in this folder, after any end, from what it measured and learned, as it was started;
+            a larger `--budget`, or `--budget +TIME`, extends it; with `--host` the run is begun again on that host, in
+            a folder of its own, from what the one in this folder measured, learned and found
+        seed: of the policy, of sampling and of random ops
+        workload_seed: of the workload's weights and inputs
+        acyclic: keep the graph of groups without cycles, and say which rules had to give way
+        track: Weights & Biases: disabled, offline or online
+        overwrite: replace an existing run folder
+        in_process: measure placements in this process instead of a worker: for debuggers; one that crashes ends it
+        cluster: whose machines measure, or search on a simulated host: off (this one alone), auto (the Ray cluster that
+            runs here, else one that is started here), or the ADDRESS of one
+        json: print the result as one JSON object on stdout; the table goes to stderr
+        quiet: no progress on stderr; the table stays on stdout, but beside `--json`
+    """
+    if resume is not None:
+        given = given_options()
+        _check_given((*BESIDE_RESUME, *BESIDE_HOST) if "host" in given else BESIDE_RESUME)
+        from rlplace.training.command import Named, Shown, resume_training
+
+        more_s = budget if isinstance(budget, MoreTime) else 0.0
+        named = Named(
+            workload=workload,
+            budget_s=budget if "budget" in given and not more_s else None,
+            more_s=more_s,
+            store=storing.store if "store" in given else None,
+            track=track if "track" in given else None,
+            cluster=cluster if "cluster" in given else None,
+            isolated=False if in_process else None,
+            init=learn.init,
+            priors=search.priors,
+        )
+        how: dict[str, Any] = {"is_waiting": not storing.no_wait, "shown": Shown(quiet, not (quiet and json), json)}
+        if "host" in given:
+            result = _elsewhere(resume, named, placing, host, run, overwrite, how)
+        else:
+            result = resume_training(resume, named, **how)
+        if json:
+            print_json(result)
+        return
+    if workload is None:
+        raise InvalidValue(
+            "workload",
+            None,
+            "a name, package.module:function or a graph file",
+            hint="For example: rlplace train nmt. To go on with a run: rlplace train --resume DIR.",
+        )
+    if isinstance(budget, MoreTime):
+        raise InvalidValue(
+            "budget",
+            f"+{budget:g} s",
+            "a time of its own",
+            hint="`+` is time on top of what a run was given, beside `--resume DIR`.",
+        )
+    if evaluations is not None and "budget" in given_options():
+        raise InvalidValue("evaluations", evaluations, "none beside --budget", hint="Leave one of the two out.")
+    setup = setup_of(
+        workload,
+        host,
+        placing,
+        batch,
+        grouping,
+        storing,
+        in_process=in_process,
+        seed=seed,
+        workload_seed=workload_seed,
+        acyclic=acyclic,
+    )
+    config = TrainConfig.of(
+        setup,
+        budget_s=budget,
+        total_s=total,
+        evaluations=evaluations,
+        track=track,
+        cluster=cluster,
+        search=search,
+        learn=learn,
+        agent=agent,
+    )
+    from rlplace.training.command import Shown, run_training
+
+    folder = run if run is not None else Path("runs") / workload.replace("/", "_").replace(":", "_")
+    result = run_training(setup, config, folder, overwrite=overwrite, shown=Shown(quiet, not (quiet and json), json))
+    if json:
+        print_json(result)
+
+
+def _elsewhere(
+    folder: Path,
+    named: Named,
+    placing: Placing,
+    host: str,
+    run: Path | None,
+    overwrite: bool,
+    how: dict[str, Any],
+) -> dict[str, Any]:
+    if named.more_s:
+        raise InvalidValue(
+            "budget",
+            f"+{named.more_s:g} s",
+            "a time without `+` beside --host",
+            hint="The run on the new host begins anew, with a budget of its own.",
+        )
+    found = find_host(host, gangs=placing.gangs)
+    has_own = bool(placing.pin or placing.exclude or placing.together)
+    constraints = placing.constraints(found) if has_own else None
+    from rlplace.training.elastic.elsewhere import folder_for, resume_elsewhere
+
+    return resume_elsewhere(
+        folder,
+        found,
+        folder_for(folder, host) if run is None else run,
+        named,
+        host_word=host,
+        gangs=placing.gangs,
+        constraints=constraints,
+        overwrite=overwrite,
+        **how,
+    )
+
+
+def _check_given(known: tuple[str, ...]) -> None:
+    """Refuses options that mean nothing beside `--resume`.
+
+    Raises:
+        InvalidValue: one of them was given.
+    """
+    for option in sorted(given_options() - set(known)):
+        expected = f"only {', '.join(f'--{name}' for name in known[1:])} beside --resume"
+        hint = "The run goes on as it was started; start another one for other options."
+        if option in BESIDE_HOST:
+            hint = "It goes with another host: name that with `--host` too."
+        raise InvalidValue("option", f"--{option}", expected, where="train --resume", hint=hint)
+
+
+EVALUATIONS = 16
+"""Placements of a workload that are simulated by default."""
+METHOD, RUN_METHOD = "schedule", "portfolio"
+"""What places a workload, and what places a run's step again."""
+PLACEMENT = Path("placement.json")
+
+
+def place(
+    target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="WORKLOAD|DIR")],
+    placing: Placing,
+    grouping: Grouped,
+    batch: Batched,
+    host: str = "auto",
+    evaluations: Annotated[int | None, tyro.conf.arg(metavar="N")] = None,
+    seconds: Duration | None = None,
+    method: str | None = None,
+    placement: Annotated[Path | None, tyro.conf.arg(aliases=("--out",))] = None,
+    run: Path | None = None,
+    workload: str | None = None,
+    seed: Seed = 0,
+    workload_seed: Seed = 0,
+    overwrite: bool = False,
+    no_wait: bool = False,
+    json: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Place a step at once, by simulation: a workload's, or that of a run on another host, from what the run knows.
+
+    Args:
+        target: a name with an optional size, `package.module:function`, or for a simulated host a graph file; or a run
+            folder, whose step goes to HOST: op times, links, factors and the best placement are carried over, and a
+            search goes on from there
+        placing: where ops may run; given with a run folder, instead of all that the run had
+        grouping: how ops are grouped; a run folder says so itself
+        batch: how the batch of a step is cut; likewise
+        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file
+        evaluations: placements to simulate, by default 16 for a workload; with 1 the policy's first guess is taken
+        seconds: search of a run's step for so long, by default 5s where no evaluations are given
+        method: what finds it, any method of `rlplace compare`: by default `schedule`, for a run `portfolio`
+        placement: the file to write, for `rlplace simulate` and `measure`; by default placement.json where no run
+            is named
+        run: keep the placement of a run's step as a run folder, for `rlplace export` and `train --resume`
+        workload: the workload again, where the run is of your own function
+        seed: of methods that draw
+        workload_seed: of the workload's weights and inputs; a run folder says so itself
+        overwrite: replace an existing file or run
+        no_wait: while another search measures on this machine, give up instead of waiting for it
+        json: print one JSON object on stdout
+        quiet: no progress; the answer stays
+    """
+    if evaluations is not None and evaluations < 1:
+        raise InvalidValue("evaluations", evaluations, "at least 1", where="place")
+    # a folder of the current one may be called as a workload is
+    folder, is_path = Path(target), len(Path(target).parts) > 1
+    is_run = folder.is_dir() and (is_path or any((folder / name).exists() for name in ("session.db", "config.json")))
+    path = PLACEMENT if placement is None and run is None else placement
+    if not is_run:
+        for name, value in (("seconds", seconds), ("run", run), ("workload", workload)):
+            if value is not None:
+                raise InvalidValue(
+                    name,
+                    str(value),
+                    "none beside a workload",
+                    where="place",
+                    hint="It is of a run folder that is placed again.",
+                )
+        path = _free(path or PLACEMENT, overwrite)
+        setup = setup_of(
+            target, host, placing, batch, grouping, no_wait=no_wait, seed=seed, workload_seed=workload_seed
+        )
+        from rlplace.training.place_workload import place_workload
+
+        method, count = method or METHOD, evaluations or EVALUATIONS
+        result = place_workload(setup, path, method=method, evaluations=count, is_quiet=quiet)
+    else:
+        has_options = grouping != type(grouping)() or batch != type(batch)()
+        for field, given, hint in (
+            ("options", has_options and "of groups or of the batch", "Groups and micro-batches are those of the run."),
+            ("workload_seed", workload_seed, "The workload is built as the run built it."),
+        ):
+            if given:
+                raise InvalidValue(field, given, "none beside a run folder", where="place", hint=hint)
+        found = find_host(host, gangs=placing.gangs)
+        has_own = bool(placing.pin or placing.exclude or placing.together)
+        constraints = placing.constraints(found) if has_own else None
+        path = None if path is None else _free(path, overwrite)
+        from rlplace.training.elastic.elsewhere import replace_run
+
+        result = replace_run(
+            folder,
+            found,
+            path,
+            host_word=host,
+            run=run,
+            workload=workload,
+            method=method or RUN_METHOD,
+            seconds=math.inf if seconds is None else seconds,
+            evaluations=math.inf if evaluations is None else evaluations,
+            seed=seed,
+            constraints=constraints,
+            gangs=placing.gangs,
+            overwrite=overwrite,
+            is_waiting=not no_wait,
+            is_quiet=quiet,
+        )
+    if json:
+        print_json(result)
+        return
+    _show(result)
+
+
+def _free(path: Path, overwrite: bool) -> Path:
+    """The path, if a placement may be written there.
+
+    Raises:
+        FileProblem: a file is there.
+    """
+    if path.exists() and not overwrite:
+        raise FileProblem(path, "is there already: name another file, or give `--overwrite`.")
+    return path
+
+
+def _show(result: dict[str, Any]) -> None:
+    single_s = result["single_s"]
+    single = f"best single device {format_ms(single_s)} ms" if math.isfinite(single_s) else "no single device holds it"
+    carried = ""
+    if math.isfinite(result.get("before_s", math.nan)):
+        fits = math.isfinite(result["carried_s"])
+        now = f"{format_ms(result['carried_s'])} ms" if fits else "it does not fit into memory"
+        carried = f"it was {format_ms(result['before_s'])} ms on {result['host']['from']}, carried over {now}; "
+    say(
+        f"{result['placement'] or result['new_run']}: {format_ms(result['step_time_s'])} ms simulated after "
+        f"{counted(result['evaluations'], 'placement')} in {result['plan_s']:.2f} s; {carried}{single}, "
+        f"bound {format_ms(result['lower_bound_s'])} ms ({result['lower_bound']})"
+    )
+    if result["step_time_s"] > single_s:
+        say(
+            "warning: this is slower than the best single device: give more `--evaluations`, or do not place this model"
+        )
