@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from record import argument, as_markdown, parse, record, save
 from torch import nn
 
-from rlplace.errors import MissingExtra
-from rlplace.export.device_map import device_map, gradients_kept, map_devices, map_places, project
+from rlplace.errors import InvalidValue, MissingExtra
+from rlplace.export.device_map import Place, device_map, gradients_kept, map_places, project
 from rlplace.graphs import OpGraph
+from rlplace.graphs.grouping.module_classes import module_classes
 from rlplace.measure import Measurement, Problem, Simulator, resolve_host
 from rlplace.search import Budget, find
 from rlplace.session.steps import capture_workload
@@ -34,6 +35,54 @@ FAMILY = ("balanced", "balanced_low_0", "sequential")
 SHARES = 50
 """Steps of this part of the parameters lead away from `balanced`."""
 DeviceMap = dict[str, int | str]
+
+
+def map_devices(graph: OpGraph, entries: Mapping[str, Place], places: Sequence[Place]) -> NDArray[np.int32]:
+    """(N,) int32: the device of each op under a device map, made here or elsewhere.
+
+    An op of a unit is where the map has its module; where the units of one class are apart, which a map of another's
+    making may have, the ops that no module of the map owns are with the first of them.
+
+    Args:
+        graph: of the model that the map is of.
+        entries: the map.
+        places: what the map calls each device of the host.
+
+    Raises:
+        InvalidValue: a module that the map does not place, or a place that is no device.
+    """
+    classes = module_classes(graph)
+    where = {place: device for device, place in reversed(list(enumerate(places)))}
+
+    def device_of(name: str) -> int:
+        path = name
+        while path not in entries and path:
+            path = path.rpartition(".")[0]
+        if path not in entries:  # it may be finer than what must be whole here
+            path = next((entry for entry in entries if entry.startswith(f"{name}.")), "")
+        if path not in entries:
+            raise InvalidValue("device map", f"nothing for {name!r}", "every module in it, or one above")
+        if entries[path] not in where:
+            raise InvalidValue(
+                "device map", entries[path], f"one of {', '.join(map(str, dict.fromkeys(places)))}", where=path
+            )
+        return where[entries[path]]
+
+    entry_device = {name: device_of(name) for name in classes.entry_class}
+    class_device = np.zeros(classes.num_classes, dtype=np.int32)
+    for name, number in reversed(list(classes.entry_class.items())):
+        class_device[number] = entry_device[name]
+    devices = np.where(classes.op_class >= 0, class_device[classes.op_class], 0).astype(np.int32)
+    units = classes.tree.unit_of()
+    is_tied = np.isin(np.arange(graph.num_ops), np.flatnonzero(graph.colocation >= 0))
+    for op, path in enumerate(graph.modules):
+        unit = units.get(path)
+        if unit in entry_device and (not is_tied[op] or graph.is_resident[op]):
+            devices[op] = entry_device[unit]
+    leaders: dict[int, int] = {}  # what lives with a parameter is where that is
+    for op in sorted(np.flatnonzero(is_tied).tolist(), key=lambda op: (not graph.is_resident[op], op)):
+        devices[op] = devices[leaders.setdefault(int(graph.colocation[op]), op)]
+    return devices
 
 
 def families(model: nn.Module, room: dict[int, int]) -> dict[str, DeviceMap]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from record import RESULTS, argument, as_markdown, parse, record, table
 
-from rlplace.compare.fidelity import measure_mix
+from rlplace.compare.simulated_and_measured import measure_mix
 from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Host
 from rlplace.measure.prediction_error import calibrate

@@ -18,7 +18,7 @@ import pytest
 from ray_nodes import ended, processes_of
 
 from rlplace.cluster.cluster import BACKUP_FACTOR, BACKUP_LEAST_S, RETRIES
-from rlplace.cluster.evaluator import MOST_LOST, Staleness
+from rlplace.cluster.cluster_evaluator import MOST_LOST, Staleness
 
 pytest.importorskip("ray", reason="the extra `cluster` is not installed")
 

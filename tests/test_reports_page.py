@@ -10,7 +10,7 @@ import pytest
 from run_files import write_run
 
 from rlplace.report.html.page import SECTIONS
-from rlplace.report.html.step import MOST_BARS
+from rlplace.report.html.step_sections import MOST_BARS
 from rlplace.session.folder import RUN_FILES
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "reports.md").read_text(encoding="utf-8")

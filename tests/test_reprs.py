@@ -15,7 +15,7 @@ from rlplace.compare import Comparison, Row
 from rlplace.graphs import Grouping, capture
 from rlplace.measure import Costs, Measurement, Placement, Simulator
 from rlplace.policy import POLICIES, LearnConfig
-from rlplace.report.printed import as_html, as_text, results_table
+from rlplace.report.console import as_html, as_text, results_table
 from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.training.forecast import Durations

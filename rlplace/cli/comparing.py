@@ -201,7 +201,7 @@ def simulate(
         timeline: write a Chrome trace of the simulated step here, or a picture of it if the name ends in .png
         json: print one JSON object on stdout
     """
-    from rlplace.compare.one_placement import time_placement
+    from rlplace.compare.simulated_and_measured import time_placement
 
     setup = setup_of(workload, host, placing, batch, workload_seed=workload_seed)
     show_step_time(time_placement(setup, placement, is_measured=False, timeline=timeline), json)
@@ -250,7 +250,7 @@ def measure(
         in_process: run in this process instead of a worker: for debuggers; a placement that crashes ends it
         json: print one JSON object on stdout
     """
-    from rlplace.compare.one_placement import time_placement
+    from rlplace.compare.simulated_and_measured import time_placement
 
     setup = setup_of(
         workload,
@@ -295,7 +295,7 @@ def fidelity(
         in_process: run in this process instead of a worker: for debuggers; a placement that crashes ends it
         json: print one JSON object on stdout
     """
-    from rlplace.compare.fidelity import run_fidelity
+    from rlplace.compare.simulated_and_measured import run_fidelity
 
     setup = setup_of(
         workload,

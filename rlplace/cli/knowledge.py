@@ -160,7 +160,7 @@ def _prune(path: Path, chosen: Filter, every: bool, dry_run: bool, json: bool) -
 
 
 def _show(rows: list[StoredMeasurement]) -> None:
-    from rlplace.report.printed import plain_table, show
+    from rlplace.report.console import plain_table, show
 
     def cells(row: StoredMeasurement) -> list[str]:
         outcome = row.measurement

@@ -59,7 +59,7 @@ def doctor(json: bool = False) -> None:
     """
     from rlplace import __version__
     from rlplace.doctor import CHECKS, System, run_checks, worst
-    from rlplace.report.printed import doctor_table, show
+    from rlplace.report.console import doctor_table, show
 
     findings = run_checks(System(), CHECKS)
     facts: dict[str, Any] = {

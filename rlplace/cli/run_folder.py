@@ -34,7 +34,7 @@ def explain(folder: tyro.conf.Positional[Path], top: int = 12, json: bool = Fals
     if json:
         print_json(explanation.to_dict())
         return
-    from rlplace.report.printed import explanation_tables, show
+    from rlplace.report.console import explanation_tables, show
 
     show(explanation_tables(explanation, top), markup=False)
 
@@ -77,7 +77,7 @@ def report(folder: tyro.conf.Positional[Path], json: bool = False) -> None:
         folder: a run folder
         json: print the result as one JSON object on stdout
     """
-    from rlplace.report.report_run import write_report
+    from rlplace.report.html.page import write_report
 
     path = write_report(folder)
     say(f"wrote {path}: open it in a browser")

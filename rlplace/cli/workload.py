@@ -78,7 +78,7 @@ def graph(
     from rlplace.graphs.formats.graph_files import save_dot
     from rlplace.measure.costs.costs import estimate_costs
     from rlplace.measure.problem import Problem
-    from rlplace.report.printed import graph_table, show, targets_table
+    from rlplace.report.console import graph_table, show, targets_table
     from rlplace.session.cut import number_only
     from rlplace.session.prepare import judged
     from rlplace.session.steps import given_costs
@@ -255,6 +255,6 @@ def advise(
     if json:
         print_json(told)
         return
-    from rlplace.report.printed import advice_panel, show
+    from rlplace.report.console import advice_panel, show
 
     show(advice_panel(told, WORDS[told["verdict"]]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import logging
 import os
 import re
@@ -17,8 +18,9 @@ import stat
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -98,7 +100,7 @@ class Cluster:
         current = str(ray.get_runtime_context().gcs_address)
         if is_own:
             say(f"joined {joined}" if joined else f"started a Ray cluster on this machine ({current})")
-        elif address != AUTO and _port(address) != _port(current):
+        elif address != AUTO and address.rpartition(":")[2] != current.rpartition(":")[2]:
             raise InvalidValue("cluster", address, f"{current}, which this process is connected to, or auto")
         cluster = cls(ray, current, is_own=is_own)
         names = sorted(node.name for node in cluster.nodes)
@@ -154,46 +156,39 @@ class Cluster:
             RunnerError: the cluster has no CPUs, or a worker ended again and again on an item.
             Exception: what `function` raised, with a note that says the item.
         """
-        task = self.ray.remote(_task(function)).options(num_cpus=1, max_retries=RETRIES, scheduling_strategy="SPREAD")
+
+        def rlplace_item(item: Item) -> Result:  # the function travels inside of it, whatever kind of callable it is
+            return function(item)
+
+        task = self.ray.remote(rlplace_item).options(num_cpus=1, max_retries=RETRIES, scheduling_strategy="SPREAD")
         queue, running = iter(enumerate(items)), dict[Any, _Started]()
         sent: dict[int, Item] = {}
         longest_s, is_drained = 0.0, False
-
-        def start(index: int) -> None:
-            running[task.remote(sent[index])] = _Started(index, time.monotonic())
-
         try:
             while True:
                 count = self.num_workers
                 if not count and (running or not is_drained):
                     raise RunnerError("the Ray cluster has no CPU: start a node with `ray start --address=ADDRESS`")
                 free = count - len(running)
-                room = free + count * AHEAD
-                while room > 0 and not is_drained:
-                    if (following := next(queue, None)) is None:
-                        is_drained = True
-                        break
-                    sent[following[0]] = following[1]
-                    start(following[0])
-                    room -= 1
-                if not running:
-                    return
+                room = max(free + count * AHEAD, 0)
+                sent |= (fresh := dict(itertools.islice(queue, room)))
+                begun, is_drained = list(fresh), is_drained or len(fresh) < room
                 if is_drained and longest_s:
                     limit_s = max(backup_least_s, BACKUP_FACTOR * longest_s)
-                    for index in _late(running.values(), limit_s)[: max(free, 0)]:
-                        start(index)
+                    begun += _late(running.values(), limit_s)[: max(free, 0)]
+                running |= {task.remote(sent[index]): _Started(index, time.monotonic()) for index in begun}
+                if not running:
+                    return
                 ended, _ = self.ray.wait(list(running), num_returns=1, timeout=LOOKS_EVERY_S)
                 if not ended:
                     on_wait()
-                for ref in ended:
-                    if ref not in running:  # cancelled a moment ago: its item was done by another
-                        continue
-                    begun = running.pop(ref)
-                    result: Result = self._result(ref, begun.index)
-                    longest_s = max(longest_s, time.monotonic() - begun.begin_s)
-                    del sent[begun.index]
-                    self._cancel([ref for ref, other in running.items() if other.index == begun.index], running)
-                    yield begun.index, result
+                for ref in ended:  # one at most
+                    started = running.pop(ref)
+                    result: Result = self._result(ref, started.index)
+                    longest_s = max(longest_s, time.monotonic() - started.begin_s)
+                    del sent[started.index]
+                    self._cancel([ref for ref, other in running.items() if other.index == started.index], running)
+                    yield started.index, result
         finally:
             self._cancel(list(running), running)
 
@@ -240,21 +235,9 @@ class _Started:
 
 def _late(running: Iterable[_Started], limit_s: float) -> list[int]:
     """Items that were started once, so long ago; the longest ago first."""
-    begun: dict[int, list[float]] = {}
-    for started in running:
-        begun.setdefault(started.index, []).append(started.begin_s)
-    before_s = time.monotonic() - limit_s
-    late = [(times[0], index) for index, times in begun.items() if len(times) == 1 and times[0] < before_s]
-    return [index for _, index in sorted(late)]
-
-
-def _task(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
-    """What a worker runs: the function travels inside of it, whatever kind of callable it is."""
-
-    def rlplace_item(item: Item) -> Result:
-        return function(item)
-
-    return rlplace_item
+    before_s, started = time.monotonic() - limit_s, sorted(running, key=lambda one: (one.begin_s, one.index))
+    counts = Counter(one.index for one in started)
+    return [one.index for one in started if counts[one.index] == 1 and one.begin_s < before_s]
 
 
 AUTO, OFF = "auto", "off"
@@ -268,7 +251,6 @@ OLDEST_RAY = (2, 52)
 """The first version of Ray whose clusters can ask for a secret."""
 _MOST_BYTES = 1000
 """Of the file in which Ray notes an address."""
-_ADDRESS = "HOST:PORT, as `ray start --head` prints it, or auto"
 
 
 def load_ray() -> Any:
@@ -372,7 +354,7 @@ def _reached(address: str, field: str) -> str:
         raise InvalidValue(
             field,
             address,
-            _ADDRESS,
+            "HOST:PORT, as `ray start --head` prints it, or auto",
             hint="Ray Client (`ray://`) is not supported." if address.startswith("ray://") else "",
         )
     if not _listens(address):
@@ -392,10 +374,6 @@ def _listens(address: str) -> bool:
             return True
     except (OSError, ValueError, OverflowError):
         return False
-
-
-def _port(address: str) -> str:
-    return address.rpartition(":")[2]
 
 
 def _last_started(environ: Mapping[str, str]) -> str | None:
@@ -426,14 +404,12 @@ def _is_own(facts: os.stat_result) -> bool:
 @contextmanager
 def _own_signals() -> Iterator[None]:
     """Keeps what this process does on SIGTERM, which Ray would change."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -447,8 +423,5 @@ def reach(word: str, *, say: Callable[[str], None] = lambda line: None) -> Itera
     Raises:
         UserError, RunnerError: as `Cluster.connect`.
     """
-    if word == OFF:
-        yield None
-        return
-    with Cluster.connect(word, say=say) as cluster:
+    with nullcontext() if word == OFF else Cluster.connect(word, say=say) as cluster:
         yield cluster

@@ -6,22 +6,27 @@ Ratios over a suite of problems: their geometric mean and how sure one can be of
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, MissingExtra, UserError
 from rlplace.measure.plan import Plan
-from rlplace.report.printed import as_html, as_text, compare_table
-from rlplace.search.task import BestSoFar
+from rlplace.records import Whole
+from rlplace.report.console import as_html, as_text, compare_table
+from rlplace.search.task import BestSoFar, Failure
 
 Objective = Literal["latency", "throughput", "max-load", "piece-latency"]
 OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "max-load", "piece-latency")
 PUBLISHED: tuple[Objective, ...] = ("max-load", "piece-latency")
 """Objectives of the published benchmark: their values are in ms, and no step is simulated."""
+
+AtLeastOne = Annotated[Whole, Field(ge=1)]
 
 RowStatus = Literal["ok", "oom", "error", "timeout", "lost", "skipped"]
 
@@ -127,8 +132,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` prints."""
-        is_published = self.objective in PUBLISHED
-        best = self.best
+        is_published, best = self.objective in PUBLISHED, self.best
         return {
             "schema": 1,
             "workload": self.workload,
@@ -161,16 +165,12 @@ class Comparison:
             "status": row.status,
         }
         if self.is_measured:
-            facts |= {"spread_s": row.spread_s if row.ok else None, "simulated_s": row.simulated_s}
-        if self.truth:
-            facts |= {"simulated_s": row.simulated_s}
+            facts["spread_s"] = row.spread_s if row.ok else None
+        if self.is_measured or self.truth:
+            facts["simulated_s"] = row.simulated_s
         if self.truth or row.measured is not None:
             facts["measured"] = row.measured
-        if row.why:
-            facts["why"] = row.why
-        if row.traceback:
-            facts["traceback"] = row.traceback
-        return facts
+        return facts | {name: told for name, told in (("why", row.why), ("traceback", row.traceback)) if told}
 
 
 DRAWS = 10_000
@@ -200,6 +200,20 @@ def collected(
             raise
         is_interrupted = True
     return [found[number] for number in sorted(found)], is_interrupted
+
+
+def row_or_failure(name: str, seed: int, find: Callable[[], Row]) -> Row:
+    """The row that `find` gives; one that says so where the method lacks its extra, or fails."""
+    begin = time.monotonic()
+    try:
+        return find()
+    except MissingExtra as error:
+        return Row(name, seed, "skipped", why=str(error))
+    except UserError:
+        raise
+    except Exception as error:  # whatever it is: a method that failed is one row, not the table
+        failed, spent_s = Failure.of(error), time.monotonic() - begin
+        return Row(name, seed, "error", plan_s=spent_s, why=failed.why, traceback=failed.traceback)
 
 
 @dataclass(frozen=True)
@@ -266,12 +280,11 @@ def paired_ratio(ratios: Sequence[float], workloads: Sequence[str]) -> MeanRatio
     from scipy.stats import t
 
     logs, sums, counts = _by_workload(ratios, workloads)
-    means = sums / counts
-    half = np.inf
+    means, half = sums / counts, np.inf
     if len(means) > 1:
         half = t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means))
-    low, high = float(np.exp(means.mean() - half)), float(np.exp(means.mean() + half))
-    return MeanRatio(float(np.exp(means.mean())), low, high, len(logs))
+    mean, low, high = np.exp(means.mean() + np.array([0.0, -half, half])).tolist()
+    return MeanRatio(mean, low, high, len(logs))
 
 
 def _by_workload(

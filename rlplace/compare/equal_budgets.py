@@ -9,17 +9,17 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from rlplace.cluster import Cluster
-from rlplace.compare.comparison import Comparison, Objective, Row, RowStatus, collected
-from rlplace.errors import InvalidValue, MissingExtra, UnknownName, UserError
+from rlplace.compare.comparison import AtLeastOne, Comparison, Objective, Row, RowStatus, collected, row_or_failure
+from rlplace.errors import InvalidValue, UnknownName
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.hosts.host import Host
@@ -30,18 +30,17 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.eager_step import Other
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.records import LARGEST_SEED, Number, Seed, Whole, record
-from rlplace.search.methods import Method, SearchResult, adopt_methods, find
+from rlplace.records import LARGEST_SEED, Number, Seed, record
+from rlplace.search.methods import Method, adopt_methods, find
 from rlplace.search.op_order import shorten
 from rlplace.search.rules.baselines import best_single
-from rlplace.search.task import Budget, Failure, Task
+from rlplace.search.task import Budget, Task
 from rlplace.session.calibrate import Known
 from rlplace.training.agent.agent import AgentResult
 from rlplace.training.config import SearchConfig
 from rlplace.training.methods import LEARNED, METHODS
 from rlplace.training.searches.racing_host import ROUND
 
-AtLeastOne = Annotated[Whole, Field(ge=1)]
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
 """Rounds of the final race on a real host."""
 DEFAULT_SECONDS = 60.0
@@ -91,14 +90,22 @@ class CompareConfig:
         if self.seed + self.seeds - 1 > LARGEST_SEED:
             most = LARGEST_SEED - self.seed + 1
             raise InvalidValue("seeds", self.seeds, f"at most {most:,} from seed {self.seed} on", where="compare")
-        if self.measured is None:
-            return
-        if LEARNED not in self.names:
-            hint = f"Only `{LEARNED}` measures while it searches."
-            raise InvalidValue("measured", self.measured, f"none without {LEARNED}", where="compare", hint=hint)
-        if self.objective != "latency":
-            hint = "What is measured is the time of a step."
-            raise InvalidValue("objective", self.objective, "latency beside measured", where="compare", hint=hint)
+        if self.measured is not None and LEARNED not in self.names:
+            raise InvalidValue(
+                "measured",
+                self.measured,
+                f"none without {LEARNED}",
+                where="compare",
+                hint=f"Only `{LEARNED}` measures while it searches.",
+            )
+        if self.measured is not None and self.objective != "latency":
+            raise InvalidValue(
+                "objective",
+                self.objective,
+                "latency beside measured",
+                where="compare",
+                hint="What is measured is the time of a step.",
+            )
 
     @property
     def total_s(self) -> float:
@@ -110,11 +117,9 @@ class CompareConfig:
     @property
     def budget(self) -> dict[str, float | None]:
         """What `--json` says of the budget."""
-        spent: dict[str, Any] = {
-            "evaluations": self.evaluations,
-            "seconds": None if math.isinf(self.total_s) else self.total_s,
-        }
-        return spent if self.measured is None else spent | {"measured": self.measured}
+        seconds = None if math.isinf(self.total_s) else self.total_s
+        measured = {} if self.measured is None else {"measured": self.measured}
+        return {"evaluations": self.evaluations, "seconds": seconds, **measured}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -136,14 +141,15 @@ class CompareConfig:
     def runs(self) -> tuple[tuple[str, int], ...]:
         """Methods and seeds in the order in which they run: what needs no budget first."""
         kinds = {name: METHODS[name].kind for name in self.names}
-        quick = [(name, self.seed) for name in self.names if kinds[name] in ("baseline", "scheduler")]
-        spent = [
-            (name, seed)
-            for seed in range(self.seed, self.seed + self.seeds)
-            for name in self.names
-            if kinds[name] == "search" or (kinds[name] == "exact" and seed == self.seed)
-        ]
-        return (*quick, *spent)
+        return (
+            *((name, self.seed) for name in self.names if kinds[name] in ("baseline", "scheduler")),
+            *(
+                (name, seed)
+                for seed in range(self.seed, self.seed + self.seeds)
+                for name in self.names
+                if kinds[name] == "search" or (kinds[name] == "exact" and seed == self.seed)
+            ),
+        )
 
 
 def compare(
@@ -188,16 +194,15 @@ def compare(
         )
     check_measured(config, problem.host, is_spread=cluster is not None)
     simulator = Simulator(problem, objective=config.objective, threads=config.threads)
-    learning = Learning(known, log, config.isolated, config.measured or 0)
+    learn = None if config.measured is None else partial(_learned, simulator, config, known, log)
     others = [(dataclasses.replace(row, seed=config.seed), timer) for row, timer in others]
     found: dict[int, Row] = {}
-    searched = _searched(problem, simulator, config, found, cluster, learning)
-    rows, is_interrupted = collected(searched, found, on_row)
+    rows, is_interrupted = collected(_searched(simulator, config, found, cluster, learn), found, on_row)
     is_measured = not (problem.host.is_simulated or is_interrupted) and config.objective == "latency"
     if is_measured:
         if cluster is not None:
             cluster.close()
-        rows = _measured(problem, simulator, rows, others, log, config)
+        rows = _measured(simulator, rows, others, log, config)
     else:
         rows += [row for row, timer in others if timer is None]
     bound_s, bound = max((lower_bound_s(problem, config.objective), *((row.proved_s, row.method) for row in rows)))
@@ -238,32 +243,24 @@ def check_measured(config: CompareConfig, host: Host, *, is_spread: bool) -> Non
 
 
 def _searched(
-    problem: Problem,
     simulator: Simulator,
     config: CompareConfig,
     before: Mapping[int, Row],
     cluster: Cluster | None,
-    learning: Learning,
+    learn: Callable[[int, Budget], Row] | None,
 ) -> Iterator[tuple[int, Row]]:
     """The number of a run and its row, then the best of `before`, which holds the rows so far, in a better order."""
-    if cluster is None:
-        yield from _one_by_one(problem, simulator, config, learning)
-    else:
+    if cluster is not None:
         yield from _on_cluster(simulator, config, cluster)
+    else:
+        deadline_s, chosen = time.monotonic() + config.total_s, config.is_count_chosen
+        for number, (name, seed) in enumerate(config.runs):
+            budget = _budget(config, deadline_s, len(config.runs) - number)
+            yield number, find_row(simulator, name, seed, budget, is_count_chosen=chosen, learn=learn)
     found = (before[number] for number in sorted(before) if before[number].ok)
     best = min(found, key=lambda row: row.value_s, default=None)
     if config.is_ordered and best is not None:
-        yield len(config.runs), _ordered(problem, simulator, best, config.evaluations or ORDER_EVALUATIONS)
-
-
-def _one_by_one(
-    problem: Problem, simulator: Simulator, config: CompareConfig, learning: Learning
-) -> Iterator[tuple[int, Row]]:
-    deadline_s = time.monotonic() + config.total_s
-    for number, (name, seed) in enumerate(config.runs):
-        budget = _budget(config, deadline_s, len(config.runs) - number)
-        chosen = config.is_count_chosen
-        yield number, find_row(problem, simulator, name, seed, budget, is_count_chosen=chosen, learning=learning)
+        yield len(config.runs), _ordered(simulator, best, config.evaluations or ORDER_EVALUATIONS)
 
 
 def _on_cluster(simulator: Simulator, config: CompareConfig, cluster: Cluster) -> Iterator[tuple[int, Row]]:
@@ -277,12 +274,11 @@ def _on_cluster(simulator: Simulator, config: CompareConfig, cluster: Cluster) -
             yield from ((first + number, row) for number, row in rows)
 
 
-def _ordered(problem: Problem, simulator: Simulator, best: Row, evaluations: int) -> Row:
+def _ordered(simulator: Simulator, best: Row, evaluations: int) -> Row:
     assert best.devices is not None
     begin = time.monotonic()
-    order = shorten(problem, best.devices, evaluations=evaluations)
-    plan, outcome = simulator.plan_and_time(best.devices, order.priorities)
-    rule = order.rule
+    order = shorten(simulator.problem, best.devices, evaluations=evaluations)
+    (plan, outcome), rule = simulator.plan_and_time(best.devices, order.priorities), order.rule
     if best.plan is not None and best.value_s < outcome.step_time_s:  # it came with an order of its own
         plan, outcome, rule = best.plan, simulator.retime(best.plan), "the method itself"
     return Row(
@@ -306,7 +302,6 @@ def _budget(config: CompareConfig, deadline_s: float, left: int) -> Budget:
 
 
 def _measured(
-    problem: Problem,
     simulator: Simulator,
     rows: Sequence[Row],
     others: Sequence[tuple[Row, Other | None]],
@@ -316,11 +311,10 @@ def _measured(
     """The rows with measured step times, equal placements measured once, all in one race with `others`."""
     plans = {row.plan.fingerprint: row.plan for row in rows if row.plan is not None and row.ok}
     timers = [timer for _, timer in others if timer is not None]
-    evaluator = Evaluator(problem, simulator, seed=config.seed, log=log, isolated=config.isolated)
-    try:
+    with closing(
+        Evaluator(simulator.problem, simulator, seed=config.seed, log=log, isolated=config.isolated)
+    ) as evaluator:
         outcomes = evaluator.measure_plans(list(plans.values()), RACE, others=timers)
-    finally:
-        evaluator.close()
     timed, placed = iter(outcomes[len(plans) :]), dict(zip(plans, outcomes))
     measured = [
         row if row.plan is None or not row.ok else _timed(row, placed[row.plan.fingerprint], simulated_s=row.value_s)
@@ -376,68 +370,37 @@ def _search(
     adopt_methods(methods)
     with one_thread_here():
         simulator = Simulator(problem, objective=objective, threads=1)
-        return find_row(problem, simulator, *run, budget, is_count_chosen=is_count_chosen)
-
-
-@dataclass(frozen=True)
-class Learning:
-    """What `learned` has on a host of this machine, as in `train`.
-
-    Attributes:
-        known: what was measured to calibrate, and the problem as it was profiled.
-        log: keeps what is measured, and answers what was measured before.
-        isolated: whether plans run in a worker process.
-        measured: plans that it may measure.
-    """
-
-    known: Known | None = None
-    log: MeasurementLog | None = None
-    isolated: bool | None = None
-    measured: int = 0
+        return find_row(simulator, *run, budget, is_count_chosen=is_count_chosen)
 
 
 def find_row(
-    problem: Problem,
     simulator: Simulator,
     name: str,
     seed: int,
     budget: Budget,
     *,
     is_count_chosen: bool = False,
-    learning: Learning | None = None,
+    learn: Callable[[int, Budget], Row] | None = None,
 ) -> Row:
     """The row of a method and a seed: a method that lacks its extra, or fails, gives one that says so.
 
     Args:
-        problem: what is placed.
         simulator: of the problem.
         name: of the method.
         seed: of its draws.
         budget: what it may spend.
         is_count_chosen: whether the number of micro-batches was chosen by `auto`, as a row that needs more says.
-        learning: what `learned` has; nothing by default.
+        learn: the row of `learned` with a seed and a budget; None where nothing may be measured.
     """
-    begin = time.monotonic()
-    refused = METHODS[name].refusal(problem)
+    refused = METHODS[name].refusal(simulator.problem)
     why = "" if refused is None else "auto chose the whole batch" if is_count_chosen else str(refused)
-    learning = learning or Learning()
-    if name == LEARNED and not learning.measured and not (refused and is_count_chosen):
-        ask = "`--true KIND:SEED`" if problem.host.is_simulated else "`--measured N`"
+    if name == LEARNED and learn is None and not (refused and is_count_chosen):
+        ask = "`--true KIND:SEED`" if simulator.problem.host.is_simulated else "`--measured N`"
         why = f"it learns from measured steps: ask for them with {ask}"
     if why:
         return Row(name, seed, "skipped", why=why)
-    try:
-        if name == LEARNED:
-            return _learned(problem, simulator, seed, budget, learning)
-        found = find(problem, name, simulator, budget, seed=seed)
-    except MissingExtra as error:
-        return Row(name, seed, "skipped", why=str(error))
-    except UserError:
-        raise
-    except Exception as error:  # whatever it is: a method that failed is one row, not the table
-        failed, spent_s = Failure.of(error), time.monotonic() - begin
-        return Row(name, seed, "error", plan_s=spent_s, why=failed.why, traceback=failed.traceback)
-    return _row(simulator, name, seed, found, budget)
+    run = partial(learn, seed, budget) if name == LEARNED and learn else partial(_row, simulator, name, seed, budget)
+    return row_or_failure(name, seed, run)
 
 
 class _RacingHost:
@@ -466,18 +429,22 @@ class _RacingHost:
         return self._evaluator.measure_plans(plans, ROUND, deadline_s=self._deadline_s, is_recalled=True)
 
 
-def _learned(problem: Problem, simulator: Simulator, seed: int, budget: Budget, learning: Learning) -> Row:
+def _learned(
+    simulator: Simulator,
+    config: CompareConfig,
+    known: Known | None,
+    log: MeasurementLog | None,
+    seed: int,
+    budget: Budget,
+) -> Row:
     """The row of `learned`, which measures: as in `train`, a share of its seconds is for simulated placements."""
-    begin = time.monotonic()
+    begin, problem = time.monotonic(), simulator.problem
     reference = best_single(problem, simulator)
-    evaluator = Evaluator(problem, simulator, reference, seed=seed, log=learning.log, isolated=learning.isolated)
-    try:
+    with closing(Evaluator(problem, simulator, reference, seed=seed, log=log, isolated=config.isolated)) as evaluator:
         host = _RacingHost(evaluator, begin + budget.seconds)
-        searched = Budget(budget.evaluations, budget.seconds * SearchConfig.simulate_share, learning.measured)
+        searched = Budget(budget.evaluations, budget.seconds * SearchConfig.simulate_share, config.measured or 0)
         task = Task(problem, simulator, searched, seed=seed, host=host)
-        result = METHODS[LEARNED].run(task, known=learning.known)
-    finally:
-        evaluator.close()
+        result = METHODS[LEARNED].run(task, known=known)
     spent_s, count = time.monotonic() - begin, task.measurements
     if not isinstance(result, AgentResult) or result.plan is None:
         why = f"none of {count} plans ran to its end"
@@ -498,22 +465,27 @@ def _learned(problem: Problem, simulator: Simulator, seed: int, budget: Budget, 
     )
 
 
-def _row(simulator: Simulator, name: str, seed: int, found: SearchResult, budget: Budget) -> Row:
+def _row(simulator: Simulator, name: str, seed: int, budget: Budget) -> Row:
+    found = find(simulator.problem, name, simulator, budget, seed=seed)
     if found.devices is None:
         status: RowStatus = "oom"
         why = "found no placement that fits into memory"
         if found.evaluations == 0 and found.plan_s >= budget.seconds:
             status, why = "timeout", "its time was up before its first placement"
         elif found.evaluations == 0:
-            status, why = "skipped", "it tried no placement"
-            if simulator.problem.allowed is not None:
-                why = "pins and exclusions leave it no placement"
-        spent: dict[str, Any] = {"evaluations": found.evaluations, "plan_s": found.plan_s}
-        return Row(name, seed, status, why=why, proved_s=found.lower_bound_s, **spent)
-    if found.plan is None:
-        plan, outcome = simulator.plan_and_time(found.devices)
-    else:
-        plan, outcome = found.plan, simulator.retime(found.plan)
+            is_free = simulator.problem.allowed is None
+            status, why = "skipped", "it tried no placement" if is_free else "pins and exclusions leave it no placement"
+        return Row(
+            name,
+            seed,
+            status,
+            evaluations=found.evaluations,
+            plan_s=found.plan_s,
+            why=why,
+            proved_s=found.lower_bound_s,
+        )
+    plan = simulator.plan(found.devices) if found.plan is None else found.plan
+    outcome = simulator.retime(plan)
     return Row(
         name,
         seed,

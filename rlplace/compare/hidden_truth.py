@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rlplace.cluster import Cluster
-from rlplace.compare.comparison import Comparison, Row, collected
-from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName, UserError
+from rlplace.compare.comparison import AtLeastOne, Comparison, Row, collected, row_or_failure
+from rlplace.errors import InvalidValue, RunnerError, UnknownName
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.measurement import Measurement, PlanMeasurer
 from rlplace.measure.plan import Plan
@@ -27,13 +27,11 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
-from rlplace.records import Number, Seed, Whole, record
+from rlplace.records import Number, Seed, record
 from rlplace.search.methods import METHODS, find
-from rlplace.search.task import BestSoFar, Budget, Failure, Task
+from rlplace.search.task import BestSoFar, Budget, Task
 from rlplace.search.winners import SEARCH, find_winners
 from rlplace.training.agent.config import AgentConfig
-
-AtLeastOne = Annotated[Whole, Field(ge=1)]
 
 
 @record(frozen=True)
@@ -113,33 +111,24 @@ def compare_true(
     if not problem.host.is_simulated:
         raise InvalidValue("host", problem.host.name, "a simulated host: a preset, or a host file", where="compare")
     true = true_problem(problem, config.truth)
-    coming = _rows(problem, true, config) if cluster is None else _spread(problem, config, cluster)
+    simulator, names = Simulator(problem, threads=config.threads), config.names
+    coming: Iterator[tuple[int, Row]] = (
+        (number, _row(name, simulator, true, config, config.budget)) for number, name in enumerate(names)
+    )
+    if cluster is not None:
+        coming = cluster.map(partial(_row_alone, problem, config, config.budget_beside(cluster.num_workers)), names)
     rows, is_interrupted = collected(coming, {}, on_row)
-    bound_s, bound = lower_bound_s(true)
-    budget, seconds = config.budget, config.seconds
-    spent = {"evaluations": budget.evaluations, "seconds": seconds, "measured": budget.measurements}
+    budget = config.budget
     return Comparison(
         workload,
         problem.host.name,
         "latency",
         tuple(rows),
-        bound_s,
-        bound,
-        spent,
+        *lower_bound_s(true),
+        {"evaluations": budget.evaluations, "seconds": config.seconds, "measured": budget.measurements},
         is_interrupted=is_interrupted,
         truth=str(config.truth),
     )
-
-
-def _rows(problem: Problem, true: Problem, config: TrueConfig) -> Iterator[tuple[int, Row]]:
-    simulator = Simulator(problem, threads=config.threads)
-    for number, name in enumerate(config.names):
-        yield number, _row(name, simulator, true, config, config.budget)
-
-
-def _spread(problem: Problem, config: TrueConfig, cluster: Cluster) -> Iterator[tuple[int, Row]]:
-    budget = config.budget_beside(cluster.num_workers)
-    return cluster.map(partial(_row_alone, problem, config, budget), config.names)
 
 
 def _row_alone(problem: Problem, config: TrueConfig, budget: Budget, name: str) -> Row:
@@ -151,32 +140,21 @@ def _row_alone(problem: Problem, config: TrueConfig, budget: Budget, name: str) 
 def _row(name: str, simulator: Simulator, true: Problem, config: TrueConfig, budget: Budget) -> Row:
     seed, timer = config.drawn_from, TrueTimer(true, config.truth.seed)
     trial = Trial(simulator.problem, simulator, Meter(timer, config.measured), budget, seed)
+    row = row_or_failure(name, seed, partial(_answered, name, trial, timer))
+    return replace(row, plan_s=max(row.plan_s - trial.meter.seconds, 0.0), measured=timer.num_measured)
+
+
+def _answered(name: str, trial: Trial, timer: TrueTimer) -> Row:
     begin = time.monotonic()
-    try:
-        answer = ROWS[name](trial)
-    except MissingExtra as error:
-        return Row(name, seed, "skipped", why=str(error), measured=timer.num_measured)
-    except UserError:
-        raise
-    except Exception as error:  # whatever it is: a row that failed is one row, not the table
-        failed, spent_s = Failure.of(error), time.monotonic() - begin - trial.meter.seconds
-        return Row(
-            name,
-            seed,
-            "error",
-            plan_s=spent_s,
-            why=failed.why,
-            measured=timer.num_measured,
-            traceback=failed.traceback,
-        )
-    spent_s = time.monotonic() - begin - trial.meter.seconds
+    answer = ROWS[name](trial)
+    spent_s = time.monotonic() - begin
     if answer.plan is None:
         why = "found no placement that fits into memory"
-        return Row(name, seed, "oom", math.inf, answer.evaluations, spent_s, why=why, measured=timer.num_measured)
+        return Row(name, trial.seed, "oom", math.inf, answer.evaluations, spent_s, why=why)
     outcome = timer.truth(answer.plan)
     return Row(
         name,
-        seed,
+        trial.seed,
         outcome.status,
         outcome.step_time_s,
         answer.evaluations,
@@ -187,7 +165,6 @@ def _row(name: str, simulator: Simulator, true: Problem, config: TrueConfig, bud
         simulated_s=trial.simulator.retime(answer.plan).step_time_s,
         devices=answer.plan.devices,
         plan=answer.plan,
-        measured=timer.num_measured,
     )
 
 
@@ -263,9 +240,9 @@ class Trial:
         """Half of the simulated placements and seconds."""
         return Budget(max(self.budget.evaluations // 2, 1), self.budget.seconds / 2)
 
-    def measure(self, placements: Sequence[NDArray[np.int32]], simulator: Simulator | None = None) -> None:
+    def measure(self, placements: Iterable[NDArray[np.int32]], simulator: Simulator | None = None) -> list[Measurement]:
         """Measures the plans that a simulator makes of placements (N,); the nominal one by default."""
-        self.meter.measure_plans([(simulator or self.simulator).plan(devices) for devices in placements])
+        return self.meter.measure_plans([(simulator or self.simulator).plan(devices) for devices in placements])
 
 
 @dataclass(frozen=True)
@@ -294,17 +271,15 @@ def _portfolio(trial: Trial) -> Answer:
     return Answer(trial.meter.best, found.evaluations)
 
 
+@dataclass(frozen=True)
 class _OnTheHost:
     """A step timer that measures what it is asked to score."""
 
-    threads = 1
-
-    def __init__(self, trial: Trial) -> None:
-        self._trial = trial
+    trial: Trial
+    threads: int = 1
 
     def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        plans = [self._trial.simulator.plan(devices) for devices in placements]
-        return np.array([outcome.step_time_s for outcome in self._trial.meter.measure_plans(plans)])
+        return np.array([outcome.step_time_s for outcome in self.trial.measure(placements)])
 
 
 def _portfolio_measured(trial: Trial) -> Answer:
@@ -315,14 +290,12 @@ def _portfolio_measured(trial: Trial) -> Answer:
 
 def _calibrated(trial: Trial) -> Answer:
     """Half of everything for plans to calibrate on, half for a search on the calibrated problem."""
-    first = trial.budget.measurements // 2
-    evaluations = 0
-    if first:
-        found = find_winners(trial.problem, trial.simulator, trial.halved(), first, seed=trial.seed)
+    evaluations, problem = 0, trial.problem
+    if first := trial.budget.measurements // 2:
+        found = find_winners(problem, trial.simulator, trial.halved(), first, seed=trial.seed)
         trial.measure(found.devices)
         evaluations = found.evaluations
     fitted = [(plan, outcome.step_time_s) for plan, outcome in trial.meter.kept if outcome.ok]
-    problem = trial.problem
     if len(fitted) >= LEAST_FITTED:
         plans, times_s = zip(*fitted, strict=True)
         problem = calibrate(problem, plans, times_s, seed=trial.seed).problem

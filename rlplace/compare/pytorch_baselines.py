@@ -11,18 +11,19 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.compare.comparison import Row
-from rlplace.errors import InvalidValue, RlplaceError, RunnerError
-from rlplace.graphs.capturing.capture import capture
+from rlplace.errors import InvalidValue, RlplaceError, RunnerError, UserError
+from rlplace.graphs.capturing.capture import as_call, capture
 from rlplace.graphs.opgraph import BACKWARD, FORWARD
+from rlplace.graphs.optimizers import resolve_optimizer, torch_optimizer
 from rlplace.measure.bounds import ring_all_reduce_s
 from rlplace.measure.execute.channels import torch_device
 from rlplace.measure.hosts.host import Device
@@ -72,24 +73,23 @@ def pytorch_baselines(
                 entries.append((_simulated(problem, spec, name, default_size, seed), None))
                 continue
             try:
-                entries.append(
-                    (
-                        Row(name, 0, "ok", is_placement=False),
-                        _timer(problem, spec, name, default_size, seed, say, stack),
-                    )
-                )
+                timer = _timer(problem, spec, name, default_size, seed, say, stack)
+                entries.append((Row(name, 0, "ok", is_placement=False), timer))
             except Exception as error:
-                if cuda.is_out_of_memory(error):
-                    entries.append((Row(name, 0, "oom", is_placement=False, why=str(error)), None))
-                elif isinstance(error, RlplaceError | _CannotRun):
-                    entries.append((Row(name, 0, "skipped", is_placement=False, why=str(error)), None))
-                else:
+                if not (is_oom := cuda.is_out_of_memory(error)) and not isinstance(error, RlplaceError):
                     raise
+                row = Row(name, 0, "oom" if is_oom else "skipped", is_placement=False, why=str(error))
+                entries.append((row, None))
         yield entries
 
 
-class _CannotRun(Exception):
-    """Says why a row is skipped."""
+RECIPES = {
+    "eager": EagerRecipe(num_threads=1),
+    "all-cores": EagerRecipe(),
+    "torch-compile": EagerRecipe(num_threads=1, is_compiled=True),
+    "cuda-graph": EagerRecipe(is_cuda_graph=True),
+}
+"""How plain PyTorch runs on this machine, by name of a baseline."""
 
 
 def _timer(
@@ -101,21 +101,18 @@ def _timer(
     say: Callable[[str], None],
     stack: ExitStack,
 ) -> Other:
-    has_gpu = any(device.backend == "cuda" for device in problem.host.devices)
-    if name != "ddp":
+    """What times a baseline.
+
+    Raises:
+        RlplaceError: says why it cannot run.
+    """
+    if name in RECIPES:
         check_has_values(problem.graph)
-    if name == "eager":
-        return EagerRecipe(num_threads=1)
-    if name == "all-cores":
-        if has_gpu:
-            raise _CannotRun("the host's devices are GPUs")
-        return EagerRecipe()
-    if name == "torch-compile":
-        return EagerRecipe(num_threads=1, is_compiled=True)
-    if name == "cuda-graph":
-        if not has_gpu:
-            raise _CannotRun("the host has no GPU")
-        return EagerRecipe(is_cuda_graph=True)
+        has_gpu = any(device.backend == "cuda" for device in problem.host.devices)
+        refused = {("all-cores", True): "the host's devices are GPUs", ("cuda-graph", False): "the host has no GPU"}
+        if (name, has_gpu) in refused:
+            raise UserError(refused[name, has_gpu])
+        return RECIPES[name]
     devices = replica_devices(problem)
     share = _share(spec, len(devices), default_size)
     say(f"starting {len(devices)} data-parallel replicas")
@@ -138,24 +135,18 @@ def replica_devices(problem: Problem) -> list[Device]:
 
 
 def _share(spec: WorkloadSpec | None, count: int, default_size: Size) -> WorkloadSpec:
-    if count < 2:
-        raise _CannotRun("there is one device for a replica")
-    if spec is None:
-        raise _CannotRun("a graph alone has no batch to share out")
-    try:
-        return with_batch_share(spec, count, default_size)
-    except InvalidValue as error:
-        raise _CannotRun(str(error)) from error
+    if count < 2 or spec is None:
+        raise UserError("there is one device for a replica" if count < 2 else "a graph alone has no batch to share out")
+    return with_batch_share(spec, count, default_size)
 
 
 def _simulated(problem: Problem, spec: WorkloadSpec | None, name: str, default_size: Size, seed: int) -> Row:
-    if name != "ddp":
-        why = "the host is simulated: nothing runs on it; one device is the row `single`"
-        return Row(name, 0, "skipped", is_placement=False, why=why)
     try:
+        if name != "ddp":
+            raise UserError("the host is simulated: nothing runs on it; one device is the row `single`")
         share = _share(spec, len(replica_devices(problem)), default_size)
         return simulated_replicas(problem, share, default_size=default_size, seed=seed)
-    except (_CannotRun, RlplaceError) as error:
+    except RlplaceError as error:
         return Row(name, 0, "skipped", is_placement=False, why=str(error))
 
 
@@ -242,21 +233,24 @@ class ReplicaTeam:
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="rlplace-replicas-")
         meeting = f"file://{self._folder.name}/meeting"
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for rank, device in enumerate(devices):
-            here, there = context.Pipe()
-            arguments = (there, meeting, rank, len(devices), share, device, default_size, seed)
-            process = context.Process(target=_replica, args=arguments, name=f"rlplace replica {rank}", daemon=True)
-            with _path_without_current_folder():
+        pipes = [context.Pipe() for _ in devices]
+        self._pipes = [here for here, _ in pipes]
+        self._processes = [
+            context.Process(
+                target=_replica,
+                args=(there, meeting, rank, len(devices), share, device, default_size, seed),
+                name=f"rlplace replica {rank}",
+                daemon=True,
+            )
+            for rank, (device, (_, there)) in enumerate(zip(devices, pipes, strict=True))
+        ]
+        with _path_without_current_folder():
+            for process in self._processes:
                 process.start()
-            self._pipes.append(here)
-            self._processes.append(process)
-        try:
+        with ExitStack() as stack:
+            stack.callback(self.close)
             self._collect(START_TIMEOUT_S)
-        except RunnerError:
-            self.close()
-            raise
+            stack.pop_all()
 
     def __call__(self) -> float:
         """Seconds of one step of all replicas.
@@ -276,10 +270,8 @@ class ReplicaTeam:
     def close(self) -> None:
         """Ends the replicas."""
         for pipe in self._pipes:
-            try:
+            with suppress(OSError):  # it ended before
                 pipe.send("stop")
-            except OSError:  # it ended before
-                continue
         for process in self._processes:
             process.join(timeout=10.0)
             if process.is_alive():
@@ -305,15 +297,13 @@ class ReplicaTeam:
 @contextmanager
 def _path_without_current_folder() -> Iterator[None]:
     """While active, Python starts without looking for modules in the current folder, which may be a stranger's."""
-    before = os.environ.get("PYTHONSAFEPATH")
+    before = dict(os.environ)
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = before
+        os.environ.pop("PYTHONSAFEPATH")
+        os.environ.update(before)
 
 
 def _replica(
@@ -327,13 +317,8 @@ def _replica(
     seed: int,
 ) -> None:
     """A replica's process: builds its share, then steps whenever it is told."""
-    import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
-
-    from rlplace import cuda
-    from rlplace.graphs.optimizers import resolve_optimizer, torch_optimizer
-    from rlplace.measure.execute.channels import torch_device
 
     is_cuda = device.backend == "cuda"
     try:
@@ -352,9 +337,10 @@ def _replica(
             timeout=timedelta(seconds=START_TIMEOUT_S),
         )
         work = build(share, default_size=default_size, seed=seed)
-        inputs, targets = torch.utils._pytree.tree_map_only(
+        inputs, targets = pytree.tree_map_only(
             torch.Tensor, lambda tensor: tensor.to(place), (work.inputs, work.targets)
         )
+        args, kwargs = as_call(inputs)
         model = work.model.to(place)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         is_training = work.loss_fn is not None and bool(parameters)
@@ -363,7 +349,14 @@ def _replica(
         optimizer = torch_optimizer(spec, parameters) if spec is not None else None
         pipe.send("done")
         while pipe.recv() == "step":
-            _step(model, inputs, work.loss_fn if is_training else None, targets, optimizer)
+            if optimizer is not None:
+                optimizer.zero_grad()
+            with torch.set_grad_enabled(is_training):
+                output = model(*args, **kwargs)
+            if is_training and work.loss_fn is not None:
+                work.loss_fn(output, *targets).backward()  # type: ignore[no-untyped-call]
+            if optimizer is not None:
+                optimizer.step()
             if is_cuda:
                 cuda.await_all(place)
             pipe.send("done")
@@ -372,18 +365,3 @@ def _replica(
         return
     except Exception as error:  # whatever it is, the parent's row says so
         pipe.send(f"{type(error).__name__}: {error}")
-
-
-def _step(model: Any, inputs: Any, loss_fn: Any, targets: Any, optimizer: Any) -> None:
-    import torch
-
-    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(inputs), {})
-    if loss_fn is None:
-        with torch.no_grad():
-            model(*args, **kwargs)
-        return
-    if optimizer is not None:
-        optimizer.zero_grad()
-    loss_fn(model(*args, **kwargs), *targets).backward()
-    if optimizer is not None:
-        optimizer.step()

@@ -25,9 +25,9 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import Truth, check_no_gangs, true_problem
-from rlplace.report.console import Progress, make_progress
-from rlplace.report.printed import WIDTH, compare_table, show
-from rlplace.search.rules import baselines
+from rlplace.report.console import WIDTH, Progress, compare_table, make_progress, show
+from rlplace.say import counted
+from rlplace.search.rules.baselines import best_single
 from rlplace.session.calibrate import calibrated
 from rlplace.session.prepare import prepare
 from rlplace.session.setup import Setup
@@ -48,8 +48,7 @@ def split_methods(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         InvalidValue: nothing is named.
     """
     words = method_words(text, (OP_ORDER, *METHODS, *BASELINES))
-    if "all" in words:
-        return ("all",), tuple(BASELINES)
+    words = ("all", *BASELINES) if "all" in words else words
     return tuple(word for word in words if word not in BASELINES), tuple(word for word in words if word in BASELINES)
 
 
@@ -137,15 +136,17 @@ class Output:
             InvalidValue: the picture is not called `.png`.
             FileProblem: something else is in the place of a folder or of the picture, or a folder cannot be made.
         """
-        if self.save is not None:
-            _make_folder(self.save, "placements")
-        if self.plot is None:
-            return
-        if self.plot.suffix.lower() != ".png":
+        folders = {"placements": self.save, "pictures": None if self.plot is None else self.plot.parent}
+        if self.plot is not None and self.plot.suffix.lower() != ".png":
             raise InvalidValue("plot", str(self.plot), "a file name that ends in .png", where="compare")
-        if self.plot.is_dir():
+        if self.plot is not None and self.plot.is_dir():
             raise FileProblem(self.plot, "is a folder: name a file in it.")
-        _make_folder(self.plot.parent, "pictures")
+        for what, folder in folders.items():
+            try:
+                if folder is not None:
+                    folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise FileProblem(folder, f"cannot be a folder for {what}: {error.strerror or error}.") from error
 
     def conclude(self, comparison: Comparison, problem: Problem, progress: Progress) -> dict[str, Any]:
         """Keeps placements and picture, and prints the table on stderr, as asked; returns what `--json` prints.
@@ -158,7 +159,7 @@ class Output:
         Raises:
             FileProblem: a file cannot be written.
         """
-        for row in comparison.rows if self.save is not None else ():
+        for row in comparison.rows:
             if row.plan is not None and self.save is not None:
                 path = self.save / f"{row.method}-{row.seed}.placement.json"
                 save_placement(Placement.of(problem, row.plan, row.method), path)
@@ -170,13 +171,6 @@ class Output:
             is_file = not sys.stderr.isatty() and "COLUMNS" not in os.environ
             show(compare_table(result), **({"width": WIDTH} if is_file else {}))
         return result
-
-
-def _make_folder(folder: Path, what: str) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileProblem(folder, f"cannot be a folder for {what}: {error.strerror or error}.") from error
 
 
 @one_thread_here()
@@ -204,8 +198,13 @@ def run_compare(
     """
     host, spec, is_auto = setup.host, setup.spec, setup.asked.is_auto
     if is_auto and config.objective == "throughput":
-        hint = "Their number is chosen by the latency of a step: give a number, --micro-batches K."
-        raise InvalidValue("micro_batches", "auto", "a number with --objective throughput", where="compare", hint=hint)
+        raise InvalidValue(
+            "micro_batches",
+            "auto",
+            "a number with --objective throughput",
+            where="compare",
+            hint="Their number is chosen by the latency of a step: give a number, --micro-batches K.",
+        )
     check_measured(config, host, is_spread=cluster != "off")
     output.check()
     if not host.is_simulated:
@@ -259,8 +258,13 @@ def run_true_compare(setup: Setup, output: Output, config: TrueConfig, *, cluste
             written.
     """
     if not setup.host.is_simulated:
-        hint = "Give --host a preset (`rlplace hosts` lists them): on this machine the truth is measured."
-        raise InvalidValue("host", setup.host.name, "a simulated host beside --true", where="compare", hint=hint)
+        raise InvalidValue(
+            "host",
+            setup.host.name,
+            "a simulated host beside --true",
+            where="compare",
+            hint="Give --host a preset (`rlplace hosts` lists them): on this machine the truth is measured.",
+        )
     check_no_gangs(setup.host)
     output.check()
     progress = make_progress(is_quiet=output.is_quiet)
@@ -295,7 +299,7 @@ def draw_rows(problem: Problem, comparison: Comparison, path: Path) -> None:
     from rlplace.report import Curve, save_best_so_far_png
 
     simulator = Simulator(problem, objective="throughput" if comparison.objective == "throughput" else "latency")
-    single_s = float(simulator.step_times(baselines.best_single(problem, simulator)[None])[0])
+    single_s = float(simulator.step_times(best_single(problem, simulator)[None])[0])
     searched = {row.method for row in comparison.rows if row.history}
     curves = [
         Curve(
@@ -314,7 +318,5 @@ def draw_rows(problem: Problem, comparison: Comparison, path: Path) -> None:
 def say_row(row: Row) -> str:
     """A row as a line of progress."""
     outcome = format_seconds(row.value_s) if row.ok else f"{row.status}: {row.why}"
-    if not row.evaluations:
-        return f"{row.method} (seed {row.seed}): {outcome}"
-    word = "evaluation" if row.evaluations == 1 else "evaluations"
-    return f"{row.method} (seed {row.seed}): {outcome}, {row.evaluations:,} {word} in {format_seconds(row.plan_s)}"
+    spent = f", {counted(row.evaluations, 'evaluation')} in {format_seconds(row.plan_s)}" if row.evaluations else ""
+    return f"{row.method} (seed {row.seed}): {outcome}{spent}"

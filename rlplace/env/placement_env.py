@@ -97,7 +97,7 @@ class LastPlacement:
         """A picture (height, width, 3) or a text, as the mode asks; None where it is shown, or there is no mode."""
         if self._mode is None:
             return None
-        from rlplace.report.timeline import timeline_frame, timeline_text
+        from rlplace.report.drawing import timeline_frame, timeline_text
 
         drawn = self._timeline(), self._problem.graph, self._problem.host, self._title
         if self._mode == "rgb_array":

@@ -4,12 +4,11 @@
 `FORMATS` (`formats`, `device_map`, `pipeline`, `torchrec`) are file formats; `export_run` writes one.
 """
 
-from rlplace.export.check import CheckResult, check_export
+from rlplace.export.export_run import CheckResult, check_export
 from rlplace.export.formats import FORMATS, CapturedRun, Exported, ExportFormat, ExportRequest
 from rlplace.export.place_model import place
-from rlplace.export.placed.placed_model import PlacedModel
-from rlplace.export.placed.placed_module import PlacedModule
-from rlplace.export.step import matching_host, to_module, to_step
+from rlplace.export.placed.placed_model import PlacedModel, matching_host, to_step
+from rlplace.export.placed.placed_module import PlacedModule, to_module
 from rlplace.session.step_script import script
 
 __all__ = [

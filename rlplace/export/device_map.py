@@ -14,7 +14,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ from rlplace.format import format_bytes, format_ms
 from rlplace.graphs.grouping.module_classes import ModuleClasses, module_classes
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import FORWARD, OpGraph
-from rlplace.measure.hosts.host import Device, Host
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
@@ -68,10 +69,9 @@ def project(problem: Problem, devices: NDArray[np.int32]) -> Projection:
         devices: (N,) device of each op.
     """
     classes = module_classes(problem.graph)
-    num_devices = problem.host.num_devices
     members = np.flatnonzero(classes.op_class >= 0)
     of, weight_s = classes.op_class[members], problem.costs.op_time_s.mean(axis=1)
-    votes_s = np.zeros((classes.num_classes, num_devices))
+    votes_s = np.zeros((classes.num_classes, problem.host.num_devices))
     np.add.at(votes_s, (of, devices[members]), weight_s[members] + COUNTS_S)
     if problem.allowed is not None:
         may = np.ones_like(votes_s, dtype=np.bool_)
@@ -99,96 +99,35 @@ def device_map(graph: OpGraph, projection: Projection, places: Sequence[Place]) 
         InvalidValue: `graph` has no program.
     """
     model, classes = require_program(graph).origin.model, projection.classes
-    tree, class_device = classes.tree, projection.class_device
-    units = tree.unit_of()
-    first = next((number for number in classes.entry_class.values() if number >= 0), -1)
-    main = classes.inputs_class if classes.inputs_class >= 0 else first
-    main_place = places[int(class_device[main])] if main >= 0 else places[0]
-
-    def place_of(number: int) -> Place:
-        return places[int(class_device[number])] if number >= 0 else main_place
-
-    finest = {name: place_of(number) for name, number in classes.entry_class.items()}
-    own: dict[str, set[Place]] = {}  # of the ops of modules around units
+    tree, units = classes.tree, classes.tree.unit_of()
+    numbers = (classes.inputs_class, *classes.entry_class.values())
+    class_place = {number: places[device] for number, device in enumerate(projection.class_device.tolist())}
+    main_place = next((class_place[number] for number in numbers if number >= 0), places[0])
+    finest = {name: class_place.get(number, main_place) for name, number in classes.entry_class.items()}
+    own: dict[str, set[Place]] = defaultdict(set)  # of the ops of modules around units
     runs = (graph.phases == FORWARD) & ~graph.is_source
     for op in np.flatnonzero(runs).tolist():
         if graph.modules[op] not in units:
-            own.setdefault(graph.modules[op], set()).add(place_of(int(classes.op_class[op])))
-    whole: dict[str, set[Place]] = {}  # places of all that is at or below a module
-    for path in _upwards(tree.children):
+            own[graph.modules[op]].add(class_place.get(int(classes.op_class[op]), main_place))
+
+    def whole(path: str) -> set[Place]:
+        """Places of all that is at or below a module."""
         names = (path,) if units.get(path) == path else tree.tensors.get(path, ()) if path not in units else ()
-        found = {finest[name] for name in names if name in finest} | own.get(path, set())
-        whole[path] = found.union(*(whole[child] for child in tree.children[path]))
-    entries: dict[str, Place] = {}
-    left = [""]
+        found = {finest[name] for name in names if name in finest} | own[path]
+        return found.union(*map(whole, tree.children[path]))
+
+    entries, left = dict[str, Place](), [""]
     while left:
         path = left.pop()
         is_entry = units[path] == path if path in units else _is_one(model, path)
-        if len(whole[path]) == 1 and is_entry:
-            entries |= dict.fromkeys((path,), *whole[path])
+        if is_entry and len(found := whole(path)) == 1:
+            entries |= dict.fromkeys((path,), *found)
             continue
         if path not in units:
             entries |= {name: finest[name] for name in tree.tensors.get(path, ())}
         left += reversed(tree.children[path])
-    begin = next((name for name, place in entries.items() if place == main_place), None)
-    return entries if begin is None else {begin: main_place, **entries}
-
-
-def map_devices(graph: OpGraph, entries: Mapping[str, Place], places: Sequence[Place]) -> NDArray[np.int32]:
-    """(N,) int32: the device of each op under a device map, made here or elsewhere.
-
-    An op of a unit is where the map has its module; where the units of one class are apart, which a map of another's
-    making may have, the ops that no module of the map owns are with the first of them.
-
-    Args:
-        graph: of the model that the map is of.
-        entries: the map.
-        places: what the map calls each device of the host.
-
-    Raises:
-        InvalidValue: a module that the map does not place, or a place that is no device.
-    """
-    classes = module_classes(graph)
-    where = {place: device for device, place in reversed(list(enumerate(places)))}
-
-    def device_of(name: str) -> int:
-        path = name
-        while path not in entries and path:
-            path = path.rpartition(".")[0]
-        if path not in entries:  # it may be finer than what must be whole here
-            path = next((entry for entry in entries if entry.startswith(f"{name}.")), "")
-        if path not in entries:
-            raise InvalidValue("device map", f"nothing for {name!r}", "every module in it, or one above")
-        if entries[path] not in where:
-            raise InvalidValue(
-                "device map", entries[path], f"one of {', '.join(map(str, dict.fromkeys(places)))}", where=path
-            )
-        return where[entries[path]]
-
-    entry_device = {name: device_of(name) for name in classes.entry_class}
-    class_device = np.zeros(classes.num_classes, dtype=np.int32)
-    for name, number in reversed(list(classes.entry_class.items())):
-        class_device[number] = entry_device[name]
-    devices = np.where(classes.op_class >= 0, class_device[classes.op_class], 0).astype(np.int32)
-    units = classes.tree.unit_of()
-    is_tied = np.isin(np.arange(graph.num_ops), np.flatnonzero(graph.colocation >= 0))
-    for op, path in enumerate(graph.modules):
-        unit = units.get(path)
-        if unit in entry_device and (not is_tied[op] or graph.is_resident[op]):
-            devices[op] = entry_device[unit]
-    leaders: dict[int, int] = {}  # what lives with a parameter is where that is
-    for op in sorted(np.flatnonzero(is_tied).tolist(), key=lambda op: (not graph.is_resident[op], op)):
-        devices[op] = devices[leaders.setdefault(int(graph.colocation[op]), op)]
-    return devices
-
-
-def _upwards(children: Mapping[str, Sequence[str]]) -> list[str]:
-    """Modules, each after all that are below it."""
-    found, left = [], [""]
-    while left:
-        found.append(left.pop())
-        left += children[found[-1]]
-    return found[::-1]
+    begin = {name: place for name, place in entries.items() if place == main_place}
+    return dict(list(begin.items())[:1]) | entries
 
 
 def _is_one(model: nn.Module, path: str) -> bool:
@@ -228,18 +167,15 @@ def map_places(host: Host) -> tuple[Place, ...]:
             where="device map",
             hint=f"A device map is of one process, and these devices are in {len(machines)} machines.",
         )
-    gpus = [device for device in host.devices if not _is_cpu(device)]
-    return tuple(CPU if _is_cpu(device) else _index(device, gpus) for device in host.devices)
-
-
-def _is_cpu(device: Device) -> bool:
-    return device.backend == "cpu" or re.match(r"(?:.+/)?cpu(?::|$)", device.name) is not None
-
-
-def _index(device: Device, gpus: list[Device]) -> int:
-    numbered = [re.search(r"(?:cuda|gpu):?(\d+)(?:/\d+)?$", each.name) for each in gpus]
-    found = numbered[gpus.index(device)]
-    return int(found[1]) if found is not None and all(numbered) else gpus.index(device)
+    gpus = [
+        device.name
+        for device in host.devices
+        if device.backend != "cpu" and re.match(r"(?:.+/)?cpu(?::|$)", device.name) is None
+    ]
+    numbered = [found for name in gpus if (found := re.search(r"(?:cuda|gpu):?(\d+)(?:/\d+)?$", name))]
+    indices = [int(found[1]) for found in numbered] if len(numbered) == len(gpus) else range(len(gpus))
+    of_gpu = dict(zip(gpus, indices, strict=True))
+    return tuple(of_gpu.get(device.name, CPU) for device in host.devices)
 
 
 LEARN_MODULES = "`rlplace train --granularity module` searches placements that a device map can say"
@@ -252,7 +188,7 @@ def exported(request: ExportRequest) -> Exported:
         UserError: the run's step cannot be had again, or is cut into micro-batches; its host is several machines, or
             the model keeps no cache.
     """
-    problem = _problem(request)
+    problem = dataclasses.replace(CapturedRun.of(request).problem(), allowed=request.session.allowed)
     if (count := problem.graph.num_micro_batches) > 1:
         raise InvalidValue(
             "micro_batches",
@@ -288,31 +224,20 @@ def exported(request: ExportRequest) -> Exported:
         _in_words(entries),
         _projected(ops, modules, projection, ratio),
         *(_held(each) for each in memory if each.peak_bytes > each.context_bytes),
-        *_warnings(memory, modules, places, entries),
-        *_main_device(projection, places, entries),
+        *_warnings(memory, modules, projection, places, entries),
     )
     for line in lines:
         say(line)
     return Exported(json.dumps(entries, indent=2) + "\n", figures)
 
 
-def _problem(request: ExportRequest) -> Problem:
-    """The run's problem, with the user's pins and exclusions."""
-    return dataclasses.replace(CapturedRun.of(request).problem(), allowed=request.session.allowed)
-
-
-def _cache(problem: Problem, projection: Projection, num_tokens: int) -> dict[int, int]:
+def _cache(problem: Problem, projection: Projection, num_tokens: int) -> Counter[int]:
     """Bytes of keys and values by device."""
-    if not num_tokens:
-        return {}
-    origin = require_program(problem.graph).origin
-    leaves = pytree.tree_leaves((origin.args, origin.kwargs))
-    batch = next((leaf.shape[0] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), 1)
-    units, classes = projection.classes.tree.unit_of(), projection.classes
-    held: dict[int, int] = {}
-    for path, size in cache_by_module(origin.model, num_tokens, batch).items():
-        device = int(projection.class_device[classes.entry_class[units[path]]])
-        held[device] = held.get(device, 0) + size
+    batch = next((shape[0] for shape in _shapes(problem) if shape), 1)
+    units, classes, held = projection.classes.tree.unit_of(), projection.classes, Counter[int]()
+    model = require_program(problem.graph).origin.model
+    for path, size in (cache_by_module(model, num_tokens, batch) if num_tokens else {}).items():
+        held[int(projection.class_device[classes.entry_class[units[path]]])] += size
     return held
 
 
@@ -324,11 +249,8 @@ def _shapes(problem: Problem) -> list[list[int]]:
 
 
 def _in_words(entries: dict[str, Place]) -> str:
-    counts = {place: list(entries.values()).count(place) for place in entries.values()}
-    if entries.keys() == {""}:
-        return f"the whole model is on {_called(entries[''])}"
-    shown = ", ".join(f"{count} on {_called(place)}" for place, count in counts.items())
-    return f"{len(entries)} entries: {shown}"
+    shown = ", ".join(f"{count} on {_called(place)}" for place, count in Counter(entries.values()).items())
+    return f"the whole model is on {_called(entries[''])}" if "" in entries else f"{len(entries)} entries: {shown}"
 
 
 def _called(place: Place) -> str:
@@ -336,16 +258,13 @@ def _called(place: Place) -> str:
 
 
 def _projected(ops: Measurement, modules: Measurement, projection: Projection, ratio: float | None) -> str:
+    step, before = (f"{format_ms(each.step_time_s)} ms" if each.ok else each.status for each in (modules, ops))
     if ratio is None:
-        return f"simulated: single ops {_step(ops)}, whole modules {_step(modules)}"
+        return f"simulated: single ops {before}, whole modules {step}"
     if projection.moved == 0.0:
-        return f"simulated: {_step(modules)} a step; the placement was one of modules, nothing is lost"
+        return f"simulated: {step} a step; the placement was one of modules, nothing is lost"
     share = f"{projection.moved:.1%} of the op time moved"
-    return f"simulated: {_step(modules)} a step, {ratio:.3f} of the {_step(ops)} with single ops placed ({share})"
-
-
-def _step(measurement: Measurement) -> str:
-    return f"{format_ms(measurement.step_time_s)} ms" if measurement.ok else measurement.status
+    return f"simulated: {step} a step, {ratio:.3f} of the {before} with single ops placed ({share})"
 
 
 def _held(memory: DeviceMemory) -> str:
@@ -363,35 +282,34 @@ def _held(memory: DeviceMemory) -> str:
 
 
 def _warnings(
-    memory: Sequence[DeviceMemory], modules: Measurement, places: Sequence[Place], entries: dict[str, Place]
-) -> list[str]:
-    found = []
+    memory: Sequence[DeviceMemory],
+    modules: Measurement,
+    projection: Projection,
+    places: Sequence[Place],
+    entries: dict[str, Place],
+) -> Iterator[str]:
+    """What does not fit, and what a device map alone does not tell Hugging Face."""
     if modules.status == "oom":
-        found.append(f"warning: whole modules do not fit: {modules.why}; {LEARN_MODULES}")
-    else:
-        found += [
-            f"warning: {each.device} is {format_bytes(each.peak_bytes - each.capacity_bytes)} short where gradients "
-            "stay until the optimizer's step, as in an ordinary loop: take a smaller batch, or keep less on it"
-            for each in memory
-            if not each.fits
-        ]
+        yield f"warning: whole modules do not fit: {modules.why}; {LEARN_MODULES}"
+    for each in memory if modules.status != "oom" else ():
+        if not each.fits:
+            yield (
+                f"warning: {each.device} is {format_bytes(each.peak_bytes - each.capacity_bytes)} short where "
+                "gradients stay until the optimizer's step, as in an ordinary loop: take a smaller batch, or keep less "
+                "on it"
+            )
     if CPU in entries.values() and any(place != CPU for place in places):
-        found.append(
+        yield (
             "warning: with GPUs beside it, `cpu` in a device map means that weights wait in RAM and are computed with "
             "on the main GPU, which is not what was simulated; `--exclude '*=cpu'` keeps modules off it"
         )
-    return found
-
-
-def _main_device(projection: Projection, places: Sequence[Place], entries: dict[str, Place]) -> list[str]:
-    """What to say where the map alone does not tell Hugging Face where the step's inputs are to be."""
     number = projection.classes.inputs_class
-    place = None if number < 0 else places[int(projection.class_device[number])]
-    if place is None or place == CPU or place == min(each for each in entries.values() if each != CPU):
-        return []
-    return [
-        f"dispatch it with `main_device={place}`: ops or tensors of the model's root are there, with the step's inputs"
-    ]
+    place = CPU if number < 0 else places[int(projection.class_device[number])]
+    if place not in (CPU, min((each for each in entries.values() if each != CPU), default=CPU)):
+        yield (
+            f"dispatch it with `main_device={place}`: ops or tensors of the model's root are there, with the step's "
+            "inputs"
+        )
 
 
 DEVICE_MAP = ExportFormat("device_map.json", "a Hugging Face device map", exported, options=("cache_tokens",))
@@ -431,8 +349,7 @@ def cache_by_module(model: nn.Module, num_tokens: int, batch: int) -> dict[str, 
         or getattr(config, "d_kv", None)
         or config.hidden_size // config.num_attention_heads
     )
-    window = getattr(config, "sliding_window", None)
-    kept = num_tokens if not window else min(num_tokens, window)
+    kept = min(num_tokens, getattr(config, "sliding_window", None) or num_tokens)
     element = next((tensor.element_size() for tensor in model.parameters()), torch.float32.itemsize)
     return dict.fromkeys(inner, 2 * batch * heads * width * kept * element)
 
@@ -484,15 +401,19 @@ def device_memory(
         cache_bytes: of the keys and values of generated text, by device; may be empty.
     """
     graph, host = problem.graph, problem.host
-
-    def on_each(sizes: NDArray[np.int64]) -> list[int]:
-        summed = np.bincount(devices, weights=sizes, minlength=host.num_devices)
-        return [int(size) for size in summed]
-
-    parameters = on_each(np.where(graph.is_resident, graph.output_bytes, 0))
-    gradients, states = on_each(graph.gradient_bytes), on_each(graph.state_bytes)
-    peaks = _peak_bytes(problem, gradients_kept(graph), devices)
-    others = _peak_bytes(problem, _without_gradients(graph), devices)
+    resident_bytes = np.where(graph.is_resident, graph.output_bytes, 0)
+    parameters, gradients, states = (
+        np.bincount(devices, weights=sizes, minlength=host.num_devices).astype(np.int64).tolist()
+        for sizes in (resident_bytes, graph.gradient_bytes, graph.state_bytes)
+    )
+    without = graph.tensor_bytes.copy()
+    without[_gradients(graph)] = 0
+    peaks, others = (  # most at one time on each device, whether or not it fits
+        Simulator(dataclasses.replace(problem, graph=each, allowed=None), threads=1)
+        .plan_and_time(devices)[1]
+        .peak_bytes
+        for each in (gradients_kept(graph), dataclasses.replace(graph, tensor_bytes=without))
+    )
     return [
         DeviceMemory(
             device=device.name,
@@ -516,19 +437,7 @@ def gradients_kept(graph: OpGraph) -> OpGraph:
     return dataclasses.replace(graph, output_tensors=kept)
 
 
-def _without_gradients(graph: OpGraph) -> OpGraph:
-    sizes = graph.tensor_bytes.copy()
-    sizes[_gradients(graph)] = 0
-    return dataclasses.replace(graph, tensor_bytes=sizes)
-
-
 def _gradients(graph: OpGraph) -> NDArray[np.int32]:
     """The tensors that hold gradients of parameters."""
     program = require_program(graph)
     return np.unique([program.base(ref) for ref in program.gradients.values()]).astype(np.int32)
-
-
-def _peak_bytes(problem: Problem, graph: OpGraph, devices: NDArray[np.int32]) -> list[int]:
-    """Peak of each device in a simulated step, whether or not it fits."""
-    free = dataclasses.replace(problem, graph=graph, allowed=None)
-    return list(Simulator(free, threads=1).plan_and_time(devices)[1].peak_bytes)

@@ -16,14 +16,14 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.hosts.host import Device, Host
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement
 from rlplace.measure.problem import Problem
 from rlplace.registry import Registry
@@ -32,8 +32,6 @@ from rlplace.session.session import Session
 from rlplace.session.step_script import script
 from rlplace.session.steps import capture_workload, only_simulated
 from rlplace.workloads import Workload, WorkloadSpec, build, build_for, parse_kept_workload
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +56,8 @@ class ExportRequest:
         Raises:
             InvalidValue: it is a graph file; or one or a user's function, and `workload` does not name it again.
         """
-        kept = self.session.request.workload
-        command = shlex.join(["--workload", kept])
-        spec = parse_kept_workload(kept, self.workload, where=str(self.session.path), command=command)
+        kept, where = self.session.request.workload, str(self.session.path)
+        spec = parse_kept_workload(kept, self.workload, where=where, command=shlex.join(["--workload", kept]))
         if spec.is_file:
             raise only_simulated(spec)
         return spec
@@ -139,8 +136,7 @@ class CapturedRun:
             UserError: the run lacks a file or is malformed, or its workload cannot be built again.
             FingerprintMismatch: the workload is another one now.
         """
-        session = request.session
-        host = session.host
+        session, host = request.session, request.session.host
         workload = build_for(request.spec, host, session.request.workload_seed)
         graph = capture_workload(workload, *session.cut)
         request.placement.require_graph(graph)
@@ -156,10 +152,6 @@ class CapturedRun:
         return Problem(self.graph, self.host, self.request.session.costs, own)
 
 
-_PART = re.compile(r"cuda:\d+/\d+$")
-"""Names of parts of a GPU."""
-
-
 def rank_devices(host: Host, where: str) -> dict[int, str]:
     """By index of a device, in order of ranks, what PyTorch calls it on its own machine: `cuda:N`, or `cpu`.
 
@@ -173,18 +165,14 @@ def rank_devices(host: Host, where: str) -> dict[int, str]:
         InvalidValue: a device is a part of a GPU, which cannot have a process of its own.
     """
     plain = [index for index, device in enumerate(host.devices) if not device.members]
-    gpus = [index for index in plain if not _is_core(host.devices[index])]
+    names = [device.name for device in host.devices]
+    gpus = [index for index in plain if host.devices[index].backend != "cpu" and not names[index].startswith("cpu")]
     for index in gpus:
-        if _PART.search(host.devices[index].name):
-            raise InvalidValue("device", host.devices[index].name, "a whole GPU: each has one process", where=where)
-    if not gpus:
-        return dict.fromkeys(plain, "cpu")
-    nodes = [host.devices[index].name.rpartition("/")[0] for index in gpus]
-    return {index: f"cuda:{nodes[:rank].count(nodes[rank])}" for rank, index in enumerate(gpus)}
-
-
-def _is_core(device: Device) -> bool:
-    return device.backend == "cpu" or device.name.startswith("cpu")
+        if re.search(r"cuda:\d+/\d+$", names[index]):
+            raise InvalidValue("device", names[index], "a whole GPU: each has one process", where=where)
+    nodes = [names[index].rpartition("/")[0] for index in gpus]
+    of_gpu = {index: f"cuda:{nodes[:rank].count(nodes[rank])}" for rank, index in enumerate(gpus)}
+    return of_gpu or dict.fromkeys(plain, "cpu")
 
 
 COLUMNS = ("op", "module", "group", "device", "op_time_s")

@@ -1,35 +1,35 @@
-"""`plan_pipeline`: how many stages and micro-batches a run's workload is best cut into, where, and in which order.
+"""`pipeline`: a run's workload as a script of `torch.distributed.pipelining`, a process for each stage.
 
-`boundaries`: the modules of a step that a stage of a pipeline may begin with.
-
-`pipeline`: a run's workload as a script of `torch.distributed.pipelining`, a process for each stage.
+`plan_pipeline`: how many stages and micro-batches it is best cut into, where, and in which order. `split_step`: a step
+as its stages; that and what it calls is also the text of scripts.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.export import ExportedProgram
+from torch import fx, nn
+from torch.distributed.pipelining import Pipe, pipe_split, pipeline
 
 from rlplace import __version__
 from rlplace.errors import InvalidValue, UserError
 from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest, rank_devices
-from rlplace.export.pipeline_stages import WholeStep, hand_on, is_graph, name_in_model, open_regions, split_step, tie
 from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.micro_batching.slices import plan_slices
 from rlplace.graphs.opgraph import FORWARD, OpGraph
 from rlplace.graphs.optimizers import resolve_optimizer
-from rlplace.graphs.program import MicroBatches, OptimizerSpec, Slicing
+from rlplace.graphs.program import MicroBatches, Slicing
 from rlplace.measure.costs.costs import CostSource, estimate_costs
 from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.host import Device, Host
@@ -69,12 +69,9 @@ class PipelinePlan:
     Attributes:
         stages: in order, one a rank.
         schedule: the order of micro-batches.
-        num_micro_batches: K.
+        micro: the K micro-batches, and how their losses make that of the batch.
         batch: samples of the whole batch.
         dims: of every input, then every target, the dimension of the batch; None for one that all micro-batches share.
-        sums_losses: whether the losses of micro-batches are added; else they are averaged.
-        why_loss: how that was judged, in words.
-        is_loss_checked: whether it was.
         shared: parameters that several stages hold a copy of, whose gradients are added.
         source: who says what ops take.
         step_s: simulated step time.
@@ -83,16 +80,18 @@ class PipelinePlan:
 
     stages: tuple[Stage, ...]
     schedule: Schedule
-    num_micro_batches: int
+    micro: MicroBatches
     batch: int
     dims: tuple[int | None, ...]
-    sums_losses: bool
-    why_loss: str
-    is_loss_checked: bool
     shared: tuple[str, ...]
     source: CostSource
     step_s: float
     placement_s: float
+
+    @property
+    def num_micro_batches(self) -> int:
+        """K."""
+        return self.micro.slicing.num_micro_batches
 
     @property
     def ratio(self) -> float:
@@ -139,38 +138,37 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
         )
     is_accumulated = "accumulated" in (asked.loss, workload.loss if asked.loss == "auto" else "")
     cut = CutOptions(counts[0], asked.batch_dims, "accumulated" if is_accumulated else "separate")
-    best: tuple[int, MicroBatches, list[str], Problem, BoundedPipeline] | None = None
+    candidates_by_s: dict[float, tuple[OpGraph, CostSource, list[str], BoundedPipeline]] = {}
     for count, graph in _graphs(run, counts, cut):
         costs = estimate_costs(graph, host) if host.is_simulated else profile_costs(graph, host)
         problem = Problem(graph, host, costs, Grouping(np.arange(graph.num_ops, dtype=np.int32)))
         roles = step_roles(graph)
         kept, places = places_of(graph, roles, paths)
-        found = best_pipeline(problem, places, list(usable), roles) if kept else None
-        _say(count, found, host)
-        if found is not None and (best is None or found.step_s < best[-1].step_s):
-            micro = require_program(graph).origin.micro
-            assert micro is not None
-            best = count, micro, [kept[index] for index in found.chosen], problem, found
-    if best is None:
+        words = "nothing that fits into memory"
+        if kept and (found := best_pipeline(problem, places, list(usable), roles)) is not None:
+            names = ", ".join(host.devices[device].name for device in found.devices)
+            words = f"{found.step_s * 1e3:.4g} ms, {len(found.devices)} stages on {names}, {found.schedule}"
+            begins = [kept[index] for index in found.chosen]
+            candidates_by_s.setdefault(found.step_s, (graph, costs.source, begins, found))
+        say(f"{count} micro-batches: {words}")
+    if not candidates_by_s:
         raise InvalidValue(
             "stages", f"none, of {len(paths)} modules to cut at", "two or more that fit into memory", where=WHERE
         )
-    count, micro, begins, problem, found = best
-    shared = check_split(step, _first(tensors, whole, count), begins)
+    graph, source, begins, found = candidates_by_s[min(candidates_by_s)]
+    micro = require_program(graph).origin.micro
+    assert micro is not None
     return PipelinePlan(
         stages=tuple(
             Stage(begin, host.devices[device], usable[device], work_s)
             for begin, device, work_s in zip(("", *begins), found.devices, found.work_s, strict=True)
         ),
         schedule=found.schedule,
-        num_micro_batches=count,
+        micro=micro,
         batch=whole.batch,
         dims=whole.dims,
-        sums_losses=micro.weights[0] == 1.0,
-        why_loss=micro.why,
-        is_loss_checked=micro.is_checked,
-        shared=shared,
-        source=problem.costs.source,
+        shared=check_split(step, _first(tensors, whole, graph.num_micro_batches), begins),
+        source=source,
         step_s=found.step_s,
         placement_s=Simulator(run.problem(), threads=1).retime(run.request.placement.plan).step_time_s,
     )
@@ -225,14 +223,6 @@ def _graphs(run: CapturedRun, counts: Sequence[int], cut: CutOptions) -> Iterato
         ) from error
 
 
-def _say(count: int, found: BoundedPipeline | None, host: Host) -> None:
-    words = "nothing that fits into memory"
-    if found is not None:
-        names = ", ".join(host.devices[device].name for device in found.devices)
-        words = f"{found.step_s * 1e3:.4g} ms, {len(found.devices)} stages on {names}, {found.schedule}"
-    say(f"{count} micro-batches: {words}")
-
-
 WHERE = "export pipeline"
 MODEL = "model."
 """How paths of the model's modules begin in a `WholeStep`."""
@@ -250,7 +240,12 @@ def boundaries(step: WholeStep, tensors: Sequence[torch.Tensor]) -> list[str]:
     Raises:
         InvalidValue: it cannot be traced; says why.
     """
-    nodes = [node for node in _exported(step, tensors).graph.nodes if node.op == "call_function"]
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            program = torch.export.export(copy.deepcopy(step), tuple(tensors))
+    except Exception as error:  # of the user's model, traced
+        raise _refused(step, "trace it", error) from error
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     first: dict[str, int] = {}
     repeated: set[str] = set()
     for place, node in enumerate(nodes):
@@ -258,10 +253,10 @@ def boundaries(step: WholeStep, tensors: Sequence[torch.Tensor]) -> list[str]:
             first.setdefault(path.partition("@")[0], place)
             if "@" in key or "@" in path:
                 repeated.add(path.partition("@")[0])
-    known = dict(step.named_modules())
+    once = first.keys() & dict(step.named_modules()).keys() - repeated
     outermost: dict[int, str] = {}
     for path, place in sorted(first.items(), key=lambda item: item[0].count(".")):
-        if place > 0 and path.startswith(MODEL) and path in known and path not in repeated:
+        if place > 0 and path.startswith(MODEL) and path in once:
             outermost.setdefault(place, path)
     return [outermost[place] for place in sorted(outermost)]
 
@@ -281,14 +276,11 @@ def places_of(graph: OpGraph, step: StepRoles, paths: Sequence[str]) -> tuple[li
         for end in range(1, len(words) + 1):
             path, place = MODEL + ".".join(words[:end]), int(step.op_position[op])
             begin[path] = min(begin.get(path, place), place)
-    kept: list[str] = []
-    places: list[int] = []
+    kept: dict[int, str] = {}
     for path in paths:
-        place = begin.get(path, 0)
-        if place > (places[-1] if places else 0):
-            kept.append(path)
-            places.append(place)
-    return kept, np.array(places, dtype=np.int64)
+        if (place := begin.get(path, 0)) > max(kept, default=0):
+            kept[place] = path
+    return list(kept.values()), np.array(list(kept), dtype=np.int64)
 
 
 def check_split(step: WholeStep, tensors: Sequence[torch.Tensor], begins: Sequence[str]) -> tuple[str, ...]:
@@ -303,8 +295,7 @@ def check_split(step: WholeStep, tensors: Sequence[torch.Tensor], begins: Sequen
         InvalidValue: it cannot be split so; says why.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             pipe, shared = split_step(copy.deepcopy(step), tensors, begins)
     except Exception as error:  # of the tracer, which may raise anything
         where = ", ".join(path.removeprefix(MODEL) for path in begins)
@@ -316,29 +307,189 @@ def check_split(step: WholeStep, tensors: Sequence[torch.Tensor], begins: Sequen
     return tuple(sorted(name_in_model(next(iter(names.values()))) for names in shared))
 
 
-def _exported(step: WholeStep, tensors: Sequence[torch.Tensor]) -> ExportedProgram:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.export.export(copy.deepcopy(step), tuple(tensors))
-    except Exception as error:  # of the user's model, traced
-        raise _refused(step, "trace it", error) from error
-
-
 def _refused(step: WholeStep, what: str, error: Exception) -> InvalidValue:
     cause = error.__cause__ or error
-    said = str(cause).strip().splitlines() or [""]
+    said = str(cause).strip().partition("\n")[0]
     return InvalidValue(
         "model",
         type(step.model).__name__,
         "one that `torch.export` can trace and cut at modules",
         where=WHERE,
-        hint=f"It cannot {what}: {type(cause).__name__}: {said[0]}",
+        hint=f"It cannot {what}: {type(cause).__name__}: {said}",
     )
+
+
+class WholeStep(nn.Module):
+    """A model with its loss: takes the tensors of a batch, inputs before targets, and returns the loss, shape (1,).
+
+    Args:
+        model: whose path becomes `model`.
+        loss_fn: takes its output and the targets.
+        names: of its inputs, where they are keyword arguments; None where they are positional.
+        num_targets: how many of the tensors are targets.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss_fn: Callable[..., Any], names: Sequence[str] | None, num_targets: int
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+        self.names = names
+        self.num_targets = num_targets
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """The loss, (1,): that of a micro-batch is an output of the last stage, which must have a dimension."""
+        count = len(tensors) - self.num_targets
+        inputs, targets = tensors[:count], tensors[count:]
+        if self.names is None:
+            output = self.model(*inputs)
+        else:
+            output = self.model(**dict(zip(self.names, inputs, strict=True)))
+        loss = self.loss_fn(output, *targets)
+        first: torch.Tensor = loss[0] if isinstance(loss, (tuple, list)) else loss
+        return first.reshape(1)
+
+
+def split_step(
+    step: nn.Module, tensors: Sequence[torch.Tensor], begins: Sequence[str]
+) -> tuple[Pipe, list[dict[int, str]]]:
+    """`step` in stages; a stage begins with each module of `begins`, as with `SplitPoint.BEGINNING` there.
+
+    Returns:
+        The stages; and of every parameter that several hold a copy of, its name in each of them.
+
+    Args:
+        step: traced as it is; its modules of `begins` stay marked.
+        tensors: of one micro-batch.
+        begins: paths of modules, each of which runs once.
+    """
+    mark: Callable[[], None] = pipe_split
+    for path in begins:
+        step.get_submodule(path).register_forward_pre_hook(lambda *_: mark())
+    pipe = pipeline(step, tuple(tensors), split_policy=hand_on)
+    return pipe, tie(pipe, step)
+
+
+def tie(pipe: Pipe, step: nn.Module) -> list[dict[int, str]]:
+    """Makes what is one parameter of `step` one of each stage, whatever its names there: copies may have come of them.
+
+    Args:
+        pipe: stages of `step`.
+        step: as it was.
+
+    Returns:
+        Of every parameter that several stages hold, its name by stage.
+    """
+    identity = {name_in_model(name): id(one) for name, one in step.named_parameters(remove_duplicate=False)}
+    held: dict[int, dict[int, str]] = {}
+    for stage in range(pipe.num_stages):
+        module = pipe.get_stage_module(stage)
+        for name, _ in list(module.named_parameters(remove_duplicate=False)):
+            first = held.setdefault(identity[name_in_model(name)], {}).setdefault(stage, name)
+            parent, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(parent), leaf, module.get_parameter(first))
+    return [names for names in held.values() if len(names) > 1]
+
+
+def hand_on(traced: fx.GraphModule) -> fx.GraphModule:
+    """`traced`, every stage of which reads from the one before it alone: what later ones need is handed on.
+
+    For a stage of `torch.distributed.pipelining` can take inputs of the model only if it is the first, and a value that
+    is differentiated can be read by one later stage. What is sent is contiguous, as it must be.
+    """
+    open_regions(traced)
+    graph = traced.graph
+    stage_of: dict[fx.Node, int] = {}
+    begins = [node for node in graph.nodes if node.op == "placeholder"][-1:]
+    for node in graph.nodes:
+        if node.target is torch.ops.pippy._pipe_split.default:
+            begins.append(node)
+        stage_of[node] = len(begins) - 1
+
+    def copied(value: fx.Node, place: fx.Node, stage: int, modules: dict[str, Any]) -> fx.Node:
+        if not isinstance(value.meta["val"], torch.Tensor):
+            raise TypeError(f"{value} is handed to a later stage and is no tensor")
+        how: dict[str, Any] = {"memory_format": torch.contiguous_format}
+        with graph.inserting_after(place):
+            made = graph.call_function(torch.ops.aten.clone.default, (value,), how)
+        made.meta = {"val": torch.ops.aten.clone.default(value.meta["val"], **how), "nn_module_stack": modules}
+        stage_of[made] = stage
+        return made
+
+    outside, place = {"": ("", "")}, begins[0]
+    for value in [node for node in graph.nodes if node.op == "placeholder"]:  # all go into the first stage, in order
+        readers = list(value.users)
+        place = copied(value, place, 0, outside)
+        for reader in readers:
+            reader.replace_input_with(value, place)
+    for value, stage in [(node, stage) for node, stage in stage_of.items() if node.op == "call_function"]:
+        readers, handed = [reader for reader in value.users if reader.op != "output"], value
+        last = max((stage_of[reader] for reader in readers), default=stage)
+        if last > stage and isinstance(value.meta["val"], torch.Tensor) and not value.meta["val"].is_contiguous():
+            handed = copied(value, value, stage, value.meta["nn_module_stack"])
+        for later in range(stage + 1, last + 1):
+            for reader in readers:
+                if stage_of[reader] == later and handed is not value:
+                    reader.replace_input_with(value, handed)
+            if later < last:
+                handed = copied(handed, begins[later], later, outside)
+    graph.lint()
+    traced.recompile()
+    return traced
+
+
+def open_regions(traced: fx.GraphModule) -> None:
+    """Puts the ops of regions without gradients, or with autocast off, among the others; gradients still end there.
+
+    `torch.export` makes them graphs of their own, which a stage cannot hold.
+    """
+    graph = traced.graph
+    for node in [node for node in graph.nodes if isinstance(node.target, torch._ops.HigherOrderOperator)]:
+        place = next((index for index, arg in enumerate(node.args) if is_graph(traced, arg)), -1)
+        settings, name = node.args[:place], str(node.target)
+        is_closed = name == "wrap_with_set_grad_enabled" and not settings[0]
+        if place < 0 or not (
+            name == "wrap_with_set_grad_enabled" or (name == "wrap_with_autocast" and not settings[2])
+        ):
+            raise TypeError(f"{name} makes a region of its own, which a stage cannot hold")
+        region = getattr(traced, node.args[place].target)
+        open_regions(region)
+        inputs = [inner for inner in region.graph.nodes if inner.op == "placeholder"]
+        with graph.inserting_before(node):
+            results: Any = graph.graph_copy(region.graph, dict(zip(inputs, node.args[place + 1 :], strict=True)))
+        for reader in list(node.users):  # each takes one result
+            result = results[reader.args[1]]
+            if is_closed:
+                with graph.inserting_before(node):
+                    ended = graph.call_function(torch.ops.aten.detach.default, (result,))
+                ended.meta = dict(result.meta)
+                result = ended
+            reader.replace_all_uses_with(result)
+            graph.erase_node(reader)
+        graph.erase_node(node)
+
+
+def is_graph(traced: fx.GraphModule, arg: object) -> bool:
+    """Whether an argument of a node is a graph of its own."""
+    if not isinstance(arg, fx.Node) or arg.op != "get_attr":
+        return False
+    return isinstance(getattr(traced, str(arg.target), None), fx.GraphModule)
+
+
+def name_in_model(name: str) -> str:
+    """What the model calls a parameter of a stage, where calls of a module after its first are numbered: `head@1`."""
+    return re.sub(r"@\d+(?=\.)", "", name).removeprefix("model.")
 
 
 SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
 """Classes of `torch.distributed.pipelining` by the order of micro-batches."""
+
+OPTIMIZERS = dict.fromkeys(("sgd", "momentum"), ("SGD", ("lr", "momentum", "weight_decay"))) | {
+    "adam": ("Adam", ("lr", "betas", "eps", "weight_decay")),
+    "adamw": ("AdamW", ("lr", "betas", "eps", "weight_decay")),
+}
+"""Classes of `torch.optim`, and the options that a script gives them, by rlplace's names."""
 
 PARTS = (WholeStep, split_step, tie, hand_on, open_regions, is_graph, name_in_model)
 """What is part of the text."""
@@ -474,13 +625,15 @@ def text_of(run: CapturedRun, plan: PipelinePlan) -> str:
     """
     spec = resolve_optimizer(run.workload.optimizer)
     assert spec is not None  # a plan is of a step with one
-    optimizer, options = _optimizer(spec)
+    optimizer, names = OPTIMIZERS[spec.name]
+    sums_losses = plan.micro.weights[0] == 1.0
     return _TEMPLATE.format(
         workload=run.request.spec,
         version=__version__,
         num_stages=len(plan.stages),
         num_micro_batches=plan.num_micro_batches,
-        expected="\n".join(map(_in_docstring, said(plan))),
+        # names of a stranger's devices must not end the docstring
+        expected="\n".join(said(plan)).replace("\\", "/").replace('"', "'"),
         schedule=SCHEDULES[plan.schedule],
         begins=tuple(stage.begin for stage in plan.stages[1:]),
         devices=tuple(stage.place for stage in plan.stages),
@@ -491,9 +644,9 @@ def text_of(run: CapturedRun, plan: PipelinePlan) -> str:
         seed=run.request.session.request.workload_seed,
         batch=plan.batch,
         optimizer=optimizer,
-        options=options,
-        averages=not plan.sums_losses,
-        reduce="sum" if plan.sums_losses else "mean",
+        options=", ".join(f"{name}={getattr(spec, name)}" for name in names),
+        averages=not sums_losses,
+        reduce="sum" if sums_losses else "mean",
     )
 
 
@@ -506,18 +659,13 @@ def said(plan: PipelinePlan) -> list[str]:
         f"{plan.num_micro_batches} micro-batches, {SCHEDULES[plan.schedule]}: {plan.step_s * 1e3:.4g} ms a step by the "
         f"simulator, {plan.ratio:.3g} of the run's placement of ops ({plan.placement_s * 1e3:.4g} ms)",
     ]
-    if not plan.is_loss_checked:
-        lines.append(f"warning: the loss of micro-batches was not checked ({plan.why_loss})")
-    elif "accumulation" in plan.why_loss:
-        lines.append(f"warning: another step than that of the whole batch: {plan.why_loss}")
+    if not plan.micro.is_checked:
+        lines.append(f"warning: the loss of micro-batches was not checked ({plan.micro.why})")
+    elif "accumulation" in plan.micro.why:
+        lines.append(f"warning: another step than that of the whole batch: {plan.micro.why}")
     if plan.shared:
         lines.append(f"several stages hold a copy of {', '.join(plan.shared)}; their gradients are added each step")
     return lines
-
-
-def _in_docstring(line: str) -> str:
-    """A line as it may stand in a docstring: names of a stranger's devices must not end it."""
-    return line.replace("\\", "/").replace('"', "'")
 
 
 def figures(plan: PipelinePlan) -> dict[str, Any]:
@@ -530,20 +678,12 @@ def figures(plan: PipelinePlan) -> dict[str, Any]:
             for stage in plan.stages
         ],
         "shared_parameters": list(plan.shared),
-        "loss": {"is_checked": plan.is_loss_checked, "why": plan.why_loss},
+        "loss": {"is_checked": plan.micro.is_checked, "why": plan.micro.why},
         "costs": plan.source,
         "step_s": plan.step_s,
         "placement_step_s": plan.placement_s,
         "ratio": plan.ratio,
     }
-
-
-def _optimizer(spec: OptimizerSpec) -> tuple[str, str]:
-    """The class of `torch.optim` and the words of its options."""
-    if spec.name in ("adam", "adamw"):
-        options = f"lr={spec.lr}, betas={spec.betas}, eps={spec.eps}, weight_decay={spec.weight_decay}"
-        return {"adam": "Adam", "adamw": "AdamW"}[spec.name], options
-    return "SGD", f"lr={spec.lr}, momentum={spec.momentum}, weight_decay={spec.weight_decay}"
 
 
 PIPELINE = ExportFormat("pipeline.py", "a pipeline of torch.distributed.pipelining, for torchrun", pipeline_script)

@@ -7,7 +7,9 @@ The words are those of torchrec 1.x (`torchrec/distributed/types.py`: `ShardingP
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -66,11 +68,11 @@ def tables_of(graph: OpGraph, devices: NDArray[np.int32]) -> list[Table]:
     for op in np.unique(producer[looks[reader] & (graph.parameter_bytes[producer] > 0)]).tolist():
         shape = graph.tensor_shapes[int(graph.output_offsets[op])]
         lookups = reader[looks[reader] & (producer == op)]
-        by_slice: dict[int, set[int]] = {}
+        by_slice: dict[int, set[int]] = defaultdict(set)
         for lookup in lookups.tolist():
-            by_slice.setdefault(int(graph.micro_batch[lookup]), set()).add(int(devices[lookup]))
-        where = tuple(sorted(set[int]().union(*by_slice.values())))
-        is_dealt = len(by_slice) > 1 and len({frozenset(used) for used in by_slice.values()}) > 1
+            by_slice[int(graph.micro_batch[lookup])].add(int(devices[lookup]))
+        where = tuple(sorted(set(devices[lookups].tolist())))
+        is_dealt = len({frozenset(used) for used in by_slice.values()}) > 1
         path = sources[op].key.removesuffix(".weight")
         sharding: Literal["table_wise", "data_parallel"] = "data_parallel" if is_dealt else "table_wise"
         others = (producer == op) & ~looks[reader] & (graph.phases[reader] == FORWARD)
@@ -146,25 +148,21 @@ def torchrec_plan(request: ExportRequest) -> Exported:
     return Exported(text, {"world_size": len(names), "num_tables": len(tables), "plan": plan})
 
 
-def _said(tables: Sequence[Table], host: Host) -> list[str]:
-    lines = []
-    for device in sorted({table.device for table in tables if table.sharding == "table_wise"}):
-        own = [table for table in tables if table.sharding == "table_wise" and table.device == device]
-        cells = sum(rows * columns for rows, columns in (table.shape for table in own))
-        lines.append(f"{host.devices[device].name}: {len(own)} tables, {cells:,} numbers")
-    copied = sum(table.sharding == "data_parallel" for table in tables)
-    if copied:
-        lines.append(f"every device: a copy of {copied} tables")
-    away = [table for table in tables if table.sharding == "table_wise" and set(table.lookup_devices) != {table.device}]
-    if away:
-        lines.append(
+def _said(tables: Sequence[Table], host: Host) -> Iterator[str]:
+    whole = [table for table in tables if table.sharding == "table_wise"]
+    for device in sorted({table.device for table in whole}):
+        own = [table for table in whole if table.device == device]
+        cells = sum(math.prod(table.shape) for table in own)
+        yield f"{host.devices[device].name}: {len(own)} tables, {cells:,} numbers"
+    if copied := len(tables) - len(whole):
+        yield f"every device: a copy of {copied} tables"
+    if away := [table.path for table in whole if set(table.lookup_devices) != {table.device}]:
+        yield (
             f"{len(away)} tables are looked up on another device than theirs in the placement; torchrec looks a table "
-            f"up where it is: {', '.join(table.path for table in away[:5])}{', ...' if len(away) > 5 else ''}"
+            f"up where it is: {', '.join(away[:5])}{', ...' if len(away) > 5 else ''}"
         )
-    tied = [table.path for table in tables if table.is_tied]
-    if tied:
-        lines.append(f"read by other ops too, which torchrec's tables are not: {', '.join(tied)}")
-    return lines
+    if tied := [table.path for table in tables if table.is_tied]:
+        yield f"read by other ops too, which torchrec's tables are not: {', '.join(tied)}"
 
 
 TABLES = ExportFormat("torchrec.json", "where the embedding tables are, as a sharding plan of torchrec", torchrec_plan)

@@ -305,6 +305,11 @@ class Program:
         return ref.id if ref.id < self.num_tensors else self.views[ref.id - self.num_tensors].base
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in nested values, in order."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
 def with_tensors(value: Any) -> tuple[list[torch.Tensor], Callable[[Iterable[torch.Tensor]], Any]]:
     """The tensors in nested values, in order, and what gives the same values with other tensors in their places."""
     leaves, spec = pytree.tree_flatten(value)
@@ -329,11 +334,14 @@ def refs_in(value: Any) -> Iterator[Ref]:
     """Every `Ref` in nested arguments, in order."""
     if isinstance(value, Ref):
         yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from refs_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from refs_in(item)
     elif isinstance(value, slice):
         yield from refs_in((value.start, value.stop, value.step))
-    elif isinstance(value, (list, tuple, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from refs_in(item)
 
 
 def map_refs(function: Callable[[Ref], Any], value: Any) -> Any:
@@ -345,7 +353,9 @@ def map_refs(function: Callable[[Ref], Any], value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         items = [map_refs(function, item) for item in value]
-        return kind(*items) if hasattr(value, "_fields") else kind(items)
+        if hasattr(value, "_fields"):
+            return type(value)(*items)
+        return type(value)(items)
     if isinstance(value, dict):
         return {key: map_refs(function, item) for key, item in value.items()}
     if isinstance(value, slice):

@@ -9,10 +9,9 @@ from rlplace.format import format_bytes, format_clock, format_ms, format_seconds
 
 if TYPE_CHECKING:
     from rlplace.report.chrome_trace import write_chrome_trace
-    from rlplace.report.drawing import save_best_so_far_png, save_fidelity_png
+    from rlplace.report.console import results_table
+    from rlplace.report.drawing import save_best_so_far_png, save_fidelity_png, save_timeline_png
     from rlplace.report.plots import Curve
-    from rlplace.report.printed import results_table
-    from rlplace.report.timeline import save_timeline_png
 
 __all__ = [
     "Curve",

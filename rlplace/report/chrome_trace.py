@@ -6,7 +6,6 @@ JSON object format. Times are microseconds, rounded to whole nanoseconds.
 
 from __future__ import annotations
 
-import heapq
 import math
 import os
 from collections import defaultdict
@@ -263,21 +262,31 @@ class _Step:
         return stops
 
     def _op(self, op: int, lane: int) -> Slice:
-        timeline, phase = self._timeline, PHASES[self._graph.phases[op]]
-        start_s, end_s = float(timeline.op_start_s[op]), float(timeline.op_end_s[op])
-        return self._slice(op, lane, phase, start_s, end_s, int(self._graph.output_bytes[op]))
+        graph, timeline = self._graph, self._timeline
+        return Slice(
+            lane,
+            graph.names[op],
+            PHASES[graph.phases[op]],
+            int(graph.micro_batch[op]),
+            float(timeline.op_start_s[op]),
+            float(timeline.op_end_s[op]),
+            graph.targets[op],
+            graph.modules[op],
+            int(graph.output_bytes[op]),
+        )
 
     def _transfer(self, transfer: int, lane: int) -> Slice:
         timeline, tensor = self._timeline, int(self._timeline.transfer_tensor[transfer])
-        start_s, end_s = float(timeline.transfer_start_s[transfer]), float(timeline.transfer_end_s[transfer])
-        op, size = int(self._graph.tensor_op[tensor]), int(self._graph.tensor_bytes[tensor])
         ends = self._names[timeline.transfer_source[transfer]], self._names[timeline.transfer_destination[transfer]]
-        return replace(self._slice(op, lane, TRANSFER, start_s, end_s, size), ends=ends, tensor=tensor)
-
-    def _slice(self, op: int, lane: int, kind: str, start_s: float, end_s: float, size: int) -> Slice:
-        graph = self._graph
-        about = graph.targets[op], graph.modules[op]
-        return Slice(lane, graph.names[op], kind, int(graph.micro_batch[op]), start_s, end_s, *about, size)
+        return replace(
+            self._op(int(self._graph.tensor_op[tensor]), lane),
+            kind=TRANSFER,
+            start_s=float(timeline.transfer_start_s[transfer]),
+            end_s=float(timeline.transfer_end_s[transfer]),
+            num_bytes=int(self._graph.tensor_bytes[tensor]),
+            ends=ends,
+            tensor=tensor,
+        )
 
     def _lanes_for(
         self, name: str, start_s: NDArray[np.float64], end_s: NDArray[np.float64], *, is_device: bool
@@ -296,11 +305,9 @@ def _category(one: Slice) -> str:
 
 
 def _args(one: Slice) -> Event:
-    args: Event = {"target": one.target, "module": one.module}
-    if one.micro_batch >= 0:
-        args["micro_batch"] = one.micro_batch
+    part = {"micro_batch": one.micro_batch} if one.micro_batch >= 0 else {}
     sent = {"tensor": one.tensor, "from": one.ends[0], "to": one.ends[1]} if one.ends else {}
-    return {**args, "bytes": one.num_bytes, **sent}
+    return {"target": one.target, "module": one.module, **part, "bytes": one.num_bytes, **sent}
 
 
 def _tid(pid: int, row: int) -> int:
@@ -319,17 +326,10 @@ def _ns(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
 def _lanes(starts: Sequence[int], ends: Sequence[int]) -> list[int]:
     """For each interval the lowest lane that is free at its start."""
     lanes = [0] * len(starts)
-    running: list[tuple[int, int]] = []  # (end, lane)
-    free: list[int] = []
-    num_lanes = 0
+    ends_of: list[int] = []  # when each lane is free again: there are few
     for index in sorted(range(len(starts)), key=lambda i: (starts[i], ends[i])):
-        while running and running[0][0] <= starts[index]:
-            heapq.heappush(free, heapq.heappop(running)[1])
-        if free:
-            lanes[index] = heapq.heappop(free)
-        else:
-            lanes[index], num_lanes = num_lanes, num_lanes + 1
-        heapq.heappush(running, (ends[index], lanes[index]))
+        lanes[index] = next((lane for lane, end in enumerate(ends_of) if end <= starts[index]), len(ends_of))
+        ends_of[lanes[index] : lanes[index] + 1] = [ends[index]]
     return lanes
 
 
@@ -345,8 +345,7 @@ class _Reader:
         self._memory: dict[str, list[tuple[float, int]]] = defaultdict(list)
 
     def take(self, event: Mapping[str, Any]) -> None:
-        if self._pid is None:
-            self._pid = event.get("pid")
+        self._pid = event.get("pid") if self._pid is None else self._pid
         if event.get("pid") != self._pid:
             return
         args = event.get("args", {})

@@ -1,25 +1,33 @@
-"""A console of rich that shows nothing to a terminal that a stranger's file may have put into names and messages.
+"""What a person sees in a terminal: progress on stderr, and the tables of each command, by `rich`.
 
-What a person sees on stderr while a run goes on.
+The tables are also printed as text and shown in notebooks. `CleanConsole` shows nothing to a terminal that a stranger's
+file may have put into names and messages.
 """
 
 from __future__ import annotations
 
+import html
+import io
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 from rich.segment import Segment
-from rich.table import Column
+from rich.table import Column, Table
+from rich.text import Text
 
-from rlplace.format import format_clock, format_seconds
-from rlplace.say import clean_lines, is_shown
+from rlplace.format import NOTHING, format_bytes, format_clock, format_ms, format_seconds
+from rlplace.measure.explain.explanation import Explanation
+from rlplace.say import clean, clean_lines, is_shown
 
 
 class CleanConsole(Console):
@@ -101,12 +109,13 @@ class Progress:
             measured: how many placements were run so far.
             method: that searches, whose best it is; empty where several do side by side.
         """
-        parts = [f"{placements:,} placements" + (f", {measured:,} measured" if measured else "")]
-        if math.isfinite(best_s) and best_s > 0:
-            parts.append(_best(best_s, single_s, is_measured=measured > 0))
-        parts.append(f"{format_clock(max(left_s, 0.0))} left")
-        done = 1.0 - left_s / budget_s if budget_s > 0 else 1.0
-        self._unshown = f"search{' of ' if method else ''}{method}", " · ".join(parts), min(max(done, 0.0), 1.0)
+        parts = (
+            f"{placements:,} placements" + (f", {measured:,} measured" if measured else ""),
+            _best(best_s, single_s, is_measured=measured > 0) if math.isfinite(best_s) and best_s > 0 else "",
+            f"{format_clock(max(left_s, 0.0))} left",
+        )
+        done, text = 1.0 - left_s / budget_s if budget_s > 0 else 1.0, " · ".join(filter(None, parts))
+        self._unshown = f"search{' of ' if method else ''}{method}", text, min(max(done, 0.0), 1.0)
         if self._clock() - self._shown_s >= (REDRAW_EVERY_S if self._is_live else LINE_EVERY_S):
             self._show()
 
@@ -135,13 +144,14 @@ class Progress:
             return
         if self._bar is None or self._task is None:
             whole = Column(no_wrap=False, overflow="fold")  # goes on in the next line where the terminal is narrow
-            columns = (
+            self._bar = Bar(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=12),
                 TextColumn("{task.fields[detail]}", table_column=whole),
-            )
-            self._bar = Bar(
-                *columns, console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+                console=self._console,
+                auto_refresh=False,
+                redirect_stdout=False,
+                redirect_stderr=False,
             )
             self._task = self._bar.add_task(name, total=1.0, detail=text)
             self._bar.start()
@@ -156,9 +166,8 @@ def _best(best_s: float, single_s: float, *, is_measured: bool) -> str:
     """
     if not math.isfinite(single_s):
         return f"best {format_seconds(best_s)}"
-    ratio, seconds = best_s / single_s, format_seconds(best_s)
-    slower = ", slower" if ratio > 1.0 else ""
-    return f"best {ratio:.2f} of one device's time{slower} ({seconds}{' now' if is_measured else ''})"
+    slower, now = ", slower" if best_s > single_s else "", " now" if is_measured else ""
+    return f"best {best_s / single_s:.2f} of one device's time{slower} ({format_seconds(best_s)}{now})"
 
 
 def make_progress(*, is_quiet: bool = False) -> Progress:
@@ -176,3 +185,457 @@ def progress_of(asked: Progress | bool | None) -> Progress:
     if isinstance(asked, Progress):
         return asked
     return Progress(is_quiet=not is_shown(asked), is_concluding=asked is not False)
+
+
+WIDTH = 120
+"""Columns of a printed table; longer notes continue in the next line."""
+NO_PLACEMENT_NOTE = "† no placement: measured for comparison, cannot be handed back"
+NO_STEP_TIME_NOTE = "† no placement: for comparison, cannot be handed back"
+ROOT = "(the model itself)"
+STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+"""Colours of the doctor's verdicts."""
+
+
+def show(*parts: RenderableType, **options: Any) -> None:
+    """Prints to stderr: stdout belongs to `--json`.
+
+    Args:
+        parts: tables, groups and texts.
+        options: of the console.
+    """
+    console = CleanConsole(stderr=True, **({"highlight": False, "emoji": False} | options))
+    for part in parts:
+        console.print(part)
+
+
+def as_text(table: Table) -> str:
+    """The table as lines without colours, the same on every terminal and in every file."""
+    stream = io.StringIO()
+    CleanConsole(file=stream, width=WIDTH, color_system=None, force_terminal=False, emoji=False).print(table)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()).strip("\n")
+
+
+def as_html(table: Table) -> str:
+    """The table as an HTML `<table>`, its text escaped; a caption follows as a paragraph."""
+    names = "".join(f"<th>{_escaped(column.header)}</th>" for column in table.columns)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{_escaped(cell)}</td>' for cell in row)}</tr>"
+        for row in zip(*(column.cells for column in table.columns), strict=True)
+    )
+    caption = f"<p>{_escaped(table.caption)}</p>" if table.caption else ""
+    return f"<table><thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table>{caption}"
+
+
+def _escaped(cell: object) -> str:
+    return html.escape(cell.plain if isinstance(cell, Text) else str(cell))
+
+
+def plain_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    title: str | None = None,
+    styles: Sequence[str | None] = (),
+    **options: Any,
+) -> Table:
+    """A table; cells are plain text, not markup.
+
+    Args:
+        columns: headings. `>` in front aligns to the right, `<` to the left, both on one line; without, lines wrap.
+        rows: cells; a row without any is a rule.
+        title: above the table.
+        styles: of the rows.
+        options: of `Table`.
+    """
+    looks: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1), "title_style": "bold", "title_justify": "left"}
+    table = Table(title=title, caption_justify="left", **(looks | options))
+    for column in columns:
+        if column[:1] in ("<", ">"):
+            table.add_column(column[1:], justify="right" if column[0] == ">" else "left", no_wrap=True)
+        else:
+            table.add_column(column, overflow="fold")
+    for cells, style in zip_longest(rows, styles):
+        if cells:
+            table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
+        else:
+            table.add_section()
+    return table
+
+
+def _facts(pairs: Iterable[tuple[str, str]], title: str | None = None) -> Table:
+    """Names and values, one pair a line."""
+    rows = [(Text(name, "dim"), value) for name, value in pairs]
+    return plain_table(("<", ""), rows, title=title, box=None, show_header=False, padding=(0, 2, 0, 0))
+
+
+def results_table(rows: Sequence[Mapping[str, object]], *, best: str | None = None, title: str | None = None) -> Table:
+    """Rows of `result.json` as a table: fastest first, failed rows last.
+
+    Rows that are no placement (`"placement": false`) form a section of their own below, with a note. The ratio is to
+    the row called `single`.
+
+    Args:
+        rows: with `method`, `step_time_s`, `spread_s`, `placements`, `placement`, `status`, and `measured` and `why`
+            where they apply.
+        best: the method to mark as winner; by default the fastest placement.
+        title: above the table.
+    """
+    ranked = sorted(rows, key=_step_time_s)
+    placements = [row for row in ranked if row.get("placement", True)]
+    others = [row for row in ranked if not row.get("placement", True)]
+    if best is None:
+        best = next((str(row["method"]) for row in placements if math.isfinite(_step_time_s(row))), None)
+    single_s = next((_step_time_s(row) for row in rows if row["method"] == "single"), math.inf)
+    shown, styles = _in_sections(placements, others, lambda row: row["method"] == best, partial(_cells, single_s))
+    columns = ("<method", ">step, ms", "<", ">vs single", ">placements", "notes")
+    return plain_table(columns, shown, title=title, styles=styles, caption=NO_PLACEMENT_NOTE if others else None)
+
+
+def _in_sections(
+    placed: Sequence[Mapping[str, Any]],
+    others: Sequence[Mapping[str, Any]],
+    is_best: Callable[[Mapping[str, Any]], bool],
+    cells: Callable[[Mapping[str, Any], str], list[str]],
+) -> tuple[list[list[str]], list[str | None]]:
+    """Cells and styles of placements, the best marked, then of rows that are none, below a rule."""
+    rows = [cells(row, " ★" if is_best(row) else "") for row in placed]
+    styles = ["bold green" if is_best(row) else None for row in placed]
+    if others:
+        rows += [[], *(cells(row, " †") for row in others)]
+        styles += [None, *["dim"] * len(others)]
+    return rows, styles
+
+
+def _cells(single_s: float, row: Mapping[str, object], mark: str) -> list[str]:
+    step_time_s, spread_s, tried = _step_time_s(row), _number(row.get("spread_s")), row.get("placements")
+    is_timed, one_thread_s = math.isfinite(step_time_s), row.get("one_thread_s")
+    notes = (
+        f"{row['measured']:,} measured" if row.get("measured") else "",
+        "" if one_thread_s is None else f"one thread {format_ms(_number(one_thread_s))}",
+        _status_note(row),
+    )
+    return [
+        f"{row['method']}{mark}",
+        format_ms(step_time_s),
+        f"± {format_ms(spread_s)}" if is_timed and math.isfinite(spread_s) else "",
+        f"{step_time_s / single_s:.2f}×" if is_timed and math.isfinite(single_s) and single_s > 0 else NOTHING,
+        f"{tried:,}" if isinstance(tried, int) and tried else "",
+        "; ".join(filter(None, notes)),
+    ]
+
+
+def _status_note(row: Mapping[str, object]) -> str:
+    """The status where it is not `ok`, and the reason."""
+    status = str(row.get("status", "ok"))
+    return ": ".join(filter(None, ("" if status == "ok" else status, str(row.get("why") or ""))))
+
+
+def _step_time_s(row: Mapping[str, object]) -> float:
+    """The row's step time, infinite where it failed or was not timed."""
+    step_time_s = _number(row.get("step_time_s"))
+    return step_time_s if row.get("status", "ok") == "ok" and not math.isnan(step_time_s) else math.inf
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else math.inf
+
+
+def compare_table(comparison: Mapping[str, Any]) -> Table:
+    """What `rlplace compare --json` prints, as a table: fastest first, the winner and the bound marked.
+
+    Args:
+        comparison: with `rows`, `objective`, `best` and the bound.
+    """
+    best, truth, every = comparison["best"], comparison.get("truth"), comparison["rows"]
+
+    def is_best(row: Mapping[str, Any]) -> bool:
+        return best is not None and (row["method"], row["seed"]) == (best["method"], best["seed"])
+
+    ranked = sorted(every, key=lambda row: (_value_ms(row), not is_best(row), row["method"], row["seed"]))
+    placed, others = ([row for row in ranked if row["placement"] is kind] for kind in (True, False))
+    has_seeds = len({row["seed"] for row in every}) > 1
+    heading = {"max-load": "load, ms", "piece-latency": "ms"}.get(comparison["objective"], "step, ms")
+    columns = [
+        *("<method", *([">seed"] if has_seeds else []), f">{heading}"),
+        *(("<", ">simulated") if comparison.get("measured") else ()),
+        *((">as known", ">measured") if truth else ()),
+        *(">over\nbound", ">evaluations", ">found\nin", ">peak\nmemory", "notes"),
+    ]
+    rows, styles = _in_sections(placed, others, is_best, partial(_compared_cells, comparison, has_seeds))
+    bound_ms = comparison["lower_bound_ms"]
+    bound_s = float(comparison["lower_bound_s"]) if bound_ms is None else float(bound_ms) / 1e3
+    rows += [[], ["lower bound", *[""] * has_seeds, format_ms(bound_s)]]
+    known = f"truth: {truth}; `as known` is the step time that the simulator gives without knowing the truth"
+    notes = f"bound: {comparison['lower_bound']}", NO_STEP_TIME_NOTE if others else "", known if truth else ""
+    caption = "\n".join(filter(None, notes))
+    return plain_table(columns, rows, styles=[*styles, None, "cyan"], collapse_padding=True, caption=caption)
+
+
+def _compared_cells(comparison: Mapping[str, Any], has_seeds: bool, row: Mapping[str, Any], mark: str) -> list[str]:
+    spread_s, simulated_s, gap = row.get("spread_s"), row.get("simulated_s"), row["gap_to_bound"]
+    simulated = NOTHING if simulated_s is None else format_ms(simulated_s)
+    return [
+        f"{row['method']}{mark}",
+        *([str(row["seed"])] if has_seeds else []),
+        format_ms(_value_ms(row) / 1e3),
+        *(["" if spread_s is None else f"± {format_ms(spread_s)}", simulated] if comparison.get("measured") else []),
+        *([simulated, f"{row['measured']}"] if comparison.get("truth") else []),
+        NOTHING if gap is None else f"{gap:+.1%}",
+        f"{row['evaluations']:,}" if row["evaluations"] else "",
+        format_seconds(row["plan_s"]) if row["plan_s"] else "",
+        format_bytes(max(row["peak_bytes"])) if row["peak_bytes"] else "",
+        _status_note(row),
+    ]
+
+
+def _value_ms(row: Mapping[str, Any]) -> float:
+    """What was minimised, in ms; infinite where the row failed."""
+    if row["status"] != "ok" or (row["value_ms"] is None and row["step_time_s"] is None):
+        return math.inf
+    return float(row["step_time_s"]) * 1e3 if row["value_ms"] is None else float(row["value_ms"])
+
+
+def advice_panel(told: Mapping[str, Any], verdict: str) -> Group:
+    """What `rlplace advise` shows: the verdict, then the figures behind it, then what to do next.
+
+    Args:
+        told: what `rlplace advise --json` prints.
+        verdict: in words.
+    """
+    figures = told["figures"]
+    single_s, placed_s = figures["single_s"], figures["placed_s"]
+    is_slower = single_s is not None and placed_s is not None and single_s < placed_s
+    held = f"{format_bytes(figures['single_bytes'])} of {format_bytes(figures['single_capacity_bytes'])}"
+    cut = (f"{figures['cut_count']} micro-batches", _time(figures["cut_s"], "not faster, or does not fit"))
+    split = ("even split", f"{_time(figures['split_s'], '')} at best (estimated)")
+    pairs = [
+        ("expected step", _expected(told)),
+        ("eager PyTorch", _time(figures["eager_s"], figures["eager_why"])),
+        ("one device", f"{_time(single_s, 'does not fit')} on {figures['single_device']}, {held}"),
+        (
+            "searched placement" if is_slower else "best placement",  # it may have measured slower than one device
+            _time(placed_s, "none fits, or none was tried"),
+        ),
+        *([cut] if max(figures["counts"]) > 1 else []),
+        *([split] if figures["split_s"] is not None else []),
+        ("bound", f"{format_seconds(figures['bound_s'])} ({figures['bound']})"),
+        ("step times", f"{figures['kind']}, op times {figures['costs']}"),
+        ("it took", f"{format_seconds(told['capture_s'])} to capture, {format_seconds(told['seconds'])} from there"),
+        ("next", str(told["next"])),
+    ]
+    return Group(Text(f"{verdict}: {told['reason']}", style="bold"), _facts(pairs))
+
+
+def _expected(told: Mapping[str, Any]) -> str:
+    found, medians = told["ratio_found"], told["ratio_of_medians"]
+    if found is None:
+        return f"{NOTHING} (nothing else can run the step)"
+    words = f"{told['ratio_least']:.2f} to {found:.2f} of what {told['over']} takes"
+    if medians is None or f"{medians:.2f}" == f"{found:.2f}":
+        return words
+    spread = f"{told['figures']['spread']:.0%}".replace("%", " %")
+    why = f"{found:.2f} with a spread of ± {spread}" if found != 1.0 or medians >= 1.0 else "to stay is no gain"
+    return f"{words}: {medians:.2f} by the medians, {why}"
+
+
+def _time(step_s: float | None, why: str) -> str:
+    return format_seconds(step_s) if step_s is not None else f"{NOTHING} ({why})"
+
+
+def explanation_tables(explanation: Explanation, top: int = 12) -> Group:
+    """What `rlplace explain` shows: devices, critical path, costliest copies, alternatives; the advice last.
+
+    Args:
+        explanation: of a placed step.
+        top: most modules of the critical path that are shown.
+    """
+    explanation = Explanation.from_dict(_printable(explanation.to_dict()), "explanation")
+    copies = plain_table(
+        ("from", "to", "<what", ">bytes", ">ms", ">critical"),
+        cut_rows(explanation),
+        title=f"costliest copies, of {explanation.num_transfers:,} with {format_bytes(explanation.transfer_bytes)}",
+        collapse_padding=True,
+    )
+    others = plain_table(
+        ("<instead", ">ms", ">over this", "<how", "notes"),
+        alternative_rows(explanation),
+        title="what else it would cost",
+        collapse_padding=True,
+    )
+    return Group(
+        _headline(explanation),
+        *([Text(explanation.disturbed, style="yellow")] if explanation.disturbed else []),
+        _devices(explanation),
+        _path(explanation, top),
+        *([copies] if explanation.cuts else []),
+        others,
+        Text(explanation.advice.sentence, style="bold"),
+    )
+
+
+def _headline(explanation: Explanation) -> Text:
+    spread = f" ± {format_ms(explanation.spread_s)}" if explanation.spread_s else ""
+    cut = f", {explanation.num_micro_batches} micro-batches" if explanation.num_micro_batches > 1 else ""
+    by = f" of {explanation.method}" if explanation.method else ""
+    return Text(
+        f"{explanation.host}: the placement{by}, {format_ms(explanation.step_time_s)}{spread} ms a step "
+        f"{explanation.kind}{cut}; explained: a typical step of {format_ms(explanation.explained_s)} ms; "
+        f"bound {format_ms(explanation.bound_s)} ms ({explanation.bound})"
+    )
+
+
+def _devices(explanation: Explanation) -> Table:
+    rows = [
+        (
+            device.name,
+            f"{device.num_ops:,}",
+            *(share(part, explanation.explained_s) for part in (device.busy_s, device.transfer_s, device.idle_s)),
+            format_bytes(device.sent_bytes),
+            format_bytes(device.received_bytes),
+            f"{format_bytes(device.peak_bytes)} ({share(device.peak_bytes, device.capacity_bytes)})",
+        )
+        for device in explanation.devices
+    ]
+    columns = ("<device", ">ops", ">busy", ">copies\nalone", ">idle", ">sent", ">received", ">peak memory")
+    return plain_table(columns, rows, title="devices", collapse_padding=True)
+
+
+def _path(explanation: Explanation, top: int) -> Table:
+    path, step_s = explanation.path, explanation.explained_s
+    title = (
+        f"critical path: ops {share(path.op_s, step_s)}, copies {share(path.transfer_s, step_s)}, "
+        f"waits {share(path.wait_s, step_s)}"
+    )
+    styles = {"more": "dim", "copies": "cyan", "waits": "yellow", "module": None}
+    columns, found = ("what", "<phase", ">items", ">ms", ">share"), path_rows(explanation, top)
+    rows, looks = [cells for _, cells in found], [styles[kind] for kind, _ in found]
+    return plain_table(columns, rows, title=title, styles=looks, collapse_padding=True)
+
+
+def path_rows(explanation: Explanation, top: int) -> list[tuple[str, list[str]]]:
+    """The critical path by modules, routes and waits: the kind of each row, and what, phase, items, ms and share."""
+    path, others = explanation.path, explanation.path.modules[top:]
+    counts = sum(one.num_ops for one in others), sum(one.seconds for one in others)
+    num_waits = sum(part.kind == "wait" for part in path.parts)
+    found = [
+        *(("module", one.module or ROOT, one.phase, one.num_ops, one.seconds) for one in path.modules[:top]),
+        *([("more", f"{len(others):,} more", "", *counts)] if others else []),
+        *(
+            ("copies", f"copies {route.source} → {route.destination}", "", route.num_transfers, route.seconds)
+            for route in path.routes
+        ),
+        *([("waits", "waits", "", num_waits, path.wait_s)] if path.wait_s > 0 else []),
+    ]
+    return [
+        (kind, [what, phase, f"{count:,}", format_ms(seconds), share(seconds, explanation.explained_s)])
+        for kind, what, phase, count, seconds in found
+    ]
+
+
+def cut_rows(explanation: Explanation, most: int | None = None) -> list[list[str]]:
+    """The costliest copies: from, to, what, bytes, ms, and whether they are on the critical path."""
+
+    def end(device: str, op: str, module: str) -> str:
+        return f"{device}: {op}" + (f" in {module}" if module else "")
+
+    return [
+        [
+            end(cut.source, cut.op, cut.module),
+            end(cut.destination, cut.reader, cut.reader_module)
+            + (f" and {cut.num_readers - 1:,} more" if cut.num_readers > 1 else ""),
+            cut.what,
+            format_bytes(cut.num_bytes),
+            format_ms(cut.seconds),
+            "yes" if cut.is_critical else "",
+        ]
+        for cut in explanation.cuts[:most]
+    ]
+
+
+def alternative_rows(explanation: Explanation) -> list[list[str]]:
+    """What other placements would cost: instead, ms, over this, how, notes."""
+    rows, own_s = [], explanation.step_time_s
+    for other in explanation.alternatives:
+        shown, ratio, kind = NOTHING if other.step_time_s is None else format_ms(other.step_time_s), NOTHING, ""
+        if other.step_time_s is not None and own_s > 0:
+            ratio, kind = f"{other.step_time_s / own_s:.2f}×", other.kind
+        rows.append([other.name, shown, ratio, kind, other.note])
+    return rows
+
+
+def share(part: float, whole: float) -> str:
+    """A part as a percentage of the whole."""
+    return f"{part / whole:.0%}" if whole > 0 else NOTHING
+
+
+def _printable(data: Any) -> Any:
+    """The same data without characters that a terminal would act on."""
+    if isinstance(data, dict):
+        return {key: _printable(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_printable(item) for item in data]
+    return clean(data) if isinstance(data, str) else data
+
+
+def graph_table(facts: Mapping[str, Any]) -> Table:
+    """What `rlplace graph` shows of a graph, one figure a line.
+
+    Args:
+        facts: what `rlplace graph --json` prints.
+    """
+    phases = ", ".join(f"{count:,} {phase}" for phase, count in facts["phases"].items() if count)
+    host, count, shared = facts["costs_host"], facts["num_micro_batches"], facts["num_shared"]
+    each = (facts["num_ops"] - shared) / count
+    cut = [("micro-batches", f"{count:,} of about {each:,.0f} ops each; {shared:,} shared by all")]
+    rows = [
+        ("ops", f"{facts['num_ops']:,} ({phases}; {facts['num_sources']:,} of them sources)"),
+        *(cut if count > 1 else []),
+        ("edges", f"{facts['num_edges']:,} between {facts['num_tensors']:,} tensors"),
+        ("groups", f"{facts['num_groups']:,} ({facts['grouping']})"),
+        ("work", f"{facts['flops']:.3g} FLOPs, {format_bytes(facts['bytes_moved'])} moved"),
+        ("outputs", format_bytes(facts["output_bytes"])),
+        ("parameters", format_bytes(facts["parameter_bytes"])),
+        ("gradients", format_bytes(facts["gradient_bytes"])),
+        ("optimizer state", format_bytes(facts["state_bytes"])),
+        ("largest workspace", format_bytes(facts["workspace_bytes"])),
+        ("widest level", f"{facts['widest_level']:,} ops that can run at once"),
+        ("critical path", f"{facts['critical_path_ops']:,} ops, {format_seconds(facts['critical_path_s'])} on {host}"),
+        ("one device", f"{format_seconds(facts['single_device_s'])} on {facts['single_device']} of {host}"),
+        ("costs", f"{'by roofline' if facts['costs_source'] == 'estimated' else 'as the file gives them'}, on {host}"),
+        ("read in" if facts["is_file"] else "captured in", format_seconds(facts["capture_s"])),
+    ]
+    return _facts(rows, title=str(facts["workload"]))
+
+
+def targets_table(rows: Sequence[Mapping[str, Any]], host: str) -> Table:
+    """The dearest targets, one a line.
+
+    Args:
+        rows: `top_targets` of what `rlplace graph --json` prints.
+        host: whose costs these are.
+    """
+    shown = [
+        (
+            str(row["target"]),
+            f"{row['num_ops']:,}",
+            format_seconds(row["cost_s"]),
+            f"{row['share']:.1%}",
+            f"{row['flops']:.3g}",
+            format_bytes(row["bytes_moved"]),
+        )
+        for row in rows
+    ]
+    columns = ("target", ">ops", ">time", ">share", ">FLOPs", ">bytes moved")
+    return plain_table(columns, shown, title=f"dearest targets on {host}")
+
+
+def doctor_table(rows: Sequence[Mapping[str, str]]) -> Table:
+    """What `rlplace doctor` shows: one finding a row.
+
+    Args:
+        rows: `checks` of what `rlplace doctor --json` prints.
+    """
+    shown = [(Text(row["verdict"], STYLES[row["verdict"]]), row["name"], row["found"], row["remedy"]) for row in rows]
+    table = plain_table(("<verdict", "<check", "found", "remedy"), shown)
+    table.columns[2].ratio, table.columns[3].ratio = 3, 2
+    return table

@@ -1,6 +1,11 @@
-"""Pictures in files, drawn by matplotlib, which obeys no `matplotlibrc` of the current folder.
+"""Pictures in files, drawn by matplotlib: curves, scatter plots, bars, and a step as lanes.
 
-That file may be a stranger's: it can make texts LaTeX's, and older versions of matplotlib evaluate parts of it.
+matplotlib obeys no `matplotlibrc` of the current folder here. That file may be a stranger's: it can make texts LaTeX's,
+and older versions of matplotlib evaluate parts of it.
+
+A step has one lane for each device, one for each direction in which tensors were sent; it is also drawn as a frame of a
+film, of one size for one host, and as text for a terminal. Where the batch is cut, each micro-batch has a shade, and
+its number on what it keeps busy.
 """
 
 from __future__ import annotations
@@ -8,17 +13,34 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.files import write_bytes_atomic
-from rlplace.format import NOTHING
+from rlplace.format import NOTHING, format_bytes, format_seconds
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.plan import Timeline
 from rlplace.process import unseen
-from rlplace.report.plots import FEW_SEEDS, SERIES_COLORS, Curve, Plot, agreement, best_so_far
+from rlplace.report.chrome_trace import TRANSFER, Slice, Trace, covered_s
+from rlplace.report.plots import (
+    FEW_SEEDS,
+    PHASE_COLORS,
+    SERIES_COLORS,
+    Curve,
+    Plot,
+    agreement,
+    best_so_far,
+    blended,
+    luminance,
+)
+from rlplace.say import clean
 
 with unseen("matplotlibrc"):
     from matplotlib.axes import Axes
@@ -30,14 +52,12 @@ with unseen("matplotlibrc"):
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
     from matplotlib.transforms import Bbox
 
-__all__ = ["Axes", "Figure", "MaxNLocator", "Patch", "PolyCollection"]  # what `timeline` draws with
 
 DPI = 150
 INK, FAINT_INK, GRID = "#1F2933", "#5B6773", "#DDE2E7"
-_BAND, _BEST, _OTHER, _EAGER = "#E9EDF1", "#0072B2", "#9CC3DB", "#D55E00"
+_BAND = "#E9EDF1"
 _DASHES, _MARKERS = ("-", "--", ":", "-."), ("o", "s", "^", "D", "v", "P", "X", "*")
-_CURVES_IN, _SCATTER_IN, _FIELD_IN, _ROW_IN, _AROUND_ROWS_IN = (12.0, 5.6), (7.2, 7.0), 10.0, 0.36, 1.5
-_NAMES_IN, _WORDS_IN, _LEGEND_MARGIN_IN = 1.35, 2.0, 0.1
+_CURVES_IN, _SCATTER_IN, _LEGEND_MARGIN_IN = (12.0, 5.6), (7.2, 7.0), 0.1
 
 
 def new_figure(
@@ -99,7 +119,6 @@ def save_best_so_far_png(
     if any(one.low is not None for one in series):
         note = f"median over seeds, and between their quartiles (fewer than {FEW_SEEDS} seeds: least to greatest)"
         figure.text(0.07, 0.905, note, fontsize=9.5, color=FAINT_INK, ha="left", va="top")
-    ends_in = [width_in]
     if series:
         ranked = sorted(enumerate(series), key=lambda pair: float(pair[1].y[-1]))
         legend = figure.legend(
@@ -116,8 +135,8 @@ def save_best_so_far_png(
         legend.get_title().set_color(FAINT_INK)
         for text in legend.get_texts():
             text.set_parse_math(False)
-        ends_in.append(legend.get_window_extent().x1 / figure.dpi + _LEGEND_MARGIN_IN)
-    save_figure(path, figure, bbox_inches=Bbox.from_extents(0.0, 0.0, max(ends_in), height_in))
+        width_in = max(width_in, legend.get_window_extent().x1 / figure.dpi + _LEGEND_MARGIN_IN)
+    save_figure(path, figure, bbox_inches=Bbox.from_extents(0.0, 0.0, width_in, height_in))
 
 
 def save_fidelity_png(
@@ -173,11 +192,10 @@ def save_fidelity_png(
     for text in legend.get_texts():
         text.set_parse_math(False)
     lines = [f"{name.replace('_', ' ')}  {_metric(name, value)}" for name, value in metrics.items()]
-    num_left_out = int(np.count_nonzero(~is_timed))
     axes.text(
         0.98,
         0.03,
-        "\n".join([*lines, *([f"failed, left out  {num_left_out}"] if num_left_out else [])]),
+        "\n".join(lines if is_timed.all() else [*lines, f"failed, left out  {np.count_nonzero(~is_timed)}"]),
         transform=axes.transAxes,
         ha="right",
         va="bottom",
@@ -237,66 +255,6 @@ def _draw(axes: Axes, plot: Plot) -> None:
     axes.set_axisbelow(True)
 
 
-def save_field_png(path: str | os.PathLike[str], result: Mapping[str, Any], *, title: str) -> None:
-    """Writes the rows of `result.json` as horizontal bars, fastest first, the winner marked.
-
-    A line over a bar's end is its spread: half the interquartile range to both sides. Plain PyTorch is a line across
-    all of them. Rows that were not timed are left out.
-
-    Args:
-        path: of the PNG file.
-        result: with `rows`, `best` and `measured`, as `result.json` holds them.
-        title: above the bars.
-
-    Raises:
-        InvalidValue: no row has a step time.
-        FileProblem: the file cannot be written.
-    """
-    step_s = {
-        row["method"]: float(row["step_time_s"])
-        for row in result["rows"]
-        if row.get("status", "ok") == "ok" and row.get("step_time_s")
-    }
-    rows = [row for row in result["rows"] if row["method"] in step_s and row.get("placement", True)]
-    placed = sorted(rows, key=lambda row: -step_s[row["method"]])
-    if not placed:
-        raise InvalidValue(
-            "rows", f"{len(result['rows'])} rows", "at least one with a step time", where="field picture"
-        )
-    height_in = _AROUND_ROWS_IN + _ROW_IN * len(placed)
-    figure = new_figure(_FIELD_IN, height_in, title, 0.2, 0.2)
-    width = 1 - (_NAMES_IN + _WORDS_IN) / _FIELD_IN
-    axes = figure.add_axes((_NAMES_IN / _FIELD_IN, 0.62 / height_in, width, 1 - 1.4 / height_in))
-    best, single_s, eager_s = (result.get("best") or {}).get("method"), step_s.get("single"), step_s.get("eager")
-    longest_ms = 0.0 if eager_s is None else eager_s * 1e3
-    for place, row in enumerate(placed):
-        name, step_ms, spread_ms = row["method"], step_s[row["method"]] * 1e3, float(row.get("spread_s") or 0.0) * 1e3
-        longest_ms, weight = max(longest_ms, step_ms + spread_ms), "bold" if name == best else "normal"
-        axes.barh(place, step_ms, height=0.66, color=_BEST if name == best else _OTHER, linewidth=0, zorder=2)
-        if spread_ms:
-            axes.plot([step_ms - spread_ms, step_ms + spread_ms], [place] * 2, color=INK, linewidth=1.3, zorder=4)
-        words = f"{step_ms:.1f} ms" + (f"   {step_s[name] / single_s:.2f}×" if single_s else "")
-        label_beside(axes, 1.0, place, words, shift=12, weight=weight)
-        label_beside(axes, 0.0, place, f"{'★ ' if name == best else ''}{name}", weight=weight)
-    if eager_s is not None:
-        axes.axvline(eager_s * 1e3, color=_EAGER, linewidth=1.6, linestyle=(0, (4, 2)), zorder=3)
-        axes.annotate(
-            f"eager PyTorch, {eager_s * 1e3:.1f} ms",
-            (eager_s * 1e3, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, 4),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            fontsize=9.5,
-            color=_EAGER,
-        )
-    axes.set(xlim=(0.0, longest_ms * 1.03), ylim=(-0.6, len(placed) - 0.4))
-    kind = "measured" if result.get("measured") else "simulated"
-    quiet_time_axis(axes, f"{kind} step, ms: less is better; beside it, over the best single device")
-    save_figure(path, figure)
-
-
 def quiet_time_axis(axes: Axes, label: str) -> None:
     """Leaves of the axes' frame the time axis alone, with a grid."""
     for spine in axes.spines.values():
@@ -333,3 +291,296 @@ def label_beside(
         fontweight=weight,
         parse_math=False,
     )
+
+
+FRAME_DPI = 75
+TEXT_COLUMNS = 60
+"""Characters of a device's lane."""
+LIGHTEST = 0.62
+"""Part of white in the colour of the last micro-batch."""
+JOINED = 0.004
+"""A break of up to this part of the step does not end a run of ops ..."""
+BUSY = 0.6
+"""... which is one as long as its own ops take this part of it: others may take turns with them."""
+
+_LANE, _HATCH = "#F1F3F5", "////"
+_WIDTH_IN, _RIGHT_IN = 14.0, 0.35
+_TOP_IN, _BOTTOM_IN = 1.0, 0.62
+"""Above the lanes, and below them."""
+_DEVICE_IN, _DIRECTION_IN, _GAP_IN = 0.62, 0.27, 0.07
+_MOST_LANES_IN, _MOST_DIRECTIONS, _LEAST_LABELLED_IN = 16.0, 20, 0.2
+_LABEL_PT, _NUMBER_PT, _CHARACTER = 7.5, 10.0, 0.62 / 72
+"""Sizes of texts on bars, and the width of a character in inches, at one point."""
+
+
+@dataclass
+class Row:
+    """A lane of the chart; ops on gangs apart; `bottom` and `height` in inches."""
+
+    name: str
+    is_device: bool
+    items: list[Slice] = field(default_factory=list)
+    gang_items: list[Slice] = field(default_factory=list)
+    bottom: float = 0.0
+    height: float = 0.0
+
+
+def save_timeline_png(
+    path: str | os.PathLike[str], timeline: Timeline, graph: OpGraph, host: Host, title: str = ""
+) -> None:
+    """Writes a Gantt chart of one step, coloured by phase, whole or not at all.
+
+    Where the batch is cut, later micro-batches are lighter, and bars have their numbers, from 0, instead of targets.
+    Each device's label says for what share of the step it was busy. An op on a gang is drawn, hatched, on each member.
+
+    Args:
+        path: of the PNG file.
+        timeline: of one step.
+        graph: the graph it is of.
+        host: the host it is on.
+        title: above the chart.
+
+    Raises:
+        InvalidValue: a timeline of another graph.
+        FileProblem: the file cannot be written.
+    """
+    save_figure(path, _figure(timeline, graph, host, title))
+
+
+def timeline_frame(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> NDArray[np.uint8]:
+    """(height, width, 3) pixels of the chart of `save_timeline_png`, white below.
+
+    The height is that of the tallest chart that a placement on this host can have, so that frames make a film.
+
+    Raises:
+        InvalidValue: a timeline of another graph.
+    """
+    figure = _figure(timeline, graph, host, title)
+    figure.set_dpi(FRAME_DPI)
+    figure.canvas.draw()
+    pixels: NDArray[np.uint8] = np.asarray(figure.canvas.buffer_rgba())[..., :3]  # type: ignore[attr-defined]
+    height, width, _ = pixels.shape
+    frame = np.full((max(int(np.ceil(_tallest_in(host) * FRAME_DPI)), height), width, 3), 255, dtype=np.uint8)
+    frame[:height] = pixels
+    return frame
+
+
+def timeline_text(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> str:
+    """The chart in characters: a line for each device except gangs, `#` where it is busy, with its busy share.
+
+    Example:
+        Last placement: 3 ms
+        cuda:0 |########################################....................|  67 % busy
+        cuda:1 |........................................####################|  33 % busy
+        step 3.00 ms, simulated
+    """
+    names, lines = [device.name for device in host.devices if not device.members], [title]
+    edges_s = np.linspace(0.0, timeline.step_s or 1.0, TEXT_COLUMNS + 1)
+    for name in names:
+        of_device = [d for d, device in enumerate(host.devices) if device.name == name or name in device.members]
+        ops = np.flatnonzero(np.isin(timeline.op_device, of_device) & ~graph.is_source)
+        start_s, end_s = timeline.op_start_s[ops], timeline.op_end_s[ops]  # they do not overlap
+        before_s = [np.clip(edge - start_s, 0.0, end_s - start_s).sum() for edge in edges_s]
+        busy = np.diff(before_s) / np.diff(edges_s)
+        lane = "".join("#" if share >= 0.5 else "+" if share > 0 else "." for share in busy)
+        lines.append(f"{name:<{max(map(len, names))}} |{lane}| {busy.mean() * 100:3.0f} % busy")
+    return "\n".join([*lines, f"step {format_seconds(timeline.step_s)}, {timeline.source}"])
+
+
+def _figure(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> Figure:
+    trace, count = Trace.of_timeline(timeline, graph, host), graph.num_micro_batches
+    rows, step_ms = rows_of(trace, host), timeline.step_s * 1e3 or 1.0
+    lanes_in = _lay_out(rows)
+    height_in = _TOP_IN + lanes_in + _BOTTOM_IN
+    left_in = 0.45 + 0.085 * max(max(len(row.name) for row in rows), len("100 % busy"))
+    chart_in = _WIDTH_IN - left_in - _RIGHT_IN
+    figure = new_figure(_WIDTH_IN, height_in, title or "One step", 0.25, 0.26, size=15)
+    axes = figure.add_axes((left_in / _WIDTH_IN, _BOTTOM_IN / height_in, chart_in / _WIDTH_IN, lanes_in / height_in))
+    axes.set(xlim=(0.0, step_ms), ylim=(0.0, lanes_in))
+    for row in rows:
+        _draw_row(axes, row, count, timeline.step_s, step_ms / chart_in)
+    copies = [one for row in rows if not row.is_device for one in row.items]
+    facts = f"{timeline.source} · {len(trace.ops):,} ops · {len(copies):,} transfers"
+    colors = {phase: color for phase, color in PHASE_COLORS.items() if phase != TRANSFER or copies}
+    patches = [Patch(facecolor=color, label=phase) for phase, color in colors.items()]
+    if copies:
+        facts += f" of {format_bytes(sum(one.num_bytes for one in copies))} in all"
+    if count > 1:
+        facts += f" · {count} micro-batches, numbered from 0, later ones lighter"
+    if any(row.gang_items for row in rows):
+        looks: dict[str, Any] = {"facecolor": FAINT_INK, "edgecolor": "white", "linewidth": 0, "hatch": _HATCH}
+        patches.append(Patch(**looks, label="on several devices"))
+    figure.text(0.25 / _WIDTH_IN, 1 - 0.60 / height_in, facts, ha="left", va="top", fontsize=10, color=FAINT_INK)
+    figure.legend(
+        handles=patches,
+        loc="upper right",
+        bbox_to_anchor=(1 - _RIGHT_IN / _WIDTH_IN, 1 - 0.2 / height_in),
+        ncols=len(patches),
+        frameon=False,
+        fontsize=10,
+        labelcolor=INK,
+        handlelength=1.1,
+        handleheight=1.0,
+        columnspacing=1.6,
+        handletextpad=0.5,
+        borderaxespad=0.0,
+        borderpad=0.1,
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=12, steps=[1, 2, 2.5, 5, 10]))
+    quiet_time_axis(axes, "time since the step began, ms")
+    axes.axvline(step_ms, color=INK, linewidth=1.6, zorder=5, clip_on=False)
+    axes.annotate(
+        f"step {format_seconds(timeline.step_s)}",
+        (1.0, 1.0),
+        xycoords="axes fraction",
+        xytext=(0, 5),
+        color=INK,
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=11,
+        fontweight="bold",
+    )
+    return figure
+
+
+def rows_of(trace: Trace, host: Host) -> list[Row]:
+    """A row for each device except gangs, in order, then one for each direction used.
+
+    Where there are too many directions to read, one for each sender.
+    """
+    rows = {device.name: Row(device.name, True) for device in host.devices if not device.members}
+    members = {device.name: device.members for device in host.devices if device.members}
+    for one in trace.ops:
+        if (name := trace.device_of(one)) in rows:
+            rows[name].items.append(one)
+        for member in members.get(name, ()):
+            rows[member].gang_items.append(one)
+    order = {device.name: place for place, device in enumerate(host.devices)}
+    directions: dict[tuple[str, ...], dict[tuple[int, float], Slice]] = defaultdict(dict)
+    for one in trace.slices:  # a transfer over several links once
+        if one.kind == TRANSFER:
+            directions[one.ends].setdefault((one.tensor, one.start_s), one)
+    is_many = len(directions) > _MOST_DIRECTIONS
+    sent: dict[str, Row] = {}
+    for ends in sorted(directions, key=lambda ends: [order[end] for end in ends]):
+        name = f"{ends[0]} → {'others' if is_many else ends[1]}"
+        sent.setdefault(name, Row(name, False)).items.extend(directions[ends].values())
+    return [*rows.values(), *sent.values()]
+
+
+def _lay_out(rows: Sequence[Row]) -> float:
+    """Stacks the rows from the top, lower where there are many; returns their height in all, in inches."""
+    for row in rows:
+        row.height = _DEVICE_IN if row.is_device else _DIRECTION_IN
+    total = sum(row.height + _GAP_IN for row in rows) + _GAP_IN
+    scale = min(1.0, _MOST_LANES_IN / total)
+    top = (total - _GAP_IN) * scale
+    for row in rows:
+        row.height *= scale
+        row.bottom = top - row.height
+        top = row.bottom - _GAP_IN * scale
+    return total * scale
+
+
+def _tallest_in(host: Host) -> float:
+    """Height in inches of the tallest chart of a timeline on this host: one with tensors sent over every route."""
+    wired = {(route.source, route.destination) for route in host.routes if route.links}
+    num_senders = len({source for source, _ in wired})
+    num_directions = len(wired) if len(wired) <= _MOST_DIRECTIONS else max(_MOST_DIRECTIONS, num_senders)
+    rows = [Row(device.name, True) for device in host.devices if not device.members]
+    return _TOP_IN + _lay_out([*rows, *(Row("", False) for _ in range(num_directions))]) + _BOTTOM_IN
+
+
+def _draw_row(axes: Axes, row: Row, num_micro_batches: int, step_s: float, inch_ms: float) -> None:
+    """Draws a lane; `inch_ms` milliseconds are an inch."""
+    axes.axhspan(row.bottom, row.bottom + row.height, color=_LANE, linewidth=0, zorder=0)
+    middle = row.bottom + row.height / 2
+    _draw_bars(axes, row, row.items, num_micro_batches, inch_ms)
+    if not row.is_device:
+        label_beside(axes, 0.0, middle, row.name, size=min(9.0, 56 * row.height), color=FAINT_INK)
+        return
+    _draw_bars(axes, row, row.gang_items, num_micro_batches, inch_ms, hatch=_HATCH)
+    ops = [*row.items, *row.gang_items]
+    texts = [(one.start_s, one.end_s, _short_name(one), one) for one in row.items]
+    size, beside_in = _LABEL_PT, 0.08
+    if num_micro_batches > 1:
+        texts = [(start_s, end_s, str(one.micro_batch), one) for start_s, end_s, one in runs(ops, step_s)]
+        size, beside_in = _NUMBER_PT, 0.04
+    at: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4, "clip_on": True, "parse_math": False}
+    for start_s, end_s, text, one in texts if row.height > _LEAST_LABELLED_IN else ():
+        if (end_s - start_s) * 1e3 / inch_ms > len(text) * size * _CHARACTER + beside_in:
+            ink = INK if is_light(shade(PHASE_COLORS[one.kind], one.micro_batch, num_micro_batches)) else "white"
+            axes.text((start_s + end_s) * 500, middle, text, fontsize=size, color=ink, **at)
+    busy = f"{covered_s(ops) / (step_s or 1.0):.0%} busy".replace("%", " %")
+    label_beside(axes, 0.0, middle + 0.19 * row.height, row.name, size=10.5, weight="bold")
+    label_beside(axes, 0.0, middle - 0.21 * row.height, busy, size=9, color=FAINT_INK)
+
+
+def _draw_bars(
+    axes: Axes, row: Row, items: Sequence[Slice], num_micro_batches: int, inch_ms: float, hatch: str | None = None
+) -> None:
+    """Draws a lane's items: wide ones stop short of the next, and no transfer is too thin to be seen."""
+    if not items:
+        return
+    pixel_ms = inch_ms / DPI
+    start, end = np.array([(one.start_s, one.end_s) for one in items]).T * 1e3
+    end = np.where(end - start >= 4 * pixel_ms, end - pixel_ms, end)
+    end = end if row.is_device else np.maximum(end, start + 2 * pixel_ms)
+    low, high = (np.full(len(items), row.bottom + share * row.height) for share in (0.04, 0.96))
+    corners = np.stack((start, low, start, high, end, high, end, low), axis=-1).reshape(-1, 4, 2)
+    count = num_micro_batches if row.is_device else 1
+    colors = [shade(PHASE_COLORS[one.kind], one.micro_batch, count) for one in items]
+    looks: dict[str, Any] = {"edgecolors": "white", "linewidths": 0, "hatch": hatch, "zorder": 3}
+    axes.add_collection(PolyCollection(list(corners), facecolors=colors, **looks), autolim=False)
+
+
+def _short_name(op: Slice) -> str:
+    """The op's target without namespace and overload."""
+    return clean(op.target).split(".")[:2][-1].removeprefix("_").removesuffix("_backward")
+
+
+@dataclass
+class _Run:
+    first: Slice
+    end_s: float
+    busy_s: float = 0.0
+
+
+def runs(ops: Iterable[Slice], step_s: float) -> list[tuple[float, float, Slice]]:
+    """Where a device works for one micro-batch and phase, but for short breaks: start and end in seconds, first op.
+
+    Args:
+        ops: of one device; those that all micro-batches share are in no run.
+        step_s: of the whole step.
+    """
+    found: list[_Run] = []
+    last: dict[tuple[int, str], _Run] = {}
+    for op in sorted(ops, key=lambda one: (one.start_s, one.end_s)):
+        if op.micro_batch < 0:
+            continue
+        run = last.get((op.micro_batch, op.kind))
+        if run is None or op.start_s - run.end_s > JOINED * step_s:
+            run = last[op.micro_batch, op.kind] = _Run(op, op.start_s)
+            found.append(run)
+        run.end_s = max(run.end_s, op.end_s)
+        run.busy_s += op.seconds
+    spans = [(run.first.start_s, run.end_s, run) for run in found]
+    return [(start_s, end_s, run.first) for start_s, end_s, run in spans if run.busy_s >= BUSY * (end_s - start_s)]
+
+
+def shade(color: str, micro_batch: int, num_micro_batches: int) -> str:
+    """`color` mixed with white, the more the later the micro-batch; as it is for ops that all of them share.
+
+    >>> shade("#0072B2", 0, 4), shade("#000000", 3, 4)
+    ('#0072B2', '#9E9E9E')
+    """
+    if micro_batch <= 0 or num_micro_batches < 2:
+        return color
+    share = LIGHTEST * micro_batch / (num_micro_batches - 1)
+    return blended({"own": 1 - share, "white": share}, {"own": color, "white": "#FFFFFF"})
+
+
+def is_light(color: str) -> bool:
+    """Whether dark text reads better on it: the luminance of a grey of half the brightness."""
+    return luminance(color) > luminance("#808080")

@@ -33,6 +33,28 @@ _PAD, _FAR = 0.07, 1.6
 Floats = NDArray[np.float64]
 
 
+def blended(shares: Mapping[str, float], colors: Mapping[str, str]) -> str:
+    """Colours by name, mixed by their shares.
+
+    Example:
+        >>> blended({"a": 1.0, "b": 1.0}, {"a": "#000000", "b": "#FFFFFF"})
+        '#808080'
+    """
+    total = sum(shares.values()) or 1.0
+    parts = [
+        sum(share / total * int(colors[name][place : place + 2], 16) for name, share in shares.items())
+        for place in (1, 3, 5)
+    ]
+    return "#" + "".join(f"{int(part + 0.5):02X}" for part in parts)
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of `#RRGGBB`, 0 to 1 (WCAG 2.1)."""
+    parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
 @dataclass(frozen=True)
 class Axis:
     """One axis, and what is in view of it."""

@@ -14,7 +14,7 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 from pathlib import Path
 import rlplace
 from rlplace.errors import FingerprintMismatch
-from rlplace.export.step import matching_host
+from rlplace.export import matching_host
 from rlplace.workloads import build, parse_workload
 
 placement = rlplace.load_placement(Path(__file__).with_name("placement.json"))

@@ -21,9 +21,9 @@ from rlplace import __version__
 from rlplace.errors import InvalidValue, UserError
 from rlplace.graphs.capturing.capture import as_call, capture
 from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs.micro_batching.dependence import has_values
 from rlplace.graphs.micro_batching.loss_verdict import LossVerdict, judge_loss, unchecked
 from rlplace.graphs.micro_batching.slices import BatchDims, plan_slices
-from rlplace.graphs.micro_batching.trial import has_values
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs, estimate_costs
 from rlplace.measure.hosts.host import Host

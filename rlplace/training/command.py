@@ -397,7 +397,7 @@ def _weights(session: Session) -> Iterator[Path | None]:
 
 def _report(run: RunFolder, session: Session, progress: Progress) -> Path | None:
     """Writes the run's report; one that fails costs the run nothing but a line."""
-    from rlplace.report.report_run import write_report
+    from rlplace.report.html.page import write_report
 
     try:
         return write_report(run, session)

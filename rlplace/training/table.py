@@ -22,7 +22,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.eager_step import EagerRecipe, Other, check_has_values
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.measure.timing.threads import usable_cores
-from rlplace.report.printed import as_html, as_text, results_table
+from rlplace.report.console import as_html, as_text, results_table
 from rlplace.say import Say
 from rlplace.search.methods import find
 from rlplace.search.task import Budget, Failure

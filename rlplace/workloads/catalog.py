@@ -130,12 +130,8 @@ class Family:
             home = getattr(importlib.import_module(module), function)
         made: object = home(config)
         if not isinstance(made, Parts):
-            raise InvalidValue(
-                "the value",
-                type(made).__name__,
-                "Parts: the model, its inputs and its loss",
-                where=f"what built workload {config.NAME}",
-            )
+            expected = "Parts: the model, its inputs and its loss"
+            raise InvalidValue("the value", type(made).__name__, expected, where=f"what built workload {config.NAME}")
         return made
 
     @property

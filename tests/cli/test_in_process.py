@@ -27,8 +27,8 @@ def _seeing(seen: list[Any]) -> Any:
 @pytest.mark.parametrize(
     ("command", "target"),
     [
-        ("measure", "rlplace.compare.one_placement.time_placement"),
-        ("fidelity", "rlplace.compare.fidelity.run_fidelity"),
+        ("measure", "rlplace.compare.simulated_and_measured.time_placement"),
+        ("fidelity", "rlplace.compare.simulated_and_measured.run_fidelity"),
         ("advise", "rlplace.advice.advising.advise_workload"),
         ("train", "rlplace.training.command.run_training"),
         ("compare", "rlplace.compare.run_compare.run_compare"),

@@ -13,7 +13,7 @@ from run_files import change, forget, write_run
 
 from rlplace.cli.main import main
 from rlplace.measure.explain.explanation import load_explanation
-from rlplace.report import report_run as report
+from rlplace.report.html import page as report
 
 WORKLOAD = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
 

@@ -16,7 +16,7 @@ from ray_nodes import ray_nodes
 from torch import nn
 
 from rlplace.cluster import Cluster
-from rlplace.cluster.evaluator import HERE, ClusterEvaluator, Job, NodePool, Staleness
+from rlplace.cluster.cluster_evaluator import HERE, ClusterEvaluator, Job, NodePool, Staleness
 from rlplace.cluster.measuring_node import Machine, MeasuringNode, pack
 from rlplace.graphs import capture
 from rlplace.graphs.grouping.groups import Grouping

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from rlplace.cluster.evaluator import Ended, Job, Staleness, StaleSynchronous
+from rlplace.cluster.cluster_evaluator import Job, Staleness, StaleSynchronous
 from rlplace.errors import RunnerError
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan
@@ -64,7 +64,7 @@ class FakeWorkers:
         self.begun.append((worker, [name(one) for one in job.plans]))
         self._jobs[worker] = self.now_s + self.pace_s[worker] * len(job.plans), job
 
-    def wait(self, timeout_s: float) -> list[Ended]:
+    def wait(self, timeout_s: float) -> list[Job]:
         assert timeout_s > 0
         end_s = min([end_s for end_s, _ in self._jobs.values()], default=NEVER)
         self.now_s = min(end_s, self.now_s + timeout_s)
@@ -75,12 +75,14 @@ class FakeWorkers:
         self._jobs[worker] = self.now_s, self._jobs[worker][1]
         self.pace_s[worker] = -1.0
 
-    def _ended(self, worker: str) -> Ended:
+    def _ended(self, worker: str) -> Job:
         _, job = self._jobs.pop(worker)
         if self.pace_s[worker] < 0 or any(name(one) in self.deadly for one in job.plans):
             del self.pace_s[worker]
-            return Ended(job, why=f"{worker} is gone")
-        return Ended(job, [Measurement("ok", 1.0 + name(one)) for one in job.plans])
+            job.why = f"{worker} is gone"
+            return job
+        job.outcomes = [Measurement("ok", 1.0 + name(one)) for one in job.plans]
+        return job
 
 
 def made(workers: FakeWorkers, **facts: float) -> StaleSynchronous:

@@ -10,6 +10,8 @@ Keys and values that generation keeps, against their definition.
 from __future__ import annotations
 
 import dataclasses
+import runpy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,6 @@ from rlplace.export.device_map import (
     device_map,
     device_memory,
     gradients_kept,
-    map_devices,
     map_places,
     project,
 )
@@ -37,6 +38,10 @@ from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.resolve import resolve_host
 
 PLACES = (0, 1)
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(BENCHMARKS))
+    map_devices = runpy.run_path(str(BENCHMARKS / "device_maps.py"))["map_devices"]
 
 
 def step_of(model: nn.Module) -> OpGraph:

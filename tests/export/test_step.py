@@ -22,7 +22,7 @@ import rlplace
 from rlplace import cuda
 from rlplace.errors import CaptureError, FingerprintMismatch, InvalidValue, UnknownName, UserError
 from rlplace.export import PlacedModule, matching_host, to_module
-from rlplace.export.step import hf_device_map
+from rlplace.export.placed.placed_module import hf_device_map
 from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Host, Placement, Problem, Simulator
 from rlplace.measure.hosts.resolve import resolve_host

@@ -10,8 +10,7 @@ import sys
 import pytest
 from rich.table import Table
 
-from rlplace.report.console import CleanConsole, Progress, progress_of
-from rlplace.report.printed import results_table, targets_table
+from rlplace.report.console import CleanConsole, Progress, progress_of, results_table, targets_table
 from rlplace.say import sayer
 
 HOSTILE = "\x1b]0;PWNED\x07\x1b[2J\u202e"

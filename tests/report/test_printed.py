@@ -33,7 +33,7 @@ from rlplace.measure.explain.explanation import Alternative, Explanation
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report import results_table
-from rlplace.report.printed import NO_PLACEMENT_NOTE, advice_panel, compare_table, explanation_tables, graph_table
+from rlplace.report.console import NO_PLACEMENT_NOTE, advice_panel, compare_table, explanation_tables, graph_table
 
 ROWS: list[dict[str, object]] = [
     {"method": "single", "step_time_s": 0.2, "spread_s": 0.001, "placements": 2, "placement": True, "status": "ok"},

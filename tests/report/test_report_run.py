@@ -10,7 +10,7 @@ import pytest
 from run_files import change, forget, run_data, trace_of, write_run
 
 from rlplace.errors import FileProblem, InvalidValue, UserError
-from rlplace.report.report_run import write_report
+from rlplace.report.html.page import write_report
 from rlplace.session.folder import RUN_FILES, RunFolder
 from rlplace.session.session import Session
 

@@ -26,7 +26,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report import save_timeline_png
 from rlplace.report.chrome_trace import Slice, Trace
-from rlplace.report.timeline import (
+from rlplace.report.drawing import (
     PHASE_COLORS,
     TEXT_COLUMNS,
     is_light,

@@ -14,21 +14,20 @@ its module, or with what it reads.
 from __future__ import annotations
 
 import contextlib
-import heapq
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import networkx as nx
 import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from rlplace.export.placed.arguments import Arguments, HeldConstants, InputCutter
 from rlplace.export.placed.model_state import PlacedState
+from rlplace.export.placed.step_arguments import Arguments, HeldConstants, InputCutter
 from rlplace.graphs.capturing.capture import capture, capture_step
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.micro_batching.loss_verdict import LossVerdict
@@ -77,7 +76,7 @@ class GraphsByShape:
         self._host, self._crew, self._arguments = host, crew, arguments
         self._seed, self._other_shapes = seed, other_shapes
         self.first = PlacedGraph(graph, host, plan, crew, seed=seed)
-        self.flags = flags_of(require_program(graph).origin.model)
+        self.flags = Flags.of(require_program(graph).origin.model)
         self._graphs = {_key(arguments.captured, is_evaluation=False): self.first}
 
     def __len__(self) -> int:
@@ -116,11 +115,9 @@ class GraphsByShape:
             InvalidValue: one was given another shape, layout, dtype or device.
         """
 
-        def rebind() -> None:
+        if self.first.state.is_moved():
             for placed in self._graphs.values():
                 placed.follow_state()
-
-        self.first.state.follow(rebind)
 
     def _add(self, key: tuple[object, ...], graph: OpGraph, what: str) -> None:
         plan = carried_plan(self.first.graph, self.first.plan, graph)
@@ -155,13 +152,9 @@ class PlacedGraph:
     ) -> None:
         self.graph, self.plan = graph, plan
         self._residents = Residents(graph, host, seed=seed)
-        if state is None:
-            state = PlacedState(graph, plan, self._residents)
-        else:
-            state.share(graph, plan, self._residents)
-        self.state = state
-        self._step = PlacedStep(graph, host, plan, self._residents, crew, seed=seed, gradients=state.gradients)
-        self._step.load()
+        self.state = PlacedState(graph, plan, self._residents) if state is None else state
+        self._step = PlacedStep(graph, host, plan, self._residents, crew, seed=seed, gradients=self.state.gradients)
+        self.follow_state()
         self._constants = HeldConstants(graph, plan, self._residents)
         self._inputs = InputCutter(graph)
         written = set(graph.tensor_op[graph.mutation_tensor].tolist())
@@ -214,44 +207,27 @@ class Flags:
     modes: dict[str, bool]
     trained: dict[str, bool]
 
+    @classmethod
+    def of(cls, model: nn.Module) -> Flags:
+        """How the model is set now."""
+        modes = {name: module.training for name, module in model.named_modules()}
+        return cls(modes, {name: each.requires_grad for name, each in model.named_parameters()})
 
-def flags_of(model: nn.Module) -> Flags:
-    """How the model is set now."""
-    return Flags(modes_of(model), {name: each.requires_grad for name, each in model.named_parameters()})
+    def _set(self, model: nn.Module) -> None:
+        for name, module in model.named_modules():
+            module.training = self.modes[name]
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(self.trained[name])
 
-
-def modes_of(model: nn.Module) -> dict[str, bool]:
-    """Whether each module, by dotted name, is training."""
-    return {name: module.training for name, module in model.named_modules()}
-
-
-@contextlib.contextmanager
-def in_modes(model: nn.Module, modes: Mapping[str, bool]) -> Iterator[None]:
-    """While active, modules train or evaluate as `modes` says."""
-    before = modes_of(model)
-    modules = dict(model.named_modules())
-    try:
-        for name, is_training in modes.items():
-            modules[name].training = is_training
-        yield
-    finally:
-        for name, is_training in before.items():
-            modules[name].training = is_training
-
-
-@contextlib.contextmanager
-def with_flags(model: nn.Module, flags: Flags) -> Iterator[None]:
-    """While active, modules and parameters of `model` are set as `flags` says."""
-    parameters = dict(model.named_parameters())
-    before = {name: parameter.requires_grad for name, parameter in parameters.items()}
-    try:
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(flags.trained[name])
-        with in_modes(model, flags.modes):
+    @contextlib.contextmanager
+    def on(self, model: nn.Module) -> Iterator[None]:
+        """While active, the model is set so."""
+        before = Flags.of(model)
+        try:
+            self._set(model)
             yield
-    finally:
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(before[name])
+        finally:
+            before._set(model)
 
 
 def captured_again(graph: OpGraph, call: Call, flags: Flags) -> OpGraph:
@@ -268,19 +244,16 @@ def captured_again(graph: OpGraph, call: Call, flags: Flags) -> OpGraph:
     """
     program = require_program(graph)
     origin, (args, kwargs, targets) = program.origin, call
-    with with_flags(origin.model, flags), as_cast(origin.model, origin.autocast):
+    with flags.on(origin.model), as_cast(origin.model, origin.autocast):
         if origin.micro is None:
             again = Origin(origin.model, args, kwargs, origin.loss_fn, targets, frozen=origin.frozen)
             return capture_step(again, program.optimizer)
         slicing = origin.micro.slicing
-        tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        lengths = (
-            tensor.shape[dim] for tensor, dim in zip([*tensors, *targets], slicing.dims, strict=True) if dim is not None
-        )
-        inputs: Any = {**kwargs} if kwargs and not args else args
+        tensors = [leaf for leaf in pytree.tree_leaves(call) if isinstance(leaf, torch.Tensor)]
+        lengths = (tensor.shape[dim] for tensor, dim in zip(tensors, slicing.dims, strict=True) if dim is not None)
         return capture(
             origin.model,
-            inputs,
+            {**kwargs} if kwargs and not args else args,
             origin.loss_fn,
             program.optimizer,
             targets=targets or None,
@@ -302,12 +275,12 @@ def captured_evaluation(graph: OpGraph, call: Call) -> OpGraph:
         CaptureError: the model cannot be captured so.
     """
     origin, (args, kwargs, _) = require_program(graph).origin, call
-    model = origin.model
-    with in_modes(model, dict.fromkeys(modes_of(model), False)), as_cast(model, origin.autocast):
+    now = Flags.of(model := origin.model)
+    with replace(now, modes=dict.fromkeys(now.modes, False)).on(model), as_cast(model, origin.autocast):
         return capture_step(Origin(model, args, kwargs, None, frozen=origin.frozen), None)
 
 
-def as_cast(model: nn.Module, autocast: Autocast | None) -> AbstractContextManager[object]:
+def as_cast(model: nn.Module, autocast: Autocast | None) -> contextlib.AbstractContextManager[object]:
     """Autocast as it was around a capture, also where it was off."""
     kind = next((tensor.device.type for tensor in model.parameters()), "cpu")
     return torch.autocast(kind, enabled=False) if autocast is None else autocast.entered(kind)
@@ -337,25 +310,25 @@ def carried_plan(graph: OpGraph, plan: Plan, other: OpGraph, *, last: Collection
 
 def _carried(graph: OpGraph, plan: Plan, other: OpGraph) -> tuple[list[int], list[float]]:
     """Devices of the ops of `other`, and numbers that order them."""
-    sequence = plan.sequence.tolist()
-    position = {item: index for index, item in enumerate(sequence)}
+    position = {item: index for index, item in enumerate(plan.sequence.tolist())}
     planned = plan.devices.tolist()
     twins = {role: op for op, role in enumerate(_roles(graph))}
-    alike: dict[Role, list[int]] = defaultdict(list)
-    for role, op in twins.items():
-        alike[role[:-1]].append(op)
-    of_module = {module: found.most_common(1)[0][0] for module, found in _by_module(graph, planned).items()}
+    last_alike = {role[:-1]: op for role, op in twins.items()}
+    in_module: dict[tuple[int, str], Counter[int]] = defaultdict(Counter)
+    for phase, module, device in zip(graph.phases.tolist(), graph.modules, planned, strict=True):
+        in_module[phase, module][device] += 1
     devices, keys = [0] * other.num_ops, [0.0] * other.num_ops
     offsets, inputs, producers = other.input_offsets.tolist(), other.input_tensors.tolist(), other.tensor_op.tolist()
     for op, role in enumerate(_roles(other)):
         read = [producers[tensor] for tensor in inputs[offsets[op] : offsets[op + 1]]]
         after = max((keys[each] for each in read), default=0.0)
-        twin = twins.get(role, alike[role[:-1]][-1] if alike.get(role[:-1]) else None)
+        twin = twins.get(role, last_alike.get(role[:-1]))
         if twin is not None:
             devices[op], keys[op] = planned[twin], max(float(position[twin]), after)
-        else:
-            near = devices[max(read, key=keys.__getitem__)] if read else 0
-            devices[op], keys[op] = of_module.get((other.phases[op], other.modules[op]), near), after
+            continue
+        near, keys[op] = devices[max(read, key=keys.__getitem__)] if read else 0, after
+        found = in_module.get((int(other.phases[op]), other.modules[op]))
+        devices[op] = near if found is None else found.most_common(1)[0][0]
     _keep_together(other, devices)
     return devices, keys
 
@@ -373,13 +346,6 @@ def _roles(graph: OpGraph) -> Iterator[Role]:
             kind = (phases[op], graph.modules[op], graph.targets[op], micro_batches[op])
         yield (*kind, seen[kind])
         seen[kind] += 1
-
-
-def _by_module(graph: OpGraph, devices: Sequence[int]) -> dict[tuple[int, str], Counter[int]]:
-    found: dict[tuple[int, str], Counter[int]] = defaultdict(Counter)
-    for op, module in enumerate(graph.modules):
-        found[int(graph.phases[op]), module][devices[op]] += 1
-    return found
 
 
 def _keep_together(graph: OpGraph, devices: list[int]) -> None:
@@ -415,30 +381,14 @@ def _planned(graph: OpGraph, devices: list[int], keys: list[float], last: Collec
     for tensor, op in updates:  # two of one tensor (a parameter that `forward` writes) go in the order of the graph
         waited = (item for item in (*readers[tensor], *sent[tensor]) if (tensor, item) not in updates or item < op)
         before |= {(item, op) for item in waited if item != op}
-    ranks = [(op in last, keys[op]) for op in range(n)]
-    ranks += [(producers[tensor] in last, keys[producers[tensor]]) for tensor, _ in needed]
+    items: nx.DiGraph[int] = nx.DiGraph()
+    items.add_nodes_from(range(n + len(needed)))
+    items.add_edges_from(before)
+    makers = [*range(n), *(producers[tensor] for tensor, _ in needed)]
+    order = nx.lexicographical_topological_sort(items, key=lambda item: (makers[item] in last, keys[makers[item]]))
     return Plan(
         devices=np.array(devices, dtype=np.int32),
         transfer_tensor=np.array([tensor for tensor, _ in needed], dtype=np.int32),
         transfer_destination=np.array([device for _, device in needed], dtype=np.int32),
-        sequence=np.array(_ordered(ranks, before), dtype=np.int32),
+        sequence=np.array(list(order), dtype=np.int32),
     )
-
-
-def _ordered(ranks: Sequence[tuple[bool, float]], before: Collection[tuple[int, int]]) -> list[int]:
-    """All items, each after those that come before it, else by rank."""
-    waiting, after = [0] * len(ranks), defaultdict[int, list[int]](list)
-    for first, second in before:
-        after[first].append(second)
-        waiting[second] += 1
-    ready = [(ranks[item], item) for item in range(len(ranks)) if not waiting[item]]
-    heapq.heapify(ready)
-    order: list[int] = []
-    while ready:
-        item = heapq.heappop(ready)[1]
-        order.append(item)
-        for following in after[item]:
-            waiting[following] -= 1
-            if not waiting[following]:
-                heapq.heappush(ready, (ranks[following], following))
-    return order

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.export.placed.step_arguments import layout
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import UpdateState, torch_optimizer
@@ -65,7 +66,7 @@ class PlacedState:
         self.reached = tuple(name for name in self.parameters if name in program.gradients)
         self.gradients = GradientsOut()
         self._is_trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
-        self._layouts = {name: _layout(parameter) for name, parameter in self.parameters.items()}
+        self._layouts = {name: layout(parameter) for name, parameter in self.parameters.items()}
         self._bound = self._addresses()
 
     def share(self, graph: OpGraph, plan: Plan, residents: Residents) -> None:
@@ -79,17 +80,15 @@ class PlacedState:
                 name = program.sources[residents.updated(op)].key
                 residents.adopt(op, devices[op], self.updates[name])
 
-    def follow(self, rebind: Callable[[], None]) -> None:
-        """Calls `rebind` if parameters were given other memory (`parameter.data = ...`) since the last time.
+    def is_moved(self) -> bool:
+        """Whether parameters were given other memory (`parameter.data = ...`) since the last time it was asked.
 
         Raises:
             InvalidValue: one was given another shape, layout, dtype or device.
         """
-        now = self._addresses()
-        if now == self._bound:
-            return
-        for name, parameter in self.parameters.items():
-            if (found := _layout(parameter)) != self._layouts[name]:
+        before, now = self._bound, self._addresses()
+        for name, parameter in self.parameters.items() if now != before else ():
+            if (found := layout(parameter)) != self._layouts[name]:
                 raise InvalidValue(
                     f"data of {name}",
                     _shown(found),
@@ -97,8 +96,8 @@ class PlacedState:
                     where="placed step",
                     hint="Overwrite it in place: `with torch.no_grad(): parameter.copy_(...)`.",
                 )
-        rebind()
         self._bound = now
+        return now != before
 
     def check_trained(self, *, is_updating: bool) -> None:
         """Checks that the graph has the gradients that parameters require now, and where it updates, no others.
@@ -120,9 +119,8 @@ class PlacedState:
                     where="placed step",
                     hint="Capture the model while it requires one; with gradients out, it may change at any time.",
                 )
-            if not is_updating or name not in self.updates:
-                continue
-            if not parameter.requires_grad:
+            is_updated = is_updating and name in self.updates
+            if is_updated and not parameter.requires_grad:
                 raise InvalidValue(
                     f"requires_grad of {name}",
                     False,
@@ -130,7 +128,7 @@ class PlacedState:
                     where="placed step",
                     hint=f"{gradients_out}, or capture the model with this parameter frozen.",
                 )
-            if has_hooks(parameter):
+            if is_updated and has_hooks(parameter):
                 raise InvalidValue(
                     f"hooks of {name}",
                     "set",
@@ -145,11 +143,10 @@ class PlacedState:
         Raises:
             UnknownName: there is none of that name.
         """
-        if name in self.parameters:
-            return self.parameters[name].detach()
-        if name in self.buffers:
-            return self.buffers[name]
-        raise UnknownName("parameter", name, (*self.parameters, *self.buffers))
+        found = self.parameters.get(name, self.buffers.get(name))
+        if found is None:
+            raise UnknownName("parameter", name, (*self.parameters, *self.buffers))
+        return found.detach() if name in self.parameters else found
 
     @contextlib.contextmanager
     def grad_filled(self, loss_scale: float) -> Iterator[None]:
@@ -166,8 +163,7 @@ class PlacedState:
             apart = {name: each for name, each in wanted.items() if each.grad is None or has_hooks(each)}
             fresh = {name: torch.empty_like(each) for name, each in apart.items()}
         held = {name: each.grad for name, each in wanted.items() if each.grad is not None}
-        into = {**held, **fresh}
-        with self.gradients.into(into, fresh, loss_scale=loss_scale):
+        with self.gradients.into({**held, **fresh}, fresh, loss_scale=loss_scale):
             yield
         with torch.no_grad():
             for name, gradient in fresh.items():
@@ -176,9 +172,9 @@ class PlacedState:
     def copies(self) -> dict[str, torch.Tensor]:
         """Copies of what the model's own `state_dict` has: every name of a tied tensor, and no buffer that it skips."""
         first = {id(value): name for name, value in (*self._model.named_parameters(), *self._model.named_buffers())}
-        own = self._model.state_dict(keep_vars=True)
         return {
-            name: self.tensor(first[id(value)]).clone() if id(value) in first else value for name, value in own.items()
+            name: self.tensor(first[id(value)]).clone() if id(value) in first else value
+            for name, value in self._model.state_dict(keep_vars=True).items()
         }
 
     def write_to(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -188,7 +184,8 @@ class PlacedState:
             UnknownName: there is none of a name.
             InvalidValue: one has another shape. Nothing is written then.
         """
-        for name in (*self.parameters, *self.buffers):
+        own = {name: self.tensor(name) for name in (*self.parameters, *self.buffers)}
+        for name, tensor in own.items():
             if name not in tensors:
                 raise UnknownName(
                     "parameter or buffer of the model",
@@ -196,16 +193,16 @@ class PlacedState:
                     tensors,
                     hint="Copy to the model that was captured, or to one of its class and sizes.",
                 )
-            if tensors[name].shape != (own := self.tensor(name)).shape:
+            if tensors[name].shape != tensor.shape:
                 raise InvalidValue(
                     f"shape of {name}",
                     tuple(tensors[name].shape),
-                    f"{tuple(own.shape)}, as that of the step",
+                    f"{tuple(tensor.shape)}, as that of the step",
                     where="copy_to",
                 )
         with torch.no_grad():
-            for name in (*self.parameters, *self.buffers):
-                tensors[name].copy_(self.tensor(name))
+            for name, tensor in own.items():
+                tensors[name].copy_(tensor)
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrites parameters and buffers, by dotted name; names that are left out stay.
@@ -231,21 +228,18 @@ class PlacedState:
 
 def _tied_names(model: nn.Module) -> dict[str, str]:
     """Further names of parameters and buffers with several, by which each has its first."""
-    tied, first = {}, dict[int, str]()
-    for named in (model.named_parameters, model.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            if first.setdefault(id(tensor), name) != name:
-                tied[name] = first[id(tensor)]
-    return tied
+    first: dict[int, str] = {}
+    every = (
+        (name, first.setdefault(id(tensor), name))
+        for named in (model.named_parameters, model.named_buffers)
+        for name, tensor in named(remove_duplicate=False)
+    )
+    return {name: own for name, own in every if own != name}
 
 
 def has_hooks(parameter: nn.Parameter) -> bool:
     """Whether the parameter has hooks that see or change its gradient."""
-    return bool(parameter._backward_hooks) or bool(_post_accumulate_hooks(parameter))
-
-
-def _post_accumulate_hooks(parameter: nn.Parameter) -> Mapping[int, Callable[[torch.Tensor], None]]:
-    return getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def _accumulate(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
@@ -257,17 +251,12 @@ def _accumulate(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
         parameter.grad = gradient
     else:
         parameter.grad.add_(gradient)
-    for post_hook in _post_accumulate_hooks(parameter).values():
+    for post_hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
         post_hook(parameter)
 
 
-def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]:
-    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device
-
-
-def _shown(layout: tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]) -> str:
-    dtype, shape, stride, device = layout
-    return f"{dtype} {shape} of strides {stride} on {device}"
+def _shown(found: tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]) -> str:
+    return "{} {} of strides {} on {}".format(*found)
 
 
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -307,8 +296,7 @@ class CapturedOptimizer:
         Raises:
             UnknownName: the optimizer has no such option.
         """
-        self._check_name(name)
-        self.refresh()
+        self._refresh_for(name)
         return getattr(self.spec, name)
 
     def set_option(self, name: str, value: object) -> None:
@@ -318,8 +306,7 @@ class CapturedOptimizer:
             UnknownName: the optimizer has no such option.
             InvalidValue: the value is none for it.
         """
-        self._check_name(name)
-        self.refresh()
+        self._refresh_for(name)
         self._set({name: value})
         if "as_torch" in vars(self):
             for group in self.as_torch.param_groups:
@@ -344,15 +331,15 @@ class CapturedOptimizer:
         """
         if "as_torch" not in vars(self):
             return
-        if len(self.as_torch.param_groups) > 1:
+        group, *others = self.as_torch.param_groups
+        if others:
             raise InvalidValue(
                 "param_groups",
-                f"{len(self.as_torch.param_groups)} groups",
+                f"{1 + len(others)} groups",
                 "one, as captured",
                 where="placed step",
                 hint="Use gradients out (`step.backward`) with an optimizer of your own for groups of parameters.",
             )
-        group = self.as_torch.param_groups[0]
         for name in _NOT_CAPTURED:
             if group.get(name):
                 raise InvalidValue(
@@ -369,9 +356,10 @@ class CapturedOptimizer:
         if "as_torch" in vars(self):
             self.as_torch._opt_called = True  # type: ignore[attr-defined]
 
-    def _check_name(self, name: str) -> None:
+    def _refresh_for(self, name: str) -> None:
         if name not in self.options:
             raise UnknownName(f"option of {self.spec.name}", name, self.options)
+        self.refresh()
 
     def _set(self, options: dict[str, object]) -> None:
         spec = dataclasses.replace(self.spec, **{name: _checked(name, value) for name, value in options.items()})
@@ -410,14 +398,13 @@ def _checked(name: str, value: Any) -> Any:
     Raises:
         InvalidValue: it is no number, or out of range.
     """
-    if name == "betas":
-        pair = tuple(value) if isinstance(value, (tuple, list)) else ()
-        if len(pair) == 2 and all(_is_number(each) and 0 <= each < 1 for each in pair):
-            return float(pair[0]), float(pair[1])
-        raise InvalidValue(name, value, "two numbers in [0, 1)", where="placed step")
-    if not _is_number(value) or float(value) < 0:
-        raise InvalidValue(name, value, "a finite number >= 0", where="placed step")
-    return float(value)
+    is_pair = name == "betas"
+    values: tuple[Any, ...] = tuple(value) if is_pair and isinstance(value, (tuple, list)) else (value,)
+    most = 1.0 if is_pair else math.inf
+    if len(values) != 1 + is_pair or not all(_is_number(each) and 0 <= each < most for each in values):
+        expected = "two numbers in [0, 1)" if is_pair else "a finite number >= 0"
+        raise InvalidValue(name, value, expected, where="placed step")
+    return (float(values[0]), float(values[1])) if is_pair else float(value)
 
 
 def _is_number(value: Any) -> bool:

@@ -1,19 +1,14 @@
-"""`PlacedModel`: a captured step that runs as placed, in a training loop.
-
-What a placed step goes on from: one safetensors file, which runs no code when it is loaded.
-
-`run_eagerly`: one step of a placed model by plain PyTorch, for shapes that are not worth a capture.
-"""
+"""`PlacedModel`: a captured step that runs as placed, in a training loop; `to_step` makes one of a placement."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, get_args
@@ -24,23 +19,25 @@ from safetensors.torch import save
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import FileProblem, InvalidValue, UnknownName, UserError
-from rlplace.export.placed.arguments import Arguments
-from rlplace.export.placed.graphs import Call, Flags, GraphsByShape, OtherShapes, as_cast, with_flags
-from rlplace.export.placed.model_state import CapturedOptimizer, Option, PlacedState, named_state
+from rlplace import cuda
+from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName, UserError
+from rlplace.export.placed.graphs import Call, GraphsByShape, OtherShapes, as_cast
+from rlplace.export.placed.model_state import CapturedOptimizer, Option, named_state
+from rlplace.export.placed.step_arguments import Arguments
 from rlplace.files import parse_json, write_bytes_atomic
 from rlplace.graphs.capturing.portable import original_of, uncompiled
 from rlplace.graphs.capturing.untouched import call_with
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.micro_batching.loss_verdict import LossVerdict
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.program import Program, loss_of
+from rlplace.graphs.program import loss_of
 from rlplace.measure.execute.device_threads import Crew
+from rlplace.measure.hosts.detect import MOST_PARTS, detect_host
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.placement import check_plan
+from rlplace.measure.placement import Placement, check_is_placement, check_plan
 from rlplace.measure.plan import Plan
-from rlplace.measure.timing.threads import keep_freed_memory
+from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
 
 if TYPE_CHECKING:
     from rlplace.training.table import Table
@@ -72,7 +69,15 @@ class PlacedModel:
 
     Attributes:
         num_steps: steps that were run; random ops draw by it.
+        op_order: as it was given.
+        step_time_s: likewise.
+        table: of the race that the plan won, beside one device and plain PyTorch: `table.rows` are those of `train`,
+            and `table.summary` says in a line whether placing is worth it; None where it was in none, as from a file.
     """
+
+    op_order: str | None
+    step_time_s: float | None
+    table: Table | None
 
     lr, betas, eps, momentum, weight_decay = Option(), Option(), Option(), Option(), Option()
 
@@ -90,11 +95,10 @@ class PlacedModel:
     ) -> None:
         if other_shapes not in get_args(OtherShapes):
             raise UnknownName("way with other shapes", other_shapes, get_args(OtherShapes))
-        self._op_order, self._step_time_s, self._table = op_order, step_time_s, table
+        vars(self).update(op_order=op_order, step_time_s=step_time_s, table=table)
         keep_freed_memory()
-        self._program = require_program(graph)
-        host = resolve_host(host)
-        self._host, self._seed = host, seed
+        self._program, self._seed = require_program(graph), seed
+        self._host = host = resolve_host(host)
         check_plan(graph, host.num_devices, plan)
         self._crew = Crew(host.devices)
         self._arguments = Arguments(self._program.origin)
@@ -108,7 +112,7 @@ class PlacedModel:
         self.num_steps, self._num_evaluations = 0, 0
 
     def __repr__(self) -> str:
-        time = "" if self._step_time_s is None else f", {self._step_time_s * 1e3:.4g} ms a step"
+        time = "" if self.step_time_s is None else f", {self.step_time_s * 1e3:.4g} ms a step"
         return f"PlacedModel({self._graphs.first.graph!r} on {self._host.name}{time})"
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -236,24 +240,6 @@ class PlacedModel:
         return self._graphs.first.graph.num_micro_batches
 
     @property
-    def op_order(self) -> str | None:
-        """The order of ops that was chosen, one of `OP_ORDERS`; None where that is not known."""
-        return self._op_order
-
-    @property
-    def step_time_s(self) -> float | None:
-        """Seconds of a step when the plan was found, measured, or simulated; None where that is not known."""
-        return self._step_time_s
-
-    @property
-    def table(self) -> Table | None:
-        """The race that the plan won, beside one device and plain PyTorch; None where it was in none, as from a file.
-
-        `table.rows` are those of `train`, and `table.summary` says in a line whether placing is worth it.
-        """
-        return self._table
-
-    @property
     def verdict(self) -> LossVerdict | None:
         """How micro-batches make the loss of their batch; None where the batch is whole."""
         micro = self._program.origin.micro
@@ -329,18 +315,57 @@ class PlacedModel:
         with self._turn(runs=False):
             if self._optimizer is not None:
                 self._optimizer.refresh()
-            counts = {"num_steps": self.num_steps, "num_evaluations": self._num_evaluations}
-            save_state(path, self._state, self._optimizer, {**counts, "seed": self._seed})
+            told = {
+                "schema": SCHEMA,
+                "optimizer": None if self._optimizer is None else dataclasses.asdict(self._optimizer.spec),
+                "num_steps": self.num_steps,
+                "num_evaluations": self._num_evaluations,
+                "seed": self._seed,
+            }
+            tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self._tensors().items()}
+            write_bytes_atomic(path, save(tensors, metadata={"rlplace": json.dumps(told)}))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Goes on from what `save` wrote for this model, whatever its placement was: the next step is the same.
 
         Raises:
-            FileProblem: no such file, or of another model, optimizer or seed.
+            FileProblem: no such file, or of another model, optimizer or seed. Nothing is overwritten then.
         """
         with self._turn(runs=False):
-            counts = load_state(path, self._state, self._optimizer, seed=self._seed)
-            self.num_steps, self._num_evaluations = counts
+            told, found = _read(Path(path))
+            own, optimizer, spec = self._tensors(), self._optimizer, told["optimizer"] or {}
+            if (name := spec.get("name")) != (own_name := None if optimizer is None else optimizer.spec.name):
+                raise FileProblem(path, f"of a step with optimizer {name}, this one has {own_name}.")
+            if (seed := told.get("seed")) != self._seed:
+                raise FileProblem(
+                    path, f"of a step with seed {seed}, this one has {self._seed}: random ops would differ."
+                )
+            options = () if optimizer is None else optimizer.options
+            if lacking := set(options) - spec.keys():
+                raise FileProblem(path, f"its optimizer lacks {min(lacking)!r}.")
+            for key in sorted(own.keys() ^ found.keys()):
+                where = "this step lacks it" if key in found else "the file lacks it"
+                raise FileProblem(path, f"of another model: {key}, {where}.")
+            for key, tensor in own.items():
+                if found[key].shape != tensor.shape or found[key].dtype != tensor.dtype:
+                    looks = f"{found[key].dtype} {tuple(found[key].shape)}, here {tensor.dtype} {tuple(tensor.shape)}"
+                    raise FileProblem(path, f"of another model: {key} is {looks}.")
+            with torch.no_grad():
+                for key, tensor in own.items():
+                    tensor.copy_(found[key])
+            for option in options:
+                self.captured_optimizer.set_option(option, spec[option])
+            self.num_steps, self._num_evaluations = told["num_steps"], told["num_evaluations"]
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors of the model and its optimizer, by what a file calls them."""
+        state = self._state
+        moments = {
+            f"optimizer.{key}.{name}": tensor
+            for name, update in state.updates.items()
+            for key, tensor in named_state(update).items()
+        }
+        return {f"model.{name}": state.tensor(name) for name in (*state.parameters, *state.buffers)} | moments
 
     def copy_to(self, model: nn.Module) -> None:
         """Writes parameters and buffers back into `model`.
@@ -375,7 +400,7 @@ class PlacedModel:
     ) -> None:
         self.close()
 
-    @contextlib.contextmanager
+    @contextmanager
     def _turn(self, *, runs: bool = True) -> Iterator[None]:
         """While active, the calling thread has the model alone; on GPUs, all that it launched is done afterwards.
 
@@ -390,17 +415,55 @@ class PlacedModel:
         self._graphs.follow_state()
         placed = self._graphs.of_step(tensors)
         if placed is None:
-            call = self._arguments.call(tensors)
-            result = run_eagerly(self._program, self._state, call, self._graphs.flags, self._optimizer, loss_scale)
-        elif loss_scale is None:
-            result = placed.run(tensors, self.num_steps)
+            result = self._run_eagerly(self._arguments.call(tensors), loss_scale)
         else:
-            with self._state.grad_filled(loss_scale):
+            with nullcontext() if loss_scale is None else self._state.grad_filled(loss_scale):
                 result = placed.run(tensors, self.num_steps)
         self.num_steps += 1
         if self._program.is_training:
             loss_of(result).backward = _HAS_RUN
         return result
+
+    def _run_eagerly(self, call: Call, loss_scale: float | None) -> Any:
+        """What the step returns, by plain PyTorch, the whole batch at once on the device of the first parameter.
+
+        Random ops draw from PyTorch's own generator.
+
+        Args:
+            call: inputs and targets.
+            loss_scale: if given, gradients of the loss times this are added to `grad` instead of updating.
+        """
+        state, origin = self._state, self._program.origin
+        place = next((parameter.device for parameter in state.parameters.values()), torch.device("cpu"))
+        held = {name: tensor.to(place) for name, tensor in (*state.parameters.items(), *state.buffers.items())}
+        args, kwargs, targets = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(place), call)
+        has_backward = self._program.is_training and (self._optimizer is not None or loss_scale is not None)
+        flagged, cast = self._graphs.flags.on(origin.model), as_cast(origin.model, origin.autocast)
+        with flagged, cast, uncompiled(), torch.set_grad_enabled(has_backward):
+            returned = call_with(origin.model, held, args, kwargs)
+            if origin.loss_fn is not None:
+                returned = origin.loss_fn(returned, *targets)
+        if has_backward and loss_scale is not None:
+            (loss_of(returned) * loss_scale).backward()
+        elif has_backward:
+            self._update(loss_of(returned))
+        with torch.no_grad():
+            for name, buffer in state.buffers.items():
+                if held[name] is not buffer:  # it was moved, or `forward` replaced it
+                    buffer.copy_(held[name])
+        return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, returned)
+
+    def _update(self, loss: torch.Tensor) -> None:
+        """Updates the parameters by the gradients of the loss alone; what `grad` holds stays."""
+        before = [(parameter, parameter.grad) for parameter in self.parameters()]
+        try:
+            for parameter, _ in before:
+                parameter.grad = None
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+        finally:
+            for parameter, gradient in before:
+                parameter.grad = gradient
 
 
 class _HasRun:
@@ -426,79 +489,7 @@ _HAS_RUN = _HasRun()
 
 
 SCHEMA = 1
-
-
-def save_state(
-    path: str | os.PathLike[str], state: PlacedState, optimizer: CapturedOptimizer | None, about: Mapping[str, int]
-) -> None:
-    """Writes parameters, buffers and optimizer state, and what else a run needs to go on.
-
-    Args:
-        path: of the file.
-        state: of the model.
-        optimizer: of the step; None where it was captured without one.
-        about: `num_steps`, `num_evaluations` and `seed`.
-
-    Raises:
-        FileProblem: the file cannot be written.
-    """
-    spec = None if optimizer is None else dataclasses.asdict(optimizer.spec)
-    told = {"schema": SCHEMA, "optimizer": spec, **about}
-    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in _tensors(state).items()}
-    write_bytes_atomic(path, save(tensors, metadata={"rlplace": json.dumps(told)}))
-
-
-def load_state(
-    path: str | os.PathLike[str], state: PlacedState, optimizer: CapturedOptimizer | None, *, seed: int
-) -> tuple[int, int]:
-    """Overwrites what `save_state` kept; the numbers of steps and of evaluations until then come back.
-
-    Args:
-        path: of the file.
-        state: of the same model.
-        optimizer: of the step.
-        seed: of the step.
-
-    Raises:
-        FileProblem: no such file, or of another model, optimizer or seed. Nothing is overwritten then.
-    """
-    told, found = _read(Path(path))
-    own = _tensors(state)
-    spec: dict[str, Any] | None = told.get("optimizer")
-    name = None if optimizer is None else optimizer.spec.name
-    if (spec or {}).get("name") != name:
-        raise FileProblem(path, f"of a step with optimizer {(spec or {}).get('name')}, this one has {name}.")
-    if told.get("seed") != seed:
-        raise FileProblem(
-            path, f"of a step with seed {told.get('seed')}, this one has {seed}: random ops would differ."
-        )
-    if optimizer is not None and spec is not None and (lacking := set(optimizer.options) - spec.keys()):
-        raise FileProblem(path, f"its optimizer lacks {min(lacking)!r}.")
-    for key in (*own.keys() - found.keys(), *found.keys() - own.keys()):
-        where = "this step lacks it" if key in found else "the file lacks it"
-        raise FileProblem(path, f"of another model: {key}, {where}.")
-    for key, tensor in own.items():
-        if found[key].shape != tensor.shape or found[key].dtype != tensor.dtype:
-            looks = f"{found[key].dtype} {tuple(found[key].shape)}"
-            raise FileProblem(path, f"of another model: {key} is {looks}, here {tensor.dtype} {tuple(tensor.shape)}.")
-    with torch.no_grad():
-        for key, tensor in own.items():
-            tensor.copy_(found[key])
-    if optimizer is not None and spec is not None:
-        for option in optimizer.options:
-            optimizer.set_option(option, spec[option])
-    return int(told["num_steps"]), int(told["num_evaluations"])
-
-
-def _tensors(state: PlacedState) -> dict[str, torch.Tensor]:
-    """All tensors of a model and its optimizer, by what the file calls them."""
-    model = {f"model.{name}": state.tensor(name) for name in (*state.parameters, *state.buffers)}
-    moments = {
-        f"optimizer.{key}.{name}": tensor
-        for name, update in state.updates.items()
-        for key, tensor in named_state(update).items()
-    }
-    return {**model, **moments}
+"""Of what `PlacedModel.save` writes: one safetensors file, which runs no code when it is loaded."""
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -514,64 +505,90 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         ) from error
     except (OSError, ValueError) as error:
         raise FileProblem(path, f"cannot be read: {error}.") from error
-    is_ours = isinstance(told, dict) and told.get("schema") == SCHEMA
-    if is_ours:
-        told.setdefault("num_evaluations", 0)  # older files lack it
-        is_ours = all(isinstance(told.get(count), int) for count in ("num_steps", "num_evaluations"))
-    if not is_ours or not isinstance(told.get("optimizer"), dict | None):
+    told = {
+        "num_evaluations": 0,
+        "optimizer": None,
+        **(told if isinstance(told, dict) else {}),
+    }  # older files lack both
+    counts = told.get("num_steps"), told["num_evaluations"]
+    is_whole = all(isinstance(count, int) for count in counts) and isinstance(told["optimizer"], dict | None)
+    if told.get("schema") != SCHEMA or not is_whole:
         raise FileProblem(path, f"no state of a placed step of schema {SCHEMA}: `step.save(path)` writes one.")
     return told, tensors
 
 
-def run_eagerly(
-    program: Program,
-    state: PlacedState,
-    call: Call,
-    flags: Flags,
-    optimizer: CapturedOptimizer | None,
-    loss_scale: float | None,
-) -> Any:
-    """What the step returns, the whole batch at once, on the device of the first parameter.
-
-    Random ops draw from PyTorch's own generator.
+def to_step(
+    model: nn.Module,
+    graph: OpGraph,
+    placement: Placement,
+    *,
+    host: Host | str | None = None,
+    seed: int = 0,
+    other_shapes: OtherShapes = "capture",
+) -> PlacedModel:
+    """`model` as a callable that runs as placed, starting from its parameters as they are now.
 
     Args:
-        program: of the captured step.
-        state: of the model; it is read and changed as by a placed step.
-        call: inputs and targets.
-        flags: of the model.
-        optimizer: updates the parameters, unless gradients are asked for.
-        loss_scale: if given, gradients of the loss times this are added to `grad` instead.
+        model: the one that `graph` was captured from.
+        graph: with its program.
+        placement: made for `graph` and for a host of this machine.
+        host: that host, or a word for it; by default the one that the placement was made for, whatever word of this
+            machine named it.
+        seed: of random ops.
+        other_shapes: what is done with inputs of other shapes: `capture` them when they are first seen, placed alike;
+            run them in `eager` mode; or `refuse`.
+
+    Raises:
+        InvalidValue: what is given is no model, graph or placement, or in another order.
+        FingerprintMismatch: the placement was made for another graph or host.
     """
-    origin = program.origin
-    place = next((parameter.device for parameter in state.parameters.values()), torch.device("cpu"))
-    held = {name: tensor.to(place) for name, tensor in (*state.parameters.items(), *state.buffers.items())}
-    args, kwargs, targets = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(place), call)
-    has_backward = program.is_training and (optimizer is not None or loss_scale is not None)
-    flagged, cast = with_flags(origin.model, flags), as_cast(origin.model, origin.autocast)
-    with flagged, cast, uncompiled(), torch.set_grad_enabled(has_backward):
-        returned = call_with(origin.model, held, args, kwargs)
-        if origin.loss_fn is not None:
-            returned = origin.loss_fn(returned, *targets)
-    if has_backward and loss_scale is not None:
-        (loss_of(returned) * loss_scale).backward()
-    elif has_backward and optimizer is not None:
-        _update(loss_of(returned), state, optimizer)
-    with torch.no_grad():
-        for name, buffer in state.buffers.items():
-            if held[name] is not buffer:  # it was moved, or `forward` replaced it
-                buffer.copy_(held[name])
-    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, returned)
+    check_arguments(model, graph, placement, "to_step")
+    host = matching_host(placement) if host is None else resolve_host(host)
+    placement.require(graph, host)
+    placed = PlacedModel(graph, host, placement.plan, seed=seed, other_shapes=other_shapes)
+    model = original_of(model)
+    placed.load_state_dict({**dict(model.named_parameters()), **dict(model.named_buffers())})
+    return placed
 
 
-def _update(loss: torch.Tensor, state: PlacedState, optimizer: CapturedOptimizer) -> None:
-    """Updates the parameters by the gradients of the loss alone; what `grad` holds stays."""
-    before = {name: parameter.grad for name, parameter in state.parameters.items()}
-    try:
-        for parameter in state.parameters.values():
-            parameter.grad = None
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.as_torch.step()
-    finally:
-        for name, parameter in state.parameters.items():
-            parameter.grad = before[name]
+def check_arguments(model: object, graph: object, placement: object, where: str) -> None:
+    """Checks that a user gave `where` a model, a graph and a placement, in this order.
+
+    Raises:
+        InvalidValue: one of them is something else.
+    """
+    for name, value, kind in (("model", model, nn.Module), ("graph", graph, OpGraph)):
+        if not isinstance(value, kind):
+            raise InvalidValue(
+                name,
+                f"of type {type(value).__name__}",
+                f"of type {kind.__name__}",
+                where=where,
+                hint=f"Call `{where}(model, graph, placement)`, in this order; `rlplace.capture` makes the graph.",
+            )
+    check_is_placement(placement, where)
+
+
+def matching_host(placement: Placement) -> Host:
+    """The host of this machine that the placement was made for.
+
+    Raises:
+        FingerprintMismatch: there is none.
+    """
+    for host in _hosts_here(len(placement.device_names)):
+        if host.fingerprint == placement.host_fingerprint:
+            return host
+    raise FingerprintMismatch("host", placement.host_fingerprint, detect_host("auto").fingerprint)
+
+
+def _hosts_here(num_devices: int) -> Iterator[Host]:
+    """Hosts of this machine with so many devices that a word names: its GPUs, any `cores:...`, with a gang or not."""
+    num_gpus = cuda.num_gpus()
+    for with_cpu in (False, True):
+        num_parts, rest = divmod(num_devices - with_cpu, max(num_gpus, 1))
+        if num_gpus and not rest and 1 <= num_parts <= MOST_PARTS:
+            yield detect_host("cuda", num_parts=num_parts, with_cpu=with_cpu)
+    for num_single, gangs in ((num_devices, False), (num_devices - 1, True)):  # a gang is one device more
+        for cores_per_device in range(1, len(usable_cores()) // max(num_single, 1) + 1):
+            if num_single > 0:
+                yield detect_host("cores", num_single, cores_per_device, gangs=gangs)

@@ -1,13 +1,16 @@
 """`PlacedModule`: forward and backward of a model that run as placed, by a graph for every kind of inputs.
 
-`ModuleGraph`: forward and backward of a model for inputs of one kind, as a function that autograd knows.
+`to_module` makes one of a placement: its loss is wherever the caller has it. `ModuleGraph` is forward and backward for
+inputs of one kind, as a function that autograd knows.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +20,11 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import InvalidValue, RunnerError, UnknownName, UserError
-from rlplace.export.placed.arguments import HeldConstants, InputCutter, check_data
-from rlplace.export.placed.graphs import carried_plan, flags_of, with_flags
+from rlplace.export.placed.graphs import Flags, carried_plan
+from rlplace.export.placed.placed_model import check_arguments, matching_host
+from rlplace.export.placed.step_arguments import HeldConstants, InputCutter, check_data, layout
 from rlplace.graphs.capturing.capture import CapturedModule, capture_module
+from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import BACKWARD, OpGraph
 from rlplace.graphs.program import Ref
@@ -28,6 +33,8 @@ from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import Kept, TwoPartStep
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.resolve import resolve_host
+from rlplace.measure.placement import Placement, check_plan
 from rlplace.measure.plan import Plan
 from rlplace.measure.timing.threads import keep_freed_memory
 
@@ -52,20 +59,22 @@ class PlacedModule(nn.Module):
             RunnerError: an op failed.
             UserError: it is called within a call (by an op of it), or in a forked process.
         """
-        placed: PlacedForward = vars(self)["_placed"]
-        with placed.crew.turn():
-            return placed(self, args, kwargs)
+        with self._runs.crew.turn():
+            return self._runs(self, args, kwargs)
+
+    @property
+    def _runs(self) -> PlacedForward:
+        runs: PlacedForward = vars(self)["_placed"]
+        return runs
 
     @property
     def num_graphs(self) -> int:
         """Graphs that were captured: one for every kind of inputs, each in training and in evaluation."""
-        placed: PlacedForward = vars(self)["_placed"]
-        return len(placed.graphs)
+        return len(self._runs.graphs)
 
     def close(self) -> None:
         """Ends its threads, once a call of another thread has ended."""
-        placed: PlacedForward = vars(self)["_placed"]
-        placed.crew.stop()
+        self._runs.crew.stop()
 
     def __reduce__(self) -> Any:
         """Refuses to be copied or pickled: it has threads."""
@@ -112,7 +121,7 @@ class PlacedForward:
         self._tied = [(first, other) for first, *others in (*parameters, *buffers) for other in others]
         for name, tensor in self._state().items():
             tensor.data = tensor.data.to(self.places[name])
-        self._layouts = {name: _layout(tensor) for name, tensor in self._state().items()}
+        self._layouts = {name: _shown(tensor) for name, tensor in self._state().items()}
         self.crew = Crew(host.devices)
         self.graphs: dict[object, ModuleGraph] = {}
         self._bound: list[object] = []
@@ -130,10 +139,9 @@ class PlacedForward:
         has_backward = torch.is_grad_enabled() and bool(any(is_trained) or differentiated)
         differentiated = differentiated if has_backward else ()
         modes = bytes(each.training for _, each in self._modules)
-        kind = (
-            (has_backward, differentiated, is_trained, modes, spec, _autocast(self.places)),
-            tuple(_kind(leaf) for leaf in leaves),
-        )
+        place = next((place.type for place in self.places.values()), "cpu")
+        autocast = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
+        kind = (has_backward, differentiated, is_trained, modes, spec, autocast), tuple(map(_kind, leaves))
         self._follow(state)
         if kind not in self.graphs:
             self.graphs[kind] = self._captured(module, args, kwargs, differentiated, has_backward)
@@ -150,10 +158,11 @@ class PlacedForward:
         differentiated: tuple[int, ...],
         has_backward: bool,
     ) -> ModuleGraph:
-        with torch.inference_mode(False), with_flags(self._model, flags_of(module)):
+        place = next((tensor.device for tensor in self._model.parameters()), torch.device("cpu"))
+        with torch.inference_mode(False), Flags.of(module).on(self._model):
             captured = capture_module(
                 self._model,
-                *_on_one_device(self._model, args, kwargs),
+                *pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to(place), (args, kwargs)),
                 has_backward=has_backward,
                 differentiated=differentiated,
                 frozen=self._frozen,
@@ -172,12 +181,12 @@ class PlacedForward:
             InvalidValue: names the first.
         """
         now = _structure(self._modules)
-        if now == self._structure:
-            return
-        new = [each for each in now if each not in self._structure]
-        gone = [each for each in self._structure if each not in now]
+        new, gone = (
+            [each for each in some if each not in others] if now != self._structure else []
+            for some, others in ((now, self._structure), (self._structure, now))
+        )
         if not new and not gone:
-            self._structure = now  # in another order, which says nothing
+            self._structure = now  # perhaps in another order, which says nothing
             return
         path, name, _ = (new or gone)[0]
         if name == _HOOK:
@@ -213,7 +222,7 @@ class PlacedForward:
                     where="placed module",
                     hint="Untie them in the model, capture it again and place that.",
                 )
-        now: list[object] = [(tensor.data_ptr(), tensor.stride(), *_layout(tensor)) for tensor in state.values()]
+        now: list[object] = [(tensor.data_ptr(), layout(tensor)) for tensor in state.values()]
         if now == self._bound:
             return
         for name, tensor in state.items():
@@ -227,11 +236,11 @@ class PlacedForward:
                     where="placed module",
                     hint="Where parameters are is what the placement says: do not move the module.",
                 )
-            if (found := _layout(tensor)) != self._layouts[name]:
+            if (found := _shown(tensor)) != self._layouts[name]:
                 raise InvalidValue(
                     name,
-                    _shown_layout(found),
-                    f"{_shown_layout(self._layouts[name])}, as placed",
+                    found,
+                    f"{self._layouts[name]}, as placed",
                     where="placed module",
                     hint="Change the model, capture it again and place that; or take `torch.autocast`.",
                 )
@@ -248,11 +257,10 @@ def _structure(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, str,
     """Children, names of tensors and hooks of modules; those of the root are called around it, as of any module."""
     found: list[tuple[str, str, object]] = []
     for path, each in modules:
+        tensors = (*each._parameters.items(), *each._buffers.items())
         found += [(path, name, child) for name, child in each._modules.items()]
-        for tensors in (each._parameters, each._buffers):
-            found += [(path, name, None) for name, tensor in tensors.items() if tensor is not None]
-        if path:
-            found += [(path, _HOOK, key) for kind in _HOOKS for key in getattr(each, kind)]
+        found += [(path, name, None) for name, tensor in tensors if tensor is not None]
+        found += [(path, _HOOK, key) for kind in _HOOKS if path for key in getattr(each, kind)]
     return found
 
 
@@ -260,19 +268,14 @@ def _slots(module: nn.Module, kind: str) -> list[list[Slot]]:
     """Where the module's parameters or buffers are held; those of several names have several slots, the first first."""
     held: dict[int, list[Slot]] = {}
     for path, owner in module.named_modules():
-        holder = getattr(owner, kind)
-        for key, tensor in holder.items():
+        for key, tensor in (holder := getattr(owner, kind)).items():
             if tensor is not None:
-                held.setdefault(id(tensor), []).append((f"{path}.{key}" if path else key, holder, key))
+                held.setdefault(id(tensor), []).append((f"{path}.{key}".lstrip("."), holder, key))
     return list(held.values())
 
 
-def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
-    return tensor.dtype, tuple(tensor.shape)
-
-
-def _shown_layout(layout: tuple[torch.dtype, tuple[int, ...]]) -> str:
-    return f"{str(layout[0]).removeprefix('torch.')} {layout[1]}"
+def _shown(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def _kind(leaf: Any) -> object:
@@ -280,27 +283,9 @@ def _kind(leaf: Any) -> object:
     if isinstance(leaf, torch.Tensor):
         return leaf.shape, leaf.dtype, leaf.stride()
     try:
-        hash(leaf)
+        return type(leaf), leaf, hash(leaf)
     except TypeError:
         return repr(leaf)
-    return type(leaf), leaf
-
-
-def _autocast(places: Mapping[str, torch.device]) -> object:
-    """The autocast that is active around a call."""
-    kind = next((place.type for place in places.values()), "cpu")
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-
-def _on_one_device(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs where the model that is captured is."""
-    place = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
-    moved: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
-        torch.Tensor, lambda tensor: tensor.detach().to(place), (args, kwargs)
-    )
-    return moved
 
 
 def backward_ops(graph: OpGraph) -> frozenset[int]:
@@ -320,6 +305,9 @@ class ModuleGraph:
         state: parameters and buffers by dotted name, where the plan keeps them.
         model: the placed copy of what was captured: its attributes hold the constants.
         seed: of random ops.
+
+    Attributes:
+        with_gradient: the outputs that have a gradient.
     """
 
     def __init__(
@@ -335,7 +323,7 @@ class ModuleGraph:
     ) -> None:
         graph = captured.graph
         self._program, self._plan, self._crew = require_program(graph), plan, crew
-        self._with_gradient = captured.with_gradient
+        self.with_gradient = captured.with_gradient
         self._residents = Residents(graph, host, seed=seed)
         second = backward_ops(graph)
         late = {
@@ -378,7 +366,7 @@ class ModuleGraph:
         Raises:
             RunnerError: an op failed.
         """
-        if self._with_gradient:
+        if self.with_gradient:
             wanted = [parameters[name] for name in self._program.gradients]
             wanted += [tensors[position] for position in self._program.input_gradients]
             outputs = _Forward.apply(self, tensors, number, *wanted)  # type: ignore[no-untyped-call]
@@ -397,14 +385,10 @@ class ModuleGraph:
 
     def backward(self, gradients: Sequence[torch.Tensor], kept: Kept, number: int) -> list[torch.Tensor]:
         """Gradients of parameters, then of inputs; those of all outputs, with a gradient or not, are given."""
-        seeds = [gradients[position] for position in self._with_gradient]
+        seeds = [gradients[position] for position in self.with_gradient]
         with self._crew.turn():
             given = self._placed({op: seeds[index] for op, index in self._seeds.items()})
             return self._apart(self._step.run_second(given, kept, number), self._gradient_is_shared)
-
-    def without_gradient(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The outputs that have none."""
-        return [output for position, output in enumerate(outputs) if position not in self._with_gradient]
 
     def kept_inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs that the backward reads, and the constants."""
@@ -423,12 +407,11 @@ class ModuleGraph:
                 placed[op] = own
         return placed
 
-    def _shared(self, graph: OpGraph, refs: Sequence[Ref], read_late: Iterable[int]) -> list[bool]:
+    def _shared(self, graph: OpGraph, refs: Sequence[Ref], read_late: Collection[int]) -> list[bool]:
         """Whether what is handed out shows memory of something that stays, or that is handed out too."""
-        bases = [self._program.base(ref) for ref in refs]
-        times, late = Counter(bases), set(read_late)
-        sources = self._program.sources
-        return [times[base] > 1 or base in late or int(graph.tensor_op[base]) in sources for base in bases]
+        bases, sources = [self._program.base(ref) for ref in refs], self._program.sources
+        times = Counter(bases)
+        return [times[base] > 1 or base in read_late or int(graph.tensor_op[base]) in sources for base in bases]
 
     def _apart(self, tensors: Sequence[torch.Tensor], is_shared: Sequence[bool]) -> list[torch.Tensor]:
         """What may be handed out; on GPUs, the next caller may launch on other streams than this one."""
@@ -450,7 +433,7 @@ class _Forward(torch.autograd.Function):
         ctx.graph, ctx.number = graph, number
         ctx.read = [*graph.kept_inputs(tensors), *wanted]
         ctx.versions = _versions(ctx.read)
-        ctx.mark_non_differentiable(*graph.without_gradient(outputs))
+        ctx.mark_non_differentiable(*(one for k, one in enumerate(outputs) if k not in graph.with_gradient))
         return tuple(outputs)
 
     @staticmethod
@@ -477,3 +460,78 @@ class _Forward(torch.autograd.Function):
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def to_module(
+    model: nn.Module, graph: OpGraph, placement: Placement, *, host: Host | str | None = None, seed: int = 0
+) -> PlacedModule:
+    """A copy of `model` that runs as placed: it trains, evaluates, saves and loads as the original does.
+
+    It is of a class that derives from that of `model`, with the same modules, parameters and buffers by the same names;
+    these are moved to where the placement has them. Forward and backward are captured at the first call with inputs of
+    a kind (structure, shapes, mode, what requires a gradient), and run where the placement has the ops of that role.
+    The loss is the caller's, and so is the optimizer.
+
+    Args:
+        model: the one that `graph` was captured from; it stays as it is, and is what is captured.
+        graph: of a step of the model, with its program: training or inference.
+        placement: made for `graph` and for a host of this machine.
+        host: that host, or a word for it; by default the one that the placement was made for, whatever word of this
+            machine named it.
+        seed: of random ops: each draws from (seed, op, call).
+
+    Raises:
+        InvalidValue: what is given is no model, graph or placement, or in another order.
+        FingerprintMismatch: the placement was made for another graph or host.
+        InvalidValue: `graph` was captured from another model.
+    """
+    check_arguments(model, graph, placement, "to_module")
+    model = original_of(model)
+    host = matching_host(placement) if host is None else resolve_host(host)
+    placement.require(graph, host)
+    if require_program(graph).origin.model is not model:
+        raise InvalidValue("model", type(model).__name__, "the model that the graph was captured from", where="module")
+    check_plan(graph, host.num_devices, placement.plan)
+    with torch.inference_mode(False):
+        placed: Any = copy.deepcopy(model, {id(constant): constant for constant in _constants(model)})
+    placed._forward_hooks.clear()  # they are in the graph
+    placed._forward_pre_hooks.clear()
+    placed.__class__ = _placed_class(type(model))
+    vars(placed)["_placed"] = runs = PlacedForward(placed, graph, placement.plan, host, seed)
+    if len({*runs.places.values()}) > 1:
+        vars(placed)["hf_device_map"] = hf_device_map(runs.places)
+    result: PlacedModule = placed
+    return result
+
+
+def _constants(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Tensors in plain attributes of modules, and in lists there: what is captured and its copy have them in common."""
+    registries = ("_parameters", "_buffers", "_modules")
+    for module in model.modules():
+        for name, value in vars(module).items():
+            leaves = () if name in registries else pytree.tree_leaves(value)
+            yield from (
+                leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter)
+            )
+
+
+def hf_device_map(places: Mapping[str, torch.device]) -> dict[str, int | str]:
+    """Where parameters and buffers are, as Hugging Face writes it: who reads it leaves a model where it is.
+
+    >>> hf_device_map({"up.weight": torch.device("cuda", 1), "down.weight": torch.device("cpu")})
+    {'up.weight': 1, 'down.weight': 'cpu'}
+    """
+    return {name: place.type if place.index is None else place.index for name, place in places.items()}
+
+
+def _placed_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """A class that derives from `kind`; its `forward` runs as placed and has the signature that `kind`'s has.
+
+    Hugging Face's `Trainer` drops the columns of a batch that the signature does not name.
+    """
+
+    @functools.wraps(kind.forward)
+    def forward(self: PlacedModule, *args: Any, **kwargs: Any) -> Any:
+        return PlacedModule.forward(self, *args, **kwargs)
+
+    return type(f"Placed{kind.__name__}", (PlacedModule, kind), {"forward": forward})

@@ -26,12 +26,12 @@ from rlplace.graphs.capturing.refusals import warn_of_hooks
 from rlplace.graphs.capturing.trace import AsModule, LossFn, trace_step
 from rlplace.graphs.capturing.untouched import check_frozen
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.micro_batching.cut_step import capture_micro_batches, fake_output, tensors_in
+from rlplace.graphs.micro_batching.cut_step import capture_micro_batches, fake_output
 from rlplace.graphs.micro_batching.loss_verdict import ASKED, LossVerdict, judge_loss
 from rlplace.graphs.micro_batching.slices import BatchDims, plan_slices
 from rlplace.graphs.opgraph import BACKWARD, OpGraph
 from rlplace.graphs.optimizers import resolve_optimizer
-from rlplace.graphs.program import LossByName, MicroBatches, OptimizerSpec, Origin
+from rlplace.graphs.program import LossByName, MicroBatches, OptimizerSpec, Origin, tensors_in
 
 
 def capture(
@@ -112,10 +112,9 @@ def capture(
     with torch.inference_mode(False):  # the step makes gradients of its own, under whatever mode it is captured
         micro = None
         if micro_batches != 1:
-            slicing = plan_slices(model, args, kwargs, loss_fn, wanted, micro_batches, batch_dims)
-            verdict = loss
-            if isinstance(verdict, str):
-                verdict = judge_loss(model, args, kwargs, loss_fn, wanted, slicing, asked=verdict)
+            whole = (model, args, kwargs, loss_fn, wanted)
+            slicing = plan_slices(*whole, micro_batches, batch_dims)
+            verdict = judge_loss(*whole, slicing, asked=loss) if isinstance(loss, str) else loss
             micro = MicroBatches(
                 slicing,
                 verdict.kind,
@@ -178,8 +177,12 @@ def as_targets(targets: Any) -> tuple[torch.Tensor, ...]:
     given = dict(targets) if isinstance(targets, Mapping) else dict(enumerate(targets))
     for key, target in given.items():
         if not isinstance(target, torch.Tensor) or (is_named and not isinstance(key, str)):
-            expected = "a tensor, by the name of an argument" if is_named else expected
-            raise InvalidValue(f"targets[{key!r}]", type(target).__name__, expected, hint=_hint_for(target))
+            raise InvalidValue(
+                f"targets[{key!r}]",
+                type(target).__name__,
+                "a tensor, by the name of an argument" if is_named else expected,
+                hint=_hint_for(target),
+            )
     return tuple(given.values())
 
 
@@ -191,27 +194,39 @@ def _names(frozen: Sequence[str]) -> tuple[str, ...]:
 
 def _check_types(model: object, loss_fn: object) -> None:
     if not isinstance(model, nn.Module):
-        found = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise InvalidValue("model", found, "a torch.nn.Module", where="capture")
+        raise InvalidValue(
+            "model",
+            f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__,
+            "a torch.nn.Module",
+            where="capture",
+        )
     loss_fn = loss_fn.func if isinstance(loss_fn, LossByName) else loss_fn
     if isinstance(loss_fn, type):
-        hint = f"Make an instance: `{loss_fn.__name__}(...)`."
-        found = f"the class {loss_fn.__name__}"
-        raise InvalidValue("loss_fn", found, "a function of the model's output", where="capture", hint=hint)
+        raise InvalidValue(
+            "loss_fn",
+            f"the class {loss_fn.__name__}",
+            "a function of the model's output",
+            where="capture",
+            hint=f"Make an instance: `{loss_fn.__name__}(...)`.",
+        )
     if loss_fn is not None and not callable(loss_fn):
-        expected = "a function of the model's output that returns a scalar"
-        raise InvalidValue("loss_fn", type(loss_fn).__name__, expected, where="capture")
+        raise InvalidValue(
+            "loss_fn", type(loss_fn).__name__, "a function of the model's output that returns a scalar", where="capture"
+        )
 
 
 def _check_inputs(inputs: Any) -> None:
     """Refuses what looks like tensors and is none."""
     leaves = pytree.tree_leaves(inputs, is_leaf=lambda value: isinstance(value, PackedSequence))
     if any(isinstance(leaf, PackedSequence) for leaf in leaves):
-        hint = (
-            "How it is packed depends on the lengths of each batch, which a graph cannot hold: pass the padded tensor "
-            "(`torch.nn.utils.rnn.pad_packed_sequence`), and a mask where padding counts."
+        raise InvalidValue(
+            "inputs",
+            "a packed sequence",
+            "tensors",
+            where="capture",
+            hint="How it is packed depends on the lengths of each batch, which a graph cannot hold: pass the padded "
+            "tensor (`torch.nn.utils.rnn.pad_packed_sequence`), and a mask where padding counts.",
         )
-        raise InvalidValue("inputs", "a packed sequence", "tensors", where="capture", hint=hint)
     wrong = next((leaf for leaf in leaves if isinstance(leaf, np.ndarray)), None)
     if wrong is not None:
         raise InvalidValue("inputs", "a NumPy array", "tensors", where="capture", hint=_hint_for(wrong))
@@ -237,24 +252,32 @@ def _hint_for(value: object) -> str:
 def _check_targets(targets: tuple[torch.Tensor, ...], loss_fn: LossFn | None, kwargs: dict[str, Any]) -> None:
     if loss_fn is None:
         if targets:
-            hint = "Targets are for the loss; what the model itself takes belongs in `inputs`."
-            raise InvalidValue("loss_fn", None, "a function of the output and the targets", where="capture", hint=hint)
+            raise InvalidValue(
+                "loss_fn",
+                None,
+                "a function of the output and the targets",
+                where="capture",
+                hint="Targets are for the loss; what the model itself takes belongs in `inputs`.",
+            )
         return
     if targets and "targets" in kwargs:
-        hint = (
-            "A placed step could not tell `targets=` of the model from those of the loss; pass all of them as inputs."
-        )
         raise InvalidValue(
-            "targets", "given", "None, as the model has an argument of that name", where="capture", hint=hint
+            "targets",
+            "given",
+            "None, as the model has an argument of that name",
+            where="capture",
+            hint="A placed step could not tell `targets=` of the model from those of the loss: pass all as inputs.",
         )
     try:
         signature = inspect.signature(loss_fn)
     except (TypeError, ValueError):  # of a builtin: only calling it would tell
         return
     names = loss_fn.names if isinstance(loss_fn, LossByName) else ()
-    expected = f"one of the output and of {len(targets)} targets, `loss_fn(output, *targets)`"
-    if names:
-        expected = f"one of the output and of the targets {', '.join(names)}, `loss_fn(output, **targets)`"
+    expected = (
+        f"one of the output and of the targets {', '.join(names)}, `loss_fn(output, **targets)`"
+        if names
+        else f"one of the output and of {len(targets)} targets, `loss_fn(output, *targets)`"
+    )
     try:
         signature.bind(None, *(() if names else targets), **dict.fromkeys(names))
     except TypeError as error:

@@ -23,9 +23,10 @@ import torch.fx.traceback as fx_traceback
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
-from rlplace.graphs.capturing.functional import mutates
+from rlplace.graphs.capturing.functional import live_nodes, mutates
 from rlplace.graphs.capturing.refusals import line_of_user
 from rlplace.graphs.program import Folded
 
@@ -87,15 +88,16 @@ class ConstantCheck(TorchFunctionMode):
             self._refuse_data(args[0])
         if _is_in_place(func) and isinstance(args[0], nn.Parameter) and not _is_traced(args[0]):
             self._refuse_write(args[0])
-        for value in _leaves((*args, *(kwargs or {}).values())):
+        for value in pytree.tree_leaves((args, kwargs)):
             if isinstance(value, Tensor) and not _is_traced(value):
+                storage = _storage(value)
                 if getattr(func, "__name__", "") != "__get__":  # its device, say, is no value of it
-                    self._seen.setdefault(_storage(value), value)
-                if _storage(value) not in self._lines:
-                    self._lines[_storage(value)] = line_of_user(traceback.extract_stack())
+                    self._seen.setdefault(storage, value)
+                if storage not in self._lines:
+                    self._lines[storage] = line_of_user(traceback.extract_stack())
                 if func in _READERS:
                     self._require_held(value, is_read=True)
-                    self._read.add(_storage(value))
+                    self._read.add(storage)
             elif isinstance(value, np.ndarray) and func in _OF_ARRAYS:
                 self._require_own(value, line_of_user(traceback.extract_stack()))
         return func(*args, **(kwargs or {}))
@@ -108,11 +110,10 @@ class ConstantCheck(TorchFunctionMode):
         """
         for node in module.graph.find_nodes(op="get_attr"):
             value = operator.attrgetter(str(node.target))(module)
-            if not isinstance(value, Tensor):
-                continue  # refused where the graph is lowered
-            if all(user.target in _LIFTS for user in node.users):
-                if _is_of_an_array(value):
-                    self._require_own(value.numpy())
+            is_literal = all(user.target in _LIFTS for user in node.users)
+            if is_literal and isinstance(value, Tensor) and _is_of_an_array(value):
+                self._require_own(value.numpy())
+            if is_literal or not isinstance(value, Tensor):  # the latter is refused where the graph is lowered
                 continue
             name = self._trainable.get(_storage(value))
             if name is not None and any(_custom(user).get("phase") == "forward" for user in node.users):
@@ -126,10 +127,7 @@ class ConstantCheck(TorchFunctionMode):
 
     def folded(self, module: torch.fx.GraphModule) -> Iterator[Folded]:
         """Constants of modules that the graph holds as numbers (`self.scale.item()`), and not as tensors."""
-        live: set[torch.fx.Node] = set()
-        for node in reversed(module.graph.nodes):
-            if node.op == "output" or node in live or mutates(node):
-                live.update(node.all_input_nodes)
+        live = live_nodes(module.graph, mutates)
         constants = [operator.attrgetter(str(node.target))(module) for node in live if node.op == "get_attr"]
         kept = {_storage(value) for value in constants if isinstance(value, Tensor)}
         for storage, value in self._seen.items():
@@ -177,10 +175,9 @@ class ConstantCheck(TorchFunctionMode):
     def _refuse_data(self, value: Tensor) -> NoReturn:
         """Refuses `value.data = ...`, which no op of a graph does."""
         name, line = _attribute(self._model, value), line_of_user(traceback.extract_stack())
-        what = f"`{name or 'a tensor'}.data = ...` in `forward`{f', at {line}' if line else ''}"
         raise CaptureError(
-            f"cannot capture the model: {what}. "
-            f"A graph cannot give a tensor other memory, so placed steps would leave it as it is. Hint: write the new "
+            f"cannot capture the model: `{name or 'a tensor'}.data = ...` in `forward`{f', at {line}' if line else ''}."
+            f" A graph cannot give a tensor other memory, so placed steps would leave it as it is. Hint: write the new "
             f"values in place, `with torch.no_grad(): {name or 'tensor'}.copy_(...)`.",
             source=line,
         )
@@ -212,14 +209,12 @@ class ConstantCheck(TorchFunctionMode):
 
     def _attribute_name(self, value: Tensor, first: Named | None = None) -> str:
         """What holds a tensor, as the user writes it: a module that the step reaches; empty where none does."""
-        for path, found in (first or ("", self._model), *self._reached()):
-            if isinstance(found, nn.Module) and (name := _attribute(found, value)):
-                return f"{path}.{name}".strip(".")
-        return ""
+        reached = (first or ("", self._model), *self._reached())
+        found = ((path, _attribute(each, value)) for path, each in reached if isinstance(each, nn.Module))
+        return next((f"{path}.{name}".strip(".") for path, name in found if name), "")
 
     def _at(self, value: Tensor, node: torch.fx.Node) -> str:
-        line = self._lines.get(_storage(value))
-        if line:
+        if line := self._lines.get(_storage(value)):
             return f", at {line}"
         reader = next(iter(node.users))
         return f", by op {reader.target} in {module_of(reader) or 'the root or `loss_fn`'}"
@@ -242,19 +237,20 @@ def _is_traced(value: Tensor) -> bool:
 
 def _is_in_place(func: Any) -> bool:
     name = getattr(func, "__name__", "")
-    if name.endswith("__"):
-        return name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
-    return bool(name.endswith("_")) and name != "requires_grad_"
+    is_method = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    return is_method or name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
 
 
 def _attribute(model: nn.Module, value: Tensor) -> str:
     """The dotted name of a tensor of a model; empty where it is none."""
-    for path, module in model.named_modules():
-        for held in (module._parameters, module._buffers, vars(module)):
-            for name, each in held.items():
-                if each is value:
-                    return f"{path}.{name}".strip(".")
-    return ""
+    names = (
+        f"{path}.{name}".strip(".")
+        for path, module in model.named_modules()
+        for held in (module._parameters, module._buffers, vars(module))
+        for name, each in held.items()
+        if each is value
+    )
+    return next(names, "")
 
 
 def _is_of_an_array(value: Tensor) -> bool:
@@ -262,14 +258,6 @@ def _is_of_an_array(value: Tensor) -> bool:
     if isinstance(value, FakeTensor) or value.device.type != "cpu" or value.layout is not torch.strided:
         return False
     return not value.untyped_storage().resizable()
-
-
-def _leaves(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _leaves(value)
-        else:
-            yield value
 
 
 def _leaves_of_gradient(loss: Tensor) -> Iterator[Tensor]:
@@ -308,10 +296,7 @@ def _held(modules: Iterable[nn.Module]) -> Iterator[Tensor | np.ndarray[Any, Any
         if isinstance(value, (Tensor, np.ndarray)):
             yield value
         elif isinstance(value, nn.Module):
-            left.extend(vars(value).values())
-            for kind in type(value).__mro__:
-                if not kind.__module__.startswith(("torch.", "builtins")):
-                    left.extend(vars(kind).values())
+            left += [held for each in (value, *own_classes([value])) for held in vars(each).values()]
         elif isinstance(value, dict):  # other mappings run code of their own, some only to refuse
             left.extend(value.values())
         elif isinstance(value, (list, tuple, set, frozenset)):
@@ -364,12 +349,16 @@ def referenced(functions: Iterable[object]) -> Iterator[Named]:
 
 def forwards(model: nn.Module) -> Iterator[object]:
     """The functions of a model that are the user's own: methods of its modules, and functions in their attributes."""
-    kinds = {kind: None for module in model.modules() for kind in type(module).__mro__}
-    for kind in kinds:
-        if not kind.__module__.startswith(("torch.", "builtins")):
-            yield from (value for value in vars(kind).values() if isinstance(value, (types.FunctionType, _Cached)))
+    for kind in own_classes(model.modules()):
+        yield from (value for value in vars(kind).values() if isinstance(value, (types.FunctionType, _Cached)))
     for module in model.modules():
         yield from (value for value in vars(module).values() if callable(value) and not isinstance(value, nn.Module))
+
+
+def own_classes(modules: Iterable[nn.Module]) -> list[type]:
+    """The classes of modules, and those that these extend, that are the user's own."""
+    kinds = {kind: None for module in modules for kind in type(module).__mro__}
+    return [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins", "abc", "typing")]
 
 
 def _below(name: str, value: object) -> Iterator[Named]:
@@ -400,14 +389,10 @@ def _below(name: str, value: object) -> Iterator[Named]:
 def _of_function(function: Callable[..., Any]) -> Iterator[Named]:
     code: types.CodeType = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
+        with contextlib.suppress(ValueError):  # nothing was assigned to it yet
             yield name, cell.cell_contents
-        except ValueError:  # nothing was assigned to it yet
-            continue
     loaded, attributes = _names(code)
-    for name in loaded:
-        if name not in function.__globals__:
-            continue
+    for name in filter(function.__globals__.__contains__, loaded):
         value = function.__globals__[name]
         if not isinstance(value, types.ModuleType):
             yield name, value
@@ -480,26 +465,22 @@ def spread_origins(module: torch.fx.GraphModule) -> None:
     what it sums. A constant belongs to the first module that reads it.
     """
     owner: dict[int, str] = {}
-    nodes = module.graph.nodes
-    for node in nodes:
-        custom = _custom(node)
-        own, number = custom.get("module"), node.meta.get("seq_nr", -1)
+    for node in module.graph.nodes:
         if node.op != "call_function":
             continue
-        if custom.get("phase") == "forward":
-            path, phase = own or "", "forward"
+        custom, number = _custom(node), node.meta.get("seq_nr", -1)
+        path, is_forward = custom.get("module"), custom.get("phase") == "forward"
+        if is_forward:
+            path = path or ""
             owner.setdefault(number, path)
-        else:
-            phase = "backward"
-            found = None if node.meta.get("is_gradient_acc") else owner.get(number)
-            path = own if own is not None else found
-            if path is None:
-                path = next(filter(None, map(module_of, node.all_input_nodes)), owner.get(number, ""))
-        node.meta["custom"] = {"phase": phase, "module": path, **({"seed": True} if custom.get("seed") else {})}
-    for node in nodes:
-        if node.op == "get_attr":
-            reader = next(iter(node.users), None)
-            node.meta["custom"] = {"module": "" if reader is None else module_of(reader)}
+        elif path is None and not node.meta.get("is_gradient_acc"):
+            path = owner.get(number)
+        if path is None:
+            path = next(filter(None, map(module_of, node.all_input_nodes)), owner.get(number, ""))
+        seed = {"seed": True} if custom.get("seed") else {}
+        node.meta["custom"] = {"phase": "forward" if is_forward else "backward", "module": path, **seed}
+    for node in module.graph.find_nodes(op="get_attr"):
+        node.meta["custom"] = {"module": next(map(module_of, node.users), "")}
 
 
 def module_of(node: torch.fx.Node) -> str:

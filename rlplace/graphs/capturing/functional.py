@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,19 +55,14 @@ def _store(graph: torch.fx.Graph, replaced: Sequence[int]) -> None:
     flat: Any = output.args[0]
     count = len(flat) - len(replaced)
     with graph.inserting_before(output):
-
-        def kept(node: Any) -> Any:
-            if not isinstance(node, Node) or shown(node) not in places:
-                return node
-            clone = graph.call_function(aten.clone.default, (node,))
-            clone.meta = dict(node.meta)
-            return clone
-
-        flat = [kept(node) for node in flat]
-        for place in places:  # changed in place, and then replaced
-            for user in list(place.users):
-                if user.target is aten.copy_.default and user.args[0] is place:
-                    graph.erase_node(user)
+        flat = list(flat)
+        for position, node in enumerate(flat):
+            if isinstance(node, Node) and shown(node) in places:
+                flat[position] = graph.call_function(aten.clone.default, (node,))
+                flat[position].meta = dict(node.meta)
+        for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
+            if node.args[0] in places:  # changed in place, and then replaced
+                graph.erase_node(node)
         for place, value in zip(places, flat[count:], strict=True):
             _add_store(graph, place, value)
     output.args = (flat[:count],)
@@ -87,7 +82,7 @@ def _traced_again(module: GraphModule) -> GraphModule:
     def run(*flat: torch.Tensor) -> Any:
         return torch.fx.Interpreter(module).run(*flat)
 
-    placeholders = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    placeholders = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     with fx_traceback.preserve_node_meta():
         functional = torch.func.functionalize(run, remove="mutations")
         return make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*placeholders)
@@ -98,9 +93,17 @@ _TWINS = {aten.bernoulli_.float: aten.bernoulli.p}
 
 def mutates(node: Node) -> bool:
     """Whether a node writes to one of its arguments."""
-    if node.target is aten.native_batch_norm.default:
-        return True
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    is_mutable = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return is_mutable or node.target is aten.native_batch_norm.default
+
+
+def live_nodes(graph: torch.fx.Graph, is_kept: Callable[[Node], bool]) -> set[Node]:
+    """The nodes that the outputs of a graph, and those that `is_kept` says, depend on, and these themselves."""
+    live: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node in live or is_kept(node):
+            live.update((node, *node.all_input_nodes))
+    return live
 
 
 class Versions:
@@ -190,10 +193,9 @@ class Versions:
         if isinstance(source, Node) and self._may_replace(source, before):
             self._carry(node, written, self._newest(source))
             return
-        args = node.args
-        if node.target is aten.bernoulli_.float and len(args) == 1:
-            args = (*args, 0.5)  # the only default that the twin does not share
-        fresh = self._emit(node, target, args, node.kwargs)
+        # the only default that the twin does not share
+        default = (0.5,) if node.target is aten.bernoulli_.float and len(node.args) == 1 else ()
+        fresh = self._emit(node, target, (*node.args, *default), node.kwargs)
         after: torch.Tensor = fresh.meta["val"]
         if (after.shape, after.dtype, after.device) != (before.shape, before.dtype, before.device):
             raise Uncovered
@@ -272,14 +274,10 @@ def _norm_twin(norm: Node) -> tuple[Any, tuple[Any, ...]]:
 
 def _owns_statistics(norm: Node) -> bool:
     """Whether the norm's running statistics are placeholders that only it, and its backward (in vain), read."""
-    for statistic in norm.args[3:5]:
-        if not isinstance(statistic, Node) or statistic.op != "placeholder":
-            return False
-        for user in statistic.users:
-            is_backward = user.target is aten.native_batch_norm_backward.default and user.args[7] is True
-            if user is not norm and not is_backward:
-                return False
-    return True
+    statistics = [each for each in norm.args[3:5] if isinstance(each, Node) and each.op == "placeholder"]
+    others = {user for each in statistics for user in each.users} - {norm}
+    in_vain = (each.target is aten.native_batch_norm_backward.default and each.args[7] is True for each in others)
+    return len(statistics) == 2 and all(in_vain)
 
 
 def _storages(node: Node) -> list[int]:
@@ -320,19 +318,16 @@ class Uncovered(Exception):
 
 def is_view(target: torch._ops.OpOverload) -> bool:
     """Whether an op returns views of its first argument."""
-    if target in _UNDECLARED:
-        return True
-    aliases = [result.alias_info for result in target._schema.returns]
-    return any(alias is not None and not alias.is_write for alias in aliases)
+    aliases = (result.alias_info for result in target._schema.returns)
+    return target in _UNDECLARED or any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def shown(node: Node) -> Node:
     """The node whose memory a view shows, at the end of all views."""
-    while node.op == "call_function" and isinstance(node.args[0], Node):
-        target: Any = node.target
-        if target is not operator.getitem and not is_view(target):
+    while node.op == "call_function" and isinstance(of := node.args[0], Node):
+        if node.target is not operator.getitem and not is_view(node.target):  # type: ignore[arg-type]
             break
-        node = node.args[0]
+        node = of
     return node
 
 

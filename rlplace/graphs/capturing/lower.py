@@ -8,6 +8,7 @@ where the general estimate would be wrong.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from bisect import bisect_left, bisect_right
@@ -23,8 +24,7 @@ from torch.utils.flop_counter import flop_registry
 
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs.capturing.constants import memory, module_of
-from rlplace.graphs.capturing.functional import is_view
-from rlplace.graphs.capturing.refusals import check_apart
+from rlplace.graphs.capturing.functional import is_view, live_nodes
 from rlplace.graphs.capturing.trace import Output, Trace
 from rlplace.graphs.graph_builder import GraphBuilder, OpRow, TensorRow
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
@@ -42,6 +42,7 @@ from rlplace.graphs.program import (
     View,
     map_refs,
     refs_in,
+    tensors_in,
 )
 
 aten = torch.ops.aten
@@ -79,16 +80,14 @@ def lower(trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_t
     """
     step = lower_step(trace)
     ops = step.ops
-    found = zip(trace.trainable, step.gradients, strict=True)
-    gradients = {name: gradient for name, gradient in found if gradient is not None} if is_training else {}
-    for position, name in enumerate(trace.trainable):
-        if name in gradients:
-            gradient = gradients[name]
+    gradients: dict[str, Ref] = {}
+    for position, (name, gradient) in enumerate(zip(trace.trainable, step.gradients, strict=True)):
+        if gradient is not None:
+            gradients[name], made = gradient, ops.producer(gradient)
             if optimizer is None:
-                ops.keep_together(Ref(position), gradient)
+                ops.built.together.append((ops.producer(Ref(position)), made))
             else:
-                ops.add_update(name, Ref(position), gradient, optimizer, (ops.producer(gradient),))
-    ops.check_apart()
+                ops.add_update(name, Ref(position), gradient, optimizer, (made,))
     return ops.graph(
         pytree.tree_map_only(Output, lambda output: step.results[output.index], trace.result),
         step.results,
@@ -106,7 +105,30 @@ def lower(trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_t
 
 def lower_step(trace: Trace) -> LoweredStep:
     """The ops of a traced step."""
-    return _Lowering(trace).run()
+    made, graph = _Lowering(trace), trace.module.graph
+    live = live_nodes(graph, _is_store)
+    made.add_placeholders()
+    for node in graph.nodes:
+        if node.op == "get_attr" and node in live:
+            made.add_constant(node)
+        elif node.op == "call_function" and node in live:
+            made.add_call(node)
+    (output,) = graph.find_nodes(op="output")
+    flat: Any = output.args[0]
+    num_results, num_trainable = trace.num_results, len(trace.trainable)
+    end = num_results + num_trainable + len(trace.input_gradients)
+    gradients = [None if node is None else made.ref(node) for node in flat[num_results:end]]
+    for position, gradient in enumerate(gradients[:num_trainable]):  # of the first placeholders, in their order
+        if gradient is not None:
+            made.ops.built.ops[position].gradient_bytes = tensor_bytes(made.ops.value(gradient))
+    return LoweredStep(
+        ops=made.ops,
+        results=[made.ref(node) for node in flat[:num_results]],
+        gradients=gradients[:num_trainable],
+        input_gradients=gradients[num_trainable:],
+        statistics=[made.ref(node) for node in flat[end:]],
+        trace=trace,
+    )
 
 
 class _Lowering:
@@ -116,51 +138,16 @@ class _Lowering:
         self.built, self.sources, self.calls = self.ops.built, self.ops.sources, self.ops.calls
         self.constants: dict[tuple[Any, ...], Ref] = {}  # by the memory that they show
         self.ops.folded.update({id(each.tensor): each for each in trace.folded})
-        self.refs: dict[
-            torch.fx.Node, Any
-        ] = {}  # a Ref, a list of Ref | None (of several outputs), or a complex number
+        # a Ref, a list of Ref | None (of several outputs), or a complex number
+        self.refs: dict[torch.fx.Node, Any] = {}
 
-    def run(self) -> LoweredStep:
-        live = self._live_nodes()
-        self._add_placeholders()
-        for node in self.trace.module.graph.nodes:
-            if node.op == "get_attr" and node in live:
-                self._add_constant(node)
-            elif node.op == "call_function" and node in live:
-                self._add_call(node)
-        (output,) = (node for node in self.trace.module.graph.nodes if node.op == "output")
-        flat: Any = output.args[0]
-        num_results, num_trainable = self.trace.num_results, len(self.trace.trainable)
-        end = num_results + num_trainable + len(self.trace.input_gradients)
-        gradients = [None if node is None else self._ref(node) for node in flat[num_results:end]]
-        for position, gradient in enumerate(gradients[:num_trainable]):  # of the first placeholders, in their order
-            if gradient is not None:
-                self.built.ops[position].gradient_bytes = tensor_bytes(self.ops.value(gradient))
-        return LoweredStep(
-            ops=self.ops,
-            results=[self._ref(node) for node in flat[:num_results]],
-            gradients=gradients[:num_trainable],
-            input_gradients=gradients[num_trainable:],
-            statistics=[self._ref(node) for node in flat[end:]],
-            trace=self.trace,
-        )
-
-    def _live_nodes(self) -> set[torch.fx.Node]:
-        nodes = self.trace.module.graph.nodes
-        live: set[torch.fx.Node] = set()
-        for node in reversed(nodes):
-            if node.op == "output" or node in live or _is_store(node):
-                live.add(node)
-                live.update(node.all_input_nodes)
-        return live
-
-    def _add_placeholders(self) -> None:
+    def add_placeholders(self) -> None:
         trace = self.trace
         kinds: list[tuple[SourceKind, str]] = [("parameter", name) for name in (*trace.trainable, *trace.fixed)]
         kinds += [("buffer", name) for name in trace.buffers]
         kinds += [("input", str(k)) for k in range(len(trace.values) - len(kinds) - trace.num_targets)]
         kinds += [("target", str(k)) for k in range(trace.num_targets)]
-        placeholders = [node for node in trace.module.graph.nodes if node.op == "placeholder"]
+        placeholders = trace.module.graph.find_nodes(op="placeholder")
         for node, (kind, key), value in zip(placeholders, kinds, trace.values, strict=True):
             is_state = kind in ("parameter", "buffer")
             name = key if is_state else f"{kind}_{key}"
@@ -172,7 +159,7 @@ class _Lowering:
             # a recomputed forward reads the module's own tensors, and the loss of an autoencoder the user's input
             self.constants.setdefault(memory(value), ref)
 
-    def _add_constant(self, node: torch.fx.Node) -> None:
+    def add_constant(self, node: torch.fx.Node) -> None:
         value = operator.attrgetter(str(node.target))(self.trace.module)
         if not isinstance(value, torch.Tensor):
             reader = next(iter(node.users))
@@ -195,7 +182,7 @@ class _Lowering:
             self.constants[shown] = self.ops.add_source(row, source, value)
         self.refs[node] = self.constants[shown]
 
-    def _add_call(self, node: torch.fx.Node) -> None:
+    def add_call(self, node: torch.fx.Node) -> None:
         if node.target is operator.getitem:
             source, index = node.args
             found = self.refs[source]  # type: ignore[index]
@@ -206,15 +193,14 @@ class _Lowering:
         elif node.target is aten._conj.default and isinstance(node.args[0], complex):  # by the backward of `x * 1j`
             self.refs[node] = node.args[0].conjugate()
         elif isinstance(node.target, torch._ops.OpOverload) and is_view(node.target):
-            self._add_view(node, self._ref(node.args[0]))
+            self._add_view(node, self.ref(node.args[0]))
         else:
             self._add_compute(node)
 
     def _add_view(self, node: torch.fx.Node, source: Ref) -> None:
         args, kwargs = self._refs(node.args), self._refs(node.kwargs)
-        self.ops.views.append(View(self.ops.base(source), node.target, args, kwargs))  # type: ignore[arg-type]
-        self.ops.view_values.append(node.meta.get("val"))
-        self.refs[node] = Ref(-len(self.ops.views))
+        view = View(self.ops.base(source), node.target, args, kwargs)  # type: ignore[arg-type]
+        self.refs[node] = self.ops.add_view(view, node.meta.get("val"))
 
     def _add_compute(self, node: torch.fx.Node) -> None:
         target, custom = node.target, node.meta.get("custom") or {}
@@ -229,15 +215,15 @@ class _Lowering:
         outputs: tuple[int, ...] = ()
         returns_tuple = isinstance(output, (list, tuple))
         for position in (3, 4) if target is aten._native_batch_norm_legit.default else ():
-            statistic = self.ops.base(self._ref(node.args[position]))
+            statistic = self.ops.base(self.ref(node.args[position]))
             self.built.mutations.append((op, statistic))
             self.built.together.append((op, self.built.tensors[statistic].op))
         if is_store:
-            buffer = self.ops.base(self._ref(node.args[0]))
+            buffer = self.ops.base(self.ref(node.args[0]))
             self.built.mutations.append((op, buffer))
             home = self.built.tensors[buffer].op
             self.built.ops[op].module = self.built.ops[home].module
-            self.built.together.append((op, home, self.ops.producer(self._ref(node.args[1]))))
+            self.built.together.append((op, home, self.ops.producer(self.ref(node.args[1]))))
         elif returns_tuple:
             refs = [
                 Ref(self.ops.add_tensor(op, k, value)) if isinstance(value, torch.Tensor) else None
@@ -257,7 +243,7 @@ class _Lowering:
             )
         if custom.get("seed"):
             self.ops.seeds.add(op)
-        schema = getattr(target, "_schema", None)
+        arguments = getattr(getattr(target, "_schema", None), "arguments", ())
         self.calls[op] = Call(
             target=target,  # type: ignore[arg-type]
             args=args,
@@ -265,10 +251,10 @@ class _Lowering:
             outputs=outputs,
             returns_tuple=returns_tuple,
             is_random=torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()),
-            takes_device=schema is not None and any(argument.name == "device" for argument in schema.arguments),
+            takes_device=any(argument.name == "device" for argument in arguments),
         )
 
-    def _ref(self, node: Any) -> Ref:
+    def ref(self, node: Any) -> Ref:
         ref = self.refs[node]
         if not isinstance(ref, Ref):
             raise CaptureError(f"output {node} of the traced step is a list, expected a tensor.", op=str(node.target))
@@ -276,7 +262,7 @@ class _Lowering:
 
     def _refs(self, value: Any) -> Any:
         def of(node: torch.fx.Node) -> Any:
-            return found if isinstance(found := self.refs[node], complex) else self._ref(node)
+            return found if isinstance(found := self.refs[node], complex) else self.ref(node)
 
         return _plain(torch.fx.node.map_arg(value, of))
 
@@ -345,10 +331,6 @@ class Lowered:
         tensors, producer = self.built.tensors, operator.attrgetter("op")
         return range(bisect_left(tensors, op, key=producer), bisect_right(tensors, op, key=producer))
 
-    def tensor_of(self, op: int) -> int:
-        """The tensor that a source op holds."""
-        return self.tensors_of(op)[0]
-
     def add_tensor(self, op: int, output: int, value: torch.Tensor) -> int:
         """Adds an output of the last op; returns the tensor's index.
 
@@ -364,6 +346,12 @@ class Lowered:
             )
         dtype = str(value.dtype).removeprefix("torch.")
         return self.built.add_tensor(TensorRow(op, output, tensor_bytes(value), tuple(value.shape), dtype, value))
+
+    def add_view(self, view: View, value: Any) -> Ref:
+        """Adds a view, which is `value`; returns what stands for it."""
+        self.views.append(view)
+        self.view_values.append(value)
+        return Ref(-len(self.views))
 
     def add_source(self, row: OpRow, source: Source, value: torch.Tensor) -> Ref:
         """Adds a source op that holds `value`; returns its tensor."""
@@ -391,21 +379,20 @@ class Lowered:
         self.built.mutations.append((op, parameter.id))
         self.built.together.append((op, self.producer(parameter), *together))
 
-    def keep_together(self, parameter: Ref, gradient: Ref) -> None:
-        """Has a gradient that no update takes made where its parameter lives."""
-        self.built.together.append((self.producer(parameter), self.producer(gradient)))
-
-    def check_apart(self) -> None:
-        """Refuses sources that share memory with one that is written.
-
-        Raises:
-            CaptureError: names both.
-        """
-        ops, tensors = self.built.ops, self.built.tensors
-        check_apart(
-            {ops[op].name: source.value for op, source in self.sources.items()},
-            {ops[tensors[tensor].op].name for _, tensor in self.built.mutations},
-        )
+    def _check_apart(self) -> None:
+        """Refuses sources that share memory with one that is written: on two devices they would come apart."""
+        written = {self.built.tensors[tensor].op for _, tensor in self.built.mutations}
+        by_storage: dict[int, list[int]] = {}
+        for op, source in self.sources.items():
+            by_storage.setdefault(source.value.untyped_storage()._cdata, []).append(op)
+        for sharing in by_storage.values():
+            for op, other in itertools.permutations(sharing, 2):
+                if op in written and _overlap(self.sources[op].value, self.sources[other].value):
+                    names = self.built.ops[op].name, self.built.ops[other].name
+                    raise CaptureError(
+                        f"the step writes to {names[0]}, which shares memory with {names[1]}, and they may be placed "
+                        f"apart; give one of them memory of its own (`.clone()`), or tie them by one name."
+                    )
 
     def graph(
         self,
@@ -428,7 +415,11 @@ class Lowered:
             is_training: whether the step has a backward.
             gradients: of parameters, by dotted name.
             input_gradients: of inputs, by position.
+
+        Raises:
+            CaptureError: sources share memory with one that the step writes to.
         """
+        self._check_apart()
         num_tensors = len(self.built.tensors)
 
         def final(ref: Ref) -> Ref:
@@ -455,6 +446,19 @@ class Lowered:
         return self.built.graph(sorted({self.base(ref) for ref in results}), program)
 
 
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors show a byte of their storage that is the same, those between their first and last counted."""
+    (first, end), (start, last) = _span(one), _span(other)
+    return start < end and first < last
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte of its storage that a tensor shows, and the one behind the last."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = int(tensor.storage_offset()) * tensor.element_size()
+    return start, start + (1 + reach) * tensor.element_size() * bool(tensor.numel())
+
+
 def renumbered(item: Any, function: Any) -> Any:
     """A `Call`, `Update` or `View` with every `Ref` replaced by `function` of it; outputs and bases stay."""
     if isinstance(item, Call):
@@ -476,46 +480,7 @@ CostFn = Callable[..., float]
 """Called as the op is, with fake tensors (shapes and dtypes, no values), and `output=` what the op returns."""
 
 
-@dataclass(frozen=True)
-class OpCost:
-    """The cost that a user registered for one op; None leaves a figure to the general estimate.
-
-    Attributes:
-        flops: floating-point operations of one call.
-        bytes_moved: bytes that it reads and writes.
-        workspace_bytes: scratch bytes that it holds while it runs, beside its inputs and outputs.
-    """
-
-    flops: CostFn | None = None
-    bytes_moved: CostFn | None = None
-    workspace_bytes: CostFn | None = None
-
-    def figure(self, name: str, target: Any, args: Any, kwargs: Any, output: Any) -> float | None:
-        """The figure `name` of one call, None where the user gave no function.
-
-        Raises:
-            InvalidValue: the function failed, or returned anything but a finite number >= 0.
-        """
-        function: CostFn | None = getattr(self, name)
-        if function is None:
-            return None
-        where, expected = f"cost of {target}", "a function that returns a finite number >= 0"
-        try:
-            value = function(*args, **kwargs, output=output)
-        except Exception as error:
-            raise InvalidValue(
-                name,
-                f"a function that raised {type(error).__name__}: {error}",
-                expected,
-                where=where,
-                hint="It is called with the op's own arguments, as fake tensors, and with `output=` what it returns.",
-            ) from error
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-            raise InvalidValue(name, value, expected, where=where)
-        return float(value)
-
-
-_COSTS: dict[Any, OpCost] = {}  # by overload packet or overload; an overload goes first
+_COSTS: dict[Any, dict[str, CostFn]] = {}  # by overload packet or overload; an overload goes first
 
 
 def register_cost(
@@ -543,10 +508,12 @@ def register_cost(
     >>> register_cost("aten::trace", flops=lambda matrix, output: matrix.shape[0])
     >>> unregister_cost("aten::trace")
     """
-    for name, function in (("flops", flops), ("bytes_moved", bytes_moved), ("workspace_bytes", workspace_bytes)):
-        if function is not None and not callable(function):
+    given = {"flops": flops, "bytes_moved": bytes_moved, "workspace_bytes": workspace_bytes}
+    figures = {name: function for name, function in given.items() if function is not None}
+    for name, function in figures.items():
+        if not callable(function):
             raise InvalidValue(name, function, "a function of the op's arguments and `output`", where="register_cost")
-    _COSTS[_resolve(op)] = OpCost(flops, bytes_moved, workspace_bytes)
+    _COSTS[_resolve(op)] = figures
 
 
 def unregister_cost(op: object) -> None:
@@ -559,9 +526,29 @@ def unregister_cost(op: object) -> None:
     _COSTS.pop(_resolve(op), None)
 
 
-def registered_cost(target: Any) -> OpCost | None:
-    """What was registered for an overload, or else for all overloads of its op."""
-    return _COSTS.get(target) or _COSTS.get(getattr(target, "overloadpacket", None))
+def _registered(name: str, target: Any, args: Any, kwargs: Any, output: Any) -> float | None:
+    """The figure `name` of one call as the user registered it, for an overload or else its op; None without.
+
+    Raises:
+        InvalidValue: the function failed, or returned anything but a finite number >= 0.
+    """
+    function = _COSTS.get(target, _COSTS.get(getattr(target, "overloadpacket", None), {})).get(name)
+    if function is None:
+        return None
+    where, expected = f"cost of {target}", "a function that returns a finite number >= 0"
+    try:
+        value = function(*args, **kwargs, output=output)
+    except Exception as error:
+        raise InvalidValue(
+            name,
+            f"a function that raised {type(error).__name__}: {error}",
+            expected,
+            where=where,
+            hint="It is called with the op's own arguments, as fake tensors, and with `output=` what it returns.",
+        ) from error
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise InvalidValue(name, value, expected, where=where)
+    return float(value)
 
 
 def _resolve(op: object) -> Any:
@@ -576,14 +563,11 @@ def _resolve(op: object) -> Any:
     library = getattr(torch.ops, namespace)
     packet = getattr(library, name, None)
     if packet is None:
-        known = {f"{namespace}::{other}" for other in dir(library) if not other.startswith("_")}
-        raise UnknownName("op", op, known)
+        raise UnknownName("op", op, {f"{namespace}::{other}" for other in dir(library) if not other.startswith("_")})
     if overload and overload not in packet.overloads():
         raise UnknownName("op", op, {f"{namespace}::{name}.{other}" for other in packet.overloads()})
     return getattr(packet, overload) if overload else packet
 
-
-_NOT_GIVEN = OpCost()
 
 UPDATE_FLOPS_PER_ELEMENT = {"sgd": 2, "momentum": 4, "adam": 14, "adamw": 16}
 
@@ -601,9 +585,6 @@ class Facts(NamedTuple):
     """Bytes read and written."""
     workspace_bytes: int
     """Scratch bytes held while it runs."""
-
-
-NOTHING = Facts(0.0, 0.0, 0)
 
 
 def tensor_bytes(value: torch.Tensor) -> int:
@@ -628,20 +609,19 @@ def call_facts(target: Any, args: Any, kwargs: Any, output: Any) -> Facts:
     Raises:
         InvalidValue: a registered function failed.
     """
-    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    outputs = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    inputs = tensors_in((args, kwargs))
+    outputs = tensors_in(output)
     packet = getattr(target, "overloadpacket", None)
-    given = registered_cost(target) or _NOT_GIVEN
-    flops = given.figure("flops", target, args, kwargs, output)
+    flops = _registered("flops", target, args, kwargs, output)
     if flops is None and packet in flop_registry:
         flops = float(flop_registry[packet](*args, **kwargs, out_val=output))
     if flops is None:
         flops = float(max(sum(t.numel() for t in inputs), sum(t.numel() for t in outputs)))
-    moved = given.figure("bytes_moved", target, args, kwargs, output)
+    moved = _registered("bytes_moved", target, args, kwargs, output)
     if moved is None:
         distinct = {id(t): t for t in inputs}
         moved = float(sum(map(tensor_bytes, distinct.values())) + sum(map(tensor_bytes, outputs)))
-    workspace = given.figure("workspace_bytes", target, args, kwargs, output)
+    workspace = _registered("workspace_bytes", target, args, kwargs, output)
     if workspace is None:
         workspace = _SCRATCH[packet](*args, **kwargs, output=output) if packet in _SCRATCH else 0
     return Facts(flops, moved, int(workspace))

@@ -26,8 +26,7 @@ import inspect
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -50,21 +49,28 @@ def portable(model: nn.Module) -> Iterator[None]:
     had_onednn, had_cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
     updating = updating_norms(model).values()
     averaging = [norm for norm in updating if norm.momentum is None and norm.num_batches_tracked is not None]
-    masked = [module for module in model.modules() if _compares_masks(module)]
+    forwards: dict[nn.Module, Callable[..., Any]] = {norm: _cumulative_norm(norm) for norm in averaging}
+    forwards |= {each: _taking_masks_as_they_are(each) for each in model.modules() if _compares_masks(each)}
     torch._C._set_mkldnn_enabled(False)
     torch._C._set_cudnn_enabled(False)
     try:
-        for norm in averaging:
-            vars(norm)["forward"] = _cumulative_norm(norm)
-        for stack in masked:
-            vars(stack)["forward"] = _taking_masks_as_they_are(stack)
-        with fused_attention(), uncompiled():
+        with _replaced(forwards), fused_attention(), uncompiled():
             yield
     finally:
-        for module in (*averaging, *masked):
-            del vars(module)["forward"]
         torch._C._set_mkldnn_enabled(had_onednn)
         torch._C._set_cudnn_enabled(had_cudnn)
+
+
+@contextlib.contextmanager
+def _replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """While active, modules run other functions in place of their `forward`."""
+    try:
+        for module, forward in forwards.items():
+            vars(module)["forward"] = forward
+        yield
+    finally:
+        for module in forwards:
+            vars(module).pop("forward", None)
 
 
 @contextlib.contextmanager
@@ -131,19 +137,8 @@ def _taking_masks_as_they_are(stack: nn.Module) -> Callable[..., Any]:
     return forward
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """What one call of a batch norm found in its batch.
-
-    Attributes:
-        path: dotted path of the module.
-        mean: (C,).
-        variance: (C,), unbiased.
-    """
-
-    path: str
-    mean: Tensor
-    variance: Tensor
+Statistics = tuple[str, Tensor, Tensor]
+"""What one call of a batch norm found in its batch: dotted path of the module, mean (C,) and unbiased variance (C,)."""
 
 
 def normalises_batch(model: nn.Module) -> bool:
@@ -175,14 +170,8 @@ def statistics_handed_out(model: nn.Module) -> Iterator[list[Statistics]]:
     So nothing that a micro-batch computes waits for another's.
     """
     found: list[Statistics] = []
-    norms = updating_norms(model)
-    try:
-        for path, norm in norms.items():
-            vars(norm)["forward"] = _own_norm(path, norm, found)
+    with _replaced({norm: _own_norm(path, norm, found) for path, norm in updating_norms(model).items()}):
         yield found
-    finally:
-        for norm in norms.values():
-            del vars(norm)["forward"]
 
 
 def _own_norm(path: str, norm: _BatchNorm, found: list[Statistics]) -> Callable[[Tensor], Tensor]:
@@ -193,7 +182,7 @@ def _own_norm(path: str, norm: _BatchNorm, found: list[Statistics]) -> Callable[
         like = norm.running_mean
         assert like is not None
         mean, variance = (torch.zeros(like.shape, dtype=like.dtype, device=like.device) for _ in range(2))
-        found.append(Statistics(path, mean, variance))  # before: a recomputed forward may end inside of its last norm
+        found.append((path, mean, variance))  # before: a recomputed forward may end inside of its last norm
         return functional.batch_norm(x, mean, variance, norm.weight, norm.bias, True, 1.0, norm.eps)
 
     return forward
@@ -220,8 +209,7 @@ def attention_formula(
         (B, H, N, E), laid out as `empty_out` says; and (B, H, N), natural logarithms, contiguous, float32 (float64 for
         float64). A query that sees no key gets 0 in both.
     """
-    groups = query.shape[1] // key.shape[1]
-    key, value = repeat_heads(key, groups), repeat_heads(value, groups)
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     scores = _scores(query, key, mask, is_causal, scale)
     logsumexp = visible(scores.logsumexp(-1))
     weights = (scores - logsumexp.unsqueeze(-1)).exp()
@@ -249,8 +237,7 @@ def attention_backward_formula(
         Three tensors, shaped as queries, keys and values, laid out as (B, N, H, E).
     """
     heads = key.shape[1]
-    groups = query.shape[1] // heads
-    key, value = repeat_heads(key, groups), repeat_heads(value, groups)
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     scores = _scores(query, key, mask, is_causal, scale)
     weights = (scores - logsumexp.unsqueeze(-1)).exp()
     wide = grad.to(scores.dtype)
@@ -286,9 +273,9 @@ def visible(logsumexp: Tensor) -> Tensor:
     return logsumexp.masked_fill(logsumexp == -math.inf, 0.0)
 
 
-def repeat_heads(x: Tensor, groups: int) -> Tensor:
-    """(B, G, M, E) to (B, G * groups, M, E), each head `groups` times in a row."""
-    return x if groups == 1 else x.repeat_interleave(groups, 1)
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, G, M, E) to (B, heads, M, E), each head `heads / G` times in a row."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
 def sum_heads(x: Tensor, heads: int) -> Tensor:
@@ -358,10 +345,8 @@ def attention_backward_cpu(
     """What `attention_backward_formula` returns."""
     added = None if mask is None else additive(mask, query.dtype)
     grad, query, key, value = _dense(grad), _dense(query), _dense(key), _dense(value)
-    gradients: Gradients = _cpu_backward(
-        grad, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=added, scale=scale
-    )
-    return gradients
+    saved = query, key, value, out, logsumexp
+    return _cpu_backward(grad, *saved, 0.0, is_causal, attn_mask=added, scale=scale)  # type: ignore[no-any-return]
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -388,11 +373,9 @@ def attention_cuda(
         return attention_formula(query, key, value, mask, is_causal, scale)
     width, length = query.shape[-1], query.shape[2]
     bias = None if mask is None else aligned_bias(mask, query, key)
-    original = query
-    query, key, value = _prepared(query, key, value)
-    scale = width**-0.5 if scale is None else scale
-    out, logsumexp, _, _ = _cuda_forward(query, key, value, bias, True, 0.0, is_causal, scale=scale)
-    return out_like(out[..., :width], original), visible(logsumexp[..., :length]).contiguous()
+    rows = _prepared(query, key, value)
+    out, logsumexp, _, _ = _cuda_forward(*rows, bias, True, 0.0, is_causal, scale=_scale(query, scale))
+    return out_like(out[..., :width], query), visible(logsumexp[..., :length]).contiguous()
 
 
 def attention_backward_cuda(
@@ -411,14 +394,14 @@ def attention_backward_cuda(
         return attention_backward_formula(grad, query, key, value, out, logsumexp, mask, is_causal, scale)
     width, heads = query.shape[-1], key.shape[1]
     bias = None if mask is None else aligned_bias(mask, query, key)
-    query, key, value = _prepared(query, key, value)
-    scale = width**-0.5 if scale is None else scale
+    # queries padded, by infinity, which makes every weight 0
+    lse = pad(logsumexp, (0, -logsumexp.shape[-1] % LOGSUMEXP_ITEMS), value=math.inf)
     unused = torch.zeros((), dtype=torch.int64, device=query.device)  # the state of dropout's generator
     gradients = _cuda_backward(
-        *(aligned_rows(grad), query, key, value, bias),
-        *(laid_out(aligned_rows(out)), padded_logsumexp(logsumexp)),  # whose stride of queries it takes for granted
+        *(aligned_rows(grad), *_prepared(query, key, value), bias),
+        *(laid_out(aligned_rows(out)), lse),  # whose stride of queries it takes for granted
         *(unused, unused, 0.0, [True, True, True, False], is_causal),
-        scale=scale,
+        scale=_scale(query, scale),
     )
     grad_query, grad_key, grad_value = (gradient[..., :width] for gradient in gradients[:3])
     return laid_out(grad_query), laid_out(sum_heads(grad_key, heads)), laid_out(sum_heads(grad_value, heads))
@@ -429,12 +412,8 @@ def aligned_rows(x: Tensor) -> Tensor:
     items = ROW_BYTES // x.element_size()
     if x.shape[-1] % items:
         x = pad(x, (0, -x.shape[-1] % items))
-    starts = (x.storage_offset(), *x.stride()[:-1])
-    return (
-        x
-        if x.stride(-1) == 1 and not any(start % items for start in starts)
-        else x.clone(memory_format=torch.contiguous_format)
-    )
+    is_aligned = x.stride(-1) == 1 and not any(start % items for start in (x.storage_offset(), *x.stride()[:-1]))
+    return x if is_aligned else x.clone(memory_format=torch.contiguous_format)
 
 
 def aligned_bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -452,14 +431,9 @@ def aligned_bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return bias.expand(query.shape[0], query.shape[1], query.shape[2], length)
 
 
-def padded_logsumexp(logsumexp: Tensor) -> Tensor:
-    """(B, H, N) as the kernel's backward reads it: N padded, by infinity, which makes every weight 0."""
-    return pad(logsumexp, (0, -logsumexp.shape[-1] % LOGSUMEXP_ITEMS), value=math.inf)
-
-
 def _prepared(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    groups = query.shape[1] // key.shape[1]
-    return aligned_rows(query), aligned_rows(repeat_heads(key, groups)), aligned_rows(repeat_heads(value, groups))
+    heads = query.shape[1]
+    return aligned_rows(query), aligned_rows(repeat_heads(key, heads)), aligned_rows(repeat_heads(value, heads))
 
 
 _library: Any = torch.library.Library("rlplace", "DEF")  # type: ignore[no-untyped-call]
@@ -488,8 +462,7 @@ def _fake_attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Te
 
 
 def _empty_gradient(x: Tensor) -> Tensor:
-    batch, heads, length, width = x.shape
-    return x.new_empty((batch, length, heads, width)).transpose(1, 2)
+    return x.new_empty(x.transpose(1, 2).shape).transpose(1, 2)
 
 
 for _op, _kernels, _fake in (
@@ -580,10 +553,8 @@ def _attend(
         and (attn_mask is None or _masks(attn_mask, query, key))
     )
     if not can_fuse:
-        apart: Tensor = _eager.decompose(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-        return apart
+        given = query, key, value, attn_mask, dropout_p, is_causal
+        return _eager.decompose(*given, scale=scale, enable_gqa=enable_gqa)  # type: ignore[no-any-return]
     is_single = query.dim() == 3
     if is_single:
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
@@ -596,10 +567,9 @@ def _fit(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> bool
     dims = query.dim()
     if dims not in (3, 4) or not query.numel() or not key.numel() or key.shape != value.shape or key.dim() != dims:
         return False
-    if query.shape[-1] != key.shape[-1] or query.shape[:-3] != key.shape[:-3]:
-        return False
     heads, key_heads = query.shape[-3], key.shape[-3]
-    return heads == key_heads or (enable_gqa and dims == 4 and heads % key_heads == 0)
+    is_alike = query.shape[-1] == key.shape[-1] and query.shape[:-3] == key.shape[:-3]
+    return is_alike and (heads == key_heads or (enable_gqa and dims == 4 and heads % key_heads == 0))
 
 
 def _masks(mask: Tensor, query: Tensor, key: Tensor) -> bool:
@@ -607,9 +577,9 @@ def _masks(mask: Tensor, query: Tensor, key: Tensor) -> bool:
     full = (*query.shape[:-1], key.shape[-2])
     if (mask.requires_grad and torch.is_grad_enabled()) or not 2 <= mask.dim() <= len(full):
         return False
-    if mask.dtype not in (torch.bool, torch.float32, query.dtype):
-        return False
-    return all(size in (1, whole) for size, whole in zip(reversed(mask.shape), reversed(full), strict=False))
+    is_read = mask.dtype in (torch.bool, torch.float32, query.dtype)
+    sizes = zip(reversed(mask.shape), reversed(full), strict=False)
+    return is_read and all(size in (1, whole) for size, whole in sizes)
 
 
 class _Attention(torch.autograd.Function):

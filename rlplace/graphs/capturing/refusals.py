@@ -13,7 +13,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -125,38 +125,6 @@ def active_autocast(tensors: Sequence[torch.Tensor]) -> Autocast | None:
     return Autocast(torch.get_autocast_dtype(place)) if torch.is_autocast_enabled(place) else None
 
 
-def check_apart(named: Mapping[str, torch.Tensor], written: Set[str]) -> None:
-    """Refuses tensors that share memory with one that the step writes to: on two devices they would come apart.
-
-    Args:
-        named: parameters, buffers, inputs and constants.
-        written: names of those that change in place.
-
-    Raises:
-        CaptureError: names both.
-    """
-    by_storage: dict[int, list[str]] = {}
-    for name, tensor in named.items():
-        by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(name)
-    for sharing in by_storage.values():
-        for name in filter(written.__contains__, sharing) if len(sharing) > 1 else ():
-            low, high = _span(named[name])
-            for other in sharing:
-                if other != name and _span(named[other])[0] < high and low < _span(named[other])[1]:
-                    raise CaptureError(
-                        f"the step writes to {name}, which shares memory with {other}, and they may be placed apart; "
-                        f"give one of them memory of its own (`.clone()`), or tie them by one name."
-                    )
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte of its storage that a tensor shows, and the one behind the last."""
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    num_items = 1 + reach if tensor.numel() else 0
-    start = int(tensor.storage_offset()) * tensor.element_size()
-    return start, start + num_items * tensor.element_size()
-
-
 def check_dense(names: Sequence[str], gradients: Sequence[torch.Tensor | None]) -> None:
     """Refuses sparse gradients.
 
@@ -169,6 +137,10 @@ def check_dense(names: Sequence[str], gradients: Sequence[torch.Tensor | None]) 
                 f"the gradient of parameter {name!r} is sparse ({gradient.layout}), expected a dense one: updates and "
                 f"transfers are of dense tensors; pass `sparse=False` to its embedding."
             )
+
+
+class _Found(BaseException):
+    """Raised at the line that is looked for."""
 
 
 @contextlib.contextmanager
@@ -194,7 +166,7 @@ def no_numbers_drawn(again: Callable[[], object]) -> Iterator[None]:
     try:
         sys.setprofile(_raise_on_draw)
         again()
-    except _Drew as error:
+    except _Found as error:
         source = user_line(error)
     finally:
         sys.setprofile(profile)
@@ -215,14 +187,10 @@ def _drawn(python: Any, numpy: Any) -> str:
     return "NumPy" if now[2] != numpy[2] or not np.array_equal(now[1], numpy[1]) else ""
 
 
-class _Drew(BaseException):
-    """Raised where a number is drawn."""
-
-
 def _raise_on_draw(_: FrameType, event: str, called: Any) -> None:
     if event == "c_call" and getattr(called, "__self__", None) is random._inst:
         sys.setprofile(None)
-        raise _Drew
+        raise _Found
 
 
 aten = torch.ops.aten
@@ -298,20 +266,14 @@ Step = Callable[[nn.Module, Callable[..., Any] | None], object]
 """Runs a model and its loss, without a backward, on what the step is captured with."""
 
 
-class _Wrong(Exception):
-    """An op that is given tensors of dtypes that it does not take."""
-
-
 def dtype_words(named: Mapping[str, Sequence[torch.Tensor]]) -> str:
     """How to get dtypes right: what they are of inputs, targets and parameters, and how to cast.
 
     Args:
         named: the tensors of each kind.
     """
-    kinds = []
-    for name, tensors in named.items():
-        dtypes = dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
-        kinds += [f"{name} {', '.join(dtypes)}"] if dtypes else []
+    dtypes = {name: dict.fromkeys(str(each.dtype).removeprefix("torch.") for each in named[name]) for name in named}
+    kinds = [f"{name} {', '.join(found)}" for name, found in dtypes.items() if found]
     return (
         f"now {'; '.join(kinds)}: cast them (`.long()` for indices and labels of classes, `.float()`, or whatever the "
         f"parameters are, for values)"
@@ -339,7 +301,7 @@ def check_dtypes(module: GraphModule, again: Callable[[], object], advice: str) 
         try:
             with _RaiseOnWrong():  # type: ignore[no-untyped-call]
                 again()
-        except _Wrong as error:
+        except _Found as error:
             source = user_line(error)
         except Exception:  # of a function that takes no other mode: the line stays unknown
             pass
@@ -358,7 +320,7 @@ class _RaiseOnWrong(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if _wrong_dtypes(func, args):
-            raise _Wrong
+            raise _Found
         return func(*args, **(kwargs or {}))
 
 
@@ -442,9 +404,8 @@ def explained(
 def _raised_by(model: nn.Module, loss_fn: Callable[..., Any] | None, eagerly: Step) -> Exception | None:
     """What a copy of the model and its loss raises; None where it runs, or cannot be copied."""
     held = [*model.parameters(), *model.buffers()]
-    if any(isinstance(each, FakeTensor) or each.is_meta for each in held):
-        return None
-    if sum(each.numel() for each in held) > MOST_PARAMETERS:
+    has_values = not any(isinstance(each, FakeTensor) or each.is_meta for each in held)
+    if not has_values or sum(each.numel() for each in held) > MOST_PARAMETERS:
         return None
     try:
         copies = copy.deepcopy((model, loss_fn))
@@ -473,12 +434,9 @@ def _calling_line() -> str:
 def _module_path(error: BaseException, model: nn.Module) -> str:
     """The innermost module that was running."""
     paths = {id(module): path for path, module in model.named_modules()}
-    found = "the root module"
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        running = frame.f_locals.get("self")
-        if isinstance(running, nn.Module) and paths.get(id(running)):
-            found = f"module {paths[id(running)]} ({type(running).__name__})"
-    return found
+    running = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [each for each in running if isinstance(each, nn.Module) and paths.get(id(each))]
+    return f"module {paths[id(found[-1])]} ({type(found[-1]).__name__})" if found else "the root module"
 
 
 def user_line(error: BaseException) -> str:
@@ -495,7 +453,5 @@ def line_of_user(frames: traceback.StackSummary) -> str:
         contextlib.__file__,
         "<",
     )
-    for frame in reversed(frames):
-        if not frame.filename.startswith(foreign):
-            return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
-    return ""
+    own = (each for each in reversed(frames) if not each.filename.startswith(foreign))
+    return next((f"{each.filename}:{each.lineno} in {each.name}: {each.line}" for each in own), "")

@@ -35,7 +35,7 @@ from rlplace.graphs.capturing.refusals import (
     no_numbers_drawn,
 )
 from rlplace.graphs.capturing.untouched import call_with, check_steps_alike, untouched, watched_state
-from rlplace.graphs.program import Autocast, Folded, loss_of, with_tensors
+from rlplace.graphs.program import Autocast, Folded, loss_of, tensors_in, with_tensors
 
 LossFn = Callable[..., torch.Tensor]
 """Of the model's output, and of the targets where there are any."""
@@ -115,7 +115,6 @@ def trace_step(
     tensors, filled = with_tensors((args, kwargs))
     names = (*trainable, *fixed, *buffers)
     captured: dict[str, Any] = {}
-    handed_out: list[Statistics] = []
     constants = ConstantCheck(model, loss_fn, (*tensors, *targets), trainable)
     differentiated = part.inputs if isinstance(part, AsModule) else ()
 
@@ -124,14 +123,12 @@ def trace_step(
         state = dict(zip(names, flat, strict=False))
         given = flat[len(names) + len(tensors) :]  # targets
         wanted = [*flat[: len(trainable)], *(flat[len(names) + position] for position in differentiated)]
-        for value in wanted[len(trainable) :]:
+        for value in wanted:
             value.requires_grad_(True)
         call_args, call_kwargs = filled(flat[len(names) :])
-        if is_training:
-            for name, parameter in trainable.items():
-                state[name].requires_grad_(True)
-                for hook in (parameter._backward_hooks or {}).values():  # they change the gradient
-                    state[name].register_hook(hook)  # type: ignore[no-untyped-call]
+        for name, parameter in trainable.items():
+            for hook in (parameter._backward_hooks or {}).values():  # they change the gradient
+                state[name].register_hook(hook)  # type: ignore[no-untyped-call]
         with fx_traceback.annotate({"phase": "forward"}), constants:
             output = call_with(model, state, call_args, call_kwargs)
             result = output if loss_fn is None else loss_fn(output, *given)
@@ -169,18 +166,16 @@ def trace_step(
 
     check_devices({**trainable, **fixed, **buffers}, tensors, targets)
     autocast = active_autocast(values)
-    # lazy: the code of the graph modules made on the way is never run
-    with contextlib.ExitStack() as around:
-        if isinstance(part, AsSlice):
-            handed_out = around.enter_context(statistics_handed_out(model))
-        for each in (
-            untouched(model, loss_fn),
-            explained(model, loss_fn, None if any(map(_is_fake, values)) else eagerly, dtypes),
-            portable(model),
-            _use_lazy_graph_module(True),
-            grad_mode,
-        ):
-            around.enter_context(each)
+    none: contextlib.AbstractContextManager[list[Statistics]] = contextlib.nullcontext([])
+    has_values = not any(isinstance(value, FakeTensor) or value.is_meta for value in values)
+    with (
+        statistics_handed_out(model) if isinstance(part, AsSlice) else none as handed_out,
+        untouched(model, loss_fn),
+        explained(model, loss_fn, eagerly if has_values else None, dtypes),
+        portable(model),
+        _use_lazy_graph_module(True),  # the code of the graph modules made on the way is never run
+        grad_mode,
+    ):
         state = watched_state(model, loss_fn)
         with no_numbers_drawn(again=make):
             module = make()
@@ -208,24 +203,21 @@ def trace_step(
 
 
 def _replaced(
-    before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], buffers: Iterable[str]
+    before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], buffers: Collection[str]
 ) -> dict[str, torch.Tensor]:
     """The new values of buffers that `forward` replaced (`self.mean = ...`).
 
     Raises:
         CaptureError: one has another shape or dtype, or `forward` replaced a parameter.
     """
-    for name in before.keys() - {*buffers}:
-        if after[name] is not before[name]:
+    replaced = {}
+    for name in [name for name in before if after[name] is not before[name]]:
+        if name not in buffers:
             raise CaptureError(
                 f"`forward` replaces parameter {name!r} by another one, which placed steps would not take. Write the "
                 f"new values in place (`with torch.no_grad(): {name}.copy_(...)`), or make it a buffer."
             )
-    replaced = {}
-    for name in buffers:
         old, new = before[name], after[name]
-        if new is old:
-            continue
         if not isinstance(new, torch.Tensor) or (new.shape, new.dtype) != (old.shape, old.dtype):
             found = f"{new.dtype} {tuple(new.shape)}" if isinstance(new, torch.Tensor) else type(new).__name__
             raise CaptureError(
@@ -238,8 +230,8 @@ def _replaced(
 
 def _statistics(handed_out: Iterable[Statistics], captured: dict[str, Any]) -> list[torch.Tensor]:
     """A mean and a variance for each call of a batch norm that hands out its own."""
-    captured["norms"] = tuple(each.path for each in handed_out)
-    return [value.detach() for each in handed_out for value in (each.mean, each.variance)]
+    captured["norms"] = tuple(path for path, *_ in handed_out)
+    return [value.detach() for _, *values in handed_out for value in values]
 
 
 def _flatten_result(result: Any, captured: dict[str, Any]) -> list[torch.Tensor | None]:
@@ -267,10 +259,6 @@ def fakes(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def _mode_of(values: Iterable[torch.Tensor]) -> FakeTensorMode:
     own = (value.fake_mode for value in values if isinstance(value, FakeTensor))
     return detect_fake_mode() or next(own, None) or FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def _is_fake(value: torch.Tensor) -> bool:
-    return isinstance(value, FakeTensor) or value.is_meta
 
 
 def _twin(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
@@ -333,7 +321,7 @@ def backward_ends(
         loss = _check_loss(check_alone(result))
         with fx_traceback.annotate({"seed": True}):
             return [loss], [torch.full(loss.shape, part.weight, dtype=loss.dtype, device=loss.device)]
-    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    tensors = tensors_in(result)
     return [tensors[position] for position in part.outputs], given
 
 

@@ -12,6 +12,7 @@ import copy
 import enum
 import functools
 import logging
+import operator
 import random
 import sys
 from collections import OrderedDict, deque
@@ -28,7 +29,8 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError, UnknownName
-from rlplace.graphs.capturing.constants import forwards, referenced
+from rlplace.graphs.capturing.constants import forwards, own_classes, referenced
+from rlplace.graphs.program import tensors_in
 
 
 @contextlib.contextmanager
@@ -41,8 +43,7 @@ def untouched(model: nn.Module, loss_fn: Callable[..., Any] | None = None) -> It
         CaptureError: a plain tensor attribute was written in place, or the loss changed a buffer of its own, which the
             graph would take for constants.
     """
-    of_model = list(model.named_modules())
-    of_loss = modules_of_loss(model, loss_fn)
+    of_model, of_loss = list(model.named_modules()), modules_of_loss(model, loss_fn)
     state = PythonState((*of_model, *of_loss))
     # functions under `functools.lru_cache` that a model or its loss calls keep traces afterwards
     called = [value for _, value in referenced([*forwards(model), loss_fn])]
@@ -107,15 +108,13 @@ def call_with(model: nn.Module, state: dict[str, Tensor], args: tuple[Any, ...],
         args: positional arguments.
         kwargs: keyword arguments.
     """
-    first: dict[int, str] = {}
-    names: dict[str, str] = {}  # of every place of a tensor, the first of its tensor
-    for path, module in model.named_modules():
-        for held in (module._parameters, module._buffers):
-            for name, value in held.items():
-                if value is not None:
-                    place = _joined(path, name)
-                    names[place] = first.setdefault(id(value), place)
-    given = {place: state[name] for place, name in names.items()}
+    first: dict[int, str] = {}  # by id of a tensor, the first of its places
+    given = {
+        place: state[first.setdefault(id(value), place)]
+        for path, module in model.named_modules()
+        for name, value in (*module._parameters.items(), *module._buffers.items())
+        if value is not None and (place := _joined(path, name))
+    }
     try:
         return torch.func.functional_call(model, given, args, kwargs, tie_weights=False)
     finally:
@@ -213,17 +212,16 @@ def check_steps_alike(
     except Exception as error:  # it reads what the first step left: tensors of a graph that is gone
         raise _refusal(changed, "and the next step reads that") from error
     more = [change for change in after.changes() if not _is_free(change.name, frozen)]
-    growing = [change for change in more if change.is_growth or not change.tensors]
-    if growing:
+    if growing := [change for change in more if change.is_growth or not change.tensors]:
         raise _refusal(growing, "in every step")
-    read = {id(value) for value in _constants(following)}
-    carried = [change for change in changed if any(id(tensor) in read for tensor in change.tensors)]
     renewed = {change.name for change in more}
-    if carried := [change for change in carried if change.name in renewed]:
+    read = {id(getattr(following, str(node.target), None)) for node in following.graph.find_nodes(op="get_attr")}
+    carried = [each for each in changed if each.name in renewed and not read.isdisjoint(map(id, each.tensors))]
+    if carried:
         raise _refusal(carried, "in every step, and the next one reads that")
     if list(_work(traced)) != list(_work(following)):
         raise _refusal(changed, "and the next step then computes something else")
-    if renewed := renewed - set(_norms_of_weights(model)):
+    if renewed := renewed - _norms_of_weights(model):
         _log.warning(
             "`forward` sets %s to tensors of the step; a placed step leaves them as they are: return what is needed",
             ", ".join(sorted(renewed)),
@@ -236,12 +234,14 @@ def _is_free(name: str, frozen: Collection[str]) -> bool:
     return any(name == each or name.startswith((f"{each}.", f"{each}[")) for each in frozen)
 
 
-def _norms_of_weights(model: nn.Module) -> Iterator[str]:
+def _norms_of_weights(model: nn.Module) -> set[str]:
     """The weights that hooks of `torch.nn.utils.weight_norm` and its like make for every call."""
-    for path, module in model.named_modules():
-        for hook in module._forward_pre_hooks.values():
-            if type(hook).__module__.startswith("torch.nn.utils"):
-                yield f"{path}.{getattr(hook, 'name', '')}".strip(".")
+    return {
+        _joined(path, getattr(hook, "name", ""))
+        for path, module in model.named_modules()
+        for hook in module._forward_pre_hooks.values()
+        if type(hook).__module__.startswith("torch.nn.utils")
+    }
 
 
 def _refusal(changed: Sequence[Change], why: str) -> CaptureError:
@@ -251,13 +251,6 @@ def _refusal(changed: Sequence[Change], why: str) -> CaptureError:
         f"cannot capture the model: `forward` (or the loss) changes {names} {why}. It is Python's, not a tensor of the "
         f"graph: placed steps would leave it as it is now. {_HINT}. Where it may stay so: `frozen=[{given}]`."
     )
-
-
-def _constants(module: GraphModule) -> Iterator[Tensor]:
-    for node in module.graph.find_nodes(op="get_attr"):
-        value = getattr(module, str(node.target), None)
-        if isinstance(value, Tensor):
-            yield value
 
 
 def _work(module: GraphModule) -> Iterator[tuple[Any, ...]]:
@@ -278,6 +271,7 @@ MOST_VALUES = 20_000
 """How many collections and objects are looked into, nearest first: an attribute may hold a whole data set."""
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
+_STREAMS = (random.Random, np.random.Generator, np.random.RandomState, Iterator)
 _OPAQUE = sys.stdlib_module_names | {"torch", "numpy"}
 """Packages whose objects are not looked into: loggers, locks, generators."""
 
@@ -299,17 +293,22 @@ class Change:
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors in it."""
-        return [leaf for leaf in pytree.tree_leaves(self.value) if isinstance(leaf, Tensor)]
+        return tensors_in(self.value)
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """A collection, or the attributes of an object, with what it held."""
+    """A collection, the attributes of an object, or a class, with what it held."""
 
     name: str
-    now: Any
+    owner: Any
     before: Any
     has_attributes: bool
+
+    @property
+    def now(self) -> Any:
+        """The collection as it is; of a class, a copy of its attributes."""
+        return _attributes(self.owner) if isinstance(self.owner, type) else self.owner
 
     def below(self, key: object) -> str:
         """The name of what it holds under `key`."""
@@ -317,17 +316,55 @@ class _Kept:
             return f"{self.name}[{key!r}]"
         return self.name if key in _REGISTRIES else f"{self.name}.{key}".strip(".")
 
+    @property
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        """What it holds, by key or position; nothing of a set, which holds plain values."""
+        now = self.now
+        return now.items() if isinstance(now, dict) else () if isinstance(now, set) else enumerate(now)
+
+    def changes(self) -> Iterator[Change]:
+        """What is not as it was."""
+        now, before = self.now, self.before
+        if isinstance(before, dict):
+            for key in {**before, **now}:
+                is_growth = key not in now or key not in before
+                if is_growth or not _alike(before[key], now[key]):
+                    yield Change(self.below(key), now.get(key), is_growth)
+        elif len(now) != len(before):
+            yield Change(self.name, list(now), True)
+        elif now != before if isinstance(now, set) else not all(map(_alike, before, now)):
+            yield Change(self.name, list(now))
+
+    def restore(self) -> None:
+        """Makes it hold what it held."""
+        now, before, owner = self.now, self.before, self.owner
+        if isinstance(before, dict):
+            plain: Any = OrderedDict if isinstance(owner, OrderedDict) else dict  # whatever its own class allows
+            is_class = isinstance(owner, type)
+            put, delete = (setattr, delattr) if is_class else (plain.__setitem__, plain.__delitem__)
+            for key in [key for key in now if key not in before]:
+                delete(owner, key)
+            for key, value in before.items():
+                if key not in now or now[key] is not value:
+                    put(owner, key, value)
+        elif isinstance(before, set) or len(now) != len(before) or any(map(operator.is_not, now, before)):
+            add = now.update if isinstance(before, set) else now.extend
+            now.clear()
+            add(before)
+
 
 class _Stream:
     """A generator of numbers, or an iterator, as it is now: it gives something else after each draw.
 
-    Attributes:
+    Args:
         name: as the user writes it.
-        holder: what holds it, and `key` under which.
+        holder: what holds it.
+        key: under which.
+        value: itself.
     """
 
     def __init__(self, name: str, holder: Any, key: Any, value: Any) -> None:
-        self.name, self.holder, self.key, self._value = name, holder, key, value
+        self.name, self._holder, self._key, self._value = name, holder, key, value
         self._before = _progress(value)
         self._twin = None
         if self._before is not None and isinstance(value, Iterator) and not isinstance(value, GeneratorType):
@@ -350,28 +387,25 @@ class _Stream:
             value.bit_generator.state = self._before
         elif isinstance(value, np.random.RandomState):
             value.set_state(self._before)
-        elif self._twin is not None and isinstance(self.holder, (dict, list)):
-            self.holder[self.key] = self._twin
+        elif self._twin is not None and isinstance(self._holder, (dict, list)):
+            self._holder[self._key] = self._twin
 
 
 def _progress(value: object) -> Any:
     """Where a generator of numbers or an iterator is; None where nothing tells."""
-    try:
+    with contextlib.suppress(Exception):  # it has no state, or none that can be told
         if isinstance(value, random.Random):
             return value.getstate()
         if isinstance(value, np.random.Generator):
-            return copy.deepcopy(value.bit_generator.state)
+            return pytree.tree_map_only(np.ndarray, np.ndarray.tolist, value.bit_generator.state)
         if isinstance(value, np.random.RandomState):
-            name, keys, *rest = value.get_state(legacy=True)
-            return (name, np.array(keys).tolist(), *rest)
+            return pytree.tree_map_only(np.ndarray, np.ndarray.tolist, value.get_state(legacy=False))
         if isinstance(value, GeneratorType):
             frame = value.gi_frame
             return None if frame is None else (frame.f_lasti, dict(frame.f_locals))
         if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
             made: Any = value.__reduce__()
             return tuple(_listed(each) for each in made[1:])
-    except Exception:  # it has no state, or none that can be told
-        return None
     return None
 
 
@@ -395,102 +429,45 @@ class PythonState:
         self._kept: dict[int, _Kept] = {}
         self._streams: dict[int, _Stream] = {}
         modules = list(modules)
+        kinds = own_classes(module for _, module in modules)
         left: deque[tuple[str, object, bool]] = deque((path, module, False) for path, module in modules)
-        self._classes = [(kind, _attributes(kind)) for kind in _own_classes(module for _, module in modules)]
-        for kind, before in self._classes:
-            left.extend((f"{kind.__name__}.{key}", value, False) for key, value in before.items())
+        left.extend((kind.__name__, kind, False) for kind in kinds)
         while left and len(self._kept) < MOST_VALUES:
             name, value, is_registry = left.popleft()
             if isinstance(value, tuple):
                 left.extend((f"{name}[{index}]", item, False) for index, item in enumerate(value))
                 continue
-            now, has_attributes = _collection(value)
-            if now is None or id(now) in self._kept:
+            owner, has_attributes = (value, True) if isinstance(value, type) and value in kinds else _collection(value)
+            if owner is None or id(owner) in self._kept:
                 continue
-            kept = _Kept(name, now, _copied(now), has_attributes or is_registry)
-            self._kept[id(now)] = kept
-            if isinstance(now, dict):
-                is_module = isinstance(value, nn.Module)
-                for key, each in now.items():
-                    self._watch(kept.below(key), now, key, each)
-                    if has_hooks or not is_module or "_hooks" not in key:
-                        left.append((kept.below(key), each, is_module and key in _REGISTRIES))
-            elif not isinstance(now, set):
-                for index, each in enumerate(now):
-                    self._watch(kept.below(index), now, index, each)
-                    left.append((kept.below(index), each, False))
-
-    def _watch(self, name: str, holder: Any, key: Any, value: object) -> None:
-        is_stream = isinstance(value, (random.Random, np.random.Generator, np.random.RandomState, Iterator))
-        if is_stream and id(value) not in self._streams:
-            self._streams[id(value)] = _Stream(name, holder, key, value)
+            self._kept[id(owner)] = kept = _Kept(name, owner, _copied(owner), has_attributes or is_registry)
+            is_module = isinstance(value, nn.Module)
+            for key, each in kept.items:
+                below = kept.below(key)
+                if isinstance(each, _STREAMS) and id(each) not in self._streams:
+                    self._streams[id(each)] = _Stream(below, owner, key, each)
+                if has_hooks or not is_module or "_hooks" not in key:
+                    left.append((below, each, is_module and key in _REGISTRIES))
 
     @property
     def names(self) -> set[str]:
         """Of all that it looks into, as a `Change` has them."""
-        found = {kept.name for kept in self._kept.values()} | {each.name for each in self._streams.values()}
-        found |= {f"{kind.__name__}.{key}" for kind, before in self._classes for key in before}
-        for kept in self._kept.values():
-            if not isinstance(kept.now, set):
-                found.update(map(kept.below, kept.now if isinstance(kept.now, dict) else range(len(kept.now))))
-        return found
+        kept = [each for each in self._kept.values() if not isinstance(each.owner, type)]
+        below = {each.below(key) for each in self._kept.values() for key, _ in each.items}
+        return below | {each.name for each in kept} | {each.name for each in self._streams.values()}
 
     def changes(self) -> list[Change]:
         """What is not as it was, by name."""
-        found: dict[str, Change] = {}
-        for kept in self._kept.values():
-            now, before = kept.now, kept.before
-            if isinstance(before, dict):
-                for key in [*before, *(key for key in now if key not in before)]:
-                    is_growth = key not in now or key not in before
-                    if is_growth or not _alike(before[key], now[key]):
-                        found.setdefault(kept.below(key), Change(kept.below(key), now.get(key), is_growth))
-            elif len(now) != len(before):
-                found.setdefault(kept.name, Change(kept.name, list(now), True))
-            elif now != before if isinstance(now, set) else not all(map(_alike, before, now)):
-                found.setdefault(kept.name, Change(kept.name, list(now)))
-        for each in self._streams.values():
-            if each.is_changed:
-                found.setdefault(each.name, Change(each.name, None))
-        for kind, before in self._classes:
-            after = _attributes(kind)
-            for key in {**before, **after}:
-                name, is_growth = f"{kind.__name__}.{key}", key not in before or key not in after
-                if is_growth or not _alike(before[key], after[key]):
-                    found.setdefault(name, Change(name, after.get(key), is_growth))
-        return list(found.values())
+        found = [change for kept in self._kept.values() for change in kept.changes()]
+        found += [Change(each.name, None) for each in self._streams.values() if each.is_changed]
+        return list({change.name: change for change in reversed(found)}.values())[::-1]
 
     def restore(self) -> None:
         """Makes all of it what it was."""
-        for kind, before in self._classes:
-            after = _attributes(kind)
-            for key in after.keys() - before.keys():
-                delattr(kind, key)
-            for key, value in before.items():
-                if key not in after or after[key] is not value:
-                    setattr(kind, key, value)
         for kept in self._kept.values():
-            if isinstance(kept.before, dict):
-                plain: Any = OrderedDict if isinstance(kept.now, OrderedDict) else dict  # whatever its own class allows
-                for key in [key for key in kept.now if key not in kept.before]:
-                    plain.__delitem__(kept.now, key)
-                for key, value in kept.before.items():
-                    if key not in kept.now or kept.now[key] is not value:
-                        plain.__setitem__(kept.now, key, value)
-            elif isinstance(kept.before, set):
-                kept.now.clear()
-                kept.now.update(kept.before)
-            elif len(kept.now) != len(kept.before) or any(a is not b for a, b in zip(kept.now, kept.before)):
-                kept.now.clear()
-                kept.now.extend(kept.before)
-        for each in self._streams.values():
-            each.restore()
-
-
-def _own_classes(modules: Iterable[nn.Module]) -> list[type]:
-    """The classes of modules that are the user's own."""
-    kinds = {kind: None for module in modules for kind in type(module).__mro__}
-    return [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins", "abc", "typing")]
+            kept.restore()
+        for stream in self._streams.values():
+            stream.restore()
 
 
 def _attributes(kind: type) -> dict[str, Any]:
@@ -518,8 +495,10 @@ def _collection(value: object) -> tuple[Any, bool]:
     return None, False
 
 
-def _copied(value: Any) -> Any:
-    return dict(value) if isinstance(value, dict) else set(value) if isinstance(value, set) else list(value)
+def _copied(owner: Any) -> Any:
+    if isinstance(owner, type):
+        return _attributes(owner)
+    return dict(owner) if isinstance(owner, dict) else set(owner) if isinstance(owner, set) else list(owner)
 
 
 def _alike(one: object, other: object) -> bool:
@@ -532,7 +511,6 @@ def _alike(one: object, other: object) -> bool:
         return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple, deque)) and isinstance(other, (list, tuple, deque)):
         return len(one) == len(other) and all(map(_alike, one, other))
-    try:
+    with contextlib.suppress(Exception):  # of the user's type, e.g. an array, which has many truths
         return bool(one == other)
-    except Exception:  # of the user's type, e.g. an array, which has many truths
-        return False
+    return False

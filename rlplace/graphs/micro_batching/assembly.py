@@ -11,6 +11,7 @@ Gradients of embedding tables: lookups of all micro-batches are gathered, and on
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -89,8 +90,7 @@ class Assembly:
         built, like, ops = self.ops.built, part.built, self.ops
 
         def here(ref: Ref) -> Ref:
-            found = refs.get(ref.id)
-            return found if found is not None else self._add_view(part, ref, refs, here)
+            return self.here(part, ref, refs)
 
         ops.folded.update(part.folded)
         empty: dict[tuple[str, str], Ref] = {}  # by module and signature
@@ -132,19 +132,12 @@ class Assembly:
 
     def here(self, part: Lowered, ref: Ref, refs: RefMap) -> Ref:
         """What stands for `ref` of `part`; a view that no op has read so far is added."""
-
-        def own(other: Ref) -> Ref:
-            return self.here(part, other, refs)
-
-        return refs[ref.id] if ref.id in refs else self._add_view(part, ref, refs, own)
-
-    def _add_view(self, part: Lowered, ref: Ref, refs: RefMap, here: Callable[[Ref], Ref]) -> Ref:
-        ops, view = self.ops, part.views[-1 - ref.id]
-        args, kwargs = map_refs(here, view.args), map_refs(here, view.kwargs)
-        ops.views.append(View(ops.base(refs[view.base]), view.target, args, kwargs))
-        ops.view_values.append(part.view_values[-1 - ref.id])
-        refs[ref.id] = new = Ref(-len(ops.views))
-        return new
+        if ref.id not in refs:
+            view = part.views[-1 - ref.id]
+            args, kwargs = map_refs(lambda other: self.here(part, other, refs), (view.args, view.kwargs))
+            copied = View(self.ops.base(refs[view.base]), view.target, args, kwargs)
+            refs[ref.id] = self.ops.add_view(copied, part.view_values[-1 - ref.id])
+        return refs[ref.id]
 
     def call(
         self,
@@ -186,9 +179,7 @@ class Assembly:
         """A view of `shown`, which costs nothing."""
         with self._mode:
             value = target(self._value(shown), *args)
-        self.ops.views.append(View(self.ops.base(shown), target, (shown, *args), {}))
-        self.ops.view_values.append(value)
-        return Ref(-len(self.ops.views))
+        return self.ops.add_view(View(self.ops.base(shown), target, (shown, *args), {}), value)
 
     def store(self, place: Ref, value: Ref, *, name: str, together: Iterable[int]) -> None:
         """Adds the copy of `value` into the source tensor `place`; it lives there, and the ops `together` with it."""
@@ -223,12 +214,14 @@ class Parts:
         assembly: takes the source ops.
 
     Attributes:
+        has_own_loss: whether each micro-batch has a loss.
         steps: by size.
     """
 
     def __init__(self, origin: Origin, assembly: Assembly) -> None:
         assert origin.micro is not None
         self.origin, self.micro, self._assembly = origin, origin.micro, assembly
+        self.has_own_loss = origin.loss_fn is not None and origin.micro.loss != "joined"
         inputs, self._filled = with_tensors((origin.args, origin.kwargs))
         self._tensors, self._num_inputs = [*inputs, *origin.targets], len(inputs)
         self.steps: dict[int, LoweredStep] = {}
@@ -246,8 +239,7 @@ class Parts:
 
     def call(self, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of the model for micro-batch `index`."""
-        args, kwargs = self._filled(self.tensors(index))
-        return args, kwargs
+        return self._filled(self.tensors(index))  # type: ignore[no-any-return]
 
     def capture(self, index: int, part: AsSlice, seeds: tuple[torch.Tensor, ...] = ()) -> None:
         """Captures the step for the size of micro-batch `index`.
@@ -314,11 +306,10 @@ class Parts:
                     f"Capture it with micro_batches=1."
                 )
 
-    def add_sources(self, *, has_own_loss: bool) -> None:
+    def add_sources(self) -> None:
         """Adds parameters, buffers, inputs and targets to the graph: each once, or once a micro-batch where it is cut.
 
-        Args:
-            has_own_loss: whether each micro-batch has; else targets belong to the whole batch.
+        Targets belong to the whole batch where micro-batches have no loss of their own.
         """
         first = next(iter(self.steps.values()))
         state = len(first.trace.trainable) + len(first.trace.fixed) + len(first.trace.buffers)
@@ -336,7 +327,7 @@ class Parts:
         for position, (whole, dim) in enumerate(zip(self._tensors, slicing.dims, strict=True)):
             kind: SourceKind = "input" if position < self._num_inputs else "target"
             key = str(position if kind == "input" else position - self._num_inputs)
-            if dim is None or (kind == "target" and not has_own_loss):
+            if dim is None or (kind == "target" and not self.has_own_loss):
                 ref = self._assembly.add_source(Source(kind, key, whole.detach()), f"{kind}_{key}")
                 self._given.append([ref] * slicing.num_micro_batches)
                 continue
@@ -365,29 +356,27 @@ class Parts:
         """The step of micro-batch `index`."""
         return self.steps[self.micro.slicing.sizes[index]]
 
-    def refs(self, index: int, *, has_own_loss: bool, seeds: Sequence[Ref] = ()) -> RefMap:
+    def refs(self, index: int) -> RefMap:
         """What stands for the placeholders and constants of micro-batch `index`."""
-        given = self._given if has_own_loss else self._given[: self._num_inputs]
-        placeholders = [*self._shared, *(refs[index] for refs in given), *seeds]
+        given = self._given if self.has_own_loss else self._given[: self._num_inputs]
+        placeholders = [*self._shared, *(refs[index] for refs in given)]
         return {**dict(enumerate(placeholders)), **self.constants(self.step(index))}
 
     def constants(self, step: LoweredStep) -> RefMap:
         """What stands for the constants of a captured step: one for all that read the same memory."""
         found = {}
-        built = step.ops.built
         for op, source in step.ops.sources.items():
             if source.kind == "constant":
-                key = memory(source.value)
+                row, key = step.ops.built.ops[op], memory(source.value)
                 if key not in self._constants:
-                    added = self._assembly.add_source(source, built.ops[op].name, module=built.ops[op].module)
-                    self._constants[key] = added
-                found[step.ops.tensor_of(op)] = self._constants[key]
+                    self._constants[key] = self._assembly.add_source(source, row.name, module=row.module)
+                found[step.ops.tensors_of(op)[0]] = self._constants[key]
         return found
 
 
-def running_ops(step: LoweredStep) -> list[int]:
+def running_ops(ops: Lowered) -> list[int]:
     """The ops of a slice that run."""
-    return [op for op in range(len(step.ops.built.ops)) if op not in step.ops.sources]
+    return [op for op in range(len(ops.built.ops)) if op not in ops.sources]
 
 
 def _dense(part: torch.Tensor) -> torch.Tensor:
@@ -407,7 +396,7 @@ class Gradients:
     """
 
     def __init__(self, assembly: Assembly, parts: Parts) -> None:
-        self._assembly, self._parts = assembly, parts
+        self._assembly, self._parts, self._producer = assembly, parts, assembly.ops.producer
         steps = list(parts.steps.values())
         self._tables = dict(zip(map(id, steps), tables(steps), strict=True))
         self._names = steps[0].trace.trainable
@@ -415,13 +404,11 @@ class Gradients:
         self._count = parts.micro.slicing.num_micro_batches
         # parameters whose gradient is one tensor in every slice share a sum
         found: dict[tuple[Ref | None, ...], int] = {}
-        self._alias = {
-            position: found.setdefault(tuple(step.gradients[position] for step in steps), position)
-            for position in range(len(self._names))
-        }
+        columns = zip(*(step.gradients for step in steps), strict=True)
+        self._alias = [found.setdefault(gradients, position) for position, gradients in enumerate(columns)]
         self._sums = {
             position: Sum(assembly, self._count, self._names[position], self._module(position))
-            for position in dict.fromkeys(self._alias.values())
+            for position in found.values()
         }
         self._refs: list[RefMap] = []
 
@@ -437,9 +424,8 @@ class Gradients:
             table = self._tables[id(step)].get(position)
             terms = [step.gradients[position]] if table is None else list(table.rest)
             own = [self._assembly.here(step.ops, term, refs) for term in terms if term is not None]
-            while len(own) > 1:
-                own[:2] = [self._add(own[0], own[1], position, index)]
-            total.add(index, own[0] if own else None)
+            add = functools.partial(self._add, position=position, micro_batch=index)
+            total.add(index, functools.reduce(add, own) if own else None)
 
     def finish(self, optimizer: OptimizerSpec | None) -> dict[str, Ref]:
         """Makes the gradients of tables, and adds the updates; a parameter, its gradient's root and its update live
@@ -450,39 +436,32 @@ class Gradients:
         """
         roots: dict[int, tuple[Ref, tuple[int, ...]]] = {}
         for position, total in self._sums.items():
-            home = self._assembly.ops.producer(self._state[self._names[position]])
+            home = self._producer(self._state[self._names[position]])
             gradient = total.root
             together = [self._producer(gradient)] if gradient is not None and total.is_sum else []
             for made, ops in self._looked_up(position):
                 together += ops
                 if gradient is None:
                     gradient = made
-                    continue
-                gradient = self._add(gradient, made, position, -1)
-                together.append(self._producer(gradient))
+                else:
+                    gradient = self._add(gradient, made, position, -1)
+                    together.append(self._producer(gradient))
             if gradient is not None:
                 roots[position] = gradient, tuple(together)
-                if together:
-                    self._assembly.ops.built.together.append((home, *together))
-        gradients: dict[str, Ref] = {}
-        for position, name in enumerate(self._names):
-            if self._alias[position] not in roots:
-                continue
-            gradients[name], own = roots[self._alias[position]]
-            if optimizer is not None:
-                self._assembly.ops.add_update(name, self._state[name], gradients[name], optimizer, own)
-        return gradients
+            if together:
+                self._assembly.ops.built.together.append((home, *together))
+        pairs = zip(self._names, self._alias, strict=True)
+        found = {name: roots[position] for name, position in pairs if position in roots}
+        if optimizer is not None:
+            for name, (gradient, tied) in found.items():
+                self._assembly.ops.add_update(name, self._state[name], gradient, optimizer, tied)
+        return {name: gradient for name, (gradient, _) in found.items()}
 
     def _looked_up(self, position: int) -> list[tuple[Ref, list[int]]]:
         """For each lookup in a table, its dense gradient over all micro-batches, and the ops that make it."""
-        owned: list[Table] = []
-        for index in range(self._count):
-            table = self._tables[id(self._parts.step(index))].get(position)
-            if table is None:
-                return []
-            owned.append(table)
+        own = [self._tables[id(self._parts.step(index))].get(position) for index in range(self._count)]
         made = []
-        for lookups in zip(*(table.lookups for table in owned), strict=True):
+        for lookups in zip(*(table.lookups if table else () for table in own), strict=True):  # all have one, or none
             gradients = self._gathered(lookups, lambda lookup: lookup.gradient, position, "gradients")
             indices = self._gathered(lookups, lambda lookup: lookup.indices, position, "indices")
             dense = self._assembly.call(
@@ -524,9 +503,6 @@ class Gradients:
 
     def _module(self, position: int) -> str:
         return self._names[position].rpartition(".")[0]
-
-    def _producer(self, ref: Ref) -> int:
-        return self._assembly.ops.producer(ref)
 
 
 class Sum:
@@ -618,13 +594,12 @@ def tables(steps: Sequence[LoweredStep]) -> list[dict[int, Table]]:
     joined: list[dict[int, Table]] = [{} for _ in steps]
     for position in set.intersection(*map(set, found)):
         own = [each[position] for each in found]
-        if len({(len(table.rest), tuple(lookup.options for lookup in table.lookups)) for table in own}) > 1:
-            continue
-        dims = []
-        for lookups in zip(*(table.lookups for table in own), strict=True):
-            shapes = [tuple(step.ops.value(each.indices).shape) for step, each in zip(steps, lookups, strict=True)]
-            dims.append(_dim(shapes))
-        if None in dims:
+        dims = [
+            _dim([tuple(step.ops.value(each.indices).shape) for step, each in zip(steps, lookups, strict=True)])
+            for lookups in zip(*(table.lookups for table in own), strict=False)
+        ]
+        kinds = {(len(table.rest), tuple(lookup.options for lookup in table.lookups)) for table in own}
+        if len(kinds) > 1 or None in dims:
             continue
         for table, kept in zip(own, joined, strict=True):
             lookups = tuple(replace(each, dim=dim or 0) for each, dim in zip(table.lookups, dims, strict=True))

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,14 +23,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
-from rlplace.graphs.capturing.lower import LoweredStep, lower_step
+from rlplace.graphs.capturing.lower import Lowered, LoweredStep, lower_step
 from rlplace.graphs.capturing.portable import normalises_batch, portable, statistics_handed_out
 from rlplace.graphs.capturing.refusals import explained
 from rlplace.graphs.capturing.trace import AsSlice, Output, check_alone, fakes, trace_step
 from rlplace.graphs.capturing.untouched import call_with, untouched
 from rlplace.graphs.micro_batching.assembly import Assembly, Gradients, Parts, RefMap, running_ops
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
-from rlplace.graphs.program import OptimizerSpec, Origin, Ref, with_tensors
+from rlplace.graphs.program import OptimizerSpec, Origin, Ref, tensors_in, with_tensors
 
 aten = torch.ops.aten
 
@@ -63,27 +63,23 @@ class _Capture:
         self.assembly = Assembly()
         self.parts = Parts(origin, self.assembly)
         self.is_training = origin.loss_fn is not None
-        self.has_own_loss = self.is_training and self.micro.loss != "joined"
         self.refs: list[RefMap] = []
         self.output_dims: tuple[int | None, ...] = ()
 
     def run(self) -> OpGraph:
-        origin = self.parts.origin
-        if self.has_own_loss:
-            result, results = self._with_own_losses()
-        else:
-            result, results = self._joined()
-        first = self.parts.step(0)
+        result, results = self._with_own_losses() if self.parts.has_own_loss else self._joined()
         statistics = []
         for index, refs in enumerate(self.refs):
             step = self.parts.step(index)
             found = [self.assembly.here(step.ops, ref, refs) for ref in step.statistics]
             statistics.append(list(zip(step.trace.norms, found[::2], found[1::2], strict=True)))
-        add_running_statistics(self.assembly, origin.model, self.parts.state, statistics)
+        add_running_statistics(self.assembly, self.parts.origin.model, self.parts.state, statistics)
         gradients = self.gradients.finish(self.optimizer) if self.is_training else {}
-        self.assembly.ops.check_apart()
-        micro = dataclasses.replace(self.micro, output_dims=self.output_dims)
-        origin = dataclasses.replace(origin, autocast=first.trace.autocast, micro=micro)
+        origin = dataclasses.replace(
+            self.parts.origin,
+            autocast=self.parts.step(0).trace.autocast,
+            micro=dataclasses.replace(self.micro, output_dims=self.output_dims),
+        )
         return self.assembly.ops.graph(
             result, results, self.optimizer, origin, is_training=self.is_training, gradients=gradients
         )
@@ -95,61 +91,60 @@ class _Capture:
     def _with_own_losses(self) -> tuple[Any, list[Ref]]:
         for index in self._indices_of_sizes():
             self.parts.capture(index, AsSlice(weight=self.micro.weights[index]))
-        self.parts.add_sources(has_own_loss=True)
+        self.parts.add_sources()
         self.gradients = Gradients(self.assembly, self.parts)
         losses = []
         for index in range(self.slicing.num_micro_batches):
-            step, refs = self.parts.step(index), self.parts.refs(index, has_own_loss=True)
-            self.refs.append(refs)
-            left_out = self.gradients.left_out(step)
-            self.assembly.copy(
-                step.ops, [op for op in running_ops(step) if op not in left_out], refs, micro_batch=index
-            )
-            self.gradients.add(index, refs)
-            losses.append(self.assembly.here(step.ops, step.results[0], refs))
-        loss = self._weighted(losses)
+            self.refs.append(self.parts.refs(index))
+            self._copy_with_gradients(index)
+            step = self.parts.step(index)
+            losses.append(self.assembly.here(step.ops, step.results[0], self.refs[index]))
+        terms = (  # one by one, each added as soon as it is there
+            loss
+            if weight == 1.0
+            else self.assembly.call(aten.mul.Tensor, loss, weight, name="weighted_loss", phase=FORWARD)
+            for loss, weight in zip(losses, self.micro.weights, strict=True)
+        )
+        add = functools.partial(self.assembly.call, aten.add.Tensor, name="sum_loss", phase=FORWARD)
+        loss = functools.reduce(add, terms)
         return loss, [loss]
-
-    def _weighted(self, losses: Sequence[Ref]) -> Ref:
-        total: Ref | None = None
-        for loss, weight in zip(losses, self.micro.weights, strict=True):
-            term = loss
-            if weight != 1.0:
-                term = self.assembly.call(aten.mul.Tensor, loss, weight, name="weighted_loss", phase=FORWARD)
-            if total is not None:
-                term = self.assembly.call(aten.add.Tensor, total, term, name="sum_loss", phase=FORWARD)
-            total = term
-        assert total is not None
-        return total
 
     def _joined(self) -> tuple[Any, list[Ref]]:
         joined = Joined(self.assembly, self.parts, is_training=self.is_training)
         self.output_dims = tuple(joined.dims)
         for index in self._indices_of_sizes():
             self.parts.capture(index, AsSlice(outputs=joined.differentiated), joined.seeds(index))
-        self.parts.add_sources(has_own_loss=False)
-        ahead: list[set[int]] = []
+        self.parts.add_sources()
         for index in range(self.slicing.num_micro_batches):
-            step, refs = self.parts.step(index), self.parts.refs(index, has_own_loss=False)
+            ops, refs = self.parts.step(index).ops, self.parts.refs(index)
             self.refs.append(refs)
-            chosen = [op for op in running_ops(step) if step.ops.built.ops[op].phase == FORWARD]
-            ahead.append(set(chosen))
-            self.assembly.copy(step.ops, chosen, refs, micro_batch=index)
+            self.assembly.copy(ops, [op for op in running_ops(ops) if _is_forward(ops, op)], refs, micro_batch=index)
         outputs = joined.join(self.refs)
         if not self.is_training:
-            first: LoweredStep = self.parts.step(0)
-            return pytree.tree_map_only(Output, lambda each: outputs[each.index], first.trace.result), outputs
+            result = self.parts.step(0).trace.result
+            return pytree.tree_map_only(Output, lambda each: outputs[each.index], result), outputs
         loss, seeds = joined.add_loss(outputs)
         self.gradients = Gradients(self.assembly, self.parts)
         for index, refs in enumerate(self.refs):
-            step = self.parts.step(index)
-            refs.update(joined.placeholders(step, seeds[index]))
-            left_out = self.gradients.left_out(step) | ahead[index]
-            self.assembly.copy(
-                step.ops, [op for op in running_ops(step) if op not in left_out], refs, micro_batch=index
-            )
-            self.gradients.add(index, refs)
+            last = len(self.parts.step(index).trace.values)  # the gradients of outputs are the last placeholders
+            refs.update(zip(range(last - len(seeds[index]), last), seeds[index], strict=True))
+            self._copy_with_gradients(index, is_forward_there=True)
         return loss, [loss]
+
+    def _copy_with_gradients(self, index: int, *, is_forward_there: bool = False) -> None:
+        step, refs = self.parts.step(index), self.refs[index]
+        left_out = self.gradients.left_out(step)
+        chosen = [
+            op
+            for op in running_ops(step.ops)
+            if op not in left_out and not (is_forward_there and _is_forward(step.ops, op))
+        ]
+        self.assembly.copy(step.ops, chosen, refs, micro_batch=index)
+        self.gradients.add(index, refs)
+
+
+def _is_forward(ops: Lowered, op: int) -> bool:
+    return ops.built.ops[op].phase == FORWARD
 
 
 def _check_hooks(model: nn.Module, count: int) -> None:
@@ -170,21 +165,6 @@ Found = Sequence[tuple[str, Ref, Ref]]
 """Of one micro-batch: path of the norm, mean and unbiased variance of every call, in order."""
 
 
-@dataclass(frozen=True)
-class _Norms:
-    """Norms that are updated together.
-
-    Attributes:
-        paths: of their modules.
-        momentum: theirs; None for averages over all batches so far.
-        num_calls: how often each runs in a forward.
-    """
-
-    paths: tuple[str, ...]
-    momentum: float | None
-    num_calls: int
-
-
 def add_running_statistics(
     assembly: Assembly, model: nn.Module, buffers: Mapping[str, Ref], found: Sequence[Found]
 ) -> None:
@@ -198,38 +178,44 @@ def add_running_statistics(
         buffers: by dotted name.
         found: by micro-batch.
     """
-    for norms in _together(model, buffers, assembly, found[0]):
-        _Update(assembly, buffers, norms).add(found)
-
-
-def _together(model: nn.Module, buffers: Mapping[str, Ref], assembly: Assembly, found: Found) -> list[_Norms]:
-    calls = Counter(path for path, _, _ in found)
+    calls = Counter(path for path, _, _ in found[0])
 
     def kind(path: str) -> tuple[float | None, int, torch.dtype]:
         momentum: float | None = model.get_submodule(path).momentum  # type: ignore[assignment]
         return momentum, calls[path], assembly.ops.value(buffers[_named(path, "running_mean")]).dtype
 
-    found_norms: list[_Norms] = []
     for (momentum, num_calls, _), group in itertools.groupby(calls, kind):
         paths, most = list(group), 1 if momentum is None else MOST_NORMS
-        found_norms += [
-            _Norms(tuple(paths[start : start + most]), momentum, num_calls) for start in range(0, len(paths), most)
-        ]
-    return found_norms
+        for start in range(0, len(paths), most):
+            _Update(assembly, buffers, paths[start : start + most], momentum, num_calls).add(found)
 
 
 class _Update:
-    """The update of some norms' buffers; all its ops live with them."""
+    """The update of the buffers of some norms, which live together with all its ops.
 
-    def __init__(self, assembly: Assembly, buffers: Mapping[str, Ref], norms: _Norms) -> None:
-        self._assembly, self._buffers, self._norms = assembly, buffers, norms
+    Args:
+        assembly: takes the ops.
+        buffers: by dotted name.
+        paths: of the norms.
+        momentum: theirs; None for averages over all batches so far, of a single norm.
+        num_calls: how often each runs in a forward.
+    """
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        buffers: Mapping[str, Ref],
+        paths: Sequence[str],
+        momentum: float | None,
+        num_calls: int,
+    ) -> None:
+        self._assembly, self._buffers = assembly, buffers
+        self._paths, self._momentum, self._num_calls = paths, momentum, num_calls
         self._own: list[int] = []
         self._num_seen = 0
 
     def add(self, found: Sequence[Found]) -> None:
-        places = [
-            self._buffers[_named(path, name)] for name in ("running_mean", "running_var") for path in self._norms.paths
-        ]
+        places = [self._buffers[_named(path, name)] for name in ("running_mean", "running_var") for path in self._paths]
         running = self._call(aten.cat.default, places, 0)
         for index, statistics in enumerate(found):
             for values in self._flat(index, statistics):
@@ -239,37 +225,34 @@ class _Update:
             (place, self._assembly.view(aten.slice.Tensor, running, 0, start, end))
             for place, start, end in zip(places, ends, ends[1:], strict=False)
         ]
-        num_batches = len(found) * self._norms.num_calls
-        for path in self._norms.paths:
-            count = self._count(path)
-            if count is not None:
-                stores.append((count, self._call(aten.add.Tensor, count, num_batches)))
+        num_batches = len(found) * self._num_calls
+        counts = filter(None, map(self._count, self._paths))
+        stores += [(count, self._call(aten.add.Tensor, count, num_batches)) for count in counts]
         for place, value in stores:
             name = self._assembly.ops.built.ops[self._assembly.ops.producer(place)].name
             self._assembly.store(place, value, name=f"store_{name}", together=self._own)
 
     def _flat(self, index: int, statistics: Found) -> list[Ref]:
         """The means and variances of all norms as one tensor, for each call in a micro-batch."""
-        calls = [[each[1:] for each in statistics if each[0] == path] for path in self._norms.paths]
+        calls = [[each[1:] for each in statistics if each[0] == path] for path in self._paths]
         return [
             self._assembly.call(
                 aten.cat.default,
                 [each[number][column] for column in (0, 1) for each in calls],
                 0,
                 name="statistics",
-                module=self._norms.paths[-1],
+                module=self._paths[-1],
                 phase=UPDATE,
                 micro_batch=index,
             )
-            for number in range(self._norms.num_calls)
+            for number in range(self._num_calls)
         ]
 
     def _moved(self, running: Ref, values: Ref) -> Ref:
         """Running statistics after one more call: moved by the momentum; without one, to the average of all so far."""
-        if self._norms.momentum is not None:
-            return self._call(aten.lerp.Scalar, running, values, self._norms.momentum)
-        (path,) = self._norms.paths
-        count = self._count(path)
+        if self._momentum is not None:
+            return self._call(aten.lerp.Scalar, running, values, self._momentum)
+        count = self._count(self._paths[0])
         self._num_seen += 1
         assert count is not None
         seen = self._call(aten.add.Tensor, count, self._num_seen)
@@ -281,7 +264,7 @@ class _Update:
 
     def _call(self, target: torch._ops.OpOverload, *args: object, dtype: torch.dtype | None = None) -> Ref:
         options = {} if dtype is None else {"dtype": dtype}
-        module = self._norms.paths[-1]
+        module = self._paths[-1]
         made = self._assembly.call(target, *args, name=f"move_{module}", module=module, phase=UPDATE, **options)  # type: ignore[arg-type]
         self._own.append(self._assembly.ops.producer(made))
         return made
@@ -310,33 +293,34 @@ class Joined:
     def __init__(self, assembly: Assembly, parts: Parts, *, is_training: bool) -> None:
         self._assembly, self._parts = assembly, parts
         origin, slicing = parts.origin, parts.micro.slicing
-        self._output = fake_output(origin.model, origin.args, origin.kwargs, is_training=is_training)
-        self._whole = tensors_in(self._output)
+        output = fake_output(origin.model, origin.args, origin.kwargs, is_training=is_training)
+        self._whole = tensors_in(output)
         self._part = {
             size: tensors_in(fake_output(origin.model, *parts.call(slicing.sizes.index(size)), is_training=is_training))
             for size in dict.fromkeys(slicing.sizes)
         }
-        sized = [batch_dims_of(self._whole, part, slicing.batch, size) for size, part in self._part.items()]
-        self.dims = sized[0]
-        self._loss: LoweredStep | None = None
+        self.dims, *_ = [batch_dims_of(self._whole, part, slicing.batch, size) for size, part in self._part.items()]
         self.differentiated: tuple[int, ...] = ()
         if not is_training:
             return
-        if not any(dim is not None for dim in self.dims):
+        if self.dims.count(None) == len(self.dims):
             raise CaptureError(
                 "the model returns nothing that grows with the batch (it computes its loss itself), so that the "
                 "outputs of micro-batches cannot be joined; return what the loss is made of, and give it as `loss_fn`, "
                 "or capture with loss='separate' if the loss is a mean or a sum over samples."
             )
-        self._loss = self._captured_loss()
+        outputs = _Outputs(output)
+        trace = trace_step(outputs, (), {}, origin.loss_fn, origin.targets, is_training=True, frozen=origin.frozen)
+        check_alone(trace.result)
+        self._loss = lower_step(trace)
+        self._gradients = dict(zip(trace.trainable, self._loss.gradients, strict=True))
+        self.differentiated = tuple(k for k in range(len(self._whole)) if self._gradients.get(_name(k)) is not None)
 
     def seeds(self, index: int) -> tuple[torch.Tensor, ...]:
         """Stand-ins for the gradients of the outputs of micro-batch `index`."""
-        made = []
-        for position in self.differentiated:
-            like = self._part[self._parts.micro.slicing.sizes[index]][position].detach()
-            made.append(torch.empty_like(like, memory_format=torch.contiguous_format))
-        return tuple(made)
+        outputs = self._part[self._parts.micro.slicing.sizes[index]]
+        likes = (outputs[position].detach() for position in self.differentiated)
+        return tuple(torch.empty_like(like, memory_format=torch.contiguous_format) for like in likes)
 
     def join(self, refs: Sequence[RefMap]) -> list[Ref]:
         """The outputs of the whole batch.
@@ -365,17 +349,14 @@ class Joined:
 
     def add_loss(self, outputs: Sequence[Ref]) -> tuple[Ref, list[list[Ref]]]:
         """The loss of the whole batch, and by micro-batch the gradients of its outputs, copied out of theirs."""
-        assert self._loss is not None
-        step, slicing = self._loss, self._parts.micro.slicing
+        step, slicing, trace = self._loss, self._parts.micro.slicing, self._loss.trace
         named = {_name(position): ref for position, ref in enumerate(outputs)}
-        trace = step.trace
         state = [named[name] for name in (*trace.trainable, *trace.fixed, *trace.buffers)]
         refs = {**dict(enumerate([*state, *self._parts.targets])), **self._parts.constants(step)}
-        self._assembly.copy(step.ops, running_ops(step), refs, micro_batch=-1)
-        found = dict(zip(trace.trainable, step.gradients, strict=True))
+        self._assembly.copy(step.ops, running_ops(step.ops), refs, micro_batch=-1)
         seeds: list[list[Ref]] = [[] for _ in slicing.sizes]
         for position in self.differentiated:
-            gradient = found[_name(position)]
+            gradient = self._gradients[_name(position)]
             assert gradient is not None
             whole, dim = self._assembly.here(step.ops, gradient, refs), self.dims[position]
             home = self._assembly.ops.producer(whole)
@@ -393,31 +374,13 @@ class Joined:
                 seeds[index].append(seed)
         return self._assembly.here(step.ops, step.results[0], refs), seeds
 
-    def placeholders(self, step: LoweredStep, seeds: Sequence[Ref]) -> RefMap:
-        """What stands for the gradients of outputs that the step of a micro-batch was captured with."""
-        num_values = len(step.trace.values)
-        return dict(zip(range(num_values - len(seeds), num_values), seeds, strict=True))
-
-    def _captured_loss(self) -> LoweredStep:
-        origin = self._parts.origin
-        outputs = _Outputs(self._output)
-        trace = trace_step(outputs, (), {}, origin.loss_fn, origin.targets, is_training=True, frozen=origin.frozen)
-        check_alone(trace.result)
-        step = lower_step(trace)
-        has_gradient = {
-            name for name, gradient in zip(trace.trainable, step.gradients, strict=True) if gradient is not None
-        }
-        self.differentiated = tuple(k for k in range(len(self._whole)) if _name(k) in has_gradient)
-        return step
-
     def _depends_on_batch(self, step: LoweredStep, position: int) -> bool:
         """Whether an output of a slice is computed from what is cut."""
-        built, ops = step.ops.built, step.ops
-        trace = step.trace
+        ops, trace = step.ops, step.trace
         state = len(trace.trainable) + len(trace.fixed) + len(trace.buffers)
         dims = self._parts.micro.slicing.dims[: len(trace.values) - state - trace.num_targets]
         touched = {state + k for k, dim in enumerate(dims) if dim is not None}
-        for op, row in enumerate(built.ops):
+        for op, row in enumerate(ops.built.ops):
             if touched.intersection(row.reads):
                 touched.update(ops.tensors_of(op))
         return ops.base(step.results[position]) in touched
@@ -463,7 +426,8 @@ def fake_output(
     Raises:
         CaptureError: the model cannot run on fake tensors; names the op and the user's line.
     """
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    parameters = dict(model.named_parameters())
+    state = {**parameters, **dict(model.named_buffers())}
     tensors, filled = with_tensors((args, kwargs))
     twins = fakes([*state.values(), *tensors])
     own = dict(zip(state, twins, strict=False))
@@ -472,9 +436,8 @@ def fake_output(
     fake_args, fake_kwargs = filled(twins[len(state) :])
     grad_mode = torch.enable_grad() if is_training else torch.no_grad()
     with untouched(model), explained(model), statistics_handed_out(model), portable(model), grad_mode, _mode_of(twins):
-        if is_training:
-            for name, parameter in model.named_parameters():
-                own[name].requires_grad_(parameter.requires_grad)
+        for name, parameter in parameters.items() if is_training else ():
+            own[name].requires_grad_(parameter.requires_grad)
         return call_with(model, own, fake_args, fake_kwargs)
 
 
@@ -488,11 +451,6 @@ def _mode_of(twins: Sequence[torch.Tensor]) -> Iterator[None]:
             yield
     finally:
         mode.allow_non_fake_inputs = before
-
-
-def tensors_in(output: Any) -> list[torch.Tensor]:
-    """The tensors among the outputs of a model, in order."""
-    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
 
 
 def batch_dims_of(

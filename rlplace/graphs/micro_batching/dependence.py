@@ -4,25 +4,308 @@ A few samples can look as if nothing mixed them where an op saturates: `x.norm()
 and flooding, `(loss - b).abs() + b`, of a large loss is the loss. So each value is followed from the inputs on: by what
 its op does, not by the number that came out. One run of a slice and one of the batch tell which dimension counts the
 samples.
+
+`Trial`: a copy of a model, computed in float64 on the CPU, to see what a step is without running the user's own.
+
+`Pinned`: while active, a step is a function of its samples alone: float64, nothing random, fixed statistics.
 """
 
 from __future__ import annotations
 
+import copy
+import random
+import time
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlplace.graphs.capturing.constants import calls_told, memory
-from rlplace.graphs.micro_batching.trial import Pinned, TimeUp, Trial, rehearsal
-from rlplace.graphs.program import Slicing
+from rlplace.graphs.capturing.constants import calls_told, memory, owner_of
+from rlplace.graphs.capturing.portable import uncompiled
+from rlplace.graphs.capturing.trace import LossFn, check_alone
+from rlplace.graphs.capturing.untouched import PythonState
+from rlplace.graphs.program import Slicing, tensors_in, with_tensors
+
+aten = torch.ops.aten
+
+FLOATS = {torch.float16, torch.bfloat16, torch.float32}
+"""What becomes float64."""
+DRAWN = 0.5
+"""What a random op of floats draws instead: neither nothing nor everything."""
+
+
+class TimeUp(BaseException):
+    """The time of a check is over; no `Exception`, so that no model or loss catches it."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels that one loss of negative log-likelihood read.
+
+    Attributes:
+        ignore_index: the label of what does not count.
+        num_ignored: how many had it.
+        is_mean: whether it divides by how many labels count.
+        is_weighted: whether it divides by the weights of the classes that occur.
+    """
+
+    ignore_index: int
+    num_ignored: int
+    is_mean: bool
+    is_weighted: bool
+
+
+class Pinned(TorchDispatchMode):
+    """Makes ops of one step comparable with those of another that has more or fewer samples.
+
+    Casts to lower precision stay in float64; a random op returns a constant (a permutation the reverse order); batch
+    normalisation uses its running statistics, mean 0 and variance 1 where it has none, and changes nothing.
+
+    Args:
+        is_double: whether floats become float64.
+        deadline: in the time of `time.monotonic`; an op after it raises `TimeUp`.
+
+    Attributes:
+        labels: one entry for every loss of negative log-likelihood that ran.
+        normalises_batch: whether batch normalisation would have used the statistics of the batch.
+    """
+
+    def __init__(self, *, is_double: bool, deadline: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.labels: list[Labels] = []
+        self.normalises_batch = False
+        self._is_double, self._deadline = is_double, deadline
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if time.monotonic() > self._deadline:
+            raise TimeUp
+        kwargs = kwargs or {}
+        if self._is_double and func is not aten.view.dtype:
+            args = tuple(map(_widened, args))
+            kwargs = {key: _widened(value) for key, value in kwargs.items()}
+        if func in _NORMS:
+            return self._normalised(_named(func, args, kwargs), func)
+        if func in _NORM_BACKWARDS:
+            given = _named(func, args, kwargs)
+            if given.get("train", given.get("update")):
+                mean, variance = _statistics(given)
+                return aten.native_batch_norm_backward.default(
+                    given["grad_out"], given["input"], given.get("weight"), mean, variance, None, None, False,
+                    given["eps"], given["output_mask"],
+                )  # fmt: skip
+        if func in _LOSSES:
+            self._note(_named(func, args, kwargs))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return _drawn(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _normalised(self, given: dict[str, Any], func: Any) -> Any:
+        x: Tensor = given["input"]
+        if given.get("training", func is aten._batch_norm_with_update.default):
+            self.normalises_batch |= x.shape[0] > 1  # instances are normalised as channels of one sample
+        mean, variance = _statistics(given)
+        done = aten.native_batch_norm.default(
+            x, given.get("weight"), given.get("bias"), mean, variance, False, given["momentum"], given["eps"]
+        )
+        return (*done, x.new_empty(0, dtype=torch.uint8)) if len(func._schema.returns) == 4 else done
+
+    def _note(self, given: dict[str, Any]) -> None:
+        ignored = given["target"] == given["ignore_index"]
+        is_mean = given["reduction"] == 1
+        is_weighted = is_mean and given.get("weight") is not None
+        self.labels.append(Labels(given["ignore_index"], int(ignored.sum()), is_mean, is_weighted))
+
+
+_NORMS = {
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten._batch_norm_with_update.default,
+}
+_NORM_BACKWARDS = {aten.native_batch_norm_backward.default, aten.batch_norm_backward.default}
+_LOSSES = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in FLOATS else value
+
+
+def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by their names in the schema of an op."""
+    return {**dict(zip([argument.name for argument in func._schema.arguments], args, strict=False)), **kwargs}
+
+
+def _statistics(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Mean and variance that batch normalisation takes as given."""
+    x: Tensor = given["input"]
+    mean, variance = given.get("running_mean"), given.get("running_var")
+    if mean is None or variance is None:
+        return x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
+    return mean, variance
+
+
+def _drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a random op returns here: the same for a sample wherever it stands in its batch."""
+    if func is aten.native_dropout.default:
+        return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+    if func is aten.rrelu_with_noise.default:
+        args[1].fill_(1.0)
+        return func(*args[:4], False)
+    drawn = func(*args, **kwargs)
+    if not isinstance(drawn, Tensor):  # fused attention, whose dropout comes apart before where there is any
+        return drawn
+    if func in _PERMUTATIONS:
+        return drawn.copy_(torch.arange(len(drawn) - 1, -1, -1, dtype=drawn.dtype, device=drawn.device))
+    if drawn.is_floating_point() or drawn.is_complex():
+        return drawn.fill_(DRAWN)
+    given = _named(func, args, kwargs)
+    return drawn.fill_(True if drawn.dtype is torch.bool else given.get("low", given.get("from", 0)))
+
+
+_PERMUTATIONS: set[Callable[..., Any]] = {aten.randperm.default, aten.randperm.generator}
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A loss and the gradients of all trainable parameters, in their order; what a step computes."""
+
+    loss: Tensor
+    gradients: tuple[Tensor, ...]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether there is neither NaN nor infinity in it."""
+        return all(bool(torch.isfinite(value).all()) for value in (self.loss, *self.gradients))
+
+
+class Trial:
+    """A copy of `model`, its inputs and its loss; what runs here leaves the user's own as they are.
+
+    Args:
+        model: copied, to the CPU.
+        call: (args, kwargs) of the model.
+        loss_fn: copied where it is a module or bound to one; None for inference.
+        targets: what the loss takes besides the model's output.
+        is_double: whether floats become float64; else they keep their precision.
+        deadline: in the time of `time.monotonic`; an op after it raises `TimeUp`.
+
+    Attributes:
+        model: the copy.
+        tensors: copies of the tensors among the inputs, then the targets.
+        num_inputs: how many of them are inputs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        call: Any,
+        loss_fn: LossFn | None,
+        targets: Sequence[Tensor],
+        *,
+        is_double: bool,
+        deadline: float,
+    ) -> None:
+        self.is_double, self._deadline = is_double, deadline
+        modules = [module for owner in (model, *owner_of(loss_fn)) for module in owner.modules()]
+        held = [value for module in modules for value in vars(module).values()]  # parameters are in dicts there
+        own = {id(value): value for value in tensors_in(held)}
+        memo: dict[int, Any] = {key: self._copied(value) for key, value in own.items()}
+        with torch.no_grad():
+            self.model, self._loss_fn = copy.deepcopy((model, loss_fn), memo)
+        given, self._filled = with_tensors(call)
+        self.num_inputs = len(given)
+        self.tensors = [self._copied(tensor) for tensor in (*given, *targets)]
+        # once each: a loss may be a method of the model
+        copies = {each: None for owner in (self.model, *owner_of(self._loss_fn)) for each in owner.modules()}
+        self._buffers = [
+            (module._buffers, name, buffer)
+            for module in copies
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self._state = PythonState((("", module) for module in copies), has_hooks=False)
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[Pinned]:
+        """While active, ops are pinned, without autocast, in float64 by default; random states stay as they are."""
+        python, numpy, default = random.getstate(), np.random.get_state(), torch.get_default_dtype()
+        plain = torch.autocast("cpu", enabled=False)
+        with torch.random.fork_rng(devices=[]), plain, uncompiled(), torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a model that sees one sample
+            try:
+                torch.set_default_dtype(torch.float64 if self.is_double else default)
+                with Pinned(is_double=self.is_double, deadline=self._deadline) as pinned:
+                    yield pinned
+            finally:
+                torch.set_default_dtype(default)
+                random.setstate(python)
+                np.random.set_state(numpy)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether a step has a loss; without, it is inference."""
+        return self._loss_fn is not None
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable ones."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def output(self, tensors: Sequence[Tensor]) -> Any:
+        """What the model returns for these inputs (targets may follow); buffers and attributes are as at first."""
+        self._state.restore()
+        for (
+            buffers,
+            name,
+            first,
+        ) in self._buffers:  # a gradient to come may need what the last became
+            buffers[name] = first.detach().clone()
+        args, kwargs = self._filled(tensors)
+        return self.model(*args, **kwargs)
+
+    def loss(self, output: Any, tensors: Sequence[Tensor]) -> Tensor:
+        """The loss of an output, and of the targets among `tensors`."""
+        assert self._loss_fn is not None
+        loss: Tensor = check_alone(self._loss_fn(output, *tensors[self.num_inputs :]))
+        return loss.reshape(())
+
+    def step(self, tensors: Sequence[Tensor]) -> Stepped:
+        """Loss and gradients for these inputs and targets."""
+        loss = self.loss(self.output(tensors), tensors)
+        return Stepped(loss.detach(), self.gradients([loss], None))
+
+    def gradients(self, outputs: Sequence[Tensor], seeds: Sequence[Tensor | None] | None) -> tuple[Tensor, ...]:
+        """Gradients of all trainable parameters, given those of `outputs`; zeros where these depend on none."""
+        found = torch.autograd.grad(outputs, self.parameters, seeds, allow_unused=True)
+        pairs = zip(found, self.parameters, strict=True)
+        return tuple(torch.zeros_like(p) if g is None else g.detach().to_dense() for g, p in pairs)
+
+    def _copied(self, value: Tensor) -> Tensor:
+        dtype = torch.float64 if self.is_double and value.dtype in FLOATS else value.dtype
+        made = value.detach().to(device="cpu", dtype=dtype, copy=True)
+        if isinstance(value, nn.Parameter):
+            made = nn.Parameter(made, value.requires_grad)
+            for hook in (value._backward_hooks or {}).values():  # they change the gradient
+                made.register_hook(hook)  # type: ignore[no-untyped-call]
+        return made
+
+
+def has_values(model: nn.Module, tensors: Sequence[Tensor]) -> bool:
+    """Whether there is memory behind the model's tensors and the given ones: neither fake nor on `meta`."""
+    every = (*model.parameters(), *model.buffers(), *tensors)
+    return not any(isinstance(value, FakeTensor) or value.device.type == "meta" for value in every)
+
 
 MOST_NAMED = 3
 
@@ -84,14 +367,13 @@ class Dependence:
         return self.is_known and Of.MIXED in self.outputs
 
 
-def dependence(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing, deadline: float) -> Dependence:
+def dependence(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> Dependence:
     """How the outputs and the loss of a step depend on its samples.
 
     Args:
         trial: the step.
         tensors: its inputs and targets.
         slicing: how they are cut.
-        deadline: in the time of `time.monotonic`.
     """
     size = max(1, slicing.batch // 2)  # code often differs for one sample
     halves = Slicing(slicing.dims, (slicing.batch - size, size))
@@ -100,8 +382,7 @@ def dependence(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing, deadli
     in_model: list[MixingOp] = []
     loss, is_done = Of.NOTHING, False
     try:
-        pinned = Pinned(is_double=trial.is_double, deadline=deadline)
-        with rehearsal(pinned, is_double=trial.is_double), torch.no_grad():
+        with trial.rehearsal(), torch.no_grad():
             of_slice, of_batch = halves.cut(tensors, 1), list(tensors)
             with watch.calls(), watch:
                 output = trial.output(of_slice)
@@ -110,12 +391,12 @@ def dependence(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing, deadli
             watch.begin_whole([tensor for tensor, dim in zip(of_batch, slicing.dims, strict=True) if dim is not None])
             with watch.calls(), watch:
                 output = trial.output(of_batch)
-                leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-                outputs = [watch.of(leaf) for leaf in leaves]
+                leaves = tensors_in(output)
+                outputs = [watch.known.of(leaf) for leaf in leaves]
                 in_model, watch.found = watch.found, []
-                in_model += [op for leaf in leaves if (op := watch.adding(leaf)) is not None]
+                in_model += [watch.origin[id(leaf)] for leaf in leaves if id(leaf) in watch.origin]
                 if trial.has_loss:
-                    loss = watch.of(trial.loss(output, of_batch))
+                    loss = watch.known.of(trial.loss(output, of_batch))
         is_done = watch.is_aligned
     except (Exception, TimeUp):  # of the user's model; the check of its values says so
         pass
@@ -164,14 +445,6 @@ def _is_linear(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 
 
 @dataclass
-class _Called:
-    """An op of the slice, and what it returned."""
-
-    func: Any
-    outputs: list[Tensor]
-
-
-@dataclass
 class _Known:
     """Tensors of the batch whose dependence is known, kept so that an id stays the name of one."""
 
@@ -199,17 +472,24 @@ def _joined(one: Of, other: Of) -> Of:
 
 
 class _Watch(TorchDispatchMode):
-    """Keeps what every op returns for a slice, then says of each op for the whole batch what its outputs are of."""
+    """Keeps what every op returns for a slice, then says of each op for the whole batch what its outputs are of.
+
+    Attributes:
+        found: the ops that mix samples, since it was emptied.
+        is_aligned: whether the batch has run the ops of the slice so far.
+        known: what the tensors of the batch are of.
+        origin: by id of a sum over samples, the op that added up.
+    """
 
     def __init__(self, trial: Trial, batch: int, size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[MixingOp] = []
         self.is_aligned = True
         self._trial, self._cut, self._is_whole = trial, (batch, batch - size, size), False
-        self._of_slice: dict[tuple[str, int], _Called] = {}
+        self._of_slice: dict[tuple[str, int], tuple[Any, list[Tensor]]] = {}
         self._counts: Counter[str] = Counter()
-        self._known = _Known()
-        self._origin: dict[int, MixingOp] = {}  # by id of a sum: the op that added up
+        self.known = _Known()
+        self.origin: dict[int, MixingOp] = {}
         self._running: list[str] = []
         self._kept: list[Tensor] = []
 
@@ -217,15 +497,7 @@ class _Watch(TorchDispatchMode):
         """From here on ops are of the batch, of these tensors."""
         self._is_whole = True
         for tensor in samples:
-            self._known.note(tensor, Of.SAMPLES, is_written=False)
-
-    def of(self, value: Tensor) -> Of:
-        """What a value of the batch is of."""
-        return self._known.of(value)
-
-    def adding(self, value: Tensor) -> MixingOp | None:
-        """The op that added samples up to a value of the batch, if one did."""
-        return self._origin.get(id(value))
+            self.known.note(tensor, Of.SAMPLES, is_written=False)
 
     @contextmanager
     def calls(self) -> Iterator[None]:
@@ -252,14 +524,14 @@ class _Watch(TorchDispatchMode):
         module = self._running[-1] if self._running else "the loss"
         place = (module, self._counts[module])
         self._counts[module] += 1
-        outputs = _flat((result,))
+        outputs = tensors_in(result)
         if not self._is_whole:
-            self._of_slice[place] = _Called(func, [value.detach().clone() for value in outputs])
+            self._of_slice[place] = func, [value.detach().clone() for value in outputs]
             self._kept += outputs  # as those of the batch are: PyTorch detaches what is new and kept elsewhere
             return result
-        called = self._of_slice.get(place)
-        expected: list[Tensor | None] = [*called.outputs] if called is not None and called.func is func else []
-        if len(expected) != len(outputs):  # a slice took another path there
+        called, found = self._of_slice.get(place, (None, []))
+        expected: list[Tensor | None] = [*found]
+        if called is not func or len(expected) != len(outputs):  # a slice took another path there
             self.is_aligned, expected = False, [None] * len(outputs)
         self._judge(MixingOp(str(func), module), func, args, kwargs, list(zip(outputs, expected, strict=True)))
         return result
@@ -272,11 +544,11 @@ class _Watch(TorchDispatchMode):
         kwargs: dict[str, Any],
         outputs: list[tuple[Tensor, Tensor | None]],
     ) -> None:
-        inputs = _flat((*args, *kwargs.values()))
-        of_inputs = [self._known.of(value) for value in inputs]
+        inputs = tensors_in((args, kwargs))
+        of_inputs = [self.known.of(value) for value in inputs]
         packet = func.overloadpacket.__name__
         name = packet.removesuffix("_") if func._schema.is_mutable else packet
-        sums = next((self._origin[id(value)] for value in inputs if id(value) in self._origin), op)
+        sums = next((self.origin[id(value)] for value in inputs if id(value) in self.origin), op)
         for value, of_slice in outputs:
             of = self._of(name, func, args, kwargs, of_inputs, inputs, value, of_slice)
             if of is Of.MIXED and Of.MIXED not in of_inputs:
@@ -284,8 +556,8 @@ class _Watch(TorchDispatchMode):
                 if named not in self.found and value.numel():
                     self.found.append(named)
             if of is Of.SUM:
-                self._origin[id(value)] = sums if Of.SUM in of_inputs else op
-            self._known.note(value, of, is_written=any(value is each for each in inputs))
+                self.origin[id(value)] = sums if Of.SUM in of_inputs else op
+            self.known.note(value, of, is_written=any(value is each for each in inputs))
 
     def _of(
         self,
@@ -318,16 +590,6 @@ class _Watch(TorchDispatchMode):
         return Of.SAMPLES if is_offset or _is_slice(of_slice, value, *self._cut) else Of.MIXED
 
 
-def _flat(values: Sequence[Any]) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (tuple, list)):
-            found += _flat(value)
-    return found
-
-
 def _is_slice(part: Tensor, whole: Tensor, batch: int, start: int, size: int) -> bool:
     """Whether `part` is what belongs to `size` of `batch` samples in `whole`, whichever dimension counts them.
 
@@ -342,12 +604,9 @@ def _is_slice(part: Tensor, whole: Tensor, batch: int, start: int, size: int) ->
     others, left = divmod(whole.shape[dim], batch)
     if len(scaled) > 1 or left or part.shape[dim] != others * size:
         return False
-    for before in range(1, others + 1):
-        if others % before == 0:
-            split = whole.reshape(*whole.shape[:dim], before, batch, others // before, *whole.shape[dim + 1 :])
-            if _is_close(part, split.narrow(dim + 1, start, size).reshape(part.shape)):
-                return True
-    return False
+    shapes = ((before, batch, others // before) for before in range(1, others + 1) if others % before == 0)
+    splits = (whole.reshape(*whole.shape[:dim], *shape, *whole.shape[dim + 1 :]) for shape in shapes)
+    return any(_is_close(part, split.narrow(dim + 1, start, size).reshape(part.shape)) for split in splits)
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:

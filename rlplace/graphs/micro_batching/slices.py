@@ -86,7 +86,7 @@ def plan_slices(
         raise InvalidValue(
             "micro_batches",
             count,
-            f"at most the batch, which is {batch} ({_where_cut(names, tensors, dims)})",
+            f"at most the batch, which is {batch} ({cut_words(args, kwargs, targets, Slicing(tuple(dims), (batch,)))})",
             where=_WHERE,
             hint=f"Take fewer micro-batches or a larger batch. {_HINT}",
         )
@@ -113,21 +113,17 @@ def _named_tensors(
     args: tuple[Any, ...], kwargs: dict[str, Any], targets: Sequence[torch.Tensor]
 ) -> list[tuple[str, torch.Tensor]]:
     """Every tensor among the inputs, as they are flattened, then the targets: what a user calls it, and itself."""
-    found = []
-    for position, value in enumerate(args):
-        found += [(f"input {position}", leaf) for leaf in pytree.tree_leaves(value)]
-    for name, value in kwargs.items():
-        found += [(name, leaf) for leaf in pytree.tree_leaves(value)]
-    found += [(f"target {position}", target) for position, target in enumerate(targets)]
-    return [(name, leaf) for name, leaf in found if isinstance(leaf, torch.Tensor)]
+    inputs = {f"input {position}": value for position, value in enumerate(args)}
+    given = [*inputs.items(), *kwargs.items(), *((f"target {position}", each) for position, each in enumerate(targets))]
+    leaves = ((name, leaf) for name, value in given for leaf in pytree.tree_leaves(value))
+    return [(name, leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _default_dims(tensors: Sequence[torch.Tensor], num_inputs: int) -> list[int | None]:
-    batch = next((int(tensor.shape[0]) for tensor in tensors[:num_inputs] if tensor.dim()), 1)
-    if batch < 2:
-        first = next((index for index, tensor in enumerate(tensors[:num_inputs]) if tensor.dim()), None)
-        return [0 if index == first else None for index in range(len(tensors))]
-    return [0 if tensor.dim() and tensor.shape[0] == batch else None for tensor in tensors]
+    first = next((tensor for tensor in tensors[:num_inputs] if tensor.dim()), None)
+    batch = 1 if first is None else first.shape[0]
+    of_batch = (tensor is first or (batch > 1 and tensor.shape[:1] == (batch,)) for tensor in tensors)
+    return [0 if is_cut else None for is_cut in of_batch]
 
 
 def _given_dims(
@@ -144,8 +140,9 @@ def _given_dims(
                 dims[position] = _checked_dim(dim, names[position], tensors[position])
         return dims
     if isinstance(given, str) or not isinstance(given, Sequence):
-        expected = "a list or tuple with an entry for every tensor, or a dict of some"
-        raise InvalidValue("batch_dims", given, expected, where=_WHERE)
+        raise InvalidValue(
+            "batch_dims", given, "a list or tuple with an entry for every tensor, or a dict of some", where=_WHERE
+        )
     if len(given) != len(tensors):
         raise InvalidValue(
             "batch_dims",
@@ -186,14 +183,10 @@ def _checked_dim(dim: object, name: str, tensor: torch.Tensor) -> int | None:
         return None
     dims = tensor.dim()
     if type(dim) is not int or not -dims <= dim < dims:
-        allowed = f"a dimension from 0 to {dims - 1} of its shape {tuple(tensor.shape)}, or None" if dims else "None"
-        raise InvalidValue(f"batch_dims of {name}", dim, allowed, where=_WHERE)
+        raise InvalidValue(
+            f"batch_dims of {name}",
+            dim,
+            f"a dimension from 0 to {dims - 1} of its shape {tuple(tensor.shape)}, or None" if dims else "None",
+            where=_WHERE,
+        )
     return dim % dims
-
-
-def _where_cut(names: Sequence[str], tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> str:
-    return next(
-        f"dimension {dim} of {name} {tuple(tensor.shape)}"
-        for name, tensor, dim in zip(names, tensors, dims, strict=True)
-        if dim is not None
-    )

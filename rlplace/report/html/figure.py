@@ -95,26 +95,21 @@ def figures_json(figures: Sequence[Figure]) -> str:
 
 def base_layout(**more: Any) -> dict[str, Any]:
     """What the layouts of figures with axes share, and `more` over it."""
-    layout: dict[str, Any] = {
-        "margin": {"l": 56, "r": 16, "t": 8, "b": 44},
-        "hovermode": "closest",
-        "showlegend": False,
-        "dragmode": "zoom",
-    }
-    return layout | more
+    margin = {"l": 56, "r": 16, "t": 8, "b": 44}
+    return {"margin": margin, "hovermode": "closest", "showlegend": False, "dragmode": "zoom", **more}
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
     """An axis that is as quiet as the page."""
-    quiet: dict[str, Any] = {
+    return {
         "title": {"text": title, "font": {"size": 12, "color": FAINT}},
         "gridcolor": GRID,
         "zeroline": False,
         "ticks": "",
         "tickfont": {"size": 11, "color": FAINT},
         "automargin": True,
+        **more,
     }
-    return quiet | more
 
 
 def discrete_scale(colors: Sequence[str]) -> dict[str, Any]:
@@ -141,14 +136,12 @@ def drawn(plot: Plot, hover: str) -> tuple[list[dict[str, Any]], dict[str, Any]]
         traces += [quiet | fill | {"x": [*ends, *reversed(ends)], "y": sides}]
         traces += [quiet | {"x": ends, "y": ends, "line": {"width": 1.2, "color": FAINT}}]
     for one in plot.series:
-        color = page_color(one.color)
-        common: dict[str, Any] = {"type": "scatter", "name": plot_text(one.name), "hovertemplate": hover}
-        common |= {"x": one.x.round(5).tolist(), "y": one.y.round(5).tolist()}
-        if plot.mark == "points":
-            traces.append(common | {"mode": "markers", "marker": {"size": 8, "color": color, "opacity": 0.85}})
-        else:
+        color, at = page_color(one.color), {"x": one.x.round(5).tolist(), "y": one.y.round(5).tolist()}
+        look: dict[str, Any] = {"mode": "markers", "marker": {"size": 8, "color": color, "opacity": 0.85}}
+        if plot.mark == "steps":
             line = {"shape": "hv", "width": 2, "color": color}
-            traces.append(common | {"mode": "lines+markers", "line": line, "marker": {"size": 5}})
+            look = {"mode": "lines+markers", "line": line, "marker": {"size": 5}}
+        traces.append({"type": "scatter", "name": plot_text(one.name), "hovertemplate": hover, **at, **look})
     for place, (name, level) in enumerate(sorted(plot.levels.items(), key=lambda item: item[1])):
         # names at either end in turn: those of lines that are close to each other stay apart
         text = ["", plot_text(f"{name}  ")] if place % 2 == 0 else [plot_text(f"  {name}"), ""]
@@ -274,11 +267,8 @@ def readable(text: object, most: int = MOST_CHARACTERS) -> str:
         >>> readable("from one end to the other", most=13)
         'from ...other'
     """
-    shown = clean(text)
-    if len(shown) <= most:
-        return shown
-    half = (most - 3) // 2
-    return f"{shown[:half]}...{shown[-half:]}"
+    shown, half = clean(text), (most - 3) // 2
+    return shown if len(shown) <= most else f"{shown[:half]}...{shown[-half:]}"
 
 
 def escaped(text: object) -> str:

@@ -1,7 +1,6 @@
-"""`report_page`: a run as one HTML page that needs no network and no other file.
+"""`report_page`: a run as one HTML page that needs no network and no other file; `write_report` puts it into a folder.
 
-Also the sections that are text and tables: the head, the table of methods, where the time goes, what was learned about
-the host, and what was run.
+Also the sections that are text and tables, and those on the search. Those on one step are in `step_sections`.
 """
 
 from __future__ import annotations
@@ -13,33 +12,44 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Any
 
+import numpy as np
+
 from rlplace.errors import MissingExtra
-from rlplace.format import NOTHING, format_bytes, format_clock, format_ms
+from rlplace.files import write_text_atomic
+from rlplace.format import NOTHING, format_bytes, format_clock, format_ms, format_seconds
 from rlplace.measure.explain.explanation import Explanation
+from rlplace.report.console import alternative_rows, cut_rows, path_rows, share
 from rlplace.report.html.figure import (
+    Figure,
     Raw,
     Section,
+    Variant,
     bullets,
     details,
+    drawn,
     escaped,
     facts,
     figures_json,
+    page_color,
     paragraph,
     prose,
+    readable,
     table,
 )
 from rlplace.report.html.run_data import RunData
-from rlplace.report.html.search import fidelity_section, learning_section
-from rlplace.report.html.step import memory_section, modules_section, timeline_section
-from rlplace.report.printed import alternative_rows, cut_rows, path_rows, share
+from rlplace.report.html.step_sections import memory_section, modules_section, timeline_section
+from rlplace.report.plots import COLUMNS, TOLERANCE, Curve, Plot, agreement, best_so_far
 from rlplace.say import clean
 from rlplace.session.facts import Row
+from rlplace.session.folder import RUN_FILES, SESSION, RunFolder
+from rlplace.session.session import Session
 
 _LATEST_S = 253_402_300_799.0
 """The end of the year 9999: `datetime` knows no later one."""
@@ -59,17 +69,12 @@ def sentence(data: RunData) -> str:
     best = data.best_row
     if best is None or best.step_s is None:
         return "No placement ran to its end."
-    single_s, eager_s = data.step_s("single"), data.step_s("eager")
-    ratios = []
-    if single_s:
-        ratios.append(f"{best.step_s / single_s:.2f} of the best single device's time")
-    if eager_s:
-        ratios.append(f"{best.step_s / eager_s:.2f} of eager PyTorch's")
+    others = {"the best single device's time": data.step_s("single"), "eager PyTorch's": data.step_s("eager")}
+    ratios = [f"{best.step_s / other_s:.2f} of {name}" for name, other_s in others.items() if other_s]
     over = f": {' and '.join(ratios)}" if ratios else ""
     text = f"The best placement, found by {best.method}, takes {format_ms(best.step_s)} ms a step, {data.kind}{over}."
-    if eager_s and eager_s < best.step_s:
-        text += " Eager PyTorch was faster than every placement here: use eager."
-    return text
+    is_slower = (data.step_s("eager") or math.inf) < best.step_s
+    return f"{text} Eager PyTorch was faster than every placement here: use eager." if is_slower else text
 
 
 def _cards(data: RunData) -> str:
@@ -79,8 +84,7 @@ def _cards(data: RunData) -> str:
     spread = f"± {format_ms(best.spread_s)} ms, {best.method}" if best.spread_s else best.method
     cards = [("best step", f"{format_ms(best.step_s)} ms", spread)]
     for label, method in (("over one device", "single"), ("over eager PyTorch", "eager")):
-        other_s = data.step_s(method)
-        if other_s:
+        if other_s := data.step_s(method):
             cards.append((label, f"{best.step_s / other_s:.2f}×", f"{format_ms(other_s)} ms there"))
     memory = data.trace.memory if data.trace else {}
     if peaks := [(value, name) for name, points in memory.items() for _, value in points]:
@@ -94,19 +98,17 @@ def _cards(data: RunData) -> str:
 
 
 def _facts(data: RunData) -> str:
-    pairs: list[tuple[str, object]] = []
-    if data.devices:
-        kinds = Counter(device.kind or device.backend for device in data.devices if not device.members)
-        pairs.append(("host", f"{data.host}: " + ", ".join(f"{count} × {kind}" for kind, count in kinds.items())))
-    if data.num_ops:
-        cut = f", {data.num_micro_batches} micro-batches" if data.num_micro_batches > 1 else ""
-        pairs.append(("step", f"{data.num_ops:,} ops{cut}"))
+    kinds = Counter(device.kind or device.backend for device in data.devices if not device.members)
+    cut = f", {data.num_micro_batches} micro-batches" if data.num_micro_batches > 1 else ""
+    told = {
+        "host": f"{data.host}: " + ", ".join(f"{count} × {kind}" for kind, count in kinds.items()) if kinds else "",
+        "step": f"{data.num_ops:,} ops{cut}" if data.num_ops else "",
+        "finished": "",
+        "versions": ", ".join(f"{name} {version}" for name, version in _object(data.config.get("versions")).items()),
+    }
     if data.time_s is not None and 0 <= data.time_s <= _LATEST_S:
-        when = datetime.datetime.fromtimestamp(data.time_s, tz=datetime.UTC)
-        pairs.append(("finished", f"{when:%Y-%m-%d %H:%M} UTC"))
-    versions = data.config.get("versions")
-    if isinstance(versions, Mapping):
-        pairs.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items())))
+        told["finished"] = f"{datetime.datetime.fromtimestamp(data.time_s, tz=datetime.UTC):%Y-%m-%d %H:%M} UTC"
+    pairs = [(name, value) for name, value in told.items() if value]
     return facts(pairs) if pairs else ""
 
 
@@ -136,23 +138,20 @@ def command(config: Mapping[str, Any]) -> str:
     """
     train = _object(config.get("train"))
     search, learn = _object(train.get("search")), _object(train.get("learn"))
-    cut = _object(config.get("micro_batches"))
-    words = ["rlplace", "train", config.get("workload", "WORKLOAD"), "--host", config.get("host", "auto")]
-    if isinstance(train.get("budget_s"), int | float):
-        words += ["--budget", f"{train['budget_s']:g}s"]
-    if "seed" in train:
-        words += ["--seed", train["seed"]]
-    if config.get("workload_seed"):
-        words += ["--workload-seed", config["workload_seed"]]
-    if search.get("method"):
-        words += ["--method", search["method"]]
-    if search.get("method") == "policy" and learn.get("policy"):
-        words += ["--policy", learn["policy"]]
-    if config.get("gangs") is True:
-        words.append("--gangs")
-    if cut.get("count") not in (None, 1):
-        words += ["--micro-batches", cut["count"]]
-    return shlex.join(clean(word) for word in words)
+    cut, budget_s = _object(config.get("micro_batches")), train.get("budget_s")
+    options = {
+        "--host": config.get("host", "auto"),
+        "--budget": f"{budget_s:g}s" if isinstance(budget_s, int | float) else None,
+        "--seed": train.get("seed"),
+        "--workload-seed": config.get("workload_seed") or None,
+        "--method": search.get("method") or None,
+        "--policy": (learn.get("policy") or None) if search.get("method") == "policy" else None,
+        "--gangs": "" if config.get("gangs") is True else None,
+        "--micro-batches": cut.get("count") if cut.get("count") != 1 else None,
+    }
+    words = ["rlplace", "train", config.get("workload", "WORKLOAD")]
+    words += [str(word) for pair in options.items() if pair[1] is not None for word in pair if word != ""]
+    return shlex.join(map(clean, words))
 
 
 def _durations(expected: Mapping[str, float], taken: Mapping[str, float]) -> str:
@@ -193,11 +192,7 @@ def learned_host_section(data: RunData) -> Section | None:
         "Measured steps against the figures of the host: factors on op types, devices, links and launches that the "
         "measurements bear out, with the interval that holds 95 % of what is believed."
     )
-    said = (
-        bullets(data.learned.lines)
-        if data.learned.lines
-        else paragraph("The host is as profiled, as far as the steps tell.")
-    )
+    as_profiled = paragraph("The host is as profiled, as far as the steps tell.")
     factors = [
         one for one in data.learned.factors if abs(one.log_mean) < _LARGEST_LOG and 0 < one.log_deviation < _LARGEST_LOG
     ]
@@ -210,6 +205,7 @@ def learned_host_section(data: RunData) -> Section | None:
     heads = ["what", "name", "factor", "95 % interval", "deviation left"]
     summary = f"{len(ranked)} of {len(factors)} factors, the surest first"
     more = details(summary, table(heads, rows, numbers=(2, 3, 4))) if rows else ""
+    said = bullets(data.learned.lines) if data.learned.lines else as_profiled
     return Section("host", "What was learned about the host", lead, said + more)
 
 
@@ -224,29 +220,26 @@ def field_section(data: RunData) -> Section:
     )
     longest = max(((row.step_s or 0.0) + (row.spread_s or 0.0) for row in rows), default=0.0)
     single_s, eager_s = data.step_s("single"), data.step_s("eager")
-    cells: list[list[object]] = []
-    styles: dict[int, str] = {}
-    for index, row in enumerate(rows):
-        is_best = row.method == data.best and row.placement
-        mark = " ★" if is_best else "" if row.placement else " †"
-        styles[index] = "best" if is_best else "" if row.placement else "apart"
-        cells.append(
-            [
-                f"{row.method}{mark}",
-                NOTHING if row.step_s is None else format_ms(row.step_s),
-                f"± {format_ms(row.spread_s)}" if row.step_s and row.spread_s else "",
-                Raw(_bar(row, longest)),
-                _over(row.step_s, single_s),
-                _over(row.step_s, eager_s),
-                f"{row.placements:,}" if row.placements else "",
-                f"{row.measured:,}" if row.measured else "",
-                ": ".join(filter(None, ("" if row.status == "ok" else row.status, row.why))),
-            ]
-        )
-    if not any(row.step_s and row.spread_s for row in rows):
-        how = "simulated" if not data.is_measured else "measured"
-        lead = f"Step times are {how}; less is better."
-    else:
+    looks = [
+        (" †", "apart") if not row.placement else (" ★", "best") if row.method == data.best else ("", "")
+        for row in rows
+    ]
+    cells = [
+        [
+            f"{row.method}{mark}",
+            NOTHING if row.step_s is None else format_ms(row.step_s),
+            f"± {format_ms(row.spread_s)}" if row.step_s and row.spread_s else "",
+            Raw(_bar(row, longest)),
+            *(f"{row.step_s / other_s:.2f}×" if row.step_s and other_s else "" for other_s in (single_s, eager_s)),
+            f"{row.placements:,}" if row.placements else "",
+            f"{row.measured:,}" if row.measured else "",
+            ": ".join(filter(None, ("" if row.status == "ok" else row.status, row.why))),
+        ]
+        for row, (mark, _) in zip(rows, looks, strict=True)
+    ]
+    styles = {index: style for index, (_, style) in enumerate(looks)}
+    lead = f"Step times are {data.kind}; less is better."
+    if any(row.step_s and row.spread_s for row in rows):
         lead = (
             "Median step time of every row, and half the interquartile range of its samples, all measured in turn in "
             "one race. A lead within the spread is no lead."
@@ -267,13 +260,8 @@ def _bar(row: Row, longest: float) -> str:
     return f'<span class="bar"><b style="width:{width:.2f}%"></b>{whisker}</span>'
 
 
-def _over(step_s: float | None, other_s: float | None) -> str:
-    return f"{step_s / other_s:.2f}×" if step_s and other_s else ""
-
-
 _MOST_MODULES = 14
 _MOST_COPIES = 10
-_PARTS = ("busy", "transfer", "idle")
 
 
 def explained_section(data: RunData) -> Section | None:
@@ -286,12 +274,12 @@ def explained_section(data: RunData) -> Section | None:
         f"A typical {explanation.kind} step of {format_ms(step_s)} ms. No placement's step is shorter than "
         f"{format_ms(explanation.bound_s)} ms by the costs that are known ({explanation.bound})."
     )
-    advice = f'<p class="advice">{prose(explanation.advice.sentence)}</p>'
     doubt = f'<p class="warning">{prose(explanation.disturbed)}</p>' if explanation.disturbed else ""
     rows = [cells for _, cells in path_rows(explanation, _MOST_MODULES)]
     path_table = table(["module", "phase", "items", "ms", "share"], rows, numbers=(2, 3, 4), minor=(2,))
     body = (
-        f"{doubt}{advice}<h3>Devices</h3>{_devices(explanation)}"
+        f'{doubt}<p class="advice">{prose(explanation.advice.sentence)}</p>'
+        f"<h3>Devices</h3>{_devices(explanation)}"
         f"<h3>Critical path</h3><p>The chain that ends the step: {share(path.op_s, step_s)} ops, "
         f"{share(path.transfer_s, step_s)} copies, {share(path.wait_s, step_s)} waits.</p>{path_table}"
     )
@@ -300,37 +288,195 @@ def explained_section(data: RunData) -> Section | None:
         copies = table(heads, cut_rows(explanation, _MOST_COPIES), numbers=(3, 4), minor=(2, 5))
         sent = f"{explanation.num_transfers:,} copies send {format_bytes(explanation.transfer_bytes)} in all."
         body += f"<h3>Costliest copies</h3><p>{prose(sent)}</p>{copies}"
-    if explanation.alternatives:
+    if rows := alternative_rows(explanation):
         heads = ["instead", "ms", "over this", "how", "notes"]
-        others = table(heads, alternative_rows(explanation), numbers=(1, 2), minor=(4,))
-        body += f"<h3>What else it would cost</h3>{others}"
+        body += f"<h3>What else it would cost</h3>{table(heads, rows, numbers=(1, 2), minor=(4,))}"
     return Section("explained", "Where the time goes", lead, body)
 
 
 def _devices(explanation: Explanation) -> str:
     rows = []
     for device in explanation.devices:
-        parts = (device.busy_s, device.transfer_s, device.idle_s)
-        whole = sum(parts) or 1.0
-        stacked = "".join(
-            f'<b class="{name}" style="width:{100 * part / whole:.2f}%"></b>'
-            for name, part in zip(_PARTS, parts, strict=True)
-        )
-        capacity = f"{device.peak_bytes / device.capacity_bytes:.0%}" if device.capacity_bytes else ""
+        parts = {"busy": device.busy_s, "transfer": device.transfer_s, "idle": device.idle_s}
+        whole = sum(parts.values()) or 1.0
+        stacked = (f'<b class="{name}" style="width:{100 * part / whole:.2f}%"></b>' for name, part in parts.items())
         rows.append(
             [
                 device.name,
                 f"{device.num_ops:,}",
-                Raw(f'<span class="stack">{stacked}</span>'),
-                *(share(part, explanation.explained_s) for part in parts),
+                Raw(f'<span class="stack">{"".join(stacked)}</span>'),
+                *(share(part, explanation.explained_s) for part in parts.values()),
                 format_bytes(device.sent_bytes),
                 format_bytes(device.received_bytes),
                 format_bytes(device.peak_bytes),
-                capacity,
+                f"{device.peak_bytes / device.capacity_bytes:.0%}" if device.capacity_bytes else "",
             ]
         )
     heads = ["device", "ops", "", "busy", "copies alone", "idle", "sent", "received", "peak memory", "of capacity"]
     return table(heads, rows, numbers=(1, 3, 4, 5, 6, 7, 8, 9), minor=(1, 2, 6, 7, 9))
+
+
+_CURVES_PX, _SCATTER_PX = 360, 400
+_LABELS = {
+    "seconds": "over time",
+    "measured": "over placements measured",
+    "evaluations": "over placements scored",
+}
+_EVALUATIONS, _MEASURED, _SECONDS, _STEP_S = range(4)
+_FEW, _MOST_PAIRS = 3, 60
+
+History = Sequence[Sequence[float]]
+
+
+def learning_section(data: RunData) -> Section | None:
+    """The curves, and a table of where each of them begins and ends; None where no history was kept."""
+    searched = {name: rows for name, rows in histories_of(data).items() if len(rows) > 1 or rows[-1][_SECONDS] > 0}
+    curves = {name: rows for name, rows in searched.items() if _is_search(data, name)} or searched
+    if not curves:
+        return None
+    figure = _curves(data, curves)
+    caveat = "All of it is simulated."
+    if data.is_measured:
+        caveat = (
+            "The curves are of the search's own races: the least of many noisy figures is too low, so a curve may end "
+            "below what the table says, and the table is right."
+        )
+    lead = f"The best {data.kind} step so far of each search, and the steps that it had to beat. {caveat}"
+    rows = [
+        [
+            name,
+            format_ms(history[0][_STEP_S]),
+            format_ms(history[-1][_STEP_S]),
+            f"{len(history)}",
+            f"{history[-1][_EVALUATIONS]:,.0f}",
+            f"{history[-1][_MEASURED]:,.0f}",
+            format_seconds(history[-1][_SECONDS]),
+        ]
+        for name, history in curves.items()
+    ]
+    heads = ["method", "first, ms", "best, ms", "improvements", "scored by then", "measured by then", "after"]
+    body = figure.place + table(heads, rows, numbers=range(1, 7))
+    return Section("learning", "How the search went", lead, body, (figure,))
+
+
+def histories_of(data: RunData) -> dict[str, History]:
+    """Rows of four figures by method, in the order of the table; those of other lengths are left out."""
+    kept: dict[str, History] = {row.method: row.history for row in data.rows}
+    kept |= {name: [best.to_list() for best in one.history] for name, one in data.searches.items() if one.history}
+    found = {
+        name: [one for one in rows if len(one) == len(COLUMNS) and one[_STEP_S] > 0] for name, rows in kept.items()
+    }
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def _is_search(data: RunData, method: str) -> bool:
+    """Whether the run gave the method its budget; heuristics score a few placements only."""
+    if data.searches:
+        return method in data.searches
+    row = data.row(method)
+    return row is not None and ((row.measured or 0) > 0 or not data.is_measured)
+
+
+def _curves(data: RunData, histories: Mapping[str, History]) -> Figure:
+    curves = [Curve(name, history, _spent(data, name)) for name, history in histories.items()]
+    levels = {name: step_s * 1e3 for name, step_s in _references(data, list(histories)).items()}
+    plots = {
+        axis: best_so_far(curves, axis, kind=data.kind, is_ratio=False, is_joined=False, levels=levels)
+        for axis in _LABELS
+        if axis != "measured" or any(rows[-1][_MEASURED] > 0 for rows in histories.values())
+    }
+    made = {axis: drawn(plot, ": %{y:.2f} ms") for axis, plot in plots.items()}
+    variants = [
+        Variant(
+            _LABELS[axis],
+            {name: [trace[name] for trace in traces] for name in ("x", "y")},
+            {f"xaxis.{name}": layout["xaxis"][name] for name in ("type", "range")}
+            | {"xaxis.title.text": layout["xaxis"]["title"]["text"]},
+            _legend(plots[axis]),
+        )
+        for axis, (traces, layout) in made.items()
+    ]
+    return Figure("learning-figure", "Best step so far over time", *made["seconds"], _CURVES_PX, variants)
+
+
+def _legend(plot: Plot) -> list[tuple[str, str]]:
+    return [(readable(one.name), page_color(one.color)) for one in plot.series]
+
+
+def _spent(data: RunData, name: str) -> tuple[float, float, float]:
+    """What a method had spent in all: placements scored, measured, and seconds."""
+    search, row = data.searches.get(name), data.row(name)
+    return row.placements if row else 0, (row.measured or 0) if row else 0, search.seconds if search else 0.0
+
+
+def _references(data: RunData, shown: Sequence[str]) -> dict[str, float]:
+    """Seconds on one device, of plain PyTorch and of the best of the others in the table."""
+    found = {"one device": data.step_s("single"), "eager PyTorch": data.step_s("eager")}
+    others = [
+        (row.step_s, row.method)
+        for row in data.rows
+        if row.placement and row.step_s and row.method not in ("single", *shown)
+    ]
+    found |= {f"best heuristic: {name}": step_s for step_s, name in sorted(others)[:1]}
+    return {name: step_s for name, step_s in found.items() if step_s}
+
+
+def fidelity_section(data: RunData) -> Section | None:
+    """The scatter, its error in words, and a table; None where nothing was both simulated and measured."""
+    found = {
+        name: [(pair[0], pair[1]) for pair in search.tried if len(pair) == 2 and min(pair) > 0]
+        for name, search in data.searches.items()
+    }
+    pairs = {name: some for name, some in found.items() if some}
+    every = [pair for some in pairs.values() for pair in some]
+    if not every or not data.is_measured:
+        return None
+    lead = (
+        f"The {len(every):,} placements that the searches ran, as simulated and as measured (drift of the machine is "
+        f"taken out by a reference placement in every race). {words(every)}"
+    )
+    plot = agreement(pairs)
+    legend = [*_legend(plot), (f"± {TOLERANCE:.0%}".replace("%", " %"), "#B8C0C9")]
+    figure = Figure(
+        "fidelity-figure",
+        "Simulated over measured step times",
+        *drawn(plot, "<br>measured %{x:.2f} ms<br>simulated %{y:.2f} ms"),
+        _SCATTER_PX,
+        [Variant("", legend=legend)],
+    )
+    rows = [
+        [name, format_ms(measured), format_ms(simulated), f"{simulated / measured - 1:+.1%}"]
+        for name, some in pairs.items()
+        for simulated, measured in some
+    ]
+    note = f"The first {_MOST_PAIRS} as a table" if len(rows) > _MOST_PAIRS else "The same as a table"
+    columns = ["method", "measured, ms", "simulated, ms", "off by"]
+    body = figure.place + details(note, table(columns, rows[:_MOST_PAIRS], numbers=(1, 2, 3)))
+    return Section("fidelity", "Simulator against measured", lead, body, (figure,))
+
+
+def words(pairs: Sequence[tuple[float, float]]) -> str:
+    """The error of simulated against measured seconds, in a sentence or two.
+
+    Example:
+        >>> words([(1.0, 1.0), (1.1, 1.0)])
+        'The median error is 5 %; on the whole the simulator says 5 % too much.'
+    """
+    from scipy.stats import spearmanr
+
+    simulated, measured = np.array(pairs, dtype=np.float64).T
+    errors = simulated / measured - 1.0
+    bias = float(np.median(errors))
+    side = f"on the whole the simulator says {_percent(abs(bias))} too {'much' if bias > 0 else 'little'}."
+    text = f"The median error is {_percent(float(np.median(np.abs(errors))))}; {side}"
+    if len(pairs) < _FEW or np.ptp(simulated) == 0 or np.ptp(measured) == 0:
+        return text
+    found = spearmanr(simulated, measured).statistic
+    return f"{text} It orders them with a rank correlation of {found:.2f} (1 is perfect)."
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}".replace(".0%", "%").replace("%", " %")
 
 
 SECTIONS: tuple[tuple[str, str, Callable[[RunData], Section | None]], ...] = (
@@ -396,10 +542,9 @@ def plotly_script() -> str:
 def _missing(what: Sequence[str]) -> str:
     """What the run kept no data of, in a line."""
     kinds = list(dict.fromkeys(what))
-    if not kinds:
-        return ""
-    listed = kinds[0] if len(kinds) == 1 else f"{', '.join(kinds[:-1])} or {kinds[-1]}"
-    return f'<p class="note">This run kept nothing of these, so their sections are left out: {escaped(listed)}.</p>'
+    listed = " or ".join(filter(None, (", ".join(kinds[:-1]), *kinds[-1:])))
+    told = f'<p class="note">This run kept nothing of these, so their sections are left out: {escaped(listed)}.</p>'
+    return told if kinds else ""
 
 
 def _policy(scripts: Sequence[str]) -> str:
@@ -413,3 +558,30 @@ def _policy(scripts: Sequence[str]) -> str:
 
 def _asset(name: str) -> str:
     return (resources.files("rlplace.report.html") / name).read_text(encoding="utf-8")
+
+
+REPORT = "report.html"
+"""Its name in a run folder."""
+
+
+def write_report(folder: RunFolder | Path, session: Session | None = None) -> Path:
+    """Writes the report of a run, over one that is there already, and returns where.
+
+    Reading runs no code: neither the model nor the host is needed.
+
+    Args:
+        folder: of a run that came to its end.
+        session: of the run, where it is open already.
+
+    Raises:
+        FileProblem: no run there, one without a result, or a file that cannot be read or written.
+        InvalidValue, UnknownName: its session is malformed.
+        MissingExtra: plotly is not installed.
+    """
+    run = folder if isinstance(folder, RunFolder) else RunFolder.open(folder)
+    path = run.path(REPORT)
+    with Session.read(run.root) if session is None else nullcontext(session) as opened:
+        files = tuple(name for name in RUN_FILES if name not in (REPORT, SESSION) and run.has(name))
+        data = RunData.of(opened, files)
+    write_text_atomic(path, report_page(data))
+    return path

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.cluster import Cluster
-from rlplace.cluster.evaluator import ClusterEvaluator
+from rlplace.cluster.cluster_evaluator import ClusterEvaluator
 from rlplace.files import write_bytes_atomic
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import MeasurementLog

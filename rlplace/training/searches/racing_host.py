@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.cluster.evaluator import ClusterEvaluator
+from rlplace.cluster.cluster_evaluator import ClusterEvaluator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.plan import Plan

@@ -11,7 +11,7 @@ from placed_steps import alternating
 from torch import nn
 from torch.nn import functional
 
-from rlplace.export.placed.graphs import captured_again, captured_evaluation, carried_plan, flags_of
+from rlplace.export.placed.graphs import Flags, captured_again, captured_evaluation, carried_plan
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure.placement import check_plan
@@ -32,7 +32,7 @@ def test_another_batch_has_the_same_devices(seed: int) -> None:
     model = classifier(dropout=0.5)
     graph = captured(model, "adam")
     ((x, labels),) = batches(1, 2)
-    other = captured_again(graph, ((x,), {}, (labels,)), flags_of(model))
+    other = captured_again(graph, ((x,), {}, (labels,)), Flags.of(model))
     plan = naive_plan(graph, random_devices(graph, 3, np.random.default_rng(seed)))
     assert np.array_equal(check_plan(other, 3, carried_plan(graph, plan, other)).devices, plan.devices)
 

@@ -9,7 +9,7 @@ import pytest
 from headless_chromium import CHROMIUM, Browser
 from run_files import HOSTILE, hostile_run, write_run
 
-from rlplace.report.report_run import write_report
+from rlplace.report.html.page import write_report
 
 pytestmark = [
     pytest.mark.slow,

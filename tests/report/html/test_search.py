@@ -7,8 +7,8 @@ from pathlib import Path
 from plotly_figures import check
 from run_files import change, forget, retable, rows_of, run_data, write_run
 
+from rlplace.report.html.page import fidelity_section, learning_section, words
 from rlplace.report.html.run_data import RunData
-from rlplace.report.html.search import fidelity_section, learning_section, words
 
 
 def test_curves_end_where_their_search_ended_beside_what_they_had_to_beat(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from rlplace.cli.main import main
 from rlplace.cluster import Cluster
-from rlplace.cluster.evaluator import HERE, Job, NodePool
+from rlplace.cluster.cluster_evaluator import HERE, Job, NodePool
 from rlplace.graphs import capture
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.evaluator import Evaluator

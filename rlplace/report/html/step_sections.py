@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, groupby, repeat
 from typing import Any
 
 from rlplace.format import format_bytes, format_ms, format_seconds
@@ -31,7 +32,7 @@ from rlplace.report.html.figure import (
     table,
 )
 from rlplace.report.html.run_data import RunData
-from rlplace.report.plots import PHASE_COLORS
+from rlplace.report.plots import PHASE_COLORS, blended, luminance
 
 MOST_BARS = 4000
 """More slices than that are merged with their neighbours: no screen shows them one by one."""
@@ -76,16 +77,14 @@ def timeline_section(data: RunData) -> Section | None:
         f"One {trace.kind or data.kind} step of {format_seconds(trace.step_s)}{typical}: {len(trace.ops):,} ops "
         f"and {num_transfers:,} transfers. Drag to zoom, double-click to see all of it again."
     )
-    note = ""
-    if shown < len(trace.slices):
-        note = paragraph(
-            f"{len(trace.slices):,} ops and transfers are drawn as {shown:,} bars: short neighbours as one, which says "
-            "how many it stands for. timeline.json has all of them.",
-            "note",
-        )
-    return Section(
-        "timeline", "Timeline", lead, _figure(trace, bars).place + note + _table(trace), (_figure(trace, bars),)
+    note = paragraph(
+        f"{len(trace.slices):,} ops and transfers are drawn as {shown:,} bars: short neighbours as one, which says "
+        "how many it stands for. timeline.json has all of them.",
+        "note",
     )
+    figure = _figure(trace, bars)
+    body = figure.place + (note if shown < len(trace.slices) else "") + _table(trace)
+    return Section("timeline", "Timeline", lead, body, (figure,))
 
 
 def merged(trace: Trace, most: int = MOST_BARS) -> dict[int, list[Bar]]:
@@ -95,38 +94,29 @@ def merged(trace: Trace, most: int = MOST_BARS) -> dict[int, list[Bar]]:
     grows until there are few enough. While it is below what a screen resolves, only ops of one phase and one part of
     the model are merged.
     """
-    rows: dict[int, list[Slice]] = defaultdict(list)
-    for one in trace.slices:
-        rows[one.lane].append(one)
-    groups = module_groups(trace.ops)
-    share, bars = 0.0, {lane: [_bar(one) for one in row] for lane, row in rows.items()}
+    groups, share = module_groups(trace.ops), 0.0
+    bars = _merged(trace, -1.0, groups.are_alike)
     while sum(map(len, bars.values())) > most and share < 1.0:
         share = 2 * share or _FIRST_GRAIN
         is_same = (lambda a, b: True) if share > _COLORS_MIX_FROM else groups.are_alike
-        bars = {lane: _merge_row(row, share * trace.step_s, is_same) for lane, row in rows.items()}
+        bars = _merged(trace, share * trace.step_s, is_same)
     return bars
 
 
-def _merge_row(row: Sequence[Slice], grain_s: float, is_same: Callable[[Slice, Slice], bool]) -> list[Bar]:
-    bars: list[Bar] = []
-    for one in row:
-        last = bars[-1] if bars else None
+def _merged(trace: Trace, grain_s: float, is_same: Callable[[Slice, Slice], bool]) -> dict[int, list[Bar]]:
+    bars: dict[int, list[Bar]] = defaultdict(list)
+    for one in trace.slices:
+        row, last = bars[one.lane], bars[one.lane][-1] if bars[one.lane] else None
         if (
             last is not None
-            and one.start_s - last.end_s <= grain_s
-            and one.seconds <= grain_s
-            and last.end_s - last.start_s <= grain_s
+            and max(one.start_s - last.end_s, one.seconds, last.end_s - last.start_s) <= grain_s
             and is_same(last.first, one)
         ):
             longer = one if one.seconds > last.first.seconds else last.first
-            bars[-1] = Bar(longer, last.start_s, max(last.end_s, one.end_s), last.count + 1, last.busy_s + one.seconds)
+            row[-1] = Bar(longer, last.start_s, max(last.end_s, one.end_s), last.count + 1, last.busy_s + one.seconds)
         else:
-            bars.append(_bar(one))
+            row.append(Bar(one, one.start_s, one.end_s, 1, one.seconds))
     return bars
-
-
-def _bar(one: Slice) -> Bar:
-    return Bar(one, one.start_s, one.end_s, 1, one.seconds)
 
 
 def _figure(trace: Trace, bars: Mapping[int, list[Bar]]) -> Figure:
@@ -163,45 +153,31 @@ def _figure(trace: Trace, bars: Mapping[int, list[Bar]]) -> Figure:
             gridcolor="rgba(0,0,0,0)",
         ),
     )
-    variants = [_by_phase(trace, shown), _by_module(trace, shown)]
+    used, groups = {one.kind for one in trace.slices}, module_groups(trace.ops)
+    phases = {phase: color for phase, color in PHASE_COLORS.items() if phase in used}
+    names = [*groups.names, *([OTHERS] if groups.has_others else [])]
+    parts = dict(zip(names, (*MODULE_COLORS[: len(groups.names)], OTHER_COLOR)))
+    sent = {TRANSFER: PHASE_COLORS[TRANSFER]} if TRANSFER in used else {}
+    variants = [
+        _coloured("by phase", shown, lambda one: one.kind, phases),
+        _coloured(
+            "by module", shown, lambda one: TRANSFER if one.kind == TRANSFER else groups.name_of(one), parts | sent
+        ),
+    ]
     height = sum(heights) + _AROUND_PX
     return Figure("timeline-figure", "Timeline of one step", traces, layout, height, variants, _LEAST_WIDTH_PX)
 
 
-def _by_phase(trace: Trace, shown: Sequence[Sequence[Bar]]) -> Variant:
-    used, phases = {one.kind for one in trace.slices}, list(PHASE_COLORS)
-
-    def color_of(one: Slice) -> int:
-        return phases.index(one.kind) if one.kind in PHASE_COLORS else len(phases)
-
-    legend = [(phase, color) for phase, color in PHASE_COLORS.items() if phase in used]
-    return _coloured("by phase", shown, color_of, [*PHASE_COLORS.values(), OTHER_COLOR], legend)
-
-
-def _by_module(trace: Trace, shown: Sequence[Sequence[Bar]]) -> Variant:
-    groups = module_groups(trace.ops)
-    colors = [*MODULE_COLORS[: len(groups.names)], OTHER_COLOR, PHASE_COLORS[TRANSFER]]
-
-    def color_of(one: Slice) -> int:
-        return len(colors) - 1 if one.kind == TRANSFER else groups.index(one)
-
-    names = [*groups.names, OTHERS] if groups.has_others else groups.names
-    legend = [*zip(map(readable, names), colors)]
-    if any(one.kind == TRANSFER for one in trace.slices):
-        legend.append((TRANSFER, PHASE_COLORS[TRANSFER]))
-    return _coloured("by module", shown, color_of, colors, legend)
-
-
 def _coloured(
-    label: str,
-    shown: Sequence[Sequence[Bar]],
-    color_of: Callable[[Slice], int],
-    colors: Sequence[str],
-    legend: Sequence[tuple[str, str]],
+    label: str, shown: Sequence[Sequence[Bar]], part_of: Callable[[Slice], str], colors: Mapping[str, str]
 ) -> Variant:
-    restyle: dict[str, list[Any]] = {"marker.color": [[color_of(bar.first) for bar in row] for row in shown]}
-    restyle |= {f"marker.{name}": [value] * len(shown) for name, value in discrete_scale(colors).items()}
-    return Variant(label, restyle, legend=legend)
+    """Bars in the colours of their parts, by name; parts without one in `OTHER_COLOR`."""
+    places, scale = {name: place for place, name in enumerate(colors)}, discrete_scale([*colors.values(), OTHER_COLOR])
+    restyle: dict[str, list[Any]] = {
+        "marker.color": [[places.get(part_of(bar.first), len(colors)) for bar in row] for row in shown],
+        **{f"marker.{name}": [value] * len(shown) for name, value in scale.items()},
+    }
+    return Variant(label, restyle, legend=[(readable(name), color) for name, color in colors.items()])
 
 
 def _words(bar: Bar) -> str:
@@ -212,23 +188,21 @@ def _words(bar: Bar) -> str:
         head = f"<b>{bar.count:,} {'transfers' if one.kind == TRANSFER else 'ops'}</b>"
         most = f"longest: {plot_text(one.name)}" + (f" in {plot_text(one.module)}" if one.module else "")
         return "<br>".join((head, most, f"{format_seconds(bar.busy_s)}, {when}"))
-    lines = [f"<b>{plot_text(one.name)}</b>"]
-    if one.ends:
-        lines.append(f"{plot_text(one.ends[0])} → {plot_text(one.ends[1])}, {format_bytes(one.num_bytes)}")
-    else:
-        lines.append(plot_text(one.target))
-    if one.module:
-        lines.append(plot_text(one.module))
     part = f", micro-batch {one.micro_batch}" if one.micro_batch >= 0 else ""
-    lines.append(f"{plot_text(one.kind)}{part}: {format_seconds(one.seconds)}, {when}")
+    lines = (
+        f"<b>{plot_text(one.name)}</b>",
+        f"{' → '.join(map(plot_text, one.ends))}, {format_bytes(one.num_bytes)}" if one.ends else plot_text(one.target),
+        *([plot_text(one.module)] if one.module else []),
+        f"{plot_text(one.kind)}{part}: {format_seconds(one.seconds)}, {when}",
+    )
     return "<br>".join(lines)
 
 
 def _table(trace: Trace) -> str:
-    rows: list[list[object]] = []
     by_owner: dict[str, list[Slice]] = {lane.owner: [] for lane in trace.lanes if lane.is_device}
     for one in trace.ops:
         by_owner.setdefault(trace.device_of(one), []).append(one)
+    rows = []
     for name, ops in by_owner.items():
         busy_s = covered_s(ops)
         phases = [sum(one.seconds for one in ops if one.kind == phase) for phase in ("forward", "backward", "update")]
@@ -274,7 +248,8 @@ def modules_section(data: RunData) -> Section | None:
     trace = data.trace
     if trace is None or not any(op.seconds for op in trace.ops):
         return None
-    devices = devices_of(trace)
+    used = {trace.device_of(op) for op in trace.ops}
+    devices = colored(lane.owner for lane in trace.lanes if lane.owner in used)
     figure = _treemap(tree(trace), devices)
     lead = (
         "Every module of the model: its area is the time of its ops (forward, backward and update), its colour the "
@@ -284,11 +259,9 @@ def modules_section(data: RunData) -> Section | None:
     return Section("modules", "Placement", lead, body, (figure,))
 
 
-def devices_of(trace: Trace) -> dict[str, str]:
-    """Every device that runs an op, and its colour, in order of display."""
-    used = {trace.device_of(op) for op in trace.ops}
-    names = dict.fromkeys(lane.owner for lane in trace.lanes if lane.owner in used)
-    return {name: DEVICE_COLORS[k] if k < len(DEVICE_COLORS) else OTHER_COLOR for k, name in enumerate(names)}
+def colored(names: Iterable[str]) -> dict[str, str]:
+    """Devices, each once, with their colours."""
+    return dict(zip(dict.fromkeys(names), chain(DEVICE_COLORS, repeat(OTHER_COLOR))))
 
 
 def tree(trace: Trace) -> Node:
@@ -305,21 +278,6 @@ def tree(trace: Trace) -> Node:
     return root
 
 
-def blended(shares: Mapping[str, float], colors: Mapping[str, str]) -> str:
-    """The colours of devices, mixed by what each takes.
-
-    Example:
-        >>> blended({"a": 1.0, "b": 1.0}, {"a": "#000000", "b": "#FFFFFF"})
-        '#808080'
-    """
-    total = sum(shares.values()) or 1.0
-    parts = [
-        sum(share / total * int(colors[name][place : place + 2], 16) for name, share in shares.items())
-        for place in (1, 3, 5)
-    ]
-    return "#" + "".join(f"{int(part + 0.5):02X}" for part in parts)
-
-
 def text_color(fill: str) -> str:
     """Dark or white, whichever has more contrast on `fill`; the page's ink on a colour of the page.
 
@@ -330,22 +288,18 @@ def text_color(fill: str) -> str:
     """
     if fill.startswith("@"):
         return INK
-    parts = [int(fill[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "#0D1317" if luminance > _LIGHT_FROM else "#FFFFFF"
-
-
-def _color(node: Node, colors: Mapping[str, str]) -> str:
-    """That of the page where the parts inside are in view anyway, else that of the devices."""
-    is_open = (node.children and node.path.count(".") < _SHOWN_DEPTH - 3) or not node.path
-    return GRID if is_open else blended(node.seconds, colors)
+    return "#0D1317" if luminance(fill) > _LIGHT_FROM else "#FFFFFF"
 
 
 def _treemap(root: Node, colors: Mapping[str, str]) -> Figure:
     nodes = _nodes(root)
     index = {id(node): place for place, (node, _) in enumerate(nodes)}
-    fills = [_color(node, colors) for node, _ in nodes]
+    fills = [  # that of the page where the parts inside are in view anyway
+        GRID
+        if not node.path or (node.children and node.path.count(".") < _SHOWN_DEPTH - 3)
+        else blended(node.seconds, colors)
+        for node, _ in nodes
+    ]
     trace = {
         "type": "treemap",
         "ids": [str(place) for place in range(len(nodes))],
@@ -384,12 +338,12 @@ def _nodes(root: Node) -> list[tuple[Node, Node | None]]:
 
 
 def _module_words(node: Node, total_s: float) -> str:
-    lines = [
+    ranked = sorted(node.seconds.items(), key=lambda item: -item[1])
+    lines = (
         f"<b>{plot_text(node.path or 'the step')}</b>",
         f"{node.num_ops:,} ops, {format_ms(node.total_s)} ms, {node.total_s / total_s:.1%} of all work",
-    ]
-    ranked = sorted(node.seconds.items(), key=lambda item: -item[1])
-    lines += [f"{plot_text(name)}: {seconds / (node.total_s or 1):.0%}" for name, seconds in ranked]
+        *(f"{plot_text(name)}: {seconds / (node.total_s or 1):.0%}" for name, seconds in ranked),
+    )
     return "<br>".join(lines)
 
 
@@ -439,12 +393,7 @@ class ModuleGroups:
 
     def name_of(self, op: Slice) -> str:
         """The part that an op belongs to."""
-        return _part(op.module, self.depth)
-
-    def index(self, op: Slice) -> int:
-        """The place of an op's part among `names`; their number for all others."""
-        name = self.name_of(op)
-        return self.names.index(name) if name in self.names else len(self.names)
+        return ".".join(op.module.split(".")[: self.depth]) or OUTSIDE
 
     def are_alike(self, a: Slice, b: Slice) -> bool:
         """Whether two ops have one phase and one part."""
@@ -454,23 +403,13 @@ class ModuleGroups:
 def module_groups(ops: Sequence[Slice], most: int = len(MODULE_COLORS)) -> ModuleGroups:
     """The parts of the model that `ops` are of; at most `most` of them by name."""
     for depth in range(1, _DEEPEST_GROUP + 1):
-        seconds = _seconds(ops, depth)
-        total = sum(seconds.values())
-        if len(seconds) >= _ENOUGH or max(seconds.values(), default=0.0) <= _DOMINATES * total:
+        groups, seconds = ModuleGroups((), depth, has_others=False), defaultdict[str, float](float)
+        for op in ops:
+            seconds[groups.name_of(op)] += op.seconds
+        if len(seconds) >= _ENOUGH or max(seconds.values(), default=0.0) <= _DOMINATES * sum(seconds.values()):
             break
     ranked = sorted(seconds, key=lambda name: (-seconds[name], name))
     return ModuleGroups(tuple(ranked[:most]), depth, len(ranked) > most)
-
-
-def _seconds(ops: Sequence[Slice], depth: int) -> dict[str, float]:
-    found: dict[str, float] = defaultdict(float)
-    for op in ops:
-        found[_part(op.module, depth)] += op.seconds
-    return found
-
-
-def _part(module: str, depth: int) -> str:
-    return ".".join(module.split(".")[:depth]) or OUTSIDE
 
 
 MOST_POINTS = 800
@@ -488,19 +427,21 @@ def memory_section(data: RunData) -> Section | None:
     trace = data.trace
     if trace is None or not any(trace.memory.values()):
         return None
-    capacity = {device.name: device for device in data.devices}
-    figure = _memory_figure(trace.memory, capacity, trace.step_s, [lane.owner for lane in trace.lanes])
+    figure = _memory_figure(trace, data.devices)
     lead = "What each device holds during the step: parameters, gradients, optimizer state, activations and copies."
-    rows: list[list[object]] = []
-    for name, points in trace.memory.items():
-        peak, facts = max(value for _, value in points), capacity.get(name)
-        known = facts is not None and facts.memory_bytes > 0
-        share = f"{peak / facts.memory_bytes:.0%}" if facts is not None and known else ""
-        room = format_bytes(facts.memory_bytes) if facts is not None and known else ""
-        rows.append([name, format_bytes(peak), room, share])
-    body = figure.place + table(["device", "peak", "capacity", "peak of it"], rows, numbers=(1, 2, 3))
-    if pools := _pools(data.devices):
-        body += paragraph(pools, "note")
+    peaks = {name: max(value for _, value in points) for name, points in trace.memory.items()}
+    rooms = {device.name: device.memory_bytes for device in data.devices if device.memory_bytes > 0}
+    rows = [
+        [
+            name,
+            format_bytes(peak),
+            *((format_bytes(rooms[name]), f"{peak / rooms[name]:.0%}") if name in rooms else ("", "")),
+        ]
+        for name, peak in peaks.items()
+    ]
+    pools = _pools(data.devices)
+    note = paragraph(pools, "note") if pools else ""
+    body = figure.place + table(["device", "peak", "capacity", "peak of it"], rows, numbers=(1, 2, 3)) + note
     return Section("memory", "Memory", lead, body, (figure,))
 
 
@@ -508,26 +449,18 @@ def thinned(points: Points, step_s: float, most: int = MOST_POINTS) -> list[tupl
     """The points of a line that holds each value until the next; of too many, the highest in each stretch of time."""
     if len(points) <= most or step_s <= 0:
         return list(points)
-    highest: dict[int, tuple[float, int]] = {}
-    for time_s, value in points:
-        stretch = min(int(time_s / step_s * most), most)
-        if stretch not in highest or value > highest[stretch][1]:
-            highest[stretch] = time_s, value
-    last = points[-1]
-    kept = [highest[stretch] for stretch in sorted(highest)]
-    return kept if kept[-1] == last else [*kept, last]
+    stretches = groupby(points, lambda point: min(int(point[0] / step_s * most), most))
+    kept = [max(some, key=lambda point: point[1]) for _, some in stretches]
+    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
 
 
-def _memory_figure(
-    memory: Mapping[str, Points], capacity: dict[str, Device], step_s: float, order: Sequence[str]
-) -> Figure:
+def _memory_figure(trace: Trace, devices: Sequence[Device]) -> Figure:
+    memory, step_s = trace.memory, trace.step_s
     peak = max(value for points in memory.values() for _, value in points)
     scale, unit = next(((scale, unit) for scale, unit in _UNITS if peak >= scale), _UNITS[-1])
-    names = [name for name in dict.fromkeys(order) if memory.get(name)]
-    names += [name for name, points in memory.items() if points and name not in names]
-    colors = {name: DEVICE_COLORS[k] if k < len(DEVICE_COLORS) else OTHER_COLOR for k, name in enumerate(names)}
+    colors = colored(name for name in (*(lane.owner for lane in trace.lanes), *memory) if memory.get(name))
     data: list[dict[str, Any]] = []
-    for name in names:
+    for name, color in colors.items():
         points = thinned(memory[name], step_s)
         line = [*points, (step_s, points[-1][1])]
         data.append(
@@ -535,13 +468,13 @@ def _memory_figure(
                 "type": "scatter",
                 "mode": "lines",
                 "name": plot_text(name),
-                "x": [round(time_s * 1e3, 4) for time_s, _ in line],
+                "x": [_ms(time_s) for time_s, _ in line],
                 "y": [round(value / scale, 5) for _, value in line],
-                "line": {"shape": "hv", "width": 1.6, "color": colors[name]},
+                "line": {"shape": "hv", "width": 1.6, "color": color},
                 "hovertemplate": "%{fullData.name}: %{y:.4g} " + unit + "<extra></extra>",
             }
         )
-    rooms = sorted({capacity[name].memory_bytes for name in names if name in capacity and capacity[name].memory_bytes})
+    rooms = sorted({device.memory_bytes for device in devices if device.name in colors and device.memory_bytes})
     data += [
         {
             "type": "scatter",
@@ -558,31 +491,26 @@ def _memory_figure(
         for room in rooms
     ]
     top = peak / scale * 1.08 or 1.0
-    whole = max([top, *(room / scale * 1.05 for room in rooms)])
-    is_near = bool(rooms) and peak >= _NEAR * rooms[0]
+    ends = {"fit": top, "with the capacity": max([top, *(room / scale * 1.05 for room in rooms)])}
     legend = [(readable(name), color) for name, color in colors.items()]
-    close = Variant("fit", relayout={"yaxis.range": [0, top]}, legend=legend)
-    far = Variant("with the capacity", relayout={"yaxis.range": [0, whole]}, legend=legend)
-    both = [far, close] if is_near else [close, far]
+    variants = [Variant(label, relayout={"yaxis.range": [0, end]}, legend=legend) for label, end in ends.items()]
+    shown = variants[:1] if not rooms else variants[::-1] if peak >= _NEAR * rooms[0] else variants
     layout = base_layout(
         hovermode="x",
         xaxis=axis("milliseconds since the step began", range=[0, step_s * 1e3], minallowed=0),
-        yaxis=axis(unit, range=[0, whole if is_near else top], minallowed=0, fixedrange=True),
+        yaxis=axis(unit, range=shown[0].relayout["yaxis.range"], minallowed=0, fixedrange=True),
     )
-    return Figure(
-        "memory-figure", "Memory of each device over the step", data, layout, _MEMORY_PX, both if rooms else [close]
-    )
+    return Figure("memory-figure", "Memory of each device over the step", data, layout, _MEMORY_PX, shown)
 
 
 def _pools(devices: Sequence[Device]) -> str:
     """Which devices share one memory, in words."""
-    pools: dict[str, list[Device]] = {}
+    pools: dict[str, list[Device]] = defaultdict(list)
     for device in devices:
         if device.memory_pool and not device.members:
-            pools.setdefault(device.memory_pool, []).append(device)
-    shared = [members for members in pools.values() if len(members) > 1]
-    lines = [
+            pools[device.memory_pool].append(device)
+    return " ".join(
         f"{', '.join(device.name for device in members)} share one memory of {format_bytes(members[0].memory_bytes)}."
-        for members in shared
-    ]
-    return " ".join(lines)
+        for members in pools.values()
+        if len(members) > 1
+    )

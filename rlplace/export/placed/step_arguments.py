@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import dis
 import inspect
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import CellType, FunctionType
 from typing import Any
 
@@ -48,18 +50,14 @@ class Arguments:
     """
 
     def __init__(self, origin: Origin) -> None:
-        self._call, self._keywords = (origin.args, origin.kwargs), tuple(origin.kwargs)
-        self._leaves, self._spec = pytree.tree_flatten((origin.args, origin.kwargs))
-        self._num_positional, self._num_targets = len(origin.args), len(origin.targets)
-        self._target_names = origin.target_names
-        self._forward = origin.model.forward
+        self._origin, self._call = origin, (origin.args, origin.kwargs)
+        self._leaves, self._spec = pytree.tree_flatten(self._call)
         self.captured = [*(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)), *origin.targets]
-        self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in self._leaves]
 
     def call(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]]:
         """What `tensors` was given: args, kwargs and targets with these tensors, else as captured."""
         given = iter(tensors)
-        leaves = [next(given) if is_tensor else leaf for is_tensor, leaf in zip(self._is_tensor, self._leaves)]
+        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         return args, kwargs, tuple(given)
 
@@ -78,40 +76,32 @@ class Arguments:
             InvalidValue: another structure or number of them, another value of an argument that is no tensor, or a
                 tensor without data.
         """
-        if has_targets and "targets" in self._keywords:  # it is the model's own argument; capture takes no others then
+        if has_targets and "targets" in self._origin.kwargs:  # the model's own argument; capture takes no others then
             kwargs, targets = {**kwargs, "targets": targets}, None
-        args, kwargs = _in_order((args, kwargs), self._call)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        given = _in_order((args, kwargs), self._call)
+        if pytree.tree_structure(given) != self._spec:
+            given = _in_order(self._as_captured(*given), self._call)
+        leaves, spec = pytree.tree_flatten(given)
         if spec != self._spec:
-            args, kwargs = _in_order(self._as_captured(args, kwargs), self._call)
-            leaves, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self._spec:
-            expected = _shown(self._call)
-            more = self._num_targets and targets is None and len(args) > self._num_positional
+            more = len(self._origin.targets) and targets is None and len(given[0]) > len(self._origin.args)
             hint = "Labels are given by name: `step(x, targets=y)`." if more else ""
-            if has_numbers((args, kwargs)) and not has_numbers(self._call):
+            if has_numbers(given) and not has_numbers(self._call):
                 hint = "Lists of numbers are no tensors: pass `torch.tensor(...)` of them."
             raise InvalidValue(
-                "inputs", _shown((args, kwargs)), f"{expected}, as captured", where="placed step", hint=hint
+                "inputs", _shown(given), f"{_shown(self._call)}, as captured", where="placed step", hint=hint
             )
         for position, (value, captured) in enumerate(zip(leaves, self._leaves, strict=True)):
             if not _agree(value, captured):
-                paths, _ = pytree.tree_flatten_with_path((args, kwargs))
-                name = f"inputs{pytree.keystr(paths[position][0][1:])}"
-                if isinstance(value, np.ndarray):
-                    raise InvalidValue(
-                        name,
-                        _word(value),
-                        "a tensor, as captured",
-                        where="placed step",
-                        hint="Pass `torch.from_numpy(...)` of it.",
-                    )
+                paths, _ = pytree.tree_flatten_with_path(given)
+                is_array = isinstance(value, np.ndarray)
                 raise InvalidValue(
-                    name,
+                    f"inputs{pytree.keystr(paths[position][0][1:])}",
                     _word(value),
-                    f"{_word(captured)!r}, as captured",
+                    "a tensor, as captured" if is_array else f"{_word(captured)!r}, as captured",
                     where="placed step",
-                    hint="Only tensors change from step to step: what is none is part of the captured graph. Capture "
+                    hint="Pass `torch.from_numpy(...)` of it."
+                    if is_array
+                    else "Only tensors change from step to step: what is none is part of the captured graph. Capture "
                     "the model again with the other value.",
                 )
         found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -122,54 +112,48 @@ class Arguments:
     def _as_captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same call as it was captured: by position or by name, and without defaults; as given where none is."""
         try:
-            signature = inspect.signature(self._forward)
+            signature = inspect.signature(self._origin.model.forward)
             given, captured = (signature.bind(*call[0], **call[1]).arguments for call in ((args, kwargs), self._call))
         except (TypeError, ValueError):  # it takes other arguments, or cannot tell which
             return args, kwargs
         kinds = {each.kind for each in signature.parameters.values()}
-        if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
-            return args, kwargs
-        default = {name: each.default for name, each in signature.parameters.items()}
-        if not all(name in captured or _agree(value, default[name]) for name, value in given.items()):
-            return args, kwargs
-        if not all(name in given or _agree(value, default[name]) for name, value in captured.items()):
+        only_one = {
+            name: value for name, value in (given | captured).items() if not (name in given and name in captured)
+        }
+        if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} or not all(
+            _agree(value, signature.parameters[name].default) for name, value in only_one.items()
+        ):
             return args, kwargs
         values = {name: given.get(name, value) for name, value in captured.items()}
-        by_position = list(values)[: self._num_positional]
+        by_position = list(values)[: len(self._origin.args)]
         named = {name: value for name, value in values.items() if name not in by_position}
         return tuple(values[name] for name in by_position), named
 
     def _checked_targets(self, targets: Any) -> tuple[torch.Tensor, ...]:
-        names = self._target_names
+        names, count = self._origin.target_names, len(self._origin.targets)
         is_dict = isinstance(targets, Mapping)
-        if self._num_targets and targets is not None and (targets.keys() != {*names} if is_dict else names):
+        if count and targets is not None and (targets.keys() != {*names} if is_dict else names):
             expected = f"a dict of {', '.join(names)}" if names else "a tensor or a tuple of tensors"
+            kind = "tensor" if isinstance(targets, torch.Tensor) else type(targets).__name__
             raise InvalidValue(
                 "targets",
-                Described(f"a dict of {', '.join(map(str, targets)) or 'nothing'}" if is_dict else _kind(targets)),
+                Described(f"a dict of {', '.join(map(str, targets)) or 'nothing'}" if is_dict else f"a {kind}"),
                 f"{expected}, as captured",
                 where="placed step",
                 hint="" if is_dict else "Without names, two targets could be taken for each other.",
             )
         given = as_targets({name: targets[name] for name in names} if is_dict and names else targets)
-        if len(given) == self._num_targets:
-            return given
-        actual = f"{len(given)} tensors" if given else None
-        if not self._num_targets:
+        if len(given) != count:
             raise InvalidValue(
                 "targets",
-                actual,
-                "None, as captured",
+                f"{len(given)} tensors" if given else None,
+                f"{f'{count} tensors' if count else 'None'}, as captured",
                 where="placed step",
-                hint="Capture with `capture(..., targets=...)`, and let `loss_fn(output, *targets)` take them.",
+                hint="Pass the labels of this batch: `step(*inputs, targets=...)`."
+                if count
+                else "Capture with `capture(..., targets=...)`, and let `loss_fn(output, *targets)` take them.",
             )
-        raise InvalidValue(
-            "targets",
-            actual,
-            f"{self._num_targets} tensors, as captured",
-            where="placed step",
-            hint="Pass the labels of this batch: `step(*inputs, targets=...)`.",
-        )
+        return given
 
 
 def check_data(tensors: Sequence[torch.Tensor], where: str) -> None:
@@ -183,8 +167,7 @@ def check_data(tensors: Sequence[torch.Tensor], where: str) -> None:
         InvalidValue: one is on `meta`.
         UserError: the call is in a transform of `torch.func`, or one carries a tangent of forward-mode AD.
     """
-    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    if is_transformed or any(
+    if torch._C._functorch.peek_interpreter_stack() is not None or any(
         forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
         for tensor in (tensors if forward_ad._current_level >= 0 else ())
     ):
@@ -267,10 +250,6 @@ def _word(value: object) -> Described:
     return Described("tensor" if isinstance(value, torch.Tensor) else repr(value))
 
 
-def _kind(value: object) -> str:
-    return "a tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-
-
 def _shown(call: tuple[tuple[Any, ...], dict[str, Any]]) -> Described:
     args, kwargs = pytree.tree_map(_word, call)
     shown = f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
@@ -290,20 +269,30 @@ def _agree(value: object, captured: object) -> bool:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where something is kept: the attributes of a module, a list or a dict, or the globals of a function."""
+    """Where something is kept.
+
+    Attributes:
+        name: for messages.
+        holder: the attributes of a module, a list or a dict, the globals of a function, or a variable of its closure.
+        key: of the entry.
+        value: what was there at the capture.
+        owner: the module whose attributes are the holder.
+        around: places of the collections and modules on the way there.
+    """
 
     name: str
     holder: Any
     key: Any
     value: object
     owner: object = None
+    around: tuple[_Place, ...] = ()
 
     @property
     def now(self) -> object:
         """What is there now; None where nothing is."""
         try:
-            return self.holder[self.key]
-        except (KeyError, IndexError):
+            return self.holder.cell_contents if isinstance(self.holder, CellType) else self.holder[self.key]
+        except (KeyError, IndexError, ValueError):
             return None
 
     def is_cache(self) -> bool:
@@ -317,14 +306,6 @@ class _Place:
         )
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """A place of a constant, and the collections and modules on the way there."""
-
-    place: _Place
-    around: tuple[_Place, ...] = ()
-
-
 @dataclass
 class _Held:
     """A constant of the graph, and the tensor of the user that it shows."""
@@ -332,7 +313,7 @@ class _Held:
     op: int
     device: int
     tensor: torch.Tensor
-    slots: list[_Slot]
+    places: list[_Place]
     address: int
     version: int
 
@@ -353,26 +334,19 @@ class HeldConstants:
     """
 
     def __init__(self, graph: OpGraph, plan: Plan, residents: Residents, model: nn.Module | None = None) -> None:
-        program = require_program(graph)
-        self._residents = residents
-        origin = program.origin
-        slots: dict[object, list[_Slot]] = {}
-        for slot in _slots(origin.model, origin.loss_fn, model):
-            if isinstance(slot.place.value, torch.Tensor):
-                slots.setdefault(memory(slot.place.value), []).append(slot)
-        self._folded = [(each, slots.get(memory(each.tensor), [])) for each in program.folded]
+        program, self._residents = require_program(graph), residents
+        places: dict[object, list[_Place]] = defaultdict(list)
+        for place in _places(program.origin.model, program.origin.loss_fn, model):
+            if isinstance(place.value, torch.Tensor):
+                places[memory(place.value)].append(place)
+        self._folded = [(each, places[memory(each.tensor)]) for each in program.folded]
         self._all = [
-            _Held(op, int(plan.devices[op]), source.held, slots.get(memory(source.held), []), *_memory_of(source.held))
+            _Held(op, int(plan.devices[op]), source.held, places[memory(source.held)], *_memory_of(source.held))
             for op, source in program.sources.items()
             if source.held is not None and not isinstance(source.held, FakeTensor)
         ]
-
-        found = [
-            slot
-            for slots in (*(each.slots for each in self._all), *(each for _, each in self._folded))
-            for slot in slots
-        ]
-        self._around = list({(id(each.holder), each.key): each for slot in found for each in slot.around}.values())
+        found = chain(*(each.places for each in self._all), *(each for _, each in self._folded))
+        self._around = list({(id(each.holder), each.key): each for place in found for each in place.around}.values())
 
     def tensors(self, ops: set[int]) -> list[torch.Tensor]:
         """The constants among `ops`, as the user holds them."""
@@ -388,10 +362,10 @@ class HeldConstants:
         for place in self._around:
             if place.now is not place.value:
                 raise _replaced(place, "what was captured: it holds constants of the graph")
-        for folded, slots in self._folded:
-            found = [slot.place.now for slot in slots]
-            is_other = any(each is not folded.tensor and not _are_equal(each, folded.tensor) for each in found)
-            if folded.tensor._version != folded.version or is_other:
+        for folded, places in self._folded:
+            if folded.tensor._version != folded.version or not all(
+                place.now is folded.tensor or _are_equal(place.now, folded.tensor) for place in places
+            ):
                 raise InvalidValue(
                     folded.name,
                     "changed since the capture",
@@ -403,26 +377,26 @@ class HeldConstants:
         is_moved = False
         for each in self._all:
             now = each.tensor
-            for slot in each.slots:
-                if (other := slot.place.now) is now or _shows(other, now):
+            for place in each.places:
+                if _shows(other := place.now, now):
                     continue
-                if not isinstance(other, torch.Tensor) or _layout(other) != _layout(now):
-                    if slot.place.is_cache():
+                if not isinstance(other, torch.Tensor) or layout(other) != layout(now):
+                    if place.is_cache():
                         continue
-                    expected = f"a tensor of {str(now.dtype).removeprefix('torch.')} {tuple(now.shape)}, as captured"
-                    raise _replaced(slot.place, expected)
-                if any(not _shows(another.place.now, other) for another in each.slots):
-                    raise _replaced(slot.place, "the tensor that is in its other places, too")
+                    raise _replaced(
+                        place, f"a tensor of {str(now.dtype).removeprefix('torch.')} {tuple(now.shape)}, as captured"
+                    )
+                if any(not _shows(another.now, other) for another in each.places):
+                    raise _replaced(place, "the tensor that is in its other places, too")
                 now = other
             address, version = _memory_of(now)
             if now is each.tensor and address == each.address and version == each.version:
                 continue
-            if self._residents.is_own(each.op, each.device):
-                if address != each.address:
-                    self._residents.adopt(each.op, each.device, now.detach())
-                    is_moved = True
-            else:
+            if not self._residents.is_own(each.op, each.device):
                 self._residents.set_tensor(each.op, each.device, now.detach())
+            elif address != each.address:
+                self._residents.adopt(each.op, each.device, now.detach())
+                is_moved = True
             each.tensor, each.address, each.version = now, address, version
         return is_moved
 
@@ -432,13 +406,12 @@ def _replaced(place: _Place, expected: str) -> InvalidValue:
     return InvalidValue(place.name, "replaced since the capture", expected, where="placed step", hint=hint)
 
 
-def _slots(model: nn.Module, loss_fn: Any, copied: nn.Module | None) -> Iterator[_Slot]:
+def _places(model: nn.Module, loss_fn: Any, copied: nn.Module | None) -> Iterator[_Place]:
     """Places of tensors in modules, and in their lists and dicts; those of a copy in the place of the model's own."""
-    copies = None if copied is None else dict(copied.named_modules())
+    copies = {} if copied is None else dict(copied.named_modules())
     for path, module in model.named_modules():
-        followed = module if copies is None else copies.get(path, module)
-        own = {key: value for key, value in vars(module).items() if key not in ("_parameters", "_buffers", "_modules")}
-        yield from _filled(path, own, followed.__dict__, (), followed)
+        followed = copies.get(path, module)
+        yield from _filled(path, _own(vars(module)), followed.__dict__, (), followed)
     around: dict[int, tuple[_Place, ...]] = {}
     for place in _named_by(loss_fn):
         around.setdefault(id(place.value), (place,))
@@ -449,8 +422,12 @@ def _slots(model: nn.Module, loss_fn: Any, copied: nn.Module | None) -> Iterator
         for name, child in module._modules.items():
             around[id(child)] = (*above, _Place(f"{path}.{name}".strip("."), module._modules, name, child))
         for holder in (module._parameters, module._buffers, module.__dict__):
-            own = {key: value for key, value in holder.items() if key not in ("_parameters", "_buffers", "_modules")}
-            yield from _filled(path, own, holder, above, module)
+            yield from _filled(path, _own(holder), holder, above, module)
+
+
+def _own(holder: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that are no registry of a module."""
+    return {key: value for key, value in holder.items() if key not in ("_parameters", "_buffers", "_modules")}
 
 
 def _named_by(loss_fn: Any) -> Iterator[_Place]:
@@ -462,34 +439,23 @@ def _named_by(loss_fn: Any) -> Iterator[_Place]:
         yield _Place(name, loss_fn.__globals__, name, loss_fn.__globals__[name])
     for name, cell in zip(loss_fn.__code__.co_freevars, loss_fn.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # nothing was assigned to it yet
-            yield _Place(name, _Cell(cell), name, cell.cell_contents)
+            yield _Place(name, cell, name, cell.cell_contents)
 
 
-@dataclass(frozen=True)
-class _Cell:
-    """A variable of a closure, read as an entry of a dict is."""
-
-    cell: CellType
-
-    def __getitem__(self, _: object) -> object:
-        return self.cell.cell_contents
-
-
-def _filled(name: str, own: Any, followed: Any, around: tuple[_Place, ...], owner: object) -> Iterator[_Slot]:
-    items = own.items() if isinstance(own, dict) else enumerate(own)
-    for key, value in items:
+def _filled(name: str, own: Any, followed: Any, around: tuple[_Place, ...], owner: object) -> Iterator[_Place]:
+    for key, value in own.items() if isinstance(own, dict) else enumerate(own):
         below = f"{name}.{key}".strip(".") if owner is not None else f"{name}[{key!r}]"
-        place = _Place(below, followed, key, value, owner)
+        place = _Place(below, followed, key, value, owner, around)
         now = place.now
         if isinstance(value, torch.Tensor):
-            if now is value or owner is not None or isinstance(now, torch.Tensor):
-                yield _Slot(place, around)
+            if owner is not None or isinstance(now, torch.Tensor):
+                yield place
         elif isinstance(value, (list, tuple, dict)) and type(now) is type(value) and len(value) <= MOST_ENTRIES:
             yield from _filled(below, value, now, (*around, _Place(below, followed, key, now)), None)
 
 
 def _are_equal(found: object, tensor: torch.Tensor) -> bool:
-    return isinstance(found, torch.Tensor) and _layout(found) == _layout(tensor) and torch.equal(found, tensor)
+    return isinstance(found, torch.Tensor) and layout(found) == layout(tensor) and torch.equal(found, tensor)
 
 
 def _shows(found: object, tensor: torch.Tensor) -> bool:
@@ -501,5 +467,6 @@ def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+def layout(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]:
+    """Type, shape, strides and device."""
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device

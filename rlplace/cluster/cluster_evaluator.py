@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,11 +110,8 @@ class ClusterEvaluator(Evaluator):
         recalled = [(plan, self._now(before)) for plan, before in zip(plans, known, strict=True) if before is not None]
         if not is_all:
             return [*ran, *recalled]
-        asked, others = iter(ran[len(ran) - len(fresh) :]), iter(recalled)
-        return [
-            *ran[: len(ran) - len(fresh)],
-            *(next(asked if before is None else others) for before in known),
-        ]
+        before, asked, others = ran[: len(ran) - len(fresh)], iter(ran[len(ran) - len(fresh) :]), iter(recalled)
+        return [*before, *(next(asked if answer is None else others) for answer in known)]
 
     def close(self) -> None:
         """Ends the actors, and what runs here."""
@@ -189,7 +186,7 @@ class NodePool:
     ) -> None:
         self._ray, self._here, self._clock, self._say = cluster.ray, here, clock, say
         self._index, self._data = sent[1], self._ray.put(sent[0])
-        self._done_here: list[Ended] = []
+        self._done_here: list[Job] = []
         nodes = [node for node in cluster.nodes if node.num_cpus >= 1]
         self._kept = [self._actor(_Idle, node).remote() for node in nodes if node.is_here]
         self._workers = [self._started(node) for node in nodes if not node.is_here]
@@ -206,14 +203,18 @@ class NodePool:
     def start(self, worker: str, job: Job) -> None:
         """Sends a job to a node; measures it, if that node is this machine."""
         if worker == HERE:
-            self._done_here.append(Ended(job, self._here(job)))
+            job.outcomes = self._here(job)
+            self._done_here.append(job)
             return
         found = next(each for each in self._workers if each.name == worker)
         left_s = min(max(job.deadline_s - self._clock(), 0.0), FOREVER_S)
         found.job, found.answer = job, found.actor.measure.remote(job.plans, job.protocol, left_s)
 
-    def wait(self, timeout_s: float) -> Sequence[Ended]:
-        """Jobs that have ended; takes in nodes that have become ready or were lost."""
+    def wait(self, timeout_s: float) -> Sequence[Job]:
+        """Jobs that have ended, each told once; takes in nodes that have become ready or were lost.
+
+        It returns as soon as a job has ended, or after so many seconds.
+        """
         done, self._done_here = self._done_here, []
         asked = {worker.answer: worker for worker in self._workers if worker.answer is not None}
         if asked:
@@ -221,7 +222,7 @@ class NodePool:
             if not answers and not done:
                 answers, _ = self._ray.wait(list(asked), num_returns=1, timeout=timeout_s)
             found = [self._taken(asked[answer]) for answer in answers]
-            done += [ended for ended in found if ended is not None]
+            done += [job for job in found if job is not None]
         return done
 
     def close(self) -> None:
@@ -242,31 +243,35 @@ class NodePool:
             num_cpus=node.num_cpus, num_gpus=node.num_gpus, scheduling_strategy=affinity, max_restarts=RESTARTS
         )
 
-    def _taken(self, worker: _Worker) -> Ended | None:
-        """What a node answered: to a job, or to being prepared."""
+    def _taken(self, worker: _Worker) -> Job | None:
+        """The job that a node has ended; None where it was being prepared."""
         job, answer = worker.job, worker.answer
         worker.job = worker.answer = None
         try:
             value = self._ray.get(answer)
         except Exception as error:
-            return self._lost(worker, job, error)
+            self._lost(worker, job, error)
+            return job
         if job is not None:
-            return Ended(job, value)
-        if value:
+            job.outcomes = value
+        elif value:
             self._drop(worker, f"does not measure: {value}")
         else:
             self._say(f"node {worker.name} measures too")
-        return None
+        return job
 
-    def _lost(self, worker: _Worker, job: Job | None, error: Exception) -> Ended | None:
-        """The end of a job whose node was lost, or could not go on; one that was only restarted is prepared again."""
-        errors, why = self._ray.exceptions, f"node {worker.name}: {_words(error)}"
-        if job is not None and isinstance(error, errors.RayActorError):
+    def _lost(self, worker: _Worker, job: Job | None, error: Exception) -> None:
+        """Drops a node that was lost, or could not go on; one that was only restarted is prepared again."""
+        cause = getattr(error, "cause", None)  # errors of Ray come with tracebacks
+        lines = str(cause if isinstance(cause, Exception) else error).strip().splitlines()
+        why = lines[0] if lines else type(error).__name__
+        if job is not None:
+            job.why = f"node {worker.name}: {why}"
+        if job is not None and isinstance(error, self._ray.exceptions.RayActorError):
             worker.answer = worker.actor.prepare.remote(self._data, self._index, sys.path)
             self._say(f"node {worker.name} was lost while it measured; its plans are given to others")
         else:
-            self._drop(worker, f"measures no more: {_words(error)}")
-        return None if job is None else Ended(job, why=why)
+            self._drop(worker, f"measures no more: {why}")
 
     def _drop(self, worker: _Worker, what: str) -> None:
         self._workers.remove(worker)
@@ -280,13 +285,6 @@ class NodePool:
 
 class _Idle:
     """Keeps a node's CPUs from others."""
-
-
-def _words(error: Exception) -> str:
-    """The cause of an error in a line: Ray's come with tracebacks."""
-    cause = getattr(error, "cause", None)
-    lines = str(cause if isinstance(cause, Exception) else error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 MOST_LOST = 2
@@ -327,6 +325,8 @@ class Job:
         protocol: of the race.
         deadline_s: on `time.monotonic` of this process; the race ends after the round in which it passes.
         begin_s: when a worker began with it.
+        outcomes: once it has ended, a measurement for each plan; empty where the worker was lost.
+        why: how the worker was lost.
     """
 
     places: tuple[int, ...]
@@ -334,38 +334,8 @@ class Job:
     protocol: RaceProtocol
     deadline_s: float
     begin_s: float = math.nan
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The end of a worker's job.
-
-    Attributes:
-        job: which it had.
-        outcomes: a measurement for each plan; empty where the worker was lost.
-        why: how it was lost.
-    """
-
-    job: Job
     outcomes: Sequence[Measurement] = ()
     why: str = ""
-
-
-class Workers(Protocol):
-    """Those that measure, each one job at a time; which of them there are may change at any time."""
-
-    @property
-    def num_alive(self) -> int:
-        """Workers that measure now, or may soon."""
-
-    def idle(self) -> Sequence[str]:
-        """Names of those that could begin with a job now; the one to be asked first comes first."""
-
-    def start(self, worker: str, job: Job) -> None:
-        """Has an idle worker begin with a job."""
-
-    def wait(self, timeout_s: float) -> Sequence[Ended]:
-        """Jobs that have ended, each told once; returns as soon as there is one, or after so many seconds."""
 
 
 @dataclass(eq=False)
@@ -408,7 +378,7 @@ class StaleSynchronous:
     """
 
     def __init__(
-        self, workers: Workers, staleness: Staleness | None = None, *, clock: Callable[[], float] = time.monotonic
+        self, workers: NodePool, staleness: Staleness | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._workers, self._staleness, self._clock = workers, staleness or Staleness(), clock
         self._asked: list[_Asked] = []
@@ -482,8 +452,7 @@ class StaleSynchronous:
     def _hand_out(self) -> None:
         """Gives jobs to those that have none."""
         for worker in self._workers.idle():
-            job = self._following()
-            if job is None:
+            if (job := self._following()) is None:
                 return
             job.begin_s = self._clock()
             self._running.append(job)
@@ -493,8 +462,7 @@ class StaleSynchronous:
         """The next job, without the plans that have been measured meanwhile."""
         while self._waiting:
             job = self._waiting.pop(0)
-            left = [place for place in job.places if self._asked[place].outcome is None]
-            if left:
+            if left := [place for place in job.places if self._asked[place].outcome is None]:
                 return self._job(left, job)
         return None
 
@@ -514,10 +482,9 @@ class StaleSynchronous:
 
     def _late_s(self, job: Job) -> float:
         """When the worker that has a job is late."""
-        staleness, limit_s = self._staleness, self._staleness.slow_first_s
-        if self._longest_s:
-            limit_s = max(staleness.slow_least_s, staleness.slow_factor * self._longest_s * len(job.plans))
-        return job.begin_s + limit_s
+        staleness, longest_s = self._staleness, self._longest_s * len(job.plans)
+        limit_s = max(staleness.slow_least_s, staleness.slow_factor * longest_s)
+        return job.begin_s + (limit_s if longest_s else staleness.slow_first_s)
 
     def _timeout_s(self, enough_s: float) -> float:
         """How long to wait at most until something is to be decided."""
@@ -525,28 +492,27 @@ class StaleSynchronous:
         times = [self._late_s(job) - now_s for job in self._running] + [enough_s]
         return min([LOOKS_EVERY_S, *(seconds for seconds in times if seconds > 0)])
 
-    def _take(self, ended: Sequence[Ended]) -> None:
+    def _take(self, ended: Sequence[Job]) -> None:
         """Takes in the ends of jobs."""
-        for one in ended:
-            self._running.remove(one.job)
-            if not one.outcomes:
-                self._lose(one)
+        for job in ended:
+            self._running.remove(job)
+            if not job.outcomes:
+                self._lose(job)
                 continue
-            seconds = (self._clock() - one.job.begin_s) / len(one.job.plans)  # of one plan
+            seconds = (self._clock() - job.begin_s) / len(job.plans)  # of one plan
             self._longest_s = max(self._longest_s, seconds)
-            for place, outcome in zip(one.job.places, one.outcomes, strict=True):
-                if self._asked[place].outcome is None:
-                    self._asked[place].outcome = outcome
+            for place, outcome in zip(job.places, job.outcomes, strict=True):
+                self._asked[place].outcome = self._asked[place].outcome or outcome
 
-    def _lose(self, ended: Ended) -> None:
+    def _lose(self, ended: Job) -> None:
         """Gives the plans of a lost worker to others, unless they are to blame."""
-        for place in ended.job.places:
+        for place in ended.places:
             asked = self._asked[place]
             if asked.outcome is not None:
                 continue
-            asked.num_lost += len(ended.job.places) == 1  # of several plans, the faulty one is not known
+            asked.num_lost += len(ended.places) == 1  # of several plans, the faulty one is not known
             if asked.num_lost >= MOST_LOST:
                 why = f"{asked.num_lost} workers were lost while they measured it: {ended.why}"
                 asked.outcome = Measurement("error", math.inf, why=why)
             elif not any(place in job.places for job in [*self._waiting, *self._running]):
-                self._waiting.insert(0, self._job([place], ended.job))
+                self._waiting.insert(0, self._job([place], ended))
