@@ -33,7 +33,7 @@ from rlplace.session.calibrate import Known, measure_all, plans_of, step_times
 from rlplace.session.steps import graph_for, make_problem
 from rlplace.training.methods import LEARNED
 from rlplace.training.searches.racing_host import LoopBudget
-from rlplace.training.searches.search_loop import search_and_measure
+from rlplace.training.searches.search_all import search_and_measure
 from rlplace.training.tracking import NoTracker
 from rlplace.workloads import parse_workload
 

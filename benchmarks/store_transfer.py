@@ -36,7 +36,7 @@ from rlplace.measure.truth import TrueTimer, Truth, true_problems
 from rlplace.search import Budget
 from rlplace.store import MeasurementStore, MeasuringProcess
 from rlplace.store.folders import machine_key
-from rlplace.training.agent import AgentResult, learn_host
+from rlplace.training.agent import Agent, learn_host
 
 PAIRS = (
     ("nmt", "inception_v3", "4xV100-pcie"),
@@ -74,14 +74,14 @@ def learn(
     measured: int,
     evaluations: int,
     knowledge: HostKnowledge | None = None,
-) -> tuple[AgentResult, list[float]]:
+) -> tuple[Agent, list[float]]:
     """What the agent learned, and the true step time of its best plan after each measurement."""
     watched = Watched(true, seed)
     budget = Budget(evaluations, measurements=measured)
     return learn_host(problem, watched, budget, seed=seed, knowledge=knowledge), watched.true_s
 
 
-def through_a_store(taught: AgentResult, workload: str, first: Problem, second: Problem) -> HostKnowledge | None:
+def through_a_store(taught: Agent, workload: str, first: Problem, second: Problem) -> HostKnowledge | None:
     """What a store tells the second workload, after a run on the first one left there what it learned."""
     with tempfile.TemporaryDirectory() as folder, MeasurementStore.open(Path(folder) / "measurements.db") as store:
         session = store.begin(MeasuringProcess(time.time(), workload, machine_key(), first.host.name, versions_line()))

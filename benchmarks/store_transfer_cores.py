@@ -23,7 +23,7 @@ from rlplace.report.console import make_progress
 from rlplace.search import Budget
 from rlplace.search.rules import baselines
 from rlplace.session.steps import graph_for, make_problem
-from rlplace.training.agent import AgentResult, learn_host
+from rlplace.training.agent import Agent, learn_host
 from rlplace.training.searches.racing_host import ROUND
 from rlplace.workloads import parse_workload
 
@@ -32,7 +32,7 @@ PAIR = ("clip@small", "gpt2@small,layers=2")
 FINAL = RaceProtocol(warmup=2, min_rounds=30, max_rounds=30, hopeless=float("inf"))
 TIED = 1.01
 """As fast, as far as a race of 30 rounds can tell."""
-Store = Callable[[AgentResult, str, Problem, Problem], HostKnowledge | None]
+Store = Callable[[Agent, str, Problem, Problem], HostKnowledge | None]
 Needed = Callable[[Sequence[float], float, float], int | None]
 
 
@@ -84,7 +84,7 @@ class Bench:
 
     def learn(
         self, seed: int, measured: int, evaluations: int, knowledge: HostKnowledge | None = None
-    ) -> tuple[AgentResult, list[Plan]]:
+    ) -> tuple[Agent, list[Plan]]:
         """What the agent learned, and its best plan after each measurement."""
         timed = Timed(self.evaluator)
         budget = Budget(evaluations, measurements=measured)

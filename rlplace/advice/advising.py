@@ -124,9 +124,8 @@ def advise(
             say(f"{_each(count)}: left out ({str(error).splitlines()[0]})")
             continue
         say(f"{_each(count)}: {_words(found[-1])}")
-    figures = _simulated(found)
-    if is_refused:  # a batch that cannot be cut cannot be split over devices either
-        figures = replace(figures, split_s=None)
+    # a batch that cannot be cut cannot be split over devices either
+    figures = _simulated(found, can_split=found[0].count == 1 and not is_refused)
     if not problem.host.is_simulated:
         say("racing one device, the best placement and plain PyTorch")
         with measuring_alone(problem.host, say=say):
@@ -137,26 +136,24 @@ def advise(
 def _search(problem: Problem, seconds: float, evaluations: int, seed: int) -> _Found:
     """What a short search comes to."""
     simulator = Simulator(problem)
-    first = find(problem, SEARCH, simulator, Budget(min(FIRST_EVALUATIONS, evaluations)), seed=seed)
-    best, spent = first, first.evaluations
+    made = [find(problem, SEARCH, simulator, Budget(min(FIRST_EVALUATIONS, evaluations)), seed=seed)]
     if evaluations > FIRST_EVALUATIONS:
-        more = find(problem, SEARCH, simulator, Budget(evaluations - FIRST_EVALUATIONS, max(seconds, 0.1)), seed=seed)
-        best, spent = min((more, first), key=lambda one: one.step_time_s), spent + more.evaluations
-    return _Found(problem, simulator, best.devices, best.step_time_s, spent)
+        more = Budget(evaluations - FIRST_EVALUATIONS, max(seconds, 0.1))
+        made.insert(0, find(problem, SEARCH, simulator, more, seed=seed))
+    best = min(made, key=lambda one: one.step_time_s)
+    return _Found(problem, simulator, best.devices, best.step_time_s, sum(one.evaluations for one in made))
 
 
-def _simulated(found: list[_Found]) -> Figures:
+def _simulated(found: list[_Found], *, can_split: bool) -> Figures:
     """The figures by simulation: of the first problem, which may be cut itself, and of the best of the others."""
-    first = found[0]
-    problem, simulator = first.problem, first.simulator
+    problem, simulator = found[0].problem, found[0].simulator
     single = best_single(problem, simulator)
     single_s = float(simulator.step_times(single[None])[0])
     device = int(np.bincount(single, minlength=problem.host.num_devices).argmax())
     if math.isinf(single_s):
         device = max(plain_devices(problem), key=lambda index: capacity_bytes(problem.host, index))
     bound_s, bound = min((lower_bound_s(one.problem) for one in found), key=lambda pair: pair[0])
-    whole = [one for one in found if one.count == 1]
-    cut = min((one for one in found if one.count > 1), key=lambda one: one.step_s, default=None)
+    whole, cut = [one for one in found if one.count == 1], _best_cut(found)
     return Figures(
         kind="simulated",
         costs=problem.costs.source,
@@ -171,7 +168,7 @@ def _simulated(found: list[_Found]) -> Figures:
         cut_s=None if cut is None else _finite(cut.step_s),
         cut_count=1 if cut is None else cut.count,
         counts=tuple(one.count for one in found),
-        split_s=_finite(even_split_s(problem)) if first.count == 1 else None,
+        split_s=_finite(even_split_s(problem)) if can_split else None,
         eager_why="the host is simulated" if problem.host.is_simulated else "",
     )
 
@@ -183,7 +180,7 @@ def _measured(figures: Figures, found: list[_Found], deadline_s: float, seed: in
     scaled by what one device measured over what it takes by simulation: a busy machine is slower than its profile.
     """
     first = found[0]
-    cut = min((one for one in found[1:] if one.count > 1), key=lambda one: one.step_s, default=None)
+    cut = _best_cut(found[1:])
     single, placed, eager, why = _race(first, deadline_s, seed, isolated)
     single_s = _step_s(single)
     ratio = single_s / figures.single_s if single_s is not None and figures.single_s else 1.0
@@ -206,6 +203,10 @@ def _measured(figures: Figures, found: list[_Found], deadline_s: float, seed: in
         return replace(figures, cut_s=None, cut_count=1)
     _, placed, _, _ = _race(cut, deadline_s, seed, isolated)
     return replace(figures, cut_s=_step_s(placed))
+
+
+def _best_cut(found: list[_Found]) -> _Found | None:
+    return min((one for one in found if one.count > 1), key=lambda one: one.step_s, default=None)
 
 
 def _race(
@@ -284,9 +285,11 @@ def advise_workload(setup: Setup, *, seconds: float = 30.0, is_quiet: bool = Fal
         after, left = format_seconds(capture_s), format_seconds(seconds)
         progress.say(f"{spec}: {graph.num_ops:,} ops after {after}; about {left} from here")
         begin_s = time.monotonic()
-        make = _estimated(spec, host, setup.constraints, is_quiet=is_quiet)
-        if not host.is_simulated:
-            make = _profiled(graph, host, seconds, setup.constraints, progress.say)
+        make = (
+            _estimated(spec, host, setup.constraints, is_quiet=is_quiet)
+            if host.is_simulated
+            else _profiled(graph, host, seconds, setup.constraints, progress.say)
+        )
         problem = make(graph, 1)
         counts = counts_for(host) if asked.is_auto else () if asked.count == 1 else (int(asked.count),)
         verdict = advise(

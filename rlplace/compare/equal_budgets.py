@@ -36,7 +36,7 @@ from rlplace.search.op_order import shorten
 from rlplace.search.rules.baselines import best_single
 from rlplace.search.task import Budget, Task
 from rlplace.session.calibrate import Known
-from rlplace.training.agent.agent import AgentResult
+from rlplace.training.agent.agent import Agent
 from rlplace.training.config import SearchConfig
 from rlplace.training.methods import LEARNED, METHODS
 from rlplace.training.searches.racing_host import ROUND
@@ -446,7 +446,7 @@ def _learned(
         task = Task(problem, simulator, searched, seed=seed, host=host)
         result = METHODS[LEARNED].run(task, known=known)
     spent_s, count = time.monotonic() - begin, task.measurements
-    if not isinstance(result, AgentResult) or result.plan is None:
+    if not isinstance(result, Agent) or result.plan is None:
         why = f"none of {count} plans ran to its end"
         return Row(LEARNED, seed, "error", evaluations=task.evaluations, plan_s=spent_s, why=why, measured=count)
     outcome = simulator.retime(result.plan)

@@ -1,10 +1,11 @@
 """Gymnasium environments over a `Problem` and a `Measurer`.
 
-`placement_env` is the base, `one_shot` places all groups in one action, `sequential` one group a step over the partial
-schedules of `schedule_batch`. `rewards` turns step times into rewards, and `problem_features` is what policies observe.
+`placement_env` has the base, and the env that places all groups in one action; `sequential` places one group a step
+over the partial schedules of `schedule_batch`. `rewards` turns step times into rewards, and `problem_features` is what
+policies observe.
 """
 
-from rlplace.env.one_shot import OneShotEnv, PlacementVecEnv
+from rlplace.env.placement_env import OneShotEnv, PlacementVecEnv
 from rlplace.env.problem_features import GraphFeatures, ProblemFeatures, graph_features, problem_features
 from rlplace.env.rewards import (
     REWARD_NAMES,

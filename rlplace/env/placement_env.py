@@ -1,12 +1,17 @@
 """`PlacementEnv`: what the environments share: a measurer, a reward, pictures, and a spec to make another env from.
 
-`check_actions`: actions of agents, checked for all envs. `LastPlacement`: the timeline of the last placement, as a
-picture, as text or in a window. `find_measurer`: the measurer of an env, from an object or from words.
+`OneShotEnv`: one action places all groups, and the episode is over; `PlacementVecEnv`: B of them, measured together.
+`BatchedVecEnv`: the base of our Stable-Baselines3 `VecEnv`s. `check_actions`: actions of agents, checked for all envs.
+`find_measurer`: the measurer of an env, from an object or from words.
+
+Importing this module registers `rlplace/OneShot-v0`, which simulates, and `rlplace/OneShotMeasured-v0`, for a host that
+runs the placements. `gymnasium.make("rlplace.env:rlplace/OneShot-v0", ...)` imports it first.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import gymnasium as gym
@@ -14,8 +19,10 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import VecEnv
 
-from rlplace.env.rewards import Reward, make_scorer
+from rlplace.env.problem_features import GraphObservation
+from rlplace.env.rewards import Reward, Scores, make_scorer
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurer
@@ -64,87 +71,6 @@ FRAMES_PER_S = 4
 """How fast frames are to be played: a placement is a still."""
 
 
-class LastPlacement:
-    """Draws the last placement of an env: the timeline that the simulator gives it, under what was measured.
-
-    Before there is one, and where it failed, there is an empty timeline that says so.
-
-    Args:
-        problem: what is placed.
-        mode: one of `RENDER_MODES`; None draws nothing.
-
-    Raises:
-        UnknownName: no such mode.
-    """
-
-    def __init__(self, problem: Problem, mode: str | None) -> None:
-        if mode is not None and mode not in RENDER_MODES:
-            raise UnknownName("render_mode", mode, RENDER_MODES)
-        self._problem, self._mode = problem, mode
-        self._devices: NDArray[np.int32] | None = None
-        self._title = "Nothing placed yet"
-        self._window: Any = None
-        self._is_text = False
-
-    def note(self, devices: NDArray[np.int32], status: str, step_time_s: float) -> None:
-        """Draws this placement (N,) from now on; in mode `human` at once."""
-        self._devices = devices if status == "ok" else None
-        self._title = f"Last placement: {step_time_s * 1e3:.4g} ms" if status == "ok" else f"Last placement: {status}"
-        if self._mode == "human":
-            self.draw()
-
-    def draw(self) -> NDArray[np.uint8] | str | None:
-        """A picture (height, width, 3) or a text, as the mode asks; None where it is shown, or there is no mode."""
-        if self._mode is None:
-            return None
-        from rlplace.report.drawing import timeline_frame, timeline_text
-
-        drawn = self._timeline(), self._problem.graph, self._problem.host, self._title
-        if self._mode == "rgb_array":
-            return timeline_frame(*drawn)
-        if self._mode == "ansi":
-            return timeline_text(*drawn)
-        if self._has_window():
-            self._show(timeline_frame(*drawn))
-        else:
-            print(timeline_text(*drawn), flush=True)
-        return None
-
-    def close(self) -> None:
-        """Closes the window, if there is one."""
-        if self._window is not None:
-            from matplotlib import pyplot
-
-            pyplot.close(self._window)
-            self._window = None
-
-    def _timeline(self) -> Timeline:
-        if self._devices is None:
-            return Timeline.empty(self._problem.graph.num_ops)
-        simulator = Simulator(self._problem, threads=1)
-        return simulator.timeline(simulator.plan(self._devices))
-
-    def _has_window(self) -> bool:
-        """Opens the window; False where matplotlib has no display for one."""
-        from matplotlib import pyplot
-
-        if self._window is None and not self._is_text:
-            self._window = pyplot.figure("rlplace")
-            if self._window.canvas.required_interactive_framework is None:
-                self.close()
-                self._is_text = True
-        return not self._is_text
-
-    def _show(self, frame: NDArray[np.uint8]) -> None:
-        from matplotlib import pyplot
-
-        height, width, _ = frame.shape
-        self._window.clear()
-        self._window.set_size_inches(width / self._window.dpi, height / self._window.dpi)
-        self._window.figimage(frame)
-        pyplot.pause(1e-3)  # lets the window be drawn
-
-
 Observation = dict[str, Any]
 Action = TypeVar("Action")
 GIVEN = ("measurer", "problem", "workload", "host", "num_groups", "workload_seed")
@@ -181,10 +107,15 @@ class PlacementEnv(gym.Env[Observation, Action], Generic[Action]):
         Raises:
             UnknownName: no reward or render mode has that name.
         """
+        if render_mode is not None and render_mode not in RENDER_MODES:
+            raise UnknownName("render_mode", render_mode, RENDER_MODES)
         measurer, self._is_owner = found
         self.render_mode = render_mode
         self.scorer = make_scorer(measurer, reward, baseline_s=baseline_s, deterministic=deterministic)
-        self._last = LastPlacement(self.problem, render_mode)
+        self._placed: NDArray[np.int32] | None = None
+        self._title = "Nothing placed yet"
+        self._window: Any = None
+        self._is_text = False
 
     @property
     def problem(self) -> Problem:
@@ -211,20 +142,67 @@ class PlacementEnv(gym.Env[Observation, Action], Generic[Action]):
             `human`, which shows every placement as it comes, in a window of matplotlib or, where there is no display,
             as text on stdout; None without a render mode.
         """
-        return self._last.draw()
+        if self.render_mode is None:
+            return None
+        from rlplace.report.drawing import timeline_frame, timeline_text
+
+        timeline = Timeline.empty(self.problem.graph.num_ops)  # before the first placement, and where it failed
+        if self._placed is not None:
+            simulator = Simulator(self.problem, threads=1)
+            timeline = simulator.timeline(simulator.plan(self._placed))
+        drawn = timeline, self.problem.graph, self.problem.host, self._title
+        if self.render_mode == "rgb_array":
+            return timeline_frame(*drawn)
+        if self.render_mode == "ansi":
+            return timeline_text(*drawn)
+        if self._has_window():
+            self._show(timeline_frame(*drawn))
+        else:
+            print(timeline_text(*drawn), flush=True)
+        return None
 
     def close(self) -> None:
         """Closes the window, and the measurer if the env made it."""
-        self._last.close()
+        self._close_window()
         close = getattr(self.scorer.measurer, "close", None)
         if self._is_owner and close is not None:
             close()
             self._is_owner = False
 
     def _ended(self, step_time_s: float, status: str, placement: NDArray[np.int32]) -> dict[str, Any]:
-        """The info of a last step; the placement (N,) is what is drawn from now on."""
-        self._last.note(placement, status, step_time_s)
+        """The info of a last step; the placement (N,) is what is drawn from now on, in mode `human` at once."""
+        self._placed = placement if status == "ok" else None
+        self._title = f"Last placement: {step_time_s * 1e3:.4g} ms" if status == "ok" else f"Last placement: {status}"
+        if self.render_mode == "human":
+            self.render()
         return {"step_time_s": step_time_s, "status": status, "placement": placement}
+
+    def _close_window(self) -> None:
+        if self._window is not None:
+            from matplotlib import pyplot
+
+            pyplot.close(self._window)
+            self._window = None
+
+    def _has_window(self) -> bool:
+        """Opens the window; False where matplotlib has no display for one."""
+        from matplotlib import pyplot
+
+        if self._window is None and not self._is_text:
+            self._window = pyplot.figure("rlplace")
+            if self._window.canvas.required_interactive_framework is None:
+                self._close_window()
+                self._is_text = True
+        return not self._is_text
+
+    def _show(self, frame: NDArray[np.uint8]) -> None:
+        from matplotlib import pyplot
+
+        height, width, _ = frame.shape
+        self._window.clear()
+        self._window.set_size_inches(width / self._window.dpi, height / self._window.dpi)
+        self._window.figimage(frame)
+        pyplot.pause(1e-3)  # lets the window be drawn
 
 
 NUM_GROUPS = 256
@@ -269,12 +247,21 @@ def find_measurer(
     given: dict[str, object] = {"measurer": measurer, "problem": problem, "workload": workload}
     names = [name for name, value in given.items() if value is not None]
     if len(names) != 1:
-        hint = 'For example `workload="nmt@small", host="4xV100-pcie"`.'
-        expected = "exactly one of measurer, problem and workload"
-        raise InvalidValue("given", " and ".join(names) or "nothing to place", expected, where="environment", hint=hint)
+        raise InvalidValue(
+            "given",
+            " and ".join(names) or "nothing to place",
+            "exactly one of measurer, problem and workload",
+            where="environment",
+            hint='For example `workload="nmt@small", host="4xV100-pcie"`.',
+        )
     if isinstance(given["problem"], str):
-        hint = f"For a problem made from words: `workload={problem!r}, host=...`."
-        raise InvalidValue("problem", problem, "a `Problem`", where="environment", hint=hint)
+        raise InvalidValue(
+            "problem",
+            problem,
+            "a `Problem`",
+            where="environment",
+            hint=f"For a problem made from words: `workload={problem!r}, host=...`.",
+        )
     if measurer is not None:
         return (measurer.measurer if isinstance(measurer, SharedMeasurer) else measurer), False
     if problem is None:
@@ -299,8 +286,13 @@ def _problem_of(workload: str, host: str | Host, num_groups: int, workload_seed:
     spec, host = parse_workload(workload), resolve_host(host)
     check_present(host)
     if spec.is_file and not host.is_simulated:
-        hint = "A graph file alone can be simulated, not measured: give a simulated host, or the model itself."
-        raise InvalidValue("workload", workload, "a name or package.module:function", where="environment", hint=hint)
+        raise InvalidValue(
+            "workload",
+            workload,
+            "a name or package.module:function",
+            where="environment",
+            hint="A graph file alone can be simulated, not measured: give a simulated host, or the model itself.",
+        )
     if spec.is_file:
         graph, times_s = load_graph(spec.path), load_times_s(spec.path)
         if times_s is not None:
@@ -317,3 +309,263 @@ def _problem_of(workload: str, host: str | Host, num_groups: int, workload_seed:
         progress=False,
         profiler=lambda graph, host, say: profile_isolated(graph, host, on_progress=say),
     )
+
+
+def action_space(problem: Problem) -> spaces.MultiDiscrete:
+    """A device for each of G groups."""
+    return spaces.MultiDiscrete(np.full(problem.grouping.num_groups, problem.host.num_devices))
+
+
+class OneShotEnv(PlacementEnv[NDArray[np.int64]]):
+    """Places all G groups of a problem at once, as in Mirhoseini et al. 2017.
+
+    | space | |
+    |---|---|
+    | action | `MultiDiscrete`, (G,): the device of each group |
+    | observation | `Dict`: `graph`, the index of the graph; or its features, see `GraphObservation` |
+    | reward | of the step time, once |
+
+    The info of a step has `step_time_s` (infinite where the placement failed), `status` and `placement`, (N,) int32. A
+    group may be barred from some devices: `action_masks` says from which, and an action that has one there fails.
+    """
+
+    action_space: spaces.MultiDiscrete
+
+    def __init__(
+        self,
+        measurer: Measurer | SharedMeasurer | None = None,
+        reward: str | Reward = "log_speedup",
+        baseline_s: float | None = None,
+        deterministic: bool = True,
+        render_mode: str | None = None,
+        *,
+        problem: Problem | None = None,
+        workload: str | None = None,
+        host: str | Host = "auto",
+        num_groups: int = NUM_GROUPS,
+        workload_seed: int = 0,
+        observation: str = "index",
+    ) -> None:
+        """An env over the problem of `measurer`, over `problem`, or over `workload` on `host`.
+
+        Args:
+            measurer: what measures placements; where it is not given, they are simulated or, if not `deterministic`,
+                run on the problem's host.
+            reward: `sqrt`, `log_speedup` or a reward object.
+            baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
+            deterministic: whether the measurer gives a placement the same step time every time.
+            render_mode: `human`, `rgb_array` or `ansi`; None draws nothing.
+            problem: what is placed, instead of `measurer`.
+            workload: a WORKLOAD word (`nmt@small`), instead of either.
+            host: a HOST word (`4xV100-pcie`) or a host, for a workload.
+            num_groups: groups to aim at, for a workload.
+            workload_seed: of a workload's weights and inputs.
+            observation: `index` or `graph`, see `GraphObservation`.
+
+        Raises:
+            UnknownName: no reward, render mode or observation has that name.
+            InvalidValue: not exactly one of `measurer`, `problem` and `workload`.
+            UserError: a workload or host that cannot be had.
+        """
+        found = find_measurer(measurer, problem, workload, host, num_groups, workload_seed, runs=not deterministic)
+        super().__init__(found, reward, baseline_s, deterministic, render_mode)
+        self._observation = GraphObservation(self.problem, observation)
+        self.observation_space = self._observation.space
+        self.action_space = action_space(self.problem)
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """(G * D,) bool: whether each group may be on each device, as sb3-contrib's maskable algorithms ask for it."""
+        return self.problem.group_allowed.reshape(-1)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """The observation and an empty info; `seed` and `options` change nothing, as nothing here is random."""
+        super().reset(seed=seed, options=options)
+        return self._observation.one(), {}
+
+    def step(self, action: NDArray[np.int64]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Measures the placement `action`, (G,), and ends the episode.
+
+        Raises:
+            InvalidValue: not (G,) integers that name devices, or a reward of the user's that is not finite.
+        """
+        scores = self.scorer.score(check_actions(action, self.action_space, "OneShotEnv")[None])
+        info = self._ended(float(scores.step_time_s[0]), scores.status[0], scores.placements[0])
+        return self._observation.one(), float(scores.reward[0]), True, False, info
+
+
+gym.register("rlplace/OneShot-v0", entry_point="rlplace.env.placement_env:OneShotEnv", kwargs={"deterministic": True})
+gym.register(
+    "rlplace/OneShotMeasured-v0",
+    entry_point="rlplace.env.placement_env:OneShotEnv",
+    kwargs={"deterministic": False},
+    nondeterministic=True,
+)
+
+
+Indices = int | Iterable[int] | None
+
+
+class BatchedVecEnv(VecEnv):
+    """A `VecEnv` of `num_envs` envs over one problem, whose placements are measured in one batched call.
+
+    Attributes:
+        scorer: measures and rewards placements.
+        last_scores: outcomes of the last placements that were measured; None before there are any.
+    """
+
+    def __init__(
+        self,
+        measurer: Measurer,
+        num_envs: int,
+        reward: str | Reward,
+        observation_space: spaces.Space[Any],
+        action_space: ActionSpace,
+        *,
+        baseline_s: float | None,
+        deterministic: bool,
+    ) -> None:
+        """Envs over the problem of `measurer`.
+
+        Args:
+            measurer: what measures placements.
+            num_envs: how many, B.
+            reward: `sqrt`, `log_speedup` or a reward object.
+            observation_space: of each env.
+            action_space: of each env.
+            baseline_s: the step time a named reward compares with; None is the best single device's, measured now.
+            deterministic: whether the measurer gives a placement the same step time every time.
+
+        Raises:
+            UnknownName: no reward has that name.
+            InvalidValue: `num_envs` is less than 1.
+        """
+        if num_envs < 1:
+            raise InvalidValue("num_envs", num_envs, "at least 1", where=type(self).__name__)
+        self.scorer = make_scorer(measurer, reward, baseline_s=baseline_s, deterministic=deterministic)
+        self.render_mode: str | None = None
+        self.last_scores: Scores | None = None
+        self._actions: NDArray[np.int64] | None = None
+        self._action_space = action_space
+        super().__init__(num_envs, observation_space, action_space)
+
+    def step_async(self, actions: NDArray[np.int64]) -> None:
+        """Takes the actions, one an env, that the next `step_wait` carries out.
+
+        Raises:
+            InvalidValue: another number of them, or one that is not in the action space.
+        """
+        self._actions = check_actions(actions, self._action_space, type(self).__name__, self.num_envs)
+
+    def take_actions(self) -> NDArray[np.int64]:
+        """The actions of `step_async`, once.
+
+        Raises:
+            InvalidValue: there are none.
+        """
+        if self._actions is None:
+            raise InvalidValue("actions", None, "actions given to step_async first", where=type(self).__name__)
+        actions, self._actions = self._actions, None
+        return actions
+
+    def measured(
+        self, group_devices: NDArray[np.integer], length: int, last: dict[str, Any]
+    ) -> tuple[Scores, list[dict[str, Any]]]:
+        """Outcomes of placements (B, G), and the infos of the last step of their episodes.
+
+        Args:
+            group_devices: devices of groups.
+            length: steps of an episode.
+            last: the observation after the last step.
+        """
+        scores = self.last_scores = self.scorer.score(group_devices)
+        columns = scores.step_time_s.tolist(), scores.status, scores.placements, scores.reward.tolist()
+        infos = [
+            {
+                "step_time_s": step_time_s,
+                "status": status,
+                "placement": placement,
+                "episode": {"r": reward, "l": length},
+                "terminal_observation": last,
+            }
+            for step_time_s, status, placement, reward in zip(*columns, strict=True)
+        ]
+        return scores, infos
+
+    def close(self) -> None:
+        """Nothing to close: the measurer belongs to the caller."""
+
+    def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
+        """The attribute, once for each env asked for."""
+        return [getattr(self, attr_name)] * len(list(self._get_indices(indices)))
+
+    def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
+        """Sets the attribute, which all envs share."""
+        setattr(self, attr_name, value)
+
+    def env_method(self, method_name: str, *args: Any, indices: Indices = None, **kwargs: Any) -> list[Any]:
+        """The method's result for each env asked for."""
+        return [getattr(self, method_name)(*args, **kwargs) for _ in self._get_indices(indices)]
+
+    def env_is_wrapped(
+        self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: Indices = None
+    ) -> list[bool]:
+        """False for each env asked for: there are no wrappers."""
+        return [False] * len(list(self._get_indices(indices)))
+
+    def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
+        """None for each env: there is nothing to see."""
+        return [None] * self.num_envs
+
+
+class PlacementVecEnv(BatchedVecEnv):
+    """A Stable-Baselines3 `VecEnv` of `num_envs` one-shot episodes a step over one problem.
+
+    Spaces, rewards and infos are those of `OneShotEnv`; every step ends every episode. The placements of a step go to
+    the measurer in one call, equal ones once, and known ones not at all if the measurer is deterministic.
+    """
+
+    def __init__(
+        self,
+        measurer: Measurer,
+        num_envs: int,
+        reward: str | Reward = "log_speedup",
+        *,
+        baseline_s: float | None = None,
+        deterministic: bool = True,
+        observation: str = "index",
+    ) -> None:
+        """Envs over the problem of `measurer`.
+
+        Args:
+            measurer: what measures placements.
+            num_envs: placements a step, B.
+            reward: `sqrt`, `log_speedup` or a reward object.
+            baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
+            deterministic: whether the measurer gives a placement the same step time every time.
+            observation: `index` or `graph`, see `GraphObservation`.
+
+        Raises:
+            UnknownName: no reward or observation has that name.
+            InvalidValue: `num_envs` is less than 1.
+        """
+        self._observation = GraphObservation(measurer.problem, observation)
+        spaces = self._observation.space, action_space(measurer.problem)
+        super().__init__(measurer, num_envs, reward, *spaces, baseline_s=baseline_s, deterministic=deterministic)
+
+    def reset(self) -> dict[str, NDArray[Any]]:
+        """The observations of `num_envs` new episodes."""
+        self._reset_seeds()
+        self._reset_options()
+        return self._observation.batch(self.num_envs)
+
+    def step_wait(self) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
+        """Measures the placements (B, G); observations of the next episodes, and rewards, ends and infos of these."""
+        scores, infos = self.measured(self.take_actions(), 1, self._observation.one())
+        observations, dones = self._observation.batch(self.num_envs), np.ones(self.num_envs, dtype=np.bool_)
+        return observations, scores.reward.astype(np.float32), dones, infos
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """(G * D,) bool: whether each group may be on each device; the same in every env."""
+        return self.scorer.problem.group_allowed.reshape(-1)

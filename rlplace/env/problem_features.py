@@ -153,34 +153,20 @@ class ProblemFeatures:
     allowed: NDArray[np.bool_]
     arrays: GroupArrays
 
-    @property
-    def num_groups(self) -> int:
-        return len(self.nodes)
-
-    @property
-    def num_devices(self) -> int:
-        return len(self.devices)
-
     def twins(self) -> NDArray[np.int64]:
         """(D,) how many devices before each one look the same by themselves; 0 where all differ.
 
         Example:
             Of four equal GPUs and a CPU the twins are 0, 1, 2, 3 and 0.
         """
-        seen: dict[bytes, int] = {}
-        count = np.zeros(self.num_devices, dtype=np.int64)
         looks = np.rint(self.devices.astype(np.float64) * 1e4).astype(np.int64)
-        for device, look in enumerate(looks):
-            count[device] = seen.get(look.tobytes(), 0)
-            seen[look.tobytes()] = int(count[device]) + 1
-        return count
+        return np.asarray(np.tril((looks[:, None] == looks).all(axis=-1), -1).sum(axis=1))
 
 
 def problem_features(problem: Problem) -> ProblemFeatures:
     """The features of a problem; nothing here depends on a placement."""
     arrays = GroupArrays.of(problem)
     edge_s = arrays.edge_s()
-    pairs = _pairs(arrays)
     return ProblemFeatures(
         nodes=_columns(NODE_FEATURES, _nodes(problem, arrays, edge_s)),
         edges=_columns(
@@ -194,7 +180,7 @@ def problem_features(problem: Problem) -> ProblemFeatures:
         edge_source=arrays.edge_source,
         edge_target=arrays.edge_target,
         devices=_columns(DEVICE_FEATURES, _devices(problem, arrays)),
-        pairs=_columns(PAIR_FEATURES, pairs),
+        pairs=_columns(PAIR_FEATURES, _pairs(arrays)),
         links=_columns(LINK_FEATURES, _links(problem, arrays)),
         summary=_columns(SUMMARY, _summary(problem, arrays, edge_s)),
         allowed=arrays.allowed,
@@ -214,9 +200,7 @@ def _nodes(problem: Problem, arrays: GroupArrays, edge_s: FloatArray) -> dict[st
     longest_s = float(after_s.max(initial=0.0)) or 1.0
     spot = np.empty(num_groups)
     spot[arrays.order] = (np.arange(num_groups) + 0.5) / max(num_groups, 1)
-    position = np.arange(graph.num_ops) / max(graph.num_ops, 1)
-    is_cut = graph.micro_batch >= 0
-    ones = np.ones(len(edge_s))
+    position, ones = np.arange(graph.num_ops) / max(graph.num_ops, 1), np.ones(len(edge_s))
     columns = {
         "cost": np.log1p(cost_s / arrays.unit_s),
         "load_share": cost_s / arrays.share_s,
@@ -237,18 +221,15 @@ def _nodes(problem: Problem, arrays: GroupArrays, edge_s: FloatArray) -> dict[st
         "path_before": extreme_over_ops(np.minimum, op_group, before_s, num_groups) / longest_s,
         "path_after": extreme_over_ops(np.maximum, op_group, after_s, num_groups) / longest_s,
         "criticality": extreme_over_ops(np.maximum, op_group, before_s + after_s, num_groups) / longest_s,
-        "shared": over_ops(weight * ~is_cut) / total,
+        "shared": over_ops(weight * (graph.micro_batch < 0)) / total,
         "micro_batch": over_ops(weight * np.maximum(graph.micro_batch, 0)) / total / graph.num_micro_batches,
     }
-    for index, phase in enumerate(PHASES):
-        columns[f"is_{phase}"] = over_ops(weight * (graph.phases == index)) / total
     kinds = np.array([OP_KINDS.index(op_kind(target)) for target in graph.targets], dtype=np.int64)
-    for index, kind in enumerate(OP_KINDS):
-        columns[f"kind_{kind}"] = over_ops(weight * (kinds == index)) / total
-    for octave in range(NUM_WAVES):  # as in Vaswani et al. 2017, section 3.5, over the whole order
-        columns[f"sin_{octave}"] = np.sin(np.pi * 2**octave * spot)
-        columns[f"cos_{octave}"] = np.cos(np.pi * 2**octave * spot)
-    return columns
+    columns |= {f"is_{name}": over_ops(weight * (graph.phases == index)) / total for index, name in enumerate(PHASES)}
+    columns |= {f"kind_{name}": over_ops(weight * (kinds == index)) / total for index, name in enumerate(OP_KINDS)}
+    # as in Vaswani et al. 2017, section 3.5, over the whole order
+    columns |= {f"sin_{octave}": np.sin(np.pi * 2**octave * spot) for octave in range(NUM_WAVES)}
+    return columns | {f"cos_{octave}": np.cos(np.pi * 2**octave * spot) for octave in range(NUM_WAVES)}
 
 
 def _devices(problem: Problem, arrays: GroupArrays) -> dict[str, FloatArray]:
@@ -362,30 +343,21 @@ class GraphFeatures:
     allowed: NDArray[np.bool_]
     names: tuple[str, ...]
 
-    @property
-    def num_groups(self) -> int:
-        return len(self.group_cost)
-
-    @property
-    def num_devices(self) -> int:
-        return int(self.group_cost.shape[1])
-
 
 def graph_features(problem: Problem) -> GraphFeatures:
     """The static features of a problem's group graph; nothing here depends on a placement."""
-    graph, num_groups = problem.graph, problem.grouping.num_groups
-    op_group = problem.grouping.op_group
-    source, target, edge_bytes, edge_tensors = group_edges(problem)
-    op_time_s = problem.costs.op_time_s
-    cost_GD = np.stack([np.bincount(op_group, column, num_groups) for column in op_time_s.T], axis=1).astype(np.float64)
-    mean_cost_s = float(cost_GD.mean()) or 1.0
-    latency_s, s_per_byte = (_mean_route(table) for table in (problem.transfer_latency_s, problem.transfer_s_per_byte))
-    edge_s = (edge_tensors * latency_s + edge_bytes * s_per_byte) / mean_cost_s
+    graph, op_group, arrays = problem.graph, problem.grouping.op_group, GroupArrays.of(problem)
+    source, target, edge_bytes, num_groups = (
+        arrays.edge_source,
+        arrays.edge_target,
+        arrays.edge_bytes,
+        arrays.num_groups,
+    )
     over_ops = partial(_sums, op_group, num_groups)
     num_ops = np.bincount(op_group, minlength=num_groups)
-    before_s, after_s = path_lengths(graph, op_time_s.mean(axis=1))
+    before_s, after_s = path_lengths(graph, problem.costs.op_time_s.mean(axis=1))
     position = np.arange(graph.num_ops) / max(graph.num_ops, 1)
-    columns: dict[str, FloatArray] = {f"log_cost_{d}": _log(cost_GD[:, d]) for d in range(cost_GD.shape[1])}
+    columns: dict[str, FloatArray] = {f"log_cost_{d}": _log(cost_s) for d, cost_s in enumerate(arrays.cost_s.T)}
     columns |= {
         "log_ops": _log(num_ops.astype(np.float64)),
         "is_source": over_ops(graph.is_source) / num_ops,
@@ -402,14 +374,13 @@ def graph_features(problem: Problem) -> GraphFeatures:
         "path_after": extreme_over_ops(np.maximum, op_group, after_s, num_groups),
         "criticality": extreme_over_ops(np.maximum, op_group, before_s + after_s, num_groups),
     }
-    for index, phase in enumerate(PHASES):
-        columns[f"is_{phase}"] = over_ops(graph.phases == index) / num_ops
+    columns |= {f"is_{name}": over_ops(graph.phases == index) / num_ops for index, name in enumerate(PHASES)}
     return GraphFeatures(
         node_features=_standardise(np.stack(list(columns.values()), axis=1)),
-        edge_features=_standardise(np.stack([_log(edge_bytes), _log(edge_s)], axis=1)),
+        edge_features=_standardise(np.stack([_log(edge_bytes), _log(arrays.edge_s() / arrays.unit_s)], axis=1)),
         edge_source=source,
         edge_target=target,
-        group_cost=(cost_GD / mean_cost_s).astype(np.float32),
+        group_cost=(arrays.cost_s / arrays.unit_s).astype(np.float32),
         allowed=problem.group_allowed,
         names=tuple(columns),
     )
@@ -455,16 +426,14 @@ def extreme_over_ops(reduce: np.ufunc, op_group: NDArray[np.int32], values: Floa
 
 def _log(values: FloatArray) -> FloatArray:
     """log(1 + value / mean), so that the unit does not matter."""
-    logs: FloatArray = np.log1p(_over_mean(values))
-    return logs
+    return np.asarray(np.log1p(_over_mean(values)))
 
 
 def _standardise(values: FloatArray) -> NDArray[np.float32]:
     if not values.size:
         return values.astype(np.float32)
     spread = values.std(axis=0)
-    scaled: FloatArray = (values - values.mean(axis=0)) / np.where(spread > 1e-12, spread, 1.0)
-    return scaled.astype(np.float32)
+    return np.asarray((values - values.mean(axis=0)) / np.where(spread > 1e-12, spread, 1.0), dtype=np.float32)
 
 
 LongArray = NDArray[np.int64]
@@ -584,8 +553,12 @@ class GraphObservation:
         """
         if kind not in OBSERVATIONS:
             raise UnknownName("observation", kind, OBSERVATIONS)
-        self._arrays = _flat_features(problem) if kind == "graph" else {}
-        self.space = index_space() if kind == "index" else _space_of(self._arrays)
+        self._arrays, self.space = _flat_features(problem) if kind == "graph" else {}, index_space()
+        if kind == "graph":
+            limits = {name: (0.0, 1.0) if name == "adjacency" else (-LARGEST, LARGEST) for name in self._arrays}
+            self.space = spaces.Dict(
+                {name: spaces.Box(*limits[name], one.shape, np.float32) for name, one in self._arrays.items()}
+            )
 
     def one(self) -> dict[str, Any]:
         """What one env shows; new arrays every time."""
@@ -602,14 +575,8 @@ def index_space() -> spaces.Dict:
     return spaces.Dict({"graph": spaces.Discrete(1)})
 
 
-def _space_of(arrays: dict[str, NDArray[np.float32]]) -> spaces.Dict:
-    limits = {name: (0.0, 1.0) if name == "adjacency" else (-LARGEST, LARGEST) for name in arrays}
-    return spaces.Dict({name: spaces.Box(*limits[name], arrays[name].shape, np.float32) for name in arrays})
-
-
 def _flat_features(problem: Problem) -> dict[str, NDArray[np.float32]]:
-    features = problem_features(problem)
-    num_groups = features.num_groups
+    features, num_groups = problem_features(problem), problem.grouping.num_groups
     groups = np.concatenate([features.nodes, features.pairs.reshape(num_groups, -1)], axis=1)
     adjacency = np.zeros((num_groups, num_groups), dtype=np.float32)
     sent = features.edges[:, EDGE_FEATURES.index("seconds")]

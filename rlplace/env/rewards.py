@@ -113,9 +113,13 @@ def rewards_of(reward: Reward, step_time_s: FloatArray) -> FloatArray:
         raise InvalidValue("rewards", f"of shape {rewards.shape}", expected, where=where)
     if not np.isfinite(rewards).all():
         row = int(np.flatnonzero(~np.isfinite(rewards))[0])
-        hint = "A placement that failed has an infinite step time: give it a low reward that is finite."
-        actual = f"{rewards[row]} for a step of {step_time_s[row]:.4g} s"
-        raise InvalidValue("rewards", actual, expected, where=where, hint=hint)
+        raise InvalidValue(
+            "rewards",
+            f"{rewards[row]} for a step of {step_time_s[row]:.4g} s",
+            expected,
+            where=where,
+            hint="A placement that failed has an infinite step time: give it a low reward that is finite.",
+        )
     return rewards
 
 
@@ -239,12 +243,22 @@ def make_scorer(
         InvalidValue: `measurer` measures nothing, or `reward` cannot be called.
     """
     if not hasattr(measurer, "measure"):
-        hint = "For the simulator's step times: `Simulator(problem)`."
-        raise InvalidValue("measurer", type(measurer).__name__, "one with `measure`", where="environment", hint=hint)
+        raise InvalidValue(
+            "measurer",
+            type(measurer).__name__,
+            "one with `measure`",
+            where="environment",
+            hint="For the simulator's step times: `Simulator(problem)`.",
+        )
     given: object = reward
     if not isinstance(given, str) and not callable(given):
-        hint = f"A function from (B,) seconds to (B,) rewards, or one of {', '.join(REWARD_NAMES)}."
-        raise InvalidValue("reward", reward, "a name or something that can be called", where="environment", hint=hint)
+        raise InvalidValue(
+            "reward",
+            reward,
+            "a name or something that can be called",
+            where="environment",
+            hint=f"A function from (B,) seconds to (B,) rewards, or one of {', '.join(REWARD_NAMES)}.",
+        )
     if isinstance(reward, str):
         make_reward(reward, 1.0)  # a mistyped name is refused before anything is measured
         reward = make_reward(reward, single_device_s(measurer) if baseline_s is None else baseline_s)

@@ -151,10 +151,7 @@ class SequentialBatch:
         Raises:
             InvalidValue: wrong length, or a group that is decided or not there.
         """
-        if groups is not None:
-            self._group[:] = self._undecided(groups)
-        else:
-            self._turn()
+        self._turn(groups)
         made = self._observation
         observe(self._layout, self._bounds, self._schedules, self._episodes, self._group, made.features, made.mask)
         return made
@@ -185,10 +182,7 @@ class SequentialBatch:
         """
         if self.is_done:
             raise InvalidValue("step", self._num_steps + 1, f"at most {self.num_groups}, then reset", where="episode")
-        if groups is not None:
-            self._group[:] = self._undecided(groups)
-        else:
-            self._turn()
+        self._turn(groups)
         decide(
             self._layout,
             self._bounds,
@@ -198,13 +192,19 @@ class SequentialBatch:
         )
         self._num_steps += 1
 
-    def _turn(self) -> None:
-        """Sets the groups that are next."""
-        if self._sequence is None:
+    def _turn(self, groups: NDArray[np.integer] | None = None) -> None:
+        """Sets the groups that are next: `groups` (B,), or those by the order."""
+        if groups is not None:
+            found = self._in_range(groups, self.num_groups, "group")
+            decided = self.placed[self._episodes, found] >= 0
+            if decided.any():
+                raise InvalidValue("group", int(found[decided.argmax()]), "one that is undecided", where="episode")
+            self._group[:] = found
+        elif self._sequence is None:
             next_groups(self._layout, self._schedules, self._group)
-            return
-        is_open = self._schedules.placed[:, self._sequence] < 0
-        self._group[:] = np.where(is_open.any(axis=1), self._sequence[is_open.argmax(axis=1)], -1)
+        else:
+            is_open = self.placed[:, self._sequence] < 0
+            self._group[:] = np.where(is_open.any(axis=1), self._sequence[is_open.argmax(axis=1)], -1)
 
     def _by_priority(self, order: NDArray[np.floating]) -> Longs:
         order = np.asarray(order, dtype=np.float64)
@@ -213,13 +213,6 @@ class SequentialBatch:
                 "order", order, f"{self.num_groups} finite numbers, one a group", where="SequentialBatch"
             )
         return np.argsort(-order, kind="stable").astype(np.int64)
-
-    def _undecided(self, groups: NDArray[np.integer]) -> Longs:
-        found = self._in_range(groups, self.num_groups, "group")
-        decided = self._schedules.placed[self._episodes, found] >= 0
-        if decided.any():
-            raise InvalidValue("group", int(found[decided.argmax()]), "one that is undecided", where="episode")
-        return found
 
     def _in_range(self, values: NDArray[np.integer], count: int, one: str) -> Longs:
         found = np.asarray(values)
@@ -231,8 +224,9 @@ class SequentialBatch:
                 where="episode",
             )
         if found.min() < 0 or found.max() >= count:
-            bad = int(found.min()) if found.min() < 0 else int(found.max())
-            raise InvalidValue(one, bad, f"0..{count - 1}", where="episode")
+            raise InvalidValue(
+                one, int(found.min() if found.min() < 0 else found.max()), f"0..{count - 1}", where="episode"
+            )
         return found.astype(np.int64)
 
 

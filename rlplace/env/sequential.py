@@ -14,9 +14,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rlplace.env.one_shot import BatchedVecEnv, Indices
 from rlplace.env.placement_env import (
     NUM_GROUPS,
+    BatchedVecEnv,
+    Indices,
     Observation,
     PlacementEnv,
     SharedMeasurer,
@@ -247,15 +248,12 @@ class Shaping:
         if self._name == "none":
             return np.zeros_like(self._before)
         seconds = batch.bound_s if self._name == "bound" else np.maximum(batch.partial_s, batch.least_s)
-        return self._move(rewards_of(self._reward, np.maximum(seconds, LEAST_S)))
+        return self.finish(rewards_of(self._reward, np.maximum(seconds, LEAST_S)))
 
     def finish(self, reward: NDArray[np.float64]) -> NDArray[np.float64]:
         """(B,) rewards of the last step, where `reward` (B,) is what the placements are worth."""
-        return self._move(reward)
-
-    def _move(self, after: NDArray[np.float64]) -> NDArray[np.float64]:
-        difference = after - self._before
-        self._before[:] = after
+        difference = reward - self._before
+        self._before[:] = reward
         return difference
 
 
@@ -323,11 +321,13 @@ class SequentialVecEnv(BatchedVecEnv):
         """Places a group in every episode; at the end observations are those of the next episodes."""
         self._batch.step(self.take_actions())
         if self._batch.is_done:
-            return self._end()
-        rewards = self._shaping.step(self._batch)
+            scores, infos = self.measured(self._batch.placed, self._batch.num_groups, self._last_observation)
+            rewards = self._shaping.finish(scores.reward).astype(np.float32)
+            return self._begin(), rewards, np.ones(self.num_envs, dtype=np.bool_), infos
+        rewards = self._shaping.step(self._batch).astype(np.float32)
         self._seen = self._batch.observe()
         done = np.zeros(self.num_envs, dtype=np.bool_)
-        return batch_observation(self._seen), rewards.astype(np.float32), done, [{} for _ in range(self.num_envs)]
+        return batch_observation(self._seen), rewards, done, [{} for _ in range(self.num_envs)]
 
     def action_masks(self) -> NDArray[np.bool_]:
         """(B, D) bool: where the next group of each episode may be, by its pins and by what fits."""
@@ -345,8 +345,3 @@ class SequentialVecEnv(BatchedVecEnv):
         self._shaping.reset()
         self._seen = self._batch.observe()
         return batch_observation(self._seen)
-
-    def _end(self) -> Step:
-        scores, infos = self.measured(self._batch.placed, self._batch.num_groups, self._last_observation)
-        rewards = self._shaping.finish(scores.reward).astype(np.float32)
-        return self._begin(), rewards, np.ones(self.num_envs, dtype=np.bool_), infos

@@ -15,11 +15,10 @@ from rlplace.faces import lazy
 
 if TYPE_CHECKING:
     from rlplace.policy.base import GroupPolicy, IndependentPolicy, Learner, Policy, PolicyModule
-    from rlplace.policy.gnn import GnnPolicy
+    from rlplace.policy.gnn import GnnPolicy, GraphEncoder, PlacerPolicy, load_policy, make_policy
     from rlplace.policy.improver import ImproverPolicy
-    from rlplace.policy.learn.imitation import CloneLearner, EliteLearner, Elites, imitate
+    from rlplace.policy.learn.learners import CloneLearner, EliteLearner, Elites, Reinforce, imitate
     from rlplace.policy.learn.ppo import GroupPPO, PlacerPPO, learn_many
-    from rlplace.policy.learn.reinforce import Reinforce
     from rlplace.policy.learn.state import resume_learner, save_learner
     from rlplace.policy.options import (
         CloneConfig,
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
         ReinforceConfig,
         Seq2SeqConfig,
     )
-    from rlplace.policy.placer import GraphEncoder, GroupCategorical, PlacerPolicy, load_policy, make_policy
     from rlplace.policy.policies import LEARNERS, POLICIES
     from rlplace.policy.seq2seq import Seq2SeqPolicy
 
@@ -45,7 +43,6 @@ __all__ = [
     "GnnConfig",
     "GnnPolicy",
     "GraphEncoder",
-    "GroupCategorical",
     "GroupPPO",
     "GroupPolicy",
     "ImproverConfig",

@@ -162,8 +162,7 @@ class PolicyModule(nn.Module):
     def __repr__(self) -> str:
         """In one line: that of a network would print every layer."""
         count = sum(parameter.numel() for parameter in self.parameters())
-        places = f"{self.num_groups:,} groups on {self.num_devices} devices"
-        return f"{type(self).__name__}({places}, {count:,} parameters)"
+        return f"{type(self).__name__}({self.num_groups:,} groups on {self.num_devices} devices, {count:,} parameters)"
 
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
         """Log-probabilities (B, G) of the devices (B, G) of groups, and entropies (B, G) in nats, with gradients."""
@@ -202,8 +201,13 @@ class PolicyModule(nn.Module):
         if self.config is not None:
             saved = read_record(type(self.config), about.get("options"), about_path)
             if saved != self.config:
-                hint = f"Give the policy the options of {about_path}."
-                raise InvalidValue("options", str(self.config), str(saved), where=f"policy {self.kind}", hint=hint)
+                raise InvalidValue(
+                    "options",
+                    str(self.config),
+                    str(saved),
+                    where=f"policy {self.kind}",
+                    hint=f"Give the policy the options of {about_path}.",
+                )
         set_tensors(dict(self.named_parameters()), tensors, path)
         return tensors
 
@@ -229,8 +233,7 @@ class IndependentPolicy(PolicyModule):
         """(num_samples, G) devices of groups, drawn at the policy's temperature; by `rng` or by its own generator."""
         with torch.no_grad():
             log_probs_GD = torch.log_softmax(self.logits() / self.temperature, dim=-1)
-        noise_BGD = gumbel((num_samples, self.num_groups, self.num_devices), self.drawing(rng))
-        return (log_probs_GD.double() + noise_BGD).argmax(-1).numpy().astype(np.int32)
+        return drawn(log_probs_GD, num_samples, self.drawing(rng)).numpy().astype(np.int32)
 
     def mode(self) -> NDArray[np.int32]:
         """(G,) the likeliest device of each group; the lower index where two are equal."""
@@ -258,17 +261,9 @@ def chosen_and_entropy(logits_BGD: Tensor, group_devices: NDArray[np.integer]) -
     """
     devices_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
     log_probs_BGD = torch.log_softmax(logits_BGD, dim=-1)
-    return log_prob_of(log_probs_BGD, devices_BG), entropy_of(log_probs_BGD).expand(len(devices_BG), -1)
-
-
-def log_prob_of(log_probs_BGD: Tensor, devices_BG: Tensor) -> Tensor:
-    """(B, G) log-probability of the device of each group."""
-    return log_probs_BGD.expand(len(devices_BG), -1, -1).gather(-1, devices_BG.long()[..., None])[..., 0]
-
-
-def entropy_of(log_probs_BGD: Tensor) -> Tensor:
-    """(B, G) entropy of each group, in nats."""
-    return -(log_probs_BGD.exp() * log_probs_BGD.clamp(min=LEAST_LOG_PROB)).sum(-1)
+    entropy_BG = -(log_probs_BGD.exp() * log_probs_BGD.clamp(min=LEAST_LOG_PROB)).sum(-1)
+    chosen_BG = log_probs_BGD.expand(len(devices_BG), -1, -1).gather(-1, devices_BG[..., None])[..., 0]
+    return chosen_BG, entropy_BG.expand(len(devices_BG), -1)
 
 
 def gumbel(
@@ -278,12 +273,23 @@ def gumbel(
     return -(-torch.rand(shape, generator=generator, dtype=dtype).log()).log()
 
 
+def drawn(log_probs_GD: Tensor, num_samples: int, generator: torch.Generator | None) -> Tensor:
+    """(num_samples, G) int64 devices by log-probabilities (G, D), every group by itself."""
+    return (log_probs_GD.double() + gumbel((num_samples, *log_probs_GD.shape), generator)).argmax(-1)
+
+
 @contextmanager
 def seeded_weights(seed: int) -> Iterator[None]:
     """Layers that are made within draw their weights from `seed`; PyTorch's own generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reseed GPUs too, beyond the fork
         yield
+
+
+def device_marks(twins: Tensor, width: int, seed: int) -> Tensor:
+    """(D, width) float32 random numbers that tell equal devices apart, by how many before each look the same (D,)."""
+    table = np.random.default_rng(seed).standard_normal((int(twins.max()) + 1, width))
+    return torch.from_numpy(table).float()[twins]
 
 
 LEAST_WEIGHT = 0.01
@@ -325,7 +331,7 @@ class ProblemTensors:
     def of(cls, features: ProblemFeatures) -> ProblemTensors:
         """Those of `features`."""
         arrays = features.arrays
-        summary = torch.from_numpy(features.summary).expand(features.num_devices, -1)
+        summary = torch.from_numpy(features.summary).expand(len(features.devices), -1)
         weight_K = torch.from_numpy(arrays.edge_s() / arrays.unit_s) + LEAST_WEIGHT
         return cls(
             nodes=torch.from_numpy(features.nodes),
@@ -341,14 +347,6 @@ class ProblemTensors:
             allowed=torch.from_numpy(features.allowed.copy()),
             twins=torch.from_numpy(features.twins()),
         )
-
-    @property
-    def num_groups(self) -> int:
-        return len(self.nodes)
-
-    @property
-    def num_devices(self) -> int:
-        return len(self.devices)
 
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 1e3
@@ -393,8 +391,7 @@ def at_temperature_1(policy: object) -> Iterator[None]:
     if not isinstance(policy, Tempered):
         yield
         return
-    before = policy.temperature
-    policy.temperature = torch.ones(())
+    before, policy.temperature = policy.temperature, torch.ones(())
     try:
         yield
     finally:

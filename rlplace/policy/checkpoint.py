@@ -106,15 +106,12 @@ def check_tensors(
     """
     for name, (dtype, shape) in expected.items():
         found, wanted = tensors.get(name), tuple(shape)
-        if found is None or tuple(found.shape) != wanted or not _fits(found.dtype, dtype):
+        are_real = found is not None and found.is_floating_point() and dtype.is_floating_point
+        if found is None or tuple(found.shape) != wanted or not (are_real or found.dtype == dtype):
             looks = "missing" if found is None else f"{tuple(found.shape)} {found.dtype}"
             raise FileProblem(path, f"{what}: {name} is {looks}, expected {wanted} {dtype}.")
         if found.is_floating_point() and not bool(torch.isfinite(found.float()).all()):
             raise FileProblem(path, f"{name} holds numbers that are not finite.")
-
-
-def _fits(found: torch.dtype, expected: torch.dtype) -> bool:
-    return found == expected or (found.is_floating_point and expected.is_floating_point)
 
 
 def set_tensors(

@@ -1,16 +1,28 @@
-"""`GnnPolicy`: a distribution over placements of one problem, from a network that fits any.
+"""Policies that place every group by itself, from a graph network over the groups.
 
-`AssignmentNetwork`: logits of every group on every device, from rounds of soft assignment.
+`PlacerPolicy`: for one problem, as a Stable-Baselines3 policy. `GnnPolicy`: for any problem, from `AssignmentNetwork`,
+which has logits of every group on every device after rounds of soft assignment. `GraphEncoder`: message passing over
+the group graph.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from gymnasium import spaces
+from pydantic import Field
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import CombinedExtractor
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
+from rlplace.env.placement_env import action_space
 from rlplace.env.problem_features import (
     DEVICE_FEATURES,
     EDGE_FEATURES,
@@ -18,13 +30,255 @@ from rlplace.env.problem_features import (
     NODE_FEATURES,
     PAIR_FEATURES,
     SUMMARY,
+    GraphFeatures,
+    graph_features,
+    index_space,
     problem_features,
 )
+from rlplace.errors import FileProblem
 from rlplace.measure.problem import Problem
-from rlplace.policy.base import IndependentPolicy, ProblemTensors, seeded_weights
-from rlplace.policy.checkpoint import set_tensors
-from rlplace.policy.options import GnnConfig
-from rlplace.policy.placer import GraphEncoder, MessageLayer
+from rlplace.policy.base import (
+    IndependentPolicy,
+    ProblemTensors,
+    chosen_and_entropy,
+    device_marks,
+    drawn,
+    seeded_weights,
+)
+from rlplace.policy.checkpoint import SCHEMA, check_tensors, load_checkpoint, save_checkpoint, set_all, set_tensors
+from rlplace.policy.options import GnnConfig, PlacerArchitecture
+from rlplace.records import Whole, read_record, record
+
+KIND: Literal["placer"] = "placer"
+"""Names the policy in its checkpoints."""
+Size = Annotated[Whole, Field(ge=1, le=1 << 24)]
+
+
+@record(frozen=True)
+class PlacerFile:
+    """`policy.json`, the description of the weights beside it."""
+
+    schema: int
+    kind: Literal["placer"]
+    num_groups: Size
+    num_devices: Size
+    features: tuple[str, ...]
+    """Names of the features of groups."""
+    architecture: PlacerArchitecture
+
+
+def kept_features(tensors: Mapping[str, Tensor], file: PlacerFile, path: Path) -> GraphFeatures:
+    """The features of the problem that a placer was made for, checked before anything of their size is made.
+
+    Args:
+        tensors: of the file, by name.
+        file: the description of them.
+        path: of the tensors, for messages.
+
+    Raises:
+        FileProblem: tensors and description differ, or the graph is impossible.
+    """
+    groups, devices, architecture = file.num_groups, file.num_devices, file.architecture
+    num_edges = len(tensors["edge_source"]) if "edge_source" in tensors and tensors["edge_source"].dim() else 0
+    whole, real = torch.int64, torch.float32
+    expected: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        "node_features": (real, (groups, len(file.features))),
+        "edge_features": (real, (num_edges, 2)),
+        "edge_source": (whole, (num_edges,)),
+        "edge_target": (whole, (num_edges,)),
+        "group_cost": (real, (groups, devices)),
+        "allowed": (torch.bool, (groups, devices)),
+        "encoder.embed.2.weight": (real, (architecture.hidden, architecture.hidden)),
+    }
+    every = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    check_tensors(tensors, every | expected, path, "not the weights of its .json")
+    layers = sum(name.startswith("encoder.layers.") and name.endswith(".norm.weight") for name in tensors)
+    if layers != architecture.num_layers:
+        raise FileProblem(path, f"not the weights of its .json: {layers} layers, expected {architecture.num_layers}.")
+    for name in ("edge_source", "edge_target"):
+        if num_edges and not 0 <= int(tensors[name].min()) <= int(tensors[name].max()) < groups:
+            raise FileProblem(path, f"{name} names groups that are not there, expected 0..{groups - 1}.")
+    if not bool(tensors["allowed"].any(dim=1).all()):
+        raise FileProblem(path, "allowed leaves a group no device.")
+    names = [field.name for field in dataclasses.fields(GraphFeatures) if field.name != "names"]
+    return GraphFeatures(**{name: tensors[name].numpy() for name in names}, names=file.features)
+
+
+class PlacerPolicy(IndependentPolicy, ActorCriticPolicy):
+    """Devices for G groups, independent given a message-passing encoding of the group graph.
+
+    The graph never changes, so its features are buffers of the policy, encoded once per batch and not once per sample,
+    and there is one state, so no value is learned.
+
+    Attributes:
+        temperature: divides logits, in samples as in log-probabilities; `set_flips` sets it.
+        generator: draws the samples.
+        feature_names: names of the F features of a group.
+    """
+
+    kind = KIND
+    problem_buffers = ("node_features", "edge_features", "edge_source", "edge_target", "group_cost", "allowed")
+    node_features: Tensor
+    edge_features: Tensor
+    edge_source: Tensor
+    edge_target: Tensor
+    group_cost: Tensor
+    allowed: Tensor
+
+    def __init__(
+        self,
+        observation_space: spaces.Dict,
+        action_space: spaces.MultiDiscrete,
+        lr_schedule: Schedule,
+        features: GraphFeatures,
+        architecture: PlacerArchitecture | None = None,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        """An untrained policy: every device is as likely, whatever the seed."""
+        self._graph_features, self.feature_names = features, features.names
+        self.num_groups, self.num_devices = features.allowed.shape
+        self.architecture = architecture or PlacerArchitecture()
+        kwargs["features_extractor_class"] = CombinedExtractor
+        with seeded_weights(seed):
+            ActorCriticPolicy.__init__(self, observation_space, action_space, lr_schedule, **kwargs)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        features, architecture = self._graph_features, self.architecture
+        for name in self.problem_buffers:
+            self.register_buffer(name, torch.from_numpy(np.array(getattr(features, name))))
+        self.register_buffer("temperature", torch.ones(()))
+        widths = features.node_features.shape[1], features.edge_features.shape[1]
+        self.encoder = GraphEncoder(*widths, architecture.hidden, architecture.num_layers)
+        self.device_net = nn.Linear(architecture.hidden, self.num_devices)
+        nn.init.zeros_(self.device_net.weight)
+        nn.init.zeros_(self.device_net.bias)
+        self.table_GD = nn.Parameter(torch.zeros(self.num_groups, self.num_devices))
+        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
+
+    def logits(self) -> Tensor:
+        """(G, D) logits at temperature 1; minus infinity where a group may not be."""
+        h_GH = self.encoder(self.node_features, self.edge_features, self.edge_source, self.edge_target)
+        logits_GD: Tensor = self.device_net(h_GH) + self.architecture.table_scale * self.table_GD
+        return logits_GD.masked_fill(~self.allowed, -torch.inf)
+
+    def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Devices (B, G), values (B, 1) and log-probabilities (B,)."""
+        logits_GD, count = self.logits() / self.temperature, _batch_size(obs)
+        if deterministic:
+            actions_BG = logits_GD.argmax(-1).repeat(count, 1)
+        else:
+            actions_BG = drawn(torch.log_softmax(logits_GD.detach(), dim=-1), count, self.generator)
+        log_prob_BG, _ = chosen_and_entropy(logits_GD[None], actions_BG.numpy())
+        return actions_BG, self.predict_values(obs), log_prob_BG.sum(-1)
+
+    def evaluate_actions(self, obs: PyTorchObs, actions_BG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Values (B, 1), log-probabilities and entropies (B,) of given devices (B, G)."""
+        log_prob_BG, entropy_BG = self.evaluate(actions_BG.numpy())
+        return self.predict_values(obs), log_prob_BG.sum(-1), entropy_BG.sum(-1)
+
+    def predict_values(self, obs: PyTorchObs) -> Tensor:
+        """(B, 1) zeros: every episode starts in the same state, so nothing is learned from its value."""
+        return torch.zeros(_batch_size(obs), 1)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes weights and graph features to `path` (`policy.safetensors`), the architecture beside it (`.json`).
+
+        Raises:
+            FileProblem: a file cannot be written.
+        """
+        names = tuple(self.feature_names)
+        about = PlacerFile(SCHEMA, KIND, self.num_groups, self.num_devices, names, self.architecture)
+        save_checkpoint(path, dataclasses.asdict(about), self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> None:  # type: ignore[override]  # SB3's would unpickle
+        """Takes the weights that `save` wrote for a problem of as many groups and devices.
+
+        Raises:
+            FileProblem: a file is missing, malformed, of another kind, or of a policy of another size.
+        """
+        set_tensors(dict(self.named_parameters()), load_checkpoint(path, KIND)[1], path)
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
+        return self.forward(observation, deterministic)[0]
+
+
+def make_policy(problem: Problem, architecture: PlacerArchitecture | None = None, *, seed: int = 0) -> PlacerPolicy:
+    """A new policy for a problem."""
+    return _untrained(graph_features(problem), action_space(problem), architecture, seed)
+
+
+def load_policy(path: str | os.PathLike[str]) -> PlacerPolicy:
+    """The policy that `PlacerPolicy.save` wrote to `path`; its random generator starts anew.
+
+    Raises:
+        FileProblem: a file is missing or not what it should be.
+        InvalidValue, UnknownName: a field of the description is missing or wrong.
+    """
+    path = Path(path)
+    about, tensors = load_checkpoint(path, KIND)
+    described = read_record(PlacerFile, about, str(path.with_suffix(".json")))
+    actions = spaces.MultiDiscrete(np.full(described.num_groups, described.num_devices))
+    policy = _untrained(kept_features(tensors, described, path), actions, described.architecture, 0)
+    set_all(policy, tensors, path)
+    return policy
+
+
+def _untrained(
+    features: GraphFeatures, actions: spaces.MultiDiscrete, architecture: PlacerArchitecture | None, seed: int
+) -> PlacerPolicy:
+    return PlacerPolicy(index_space(), actions, lambda _: 0.0, features, architecture, seed)
+
+
+def _batch_size(obs: PyTorchObs) -> int:
+    return len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
+
+
+class GraphEncoder(nn.Module):
+    """Encodes the G groups of a graph by rounds of messages along its edges, in both directions.
+
+    A round: every edge makes a message of its own features and of the group it comes from; every group takes the mean
+    of what comes from the groups it reads, and from those that read it, and adds what a layer makes of the three
+    (residual, layer norm; cf. Gilmer et al. 2017, "Neural Message Passing for Quantum Chemistry").
+    """
+
+    def __init__(self, num_node_features: int, num_edge_features: int, hidden: int, num_layers: int) -> None:
+        super().__init__()
+        self.embed = nn.Sequential(nn.Linear(num_node_features, hidden), nn.ReLU(), nn.Linear(hidden, hidden))
+        self.layers = nn.ModuleList(MessageLayer(num_edge_features, hidden) for _ in range(num_layers))
+
+    def forward(self, nodes_GF: Tensor, edges_KF: Tensor, source_K: Tensor, target_K: Tensor) -> Tensor:
+        """(G, H) encodings; computed once per graph, whatever the size of the batch."""
+        h_GH: Tensor = self.embed(nodes_GF)
+        for layer in self.layers:
+            h_GH = layer(h_GH, edges_KF, source_K, target_K)
+        return h_GH
+
+
+class MessageLayer(nn.Module):
+    """One round of messages, forward and backward along the edges."""
+
+    def __init__(self, num_edge_features: int, hidden: int) -> None:
+        super().__init__()
+        self.send = nn.Linear(hidden, 2 * hidden)
+        self.edge = nn.Linear(num_edge_features, 2 * hidden, bias=False)
+        self.update = nn.Sequential(nn.Linear(3 * hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden))
+        self.norm = nn.LayerNorm(hidden)
+
+    def forward(self, h_GH: Tensor, edges_KF: Tensor, source_K: Tensor, target_K: Tensor) -> Tensor:
+        """(G, H) encodings after the round."""
+        down_GH, up_GH = self.send(h_GH).chunk(2, dim=-1)
+        down_edge_KH, up_edge_KH = self.edge(edges_KF).chunk(2, dim=-1)
+        read_GH = _mean_of(torch.relu(down_GH.index_select(0, source_K) + down_edge_KH), target_K, len(h_GH))
+        readers_GH = _mean_of(torch.relu(up_GH.index_select(0, target_K) + up_edge_KH), source_K, len(h_GH))
+        updated_GH: Tensor = self.norm(h_GH + self.update(torch.cat([h_GH, read_GH, readers_GH], dim=-1)))
+        return updated_GH
+
+
+def _mean_of(messages_KH: Tensor, ends_K: Tensor, num_groups: int) -> Tensor:
+    total_GH = messages_KH.new_zeros(num_groups, messages_KH.shape[1]).index_add(0, ends_K, messages_KH)
+    return total_GH / torch.bincount(ends_K, minlength=num_groups).clamp(min=1)[:, None]
 
 
 class GnnPolicy(IndependentPolicy):
@@ -68,13 +322,9 @@ class GnnPolicy(IndependentPolicy):
         super().__init__(problem.group_allowed, seed)
         self.config = config or GnnConfig()
         self.problem = ProblemTensors.of(problem_features(problem))
-        if network is None:
-            with seeded_weights(seed):
-                network = AssignmentNetwork(self.config)
-        self.network = network
-        most = int(self.problem.twins.max()) + 1
-        table = np.random.default_rng(seed).standard_normal((most, self.config.marks))
-        self.register_buffer("marks", torch.from_numpy(table).float()[self.problem.twins])
+        with seeded_weights(seed):
+            self.network = network or AssignmentNetwork(self.config)
+        self.register_buffer("marks", device_marks(self.problem.twins, self.config.marks, seed))
 
     def logits(self) -> Tensor:
         """(G, D) logits at temperature 1; minus infinity where a group may not be."""
@@ -88,10 +338,9 @@ class GnnPolicy(IndependentPolicy):
             FileProblem: a file is missing, malformed, or of another policy.
             InvalidValue: the options there are not those of this policy.
         """
-        tensors, own = self.load_weights(path), {"temperature": self.temperature}
-        if "marks" in tensors and tensors["marks"].shape == self.marks.shape:
-            own["marks"] = self.marks
-        set_tensors(own, tensors, path)
+        tensors = self.load_weights(path)
+        has_marks = "marks" in tensors and tensors["marks"].shape == self.marks.shape
+        set_tensors({"temperature": self.temperature} | ({"marks": self.marks} if has_marks else {}), tensors, path)
 
 
 FIELD_FEATURES = ("reads", "readers", "load", "fullness")
@@ -130,7 +379,7 @@ class AssignmentNetwork(nn.Module):
         """
         h_GH = self.groups(problem.nodes, problem.edges, problem.edge_source, problem.edge_target)
         u_DH = self.devices(torch.cat([problem.devices, marks_DM], dim=-1))
-        logits_GD = torch.zeros(problem.num_groups, problem.num_devices)
+        logits_GD = torch.zeros_like(problem.load)
         for step in self.rounds:
             share_GD = torch.softmax(logits_GD.masked_fill(~problem.allowed, -torch.inf), dim=-1)
             h_GH, u_DH, logits_GD = step(problem, h_GH, u_DH, share_GD)
@@ -160,8 +409,7 @@ class Round(nn.Module):
         field_GDF = fields(problem, share_GD)
         weight_GD = share_GD * problem.load
         there_DH = weight_GD.T @ self.here(h_GH) / weight_GD.sum(dim=0).clamp(min=1e-6)[:, None]
-        beside_DH = self._beside(problem, u_DH)
-        seen_DH = torch.cat([u_DH, there_DH, beside_DH, field_GDF[0, :, 2:]], dim=-1)
+        seen_DH = torch.cat([u_DH, there_DH, self._beside(problem, u_DH), field_GDF[0, :, 2:]], dim=-1)
         u_DH = self.device_norm(u_DH + self.device(seen_DH))
         h_GH = self.messages(h_GH + share_GD @ self.home(u_DH), problem.edges, problem.edge_source, problem.edge_target)
         pair_GDH = self.of_pair(torch.cat([problem.pairs, field_GDF], dim=-1))
@@ -171,7 +419,7 @@ class Round(nn.Module):
 
     def _beside(self, problem: ProblemTensors, u_DH: Tensor) -> Tensor:
         """(D, H): the mean of what other devices look like over the routes from them; zeros for a device alone."""
-        count = problem.num_devices
+        count = len(problem.devices)
         from_DDH = u_DH[:, None].expand(-1, count, -1)
         told_DDH = torch.relu(self.route(torch.cat([from_DDH, problem.links], dim=-1)))
         others_DD1 = (~torch.eye(count, dtype=torch.bool))[..., None]
@@ -190,5 +438,4 @@ def fields(problem: ProblemTensors, share_GD: Tensor) -> Tensor:
 def _share_of(share_GD: Tensor, from_K: Tensor, to_K: Tensor, weight_K: Tensor) -> Tensor:
     """(G, D): of what comes to each group over its edges, the share that comes from each device."""
     total_GD = torch.zeros_like(share_GD).index_add(0, to_K, share_GD[from_K] * weight_K[:, None])
-    weight_G = torch.zeros(len(share_GD)).index_add(0, to_K, weight_K)
-    return total_GD / weight_G.clamp(min=1e-9)[:, None]
+    return total_GD / torch.zeros(len(share_GD)).index_add(0, to_K, weight_K).clamp(min=1e-9)[:, None]

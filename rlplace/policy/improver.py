@@ -28,8 +28,8 @@ from rlplace.jit import Bools, Floats, Ints, Longs, inlined, kernel
 from rlplace.measure.problem import Problem
 from rlplace.policy.base import PolicyModule, ProblemTensors, chosen_and_entropy, gumbel, seeded_weights
 from rlplace.policy.checkpoint import check_tensors, set_tensors
+from rlplace.policy.gnn import GraphEncoder
 from rlplace.policy.options import ImproverConfig
-from rlplace.policy.placer import GraphEncoder
 
 MOST_KEEP = 30.0
 """Largest log-odds by which a group may be kept where it is, or pushed away."""
@@ -87,12 +87,10 @@ class ImproverPolicy(PolicyModule):
         self.config = config or ImproverConfig()
         features = problem_features(problem)
         self.problem, self._arrays = ProblemTensors.of(features), PassArrays.of(features.arrays)
-        if network is None:
-            with seeded_weights(seed):
-                network = ImproverNetwork(self.config)
-        self.network = network
+        with seeded_weights(seed):
+            self.network = network or ImproverNetwork(self.config)
         fastest = int(features.arrays.cost_s.sum(axis=0).argmin())
-        start_G = problem.nearest_groups(np.full(features.num_groups, fastest))
+        start_G = problem.nearest_groups(np.full(self.num_groups, fastest))
         self.register_buffer("start", torch.from_numpy(start_G.astype(np.int64)))
         self.register_buffer("keep", torch.zeros(()))
         self.register_buffer("moves", torch.zeros(()))
@@ -146,8 +144,9 @@ class ImproverPolicy(PolicyModule):
         if start is None or start.shape != self.start.shape:
             return
         check_tensors(tensors, {"start": (torch.int64, self.start.shape)}, path)
-        fits = bool(((start >= 0) & (start < self.num_devices)).all())
-        if fits and bool(self.problem.allowed.gather(1, start[:, None]).all()):
+        if bool(((start >= 0) & (start < self.num_devices)).all()) and bool(
+            self.problem.allowed.gather(1, start[:, None]).all()
+        ):
             self.start.copy_(start)
 
     def _scores(self, group_devices: NDArray[np.integer]) -> Tensor:
@@ -163,8 +162,7 @@ class ImproverPolicy(PolicyModule):
         chance_G1, num_allowed_G1 = self._chances()[groups][..., None], allowed_GD.sum(dim=-1, keepdim=True)
         random_GD = torch.where(stays_GD > 0, 1 - chance_G1, chance_G1 / (num_allowed_G1 - 1).clamp(min=1))
         explore = self.config.explore
-        chosen_BGD = torch.softmax(logits_BGD, dim=-1)
-        mixed_BGD = (1 - explore) * chosen_BGD + explore * random_GD
+        mixed_BGD = (1 - explore) * torch.softmax(logits_BGD, dim=-1) + explore * random_GD
         # the logarithm of 0 would make gradients NaN, masked or not
         return mixed_BGD.masked_fill(~allowed_GD, 1.0).log().masked_fill(~allowed_GD, -torch.inf)
 
@@ -211,8 +209,7 @@ class ImproverNetwork(nn.Module):
     def encode(self, problem: ProblemTensors) -> Tensor:
         """(G, D, H): what a group and a device are to each other, wherever everything else is."""
         h_GH = self.groups(problem.nodes, problem.edges, problem.edge_source, problem.edge_target)
-        device_DH = self.of_device(problem.devices)
-        pairs_GDH: Tensor = self.of_group(h_GH)[:, None] + device_DH[None] + self.of_pair(problem.pairs)
+        pairs_GDH: Tensor = self.of_group(h_GH)[:, None] + self.of_device(problem.devices) + self.of_pair(problem.pairs)
         return pairs_GDH
 
     def forward(self, pairs_GDH: Tensor, state_GDS: Tensor) -> Tensor:
@@ -259,7 +256,6 @@ class PassArrays(NamedTuple):
         """Those of the groups in `arrays`."""
         this = np.concatenate((arrays.edge_target, arrays.edge_source))
         other = np.concatenate((arrays.edge_source, arrays.edge_target))
-        is_in = np.arange(len(this)) < len(arrays.edge_target)
         by_group = np.lexsort((other, this))
         return cls(
             order=arrays.order,
@@ -273,7 +269,7 @@ class PassArrays(NamedTuple):
             offsets=np.searchsorted(this[by_group], np.arange(arrays.num_groups + 1)).astype(np.int64),
             joined=other[by_group],
             joined_bytes=np.concatenate((arrays.edge_bytes, arrays.edge_bytes))[by_group],
-            is_in=is_in[by_group],
+            is_in=by_group < len(arrays.edge_target),
         )
 
 

@@ -35,8 +35,9 @@ Count = Annotated[Whole, Field(ge=1)]
 
 def _check_weights(hidden: int, layers: int) -> None:
     if hidden * hidden * max(layers, 1) > _MOST_WEIGHTS:
-        expected = f"hidden * hidden * layers at most {_MOST_WEIGHTS:,}"
-        raise InvalidValue("hidden", f"{hidden} in {layers} layers", expected)
+        raise InvalidValue(
+            "hidden", f"{hidden} in {layers} layers", f"hidden * hidden * layers at most {_MOST_WEIGHTS:,}"
+        )
 
 
 @record(frozen=True)
@@ -260,8 +261,11 @@ class LearnConfig:
         if recipe.init not in INITS and not recipe.init.endswith(WEIGHTS_ENDING):
             raise UnknownName("init", recipe.init, INITS, hint=f"Or name a file, FILE{WEIGHTS_ENDING}.")
         if recipe.init == "none" and not recipe.share:
-            expected = "more than 0 where init is none: without a start and samples there is nothing to search from"
-            raise InvalidValue("share", recipe.share, expected)
+            raise InvalidValue(
+                "share",
+                recipe.share,
+                "more than 0 where init is none: without a start and samples there is nothing to search from",
+            )
 
     @property
     def recipe(self) -> Recipe:

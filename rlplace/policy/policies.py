@@ -22,13 +22,12 @@ from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Problem
 from rlplace.policy.base import GroupPolicy, Learner, Loadable, Policy
 from rlplace.policy.checkpoint import load_checkpoint, pretrained_path
-from rlplace.policy.gnn import GnnPolicy
+from rlplace.policy.gnn import GnnPolicy, make_policy
 from rlplace.policy.improver import ImproverPolicy
-from rlplace.policy.learn.imitation import CloneLearner
+from rlplace.policy.learn.learners import CloneLearner, Reinforce
 from rlplace.policy.learn.ppo import GroupPPO
-from rlplace.policy.learn.reinforce import Reinforce
+from rlplace.policy.learn.state import LearnerFile
 from rlplace.policy.options import WEIGHTS_ENDING, LearnConfig
-from rlplace.policy.placer import make_policy
 from rlplace.policy.schedule import SchedulePolicy
 from rlplace.policy.schedule_network import new_network
 from rlplace.policy.seq2seq import Seq2SeqPolicy, seq2seq_inputs
@@ -110,9 +109,6 @@ def _by_group(policy: Policy, learner: str) -> GroupPolicy:
     return policy
 
 
-HOW_TO = "docs/extending.md says what each of them does."
-
-
 class CheckedPolicy:
     """A policy whose placements are checked; errors name the policy.
 
@@ -153,8 +149,13 @@ class CheckedPolicy:
         if log_prob.shape != (1,):
             raise InvalidValue("shape", tuple(log_prob.shape), "(1,) for one placement", where=where)
         if bool(torch.isnan(log_prob)):
-            hint = "Its weights may have become NaN: look at the learner's loss and learning rate."
-            raise InvalidValue("value", log_prob.item(), "a number, for the policy's own mode", where=where, hint=hint)
+            raise InvalidValue(
+                "value",
+                log_prob.item(),
+                "a number, for the policy's own mode",
+                where=where,
+                hint="Its weights may have become NaN: look at the learner's loss and learning rate.",
+            )
 
     def _checked(self, devices: NDArray[Any], function: str, *batch: int) -> NDArray[np.int32]:
         shape = (*batch, self._problem.grouping.num_groups)
@@ -167,22 +168,30 @@ class CheckedPolicy:
         if barred.any():
             row, group = np.argwhere(barred)[0].tolist()
             found = checked.reshape(barred.shape)[row, group]
-            hint = "`problem.group_allowed` says where each group may be: give other devices no probability."
-            expected = f"one of {np.flatnonzero(allowed[group]).tolist()}, where pins and exclusions allow it"
-            raise InvalidValue("device", f"{found} for group {group}", expected, where=where, hint=hint)
+            raise InvalidValue(
+                "device",
+                f"{found} for group {group}",
+                f"one of {np.flatnonzero(allowed[group]).tolist()}, where pins and exclusions allow it",
+                where=where,
+                hint="`problem.group_allowed` says where each group may be: give other devices no probability.",
+            )
         return checked
 
 
 class CheckedLearner:
     """A learner whose figures are checked; errors name the learner.
 
-    Attributes:
+    Args:
         learner: the learner itself.
+        name: of the learner.
+        file: gives back the state of an earlier one, and keeps that of this one; None for nothing.
     """
 
-    def __init__(self, learner: Learner, name: str) -> None:
-        self.learner, self._name = learner, name
+    def __init__(self, learner: Learner, name: str, file: LearnerFile | None = None) -> None:
+        self._learner, self._name, self._file = learner, name, file
         self.imitate, self.forget = learner.imitate, learner.forget
+        if file is not None:
+            file.restore(learner)
         self._is_told_what_ran = "ran" in inspect.signature(learner.update).parameters
 
     def update(
@@ -199,11 +208,17 @@ class CheckedLearner:
             InvalidValue: they are no mapping.
         """
         more: dict[str, Any] = {"ran": ran} if self._is_told_what_ran else {}
-        figures: object = self.learner.update(group_devices, rewards, progress=progress, **more)
+        figures: object = self._learner.update(group_devices, rewards, progress=progress, **more)
         if not isinstance(figures, Mapping):
-            expected = "figures by name, {} where there are none"
-            raise InvalidValue("value", figures, expected, where=f"learner {self._name!r}: update")
+            raise InvalidValue(
+                "value", figures, "figures by name, {} where there are none", where=f"learner {self._name!r}: update"
+            )
         return figures
+
+    def keep(self) -> None:
+        """Writes the learner's state, if it is time."""
+        if self._file is not None:
+            self._file.keep(self._learner)
 
 
 def checked_policy(problem: Problem, config: LearnConfig, seed: int) -> CheckedPolicy:
@@ -220,15 +235,19 @@ def checked_policy(problem: Problem, config: LearnConfig, seed: int) -> CheckedP
     _check_members(policy, "policy", name, ("num_groups", "num_devices", "sample", "log_prob", "mode", "save"))
     sizes = (policy.num_groups, policy.num_devices)
     if sizes != problem.group_allowed.shape:
-        expected = f"{problem.group_allowed.shape}, the problem's"
-        raise InvalidValue("(num_groups, num_devices)", sizes, expected, where=f"policy {name!r}")
+        raise InvalidValue(
+            "(num_groups, num_devices)",
+            sizes,
+            f"{problem.group_allowed.shape}, the problem's",
+            where=f"policy {name!r}",
+        )
     if weights := _initial_weights(policy, config.recipe.init):
         weights[0].load(weights[1])
     return CheckedPolicy(policy, name, problem)
 
 
-def checked_learner(policy: Policy, config: LearnConfig, seed: int) -> CheckedLearner:
-    """The learner that `config` names, made for `policy`.
+def checked_learner(policy: Policy, config: LearnConfig, seed: int, file: LearnerFile | None = None) -> CheckedLearner:
+    """The learner that `config` names, made for `policy`, where `file` says that an earlier one was.
 
     Raises:
         UnknownName: there is none of that name.
@@ -237,7 +256,7 @@ def checked_learner(policy: Policy, config: LearnConfig, seed: int) -> CheckedLe
     name = config.recipe.learner
     learner = LEARNERS[name](policy, config, seed)
     _check_members(learner, "learner", name, ("imitate", "update", "forget"))
-    return CheckedLearner(learner, name)
+    return CheckedLearner(learner, name, file)
 
 
 def check_fit(config: LearnConfig) -> None:
@@ -261,13 +280,23 @@ def _initial_weights(policy: Policy, init: str) -> tuple[Loadable, Path] | None:
     if init != "pretrained" and not init.endswith(WEIGHTS_ENDING):
         return None
     if not isinstance(policy, Loadable):
-        hint = "It has no `kind` and no `load`."
-        raise InvalidValue("init", init, "starts or none", where=f"policy {type(policy).__name__}", hint=hint)
+        raise InvalidValue(
+            "init",
+            init,
+            "starts or none",
+            where=f"policy {type(policy).__name__}",
+            hint="It has no `kind` and no `load`.",
+        )
     return policy, pretrained_path(policy.kind) if init == "pretrained" else Path(init)
 
 
 def _check_members(made: object, kind: str, name: str, members: tuple[str, ...]) -> None:
     missing = [member for member in members if not hasattr(made, member)]
     if missing:
-        actual = f"{type(made).__name__} without {', '.join(missing)}"
-        raise InvalidValue("type", actual, f"a {kind}", where=f"{kind} {name!r}", hint=HOW_TO)
+        raise InvalidValue(
+            "type",
+            f"{type(made).__name__} without {', '.join(missing)}",
+            f"a {kind}",
+            where=f"{kind} {name!r}",
+            hint="docs/extending.md says what each of them does.",
+        )

@@ -18,7 +18,7 @@ from torch import Tensor
 from rlplace.env.problem_features import problem_features
 from rlplace.env.schedule_batch import GROUPINGS, ListSchedules, Pair, SequentialBatch, SequentialObservation
 from rlplace.measure.problem import Problem
-from rlplace.policy.base import PolicyModule, divisor_for, gumbel, temperature_for
+from rlplace.policy.base import PolicyModule, device_marks, divisor_for, gumbel, temperature_for
 from rlplace.policy.options import ScheduleConfig
 from rlplace.policy.schedule_network import (
     KIND,
@@ -71,9 +71,8 @@ class SchedulePolicy(PolicyModule):
         self.register_buffer("groups", torch.from_numpy(group_features(problem)))
         self.register_buffer("summary", torch.from_numpy(problem_summary(problem)))
         self.register_buffer("allowed", torch.from_numpy(problem.group_allowed.copy()))
-        twins = problem_features(problem).twins()
-        table = np.random.default_rng(seed).standard_normal((int(twins.max(initial=0)) + 1, MARKS))
-        self.register_buffer("marks", torch.from_numpy(table).float()[torch.from_numpy(twins)])
+        twins = torch.from_numpy(problem_features(problem).twins())
+        self.register_buffer("marks", device_marks(twins, MARKS, seed))
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("temperature", torch.ones(()))
         self.register_buffer("list_position", torch.zeros(self.num_groups))
@@ -99,18 +98,23 @@ class SchedulePolicy(PolicyModule):
 
     def mode(self) -> NDArray[np.int32]:
         """(G,) each group on its likeliest device, given those before it; the first of several as likely."""
-        placed = roll(self._begin(1), lambda seen: np.asarray(self._logits_now(seen).argmax(-1).numpy()))
-        first: NDArray[np.int32] = placed[0]
-        return first
+        return best_guess(self._begin(1), self._logits_now)[0]
 
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
         """Log-probabilities (B, G) of the devices (B, G) of groups, and entropies (B, G) in nats, with gradients.
 
         The placements are made again, group by group, and all that was seen goes through the network at once.
         """
-        seen = self._replayed(group_devices)
+        rows, order = np.ascontiguousarray(group_devices, dtype=np.int64), self.order()
+        key = (rows.shape, rows.tobytes(), b"" if order is None else order.tobytes())
+        if self._last is None or self._last[0] != key:  # learners ask several times for the same placements
+            self._last = (key, replay(self._begin(len(rows)), rows))
+        seen = self._last[1]
         logits_GBD = self._scores(seen.features, seen.groups)
-        log_probs_GBD = masked_log_probs(logits_GBD, seen.mask, self.allowed[seen.groups])
+        log_probs_GBD = torch.log_softmax(logits_GBD.masked_fill(~seen.mask, -torch.inf), dim=-1)
+        # what memory bars, and pins do not, is never drawn; known placements may use it
+        barred_GBD = torch.where(self.allowed[seen.groups], LOG_PROB_BARRED, -torch.inf)
+        log_probs_GBD = torch.where(seen.mask, log_probs_GBD, barred_GBD)
         chosen_GB = log_probs_GBD.gather(-1, seen.devices[..., None])[..., 0]
         known_GBD = torch.where(seen.mask, log_probs_GBD, 0.0)
         entropy_GB = -(known_GBD.exp() * known_GBD).sum(dim=-1)
@@ -149,16 +153,9 @@ class SchedulePolicy(PolicyModule):
         Counted along the mode: what a flip changes for later groups is left out.
         """
         self.temperature.fill_(1.0)
-        if flips is None:
-            return
-        rows: list[Tensor] = []
-
-        def best(seen: SequentialObservation) -> NDArray[np.int64]:
-            rows.append(self._logits_now(seen)[0])
-            return np.asarray(rows[-1].argmax(-1, keepdim=True).numpy())
-
-        roll(self._begin(1), best)
-        self.temperature.fill_(temperature_for(torch.stack(rows), flips))
+        if flips is not None:
+            _, logits_GD, _ = best_guess(self._begin(1), self._logits_now)
+            self.temperature.fill_(temperature_for(logits_GD, flips))
 
     def order(self) -> NDArray[np.float64] | None:
         """(G,) priorities of groups, higher first; None for the list order, where nothing else was learned."""
@@ -178,18 +175,9 @@ class SchedulePolicy(PolicyModule):
             self._episodes[key] = SequentialBatch(self.problem, num_episodes, order=order)
         return self._episodes[key]
 
-    def _replayed(self, group_devices: NDArray[np.integer]) -> Decisions:
-        """What is seen on the way to placements (B, G); kept, since learners ask several times for the same ones."""
-        rows, order = np.ascontiguousarray(group_devices, dtype=np.int64), self.order()
-        key = (rows.shape, rows.tobytes(), b"" if order is None else order.tobytes())
-        if self._last is None or self._last[0] != key:
-            self._last = (key, replay(self._begin(len(rows)), rows))
-        return self._last[1]
-
     def _scores(self, features: Tensor, groups: Tensor) -> Tensor:
         seen = (features, self.marks, self.groups[groups], self.summary)
-        scores = self.network.device_scores(*seen, self.component, self.scale)
-        return scores / self.temperature
+        return self.network.device_scores(*seen, self.component, self.scale) / self.temperature
 
     def _logits_now(self, seen: SequentialObservation) -> Tensor:
         """(B, D) logits of what is decided now, minus infinity where the group may not go."""
@@ -197,33 +185,24 @@ class SchedulePolicy(PolicyModule):
             logits = self._scores(torch.from_numpy(seen.features), torch.from_numpy(seen.group))
         return logits.masked_fill(~torch.from_numpy(seen.mask), -torch.inf)
 
-    def _first_component(self) -> int:
-        """The best component by the gate over the problem's own groups; over any, where there is none."""
-        with torch.no_grad():
-            scores = self.network.component_scores(self.summary)
-        is_own = self.network.grouping == OWN
-        return int(scores.masked_fill(~is_own, torch.inf).argmin() if bool(is_own.any()) else scores.argmin())
-
     def _take(self, network: ScheduleNetwork) -> None:
         """Goes on with a network: which component comes first, the scale, and the place of groups in the list order."""
-        self.network = network
-        self.component = self._first_component()
-        rows, sequence = [], []
+        self.network, is_own = network, network.grouping == OWN
+        with torch.no_grad():
+            scores = network.component_scores(self.summary)
+        # the best component by the gate over the problem's own groups; over any, where there is none
+        self.component = int((scores.masked_fill(~is_own, torch.inf) if bool(is_own.any()) else scores).argmin())
 
-        def best(seen: SequentialObservation) -> NDArray[np.int64]:
+        def nearness(seen: SequentialObservation) -> Tensor:
             with torch.no_grad():
-                row = network.margins(torch.from_numpy(seen.features), self.summary, self.component)
-            rows.append(row.masked_fill(~torch.from_numpy(seen.mask), torch.inf)[0])
-            sequence.append(int(seen.group[0]))
-            return np.asarray(rows[-1].argmin(-1, keepdim=True).numpy())
+                margins = network.margins(torch.from_numpy(seen.features), self.summary, self.component)
+            return -margins.masked_fill(~torch.from_numpy(seen.mask), torch.inf)
 
-        roll(SequentialBatch(self.problem, 1), best)
-        self.list_position[torch.tensor(sequence)] = torch.arange(len(sequence)) / max(len(sequence), 1)
-        margins_GD = torch.stack(rows).double()
-        scale = divisor_for(
-            self._flips, lambda divisor: heavy_tailed(margins_GD / divisor), LEAST_SCALE, MOST_SCALE, BISECTIONS
-        )
-        self.scale.fill_(scale)
+        _, near_GD, sequence = best_guess(SequentialBatch(self.problem, 1), nearness)
+        self.list_position[sequence] = torch.arange(len(sequence)) / max(len(sequence), 1)
+        margins_GD = -near_GD.double()
+        bounds = LEAST_SCALE, MOST_SCALE, BISECTIONS
+        self.scale.fill_(divisor_for(self._flips, lambda divisor: heavy_tailed(margins_GD / divisor), *bounds))
         self.temperature.fill_(1.0)
 
 
@@ -259,36 +238,37 @@ def roll(episodes: SequentialBatch, choose: Choose) -> NDArray[np.int32]:
     return episodes.placed.copy()
 
 
+def best_guess(
+    episodes: SequentialBatch, logits_of: Callable[[SequentialObservation], Tensor]
+) -> tuple[NDArray[np.int32], Tensor, Tensor]:
+    """The first episode, each group on the first device of the largest logit.
+
+    Returns:
+        (G,) int32 devices of groups, (G, D) logits of each decision, and (G,) int64 the groups in their order.
+    """
+    rows, sequence = [], []
+
+    def best(seen: SequentialObservation) -> NDArray[np.int64]:
+        rows.append(logits_of(seen)[0])
+        sequence.append(int(seen.group[0]))
+        return np.asarray(rows[-1].argmax(-1, keepdim=True).numpy())
+
+    placed = roll(episodes, best)
+    return np.asarray(placed[0]), torch.stack(rows), torch.tensor(sequence)
+
+
 def replay(episodes: SequentialBatch, group_devices: NDArray[np.integer]) -> Decisions:
     """What is seen on the way to placements (B, G), each group decided as they say (teacher forcing)."""
-    forced = np.asarray(group_devices, dtype=np.int64)
-    rows = np.arange(len(forced))
-    groups, features, masks, devices = [], [], [], []
+    forced, rows = np.asarray(group_devices, dtype=np.int64), np.arange(len(group_devices))
+    looks = []
 
     def follow(seen: SequentialObservation) -> NDArray[np.int64]:
         chosen = forced[rows, seen.group]
-        groups.append(seen.group.copy())
-        features.append(seen.features.copy())
-        masks.append(seen.mask.copy())
-        devices.append(chosen)
+        looks.append((seen.group.copy(), seen.features.copy(), seen.mask.copy(), chosen))
         return chosen
 
     roll(episodes, follow)
-    stacked = (torch.from_numpy(np.stack(parts)) for parts in (groups, features, masks, devices))
-    return Decisions(*stacked)
-
-
-def masked_log_probs(logits: Tensor, mask: Tensor, allowed: Tensor) -> Tensor:
-    """(..., D) log-probabilities of devices.
-
-    Args:
-        logits: (..., D).
-        mask: (..., D) bool, where memory suffices and pins allow it; one device at least.
-        allowed: (..., D) bool, where pins allow it: what is barred beyond that has `LOG_PROB_BARRED`.
-    """
-    log_probs = torch.log_softmax(logits.masked_fill(~mask, -torch.inf), dim=-1)
-    barred = torch.where(allowed, LOG_PROB_BARRED, -torch.inf)
-    return torch.where(mask, log_probs, barred)
+    return Decisions(*(torch.from_numpy(np.stack(parts)) for parts in zip(*looks, strict=True)))
 
 
 POOL_WORK = 2_000_000
@@ -344,7 +324,9 @@ def propose(
     with torch.no_grad():
         expected = network.component_scores(summary).double().numpy()
     components, scenarios = network.components, network.scenarios.double().numpy()
-    places = choose(expected, scenarios, max(count, pool_size(problem)) if is_ranked else count)
+    # fewer are scheduled where graphs are large, so that a first guess takes no longer
+    pool = max(LEAST_POOL, POOL_WORK // max(problem.graph.num_ops * problem.host.num_devices, 1)) if is_ranked else 0
+    places = choose(expected, scenarios, max(count, pool))
     devices = schedules.place([components.pair(place) for place in places])
     first = np.sort(np.unique(devices, axis=0, return_index=True)[1])  # of equal placements the first
     devices, places = devices[first], [places[row] for row in first]
@@ -355,11 +337,6 @@ def propose(
     if len(pairs) == count:
         return found
     return _varied(found, network, summary, schedules, count, np.random.default_rng(seed))
-
-
-def pool_size(problem: Problem) -> int:
-    """Components that are scheduled for a first guess: fewer where graphs are large, so that it takes no longer."""
-    return max(LEAST_POOL, POOL_WORK // max(problem.graph.num_ops * problem.host.num_devices, 1))
 
 
 def rank(
@@ -383,9 +360,9 @@ def choose(expected: NDArray[np.float64], scenarios: NDArray[np.float64], count:
         count: most guesses.
     """
     order = np.argsort(expected, kind="stable")
-    if not len(scenarios):
-        return [int(place) for place in order[:count]]
-    return [int(order[place]) for place in best_together(expected[order] + scenarios[:, order], count, first=0)]
+    if len(scenarios):
+        order = order[best_together(expected[order] + scenarios[:, order], count, first=0)]
+    return [int(place) for place in order[:count]]
 
 
 def best_together(losses: NDArray[np.float64], count: int, first: int | None = None) -> list[int]:
@@ -445,10 +422,10 @@ def _varied(
             continue
         seen |= made.keys()
         expected = rank(network, summary, schedules, np.stack([row for _, row in fresh]))
-        for place in np.argsort(expected, kind="stable")[: count - len(pairs)].tolist():
-            pairs.append(fresh[place][0])
-            rows.append(fresh[place][1])
-            log_times.append(float(expected[place]))
+        best = np.argsort(expected, kind="stable")[: count - len(pairs)].tolist()
+        pairs += [fresh[place][0] for place in best]
+        rows += [fresh[place][1] for place in best]
+        log_times += expected[best].tolist()
         if len(pairs) == count:
             break
     return Proposals(tuple(pairs), np.stack(rows), np.array(log_times))

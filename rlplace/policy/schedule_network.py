@@ -159,8 +159,7 @@ def related(estimates: Tensor) -> Tensor:
 
     Each but the number of copies is cut where more would make no difference.
     """
-    finish = estimates[..., :1].clamp(min=1e-12)
-    shares = estimates[..., 1:4] / finish
+    shares = estimates[..., 1:4] / estimates[..., :1].clamp(min=1e-12)
     memory = estimates[..., 5:]
     parts = (
         shares[..., :1].clamp(max=4.0),
@@ -197,8 +196,12 @@ class Components:
 
     def __post_init__(self) -> None:
         if self.weights.shape != (len(self.grouping), len(FEATURES)) or not len(self.grouping):
-            expected = f"one at least, each a grouping and {len(FEATURES)} weights"
-            raise InvalidValue("components", self.weights.shape, expected, where="policy schedule")
+            raise InvalidValue(
+                "components",
+                self.weights.shape,
+                f"one at least, each a grouping and {len(FEATURES)} weights",
+                where="policy schedule",
+            )
 
     @classmethod
     def of(cls, pairs: Sequence[Pair]) -> Components:

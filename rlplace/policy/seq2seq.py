@@ -99,9 +99,9 @@ class Seq2SeqPolicy(PolicyModule):
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
         """Log-probabilities (B, G) of the devices (B, G), each given those before it, and entropies (B, G) in nats."""
         devices_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
-        encoded, state = self._begin(len(devices_BG))
+        encoded, state = self.network.encode(self.type_shares, self.output_shapes, self.adjacency, len(devices_BG))
         before_BG = torch.cat((torch.full_like(devices_BG[:, :1], self.network.begin), devices_BG[:, :-1]), dim=1)
-        logits_BGD, _ = self.network.decode(encoded, before_BG, 0, state)
+        logits_BGD = self.network.decode(encoded, before_BG, 0, state)[0]
         return chosen_and_entropy(logits_BGD.masked_fill(~self.allowed, -torch.inf), group_devices)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -126,14 +126,10 @@ class Seq2SeqPolicy(PolicyModule):
             raise FileProblem(about_path, "weights for a graph of other op types; those of seq2seq serve one problem.")
         set_tensors(dict(self.named_parameters()), tensors, path)
 
-    def _begin(self, batch_size: int) -> tuple[Encoded, LstmState]:
-        encoded = self.network.encode(self.type_shares, self.output_shapes, self.adjacency)
-        return encoded, self.network.first_state(encoded, batch_size)
-
     @torch.no_grad()
     def _write(self, batch_size: int, gumbel_BGD: Tensor, noise_BGD: Tensor | None = None) -> NDArray[np.int32]:
         """(B, G) devices, step by step the one with the largest sum of logit and noise."""
-        encoded, state = self._begin(batch_size)
+        encoded, state = self.network.encode(self.type_shares, self.output_shapes, self.adjacency, batch_size)
         written = torch.empty(batch_size, self.num_groups, dtype=torch.int64)
         before_B1 = torch.full((batch_size, 1), self.network.begin)
         for group in range(self.num_groups):
@@ -158,12 +154,10 @@ class Encoded:
     Attributes:
         states: (G, H) encodings of groups, both directions of the encoder.
         keys: (G, A) the same, ready for attention.
-        last: the decoder's first state: the encoder's last ones, (1, 1, H) each.
     """
 
     states: Tensor
     keys: Tensor
-    last: LstmState
 
 
 class Seq2SeqNetwork(nn.Module):
@@ -195,17 +189,15 @@ class Seq2SeqNetwork(nn.Module):
         nn.init.zeros_(self.device_net.weight)
         nn.init.zeros_(self.device_net.bias)
 
-    def encode(self, type_shares_GV: Tensor, output_shapes_GS: Tensor, adjacency_GA: Tensor) -> Encoded:
-        """The graph, encoded once for all placements of a batch."""
+    def encode(
+        self, type_shares_GV: Tensor, output_shapes_GS: Tensor, adjacency_GA: Tensor, batch_size: int
+    ) -> tuple[Encoded, LstmState]:
+        """The graph, encoded once for all placements of a batch, and the state in which the decoder begins."""
         embedded_GE = torch.cat((self.type_embedding(type_shares_GV), output_shapes_GS, adjacency_GA), dim=-1)
-        states_1GH, (hidden, cell) = self.encoder(embedded_GE[None])
-        last = tuple(state.reshape(1, 1, -1) for state in (hidden, cell))  # both directions, side by side
-        return Encoded(states_1GH[0], self.key(states_1GH[0]), (last[0], last[1]))
-
-    def first_state(self, encoded: Encoded, batch_size: int) -> LstmState:
-        """The state in which the decoder begins, for a batch."""
-        hidden, cell = (state.expand(1, batch_size, -1).contiguous() for state in encoded.last)
-        return hidden, cell
+        states_1GH, last = self.encoder(embedded_GE[None])
+        # both directions, side by side
+        hidden, cell = (state.reshape(1, 1, -1).expand(1, batch_size, -1).contiguous() for state in last)
+        return Encoded(states_1GH[0], self.key(states_1GH[0])), (hidden, cell)
 
     def decode(self, encoded: Encoded, before_BL: Tensor, first: int, state: LstmState) -> tuple[Tensor, LstmState]:
         """Logits (B, L, D) of the L groups from `first` on, and the state after them.
@@ -258,10 +250,8 @@ def seq2seq_inputs(problem: Problem) -> Seq2SeqInputs:
     """What the policy reads of `problem`; nothing here depends on a placement."""
     graph, num_groups = problem.graph, problem.grouping.num_groups
     op_group = problem.grouping.op_group.astype(np.int64)
-    types = sorted(set(graph.targets))
-    index = {target: place for place, target in enumerate(types)}
+    types, op_type = np.unique(graph.targets, return_inverse=True)
     counts_GV = np.zeros((num_groups, len(types)))
-    op_type = np.array([index[target] for target in graph.targets], dtype=np.int64)
     np.add.at(counts_GV, (op_group, op_type), 1)
     producer_E, reader_E = op_group[graph.tensor_op[graph.input_tensors]], op_group[graph.edge_op]
     crosses_E = producer_E != reader_E
@@ -275,7 +265,7 @@ def seq2seq_inputs(problem: Problem) -> Seq2SeqInputs:
         output_shapes=_output_shapes(problem, np.flatnonzero(leaves_T)),
         adjacency=np.concatenate((reads_GG, reads_GG.T), axis=1),
         allowed=problem.group_allowed,
-        types=tuple(types),
+        types=tuple(types.tolist()),
     )
 
 

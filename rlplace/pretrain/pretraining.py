@@ -28,7 +28,7 @@ from rlplace.files import jsonable, read_json, write_bytes_atomic, write_json_at
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.policy.learn.imitation import descend
+from rlplace.policy.learn.learners import descend
 from rlplace.policy.options import PretrainConfig
 from rlplace.policy.schedule import best_together, choose
 from rlplace.policy.schedule_network import KIND, Components, ScheduleNetwork, problem_summary, save_network

@@ -3,8 +3,8 @@
 `command` is what `rlplace train` runs, `--resume` included. `config` has the options. `run` is the search
 itself, in `phases`: `searches` gives every method its budget, `table` judges the results, `outputs` writes the files of
 a run. `place_workload` and `elastic` are `rlplace place`: of a workload, and of a run on other devices.
-`agent` is the method that learns the host, `policy_search` the one whose policy learns, `schedule_search` the one whose
-policy schedules, `guide` lets a policy guide a search; `methods` registers all four.
+`agent` is the method that learns the host; `policy_methods` are those whose policy learns, schedules, or guides a
+search; `methods` registers all four.
 
 Importing this imports no torch: names are looked up when they are first used.
 """

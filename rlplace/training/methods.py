@@ -11,10 +11,25 @@ PORTFOLIO = "portfolio"
 """What searches beside the method that is asked for."""
 
 for _method in (
-    Method(LEARNED, "rlplace.training.agent.on_host:solve", "search", "learns the host from measured steps"),
-    Method(SCHEDULE, "rlplace.training.schedule_search:solve", "search", "a pretrained policy, zero-shot: GO, DOPPLER"),
-    Method(POLICY, "rlplace.training.policy_search:solve", "search", "a policy and annealing learn from each other"),
-    Method(GUIDED, "rlplace.training.guide:solve", "search", "portfolio, with starts and moves of a policy"),
+    Method(LEARNED, "rlplace.training.agent.agent:solve", "search", "learns the host from measured steps"),
+    Method(
+        SCHEDULE,
+        "rlplace.training.policy_methods:search_zero_shot",
+        "search",
+        "a pretrained policy, zero-shot: GO, DOPPLER",
+    ),
+    Method(
+        POLICY,
+        "rlplace.training.policy_methods:search_by_policy",
+        "search",
+        "a policy and annealing learn from each other",
+    ),
+    Method(
+        GUIDED,
+        "rlplace.training.policy_methods:search_guided",
+        "search",
+        "portfolio, with starts and moves of a policy",
+    ),
 ):
     if _method.name not in METHODS:
         register_method(_method)

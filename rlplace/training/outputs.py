@@ -35,7 +35,7 @@ from rlplace.session.facts import Ending, FinalTable, MethodResult, Row, ratio_o
 from rlplace.session.folder import RunFolder
 from rlplace.session.session import Session
 from rlplace.store.log import StoreLog
-from rlplace.training.agent.agent import AgentResult
+from rlplace.training.agent.agent import Agent
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import Durations
 from rlplace.training.table import Table
@@ -166,7 +166,7 @@ class Leader:
     def keep_learned(self, learned: Saveable) -> None:
         """Keeps what a method has learned: about the host, or its policy."""
         folder = self._run.folder
-        if isinstance(learned, AgentResult):
+        if isinstance(learned, Agent):
             if folder is not None:
                 learned.save(folder.path(HOST_MODEL))
             return

@@ -30,8 +30,7 @@ from rlplace.training.outputs import (
     kept_table,
     timeline_of,
 )
-from rlplace.training.searches.on_cluster import make_evaluator
-from rlplace.training.searches.search_all import options_of, search_all
+from rlplace.training.searches.search_all import make_evaluator, options_of, search_all
 from rlplace.training.table import HEURISTICS, Table, compile_kernels, measure_table, num_rows, place_quickly
 
 IRRELEVANT = ("budget_s", "total_s", "isolated", "track", "cluster", "store")

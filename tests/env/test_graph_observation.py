@@ -28,12 +28,12 @@ def test_it_holds_the_features_of_groups_edges_and_devices() -> None:
     problem = random_problem(np.random.default_rng(3), 12, plain_host(3))
     features = problem_features(problem)
     seen = GraphObservation(problem, "graph").one()
-    groups = seen["groups"].reshape(features.num_groups, -1)
+    groups = seen["groups"].reshape(len(features.nodes), -1)
     width = features.nodes.shape[1]
     assert np.array_equal(groups[:, :width], features.nodes)
-    assert np.array_equal(groups[:, width:], features.pairs.reshape(features.num_groups, -1))
+    assert np.array_equal(groups[:, width:], features.pairs.reshape(len(features.nodes), -1))
     assert np.array_equal(seen["devices"].reshape(features.devices.shape), features.devices)
-    adjacency = seen["adjacency"].reshape(features.num_groups, features.num_groups)
+    adjacency = seen["adjacency"].reshape(len(features.nodes), len(features.nodes))
     source, target = np.nonzero(adjacency)
     assert set(zip(source.tolist(), target.tolist(), strict=True)) == {
         (int(a), int(b))

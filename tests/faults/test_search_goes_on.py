@@ -34,7 +34,7 @@ from rlplace.search.task import Task
 from rlplace.training import TrainConfig, train
 from rlplace.training.config import SearchConfig
 from rlplace.training.searches.racing_host import LoopBudget
-from rlplace.training.searches.search_loop import search_and_measure
+from rlplace.training.searches.search_all import search_and_measure
 from rlplace.training.tracking import NoTracker
 
 FAULTS: dict[int, tuple[Status, str]] = {

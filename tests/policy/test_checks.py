@@ -16,7 +16,7 @@ from rlplace.errors import InvalidValue
 from rlplace.policy import LEARNERS, POLICIES, LearnConfig
 from rlplace.policy.policies import CheckedPolicy, checked_learner, checked_policy
 from rlplace.search.task import Budget, Task
-from rlplace.training.policy_search import solve
+from rlplace.training.policy_methods import search_by_policy
 
 PROBLEM = chain_problem(3)
 Register = Callable[[Any, Any], LearnConfig]
@@ -99,7 +99,7 @@ def test_what_is_right_is_passed_on_as_int32() -> None:
 def test_samples_that_are_no_placements(register: Register, answer: Any, words: str) -> None:
     config = register(changed("sample", answer), IdleLearner({}))
     with pytest.raises(InvalidValue, match=f"policy 'mine': sample: {words}"):
-        solve(task(), config)
+        search_by_policy(task(), config)
 
 
 def test_a_device_that_pins_bar() -> None:
@@ -113,7 +113,7 @@ def test_a_device_that_pins_bar() -> None:
 def test_weights_that_became_nan(register: Register) -> None:
     config = register(changed("log_prob", torch.tensor([float("nan")])), IdleLearner({}))
     with pytest.raises(InvalidValue, match=r"policy 'mine': log_prob: value is nan.*learning rate"):
-        solve(task(), config)
+        search_by_policy(task(), config)
 
 
 @pytest.mark.parametrize(
@@ -145,4 +145,4 @@ def test_a_policy_of_another_size(register: Register) -> None:
 def test_figures_that_are_none(register: Register) -> None:
     config = register(ConstantPolicy(), IdleLearner(None))
     with pytest.raises(InvalidValue, match="learner 'mine': update: value is None, expected figures by name"):
-        solve(task(), config)
+        search_by_policy(task(), config)

@@ -42,7 +42,7 @@ REFUSED = {
 }
 """What means nothing for a problem that is made, or with nowhere to go; and what the message says."""
 ANNEAL = "rlplace.search.improve.anneal:solve_anneal"
-LEARNED = "rlplace.training.agent.on_host:solve"
+LEARNED = "rlplace.training.agent.agent:solve"
 HONOURED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "budget_s": (0.25, ANNEAL, lambda task, **_: task.budget.seconds),
     "total_s": (9.5, "rlplace.training.phases:searching_within", lambda config, *_: config.total_s),
@@ -52,7 +52,11 @@ HONOURED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "cluster": ("a:1", "rlplace.training.run:reach", lambda word, **_: word),
     "store": ("off", "rlplace.training.run:measuring", lambda host, word, **_: word),
     "search": (SearchConfig(method="anneal"), ANNEAL, lambda *_, **__: SearchConfig(method="anneal")),
-    "learn": (LearnConfig(share=0.5), "rlplace.training.policy_search:solve", lambda task, config, **_: config),
+    "learn": (
+        LearnConfig(share=0.5),
+        "rlplace.training.policy_methods:search_by_policy",
+        lambda task, config, **_: config,
+    ),
     "agent": (AgentConfig(batch=5), LEARNED, lambda task, config, **_: config),
 }
 """A value, the function that it takes effect in, and how it arrives there."""

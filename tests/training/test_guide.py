@@ -20,8 +20,8 @@ from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.training import SearchConfig, TrainConfig
 from rlplace.training.agent import AgentConfig, learn_host
-from rlplace.training.guide import PolicyGuide
 from rlplace.training.methods import METHODS
+from rlplace.training.policy_methods import PolicyGuide
 from rlplace.training.run import check_names, train
 
 PROBLEM = random_problem(np.random.default_rng(4), 30, plain_host(3))
@@ -105,7 +105,7 @@ def test_a_seed_finds_the_same_and_the_guides_moves_are_tried() -> None:
         return found.devices.tolist(), [best.evaluations for best in found.history][-1]
 
     assert run(MOVING) == run(MOVING)
-    assert METHODS["guided"].home == "rlplace.training.guide:solve"
+    assert METHODS["guided"].home == "rlplace.training.policy_methods:search_guided"
 
 
 @pytest.mark.slow

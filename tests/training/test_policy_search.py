@@ -21,13 +21,13 @@ from rlplace.search.improve.starting_points import best_start_with_greedy
 from rlplace.search.methods import find
 from rlplace.search.task import Budget, Task
 from rlplace.training.methods import METHODS
-from rlplace.training.policy_search import solve
+from rlplace.training.policy_methods import search_by_policy
 
 PROBLEMS = [fork_problem(0), fork_problem(1, 3), tight_problem(6, 2)]
 
 
 def test_the_face_registers_it_and_search_knows_no_policy() -> None:
-    assert METHODS["policy"].home == "rlplace.training.policy_search:solve"
+    assert METHODS["policy"].home == "rlplace.training.policy_methods:search_by_policy"
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_it_never_ends_behind_its_start(problem: Problem) -> None:
 def test_a_policy_alone_learns_the_best_placement_from_scratch() -> None:
     measurer = TimingMeasurer(chain_problem(6), wanted=[0, 1, 1, 0, 0, 1])
     task = Task(measurer.problem, measurer, Budget(evaluations=64), seed=0)
-    policy = solve(task, LearnConfig(init="none", share=1.0, num_samples=16))
+    policy = search_by_policy(task, LearnConfig(init="none", share=1.0, num_samples=16))
     assert isinstance(policy, PlacerPolicy)
     assert task.best_s == 1.0
     assert len(measurer.timed) <= 64
@@ -71,14 +71,14 @@ def test_a_policy_that_is_sure_of_itself_ends_the_search() -> None:
     """Two groups have four placements: once all are known, nothing new is scored, however large the budget."""
     measurer = TimingMeasurer(chain_problem(2), wanted=[0, 1])
     task = Task(measurer.problem, measurer, Budget(evaluations=10_000), seed=0)
-    solve(task, LearnConfig(init="none", share=1.0))
+    search_by_policy(task, LearnConfig(init="none", share=1.0))
     assert (task.best_s, task.evaluations) == (1.0, 4)
 
 
 def test_where_all_placements_were_tried_nothing_is_annealed() -> None:
     measurer = TimingMeasurer(chain_problem(2), wanted=[0, 1])
     task = Task(measurer.problem, measurer, Budget(evaluations=10_000), seed=0)
-    policy = solve(task, LearnConfig())
+    policy = search_by_policy(task, LearnConfig())
     assert task.best_s == 1.0
     assert policy.mode().tolist() == [0, 1]  # it was taught all the same
     assert task.evaluations < 1_000  # list schedules are tuned first
@@ -115,7 +115,7 @@ class Indifferent:
 def test_measured_step_times_teach_what_the_simulator_does_not_know() -> None:
     host = Host(chain_problem(4), wanted=[1, 1, 1, 1])
     task = Task(host.problem, Indifferent(), Budget(evaluations=64, measurements=150), host=host, seed=0)
-    policy = solve(task, LearnConfig(num_samples=8, num_measured=6))
+    policy = search_by_policy(task, LearnConfig(num_samples=8, num_measured=6))
     assert task.measurements == 150
     assert policy.mode().tolist() == [1, 1, 1, 1]
     assert all(len(batch) <= 6 for batch in host.batches)
@@ -124,7 +124,7 @@ def test_measured_step_times_teach_what_the_simulator_does_not_know() -> None:
 def test_a_host_that_closes_while_a_batch_is_made_still_runs_it() -> None:
     host = ClosingHost(chain_problem(4), wanted=[1, 1, 1, 1])
     task = Task(host.problem, Indifferent(), Budget(evaluations=16, measurements=150), host=host, seed=0)
-    solve(task, LearnConfig(num_samples=8, num_measured=6))
+    search_by_policy(task, LearnConfig(num_samples=8, num_measured=6))
     assert (len(host.batches), host.asked) == (2, 4)
 
 
@@ -167,7 +167,7 @@ def test_what_search_left_over_is_measured_and_learned_from_too() -> None:
     asked: list[int] = []
     host.promising = lambda count: (asked.append(count), np.array([[1, 0, 1, 0]], dtype=np.int32))[1]  # type: ignore[method-assign]
     task = Task(host.problem, Indifferent(), Budget(evaluations=32, measurements=60), host=host, seed=0)
-    policy = solve(task, LearnConfig(num_samples=8, num_measured=6))
+    policy = search_by_policy(task, LearnConfig(num_samples=8, num_measured=6))
     assert asked[0] == 3  # half of a batch
     assert policy.mode().tolist() == [1, 0, 1, 0]
 
@@ -177,7 +177,7 @@ def test_a_placement_without_a_choice_is_measured_once() -> None:
     pinned = replace(problem, allowed=np.array([[False, True]] * 4))
     host = Host(pinned, wanted=[1, 1, 1, 1])
     task = Task(pinned, Indifferent(), Budget(evaluations=32, measurements=60), host=host, seed=0)
-    solve(task, LearnConfig(num_samples=8, num_measured=6))
+    search_by_policy(task, LearnConfig(num_samples=8, num_measured=6))
     assert [batch.tolist() for batch in host.batches] == [[[1, 1, 1, 1]]]
 
 
@@ -191,7 +191,7 @@ def test_samples_that_are_not_screened_are_measured_as_they_come() -> None:
     task = Task(host.problem, Indifferent(), Budget(evaluations=16, measurements=240), host=host, seed=0)
     task.tell = told.append  # type: ignore[method-assign, assignment]
     seq2seq = Seq2SeqConfig(hidden=16, type_embedding=4, device_embedding=4, attention=4)
-    policy = solve(task, LearnConfig(policy="seq2seq", seq2seq=seq2seq, num_samples=8, num_measured=6))
+    policy = search_by_policy(task, LearnConfig(policy="seq2seq", seq2seq=seq2seq, num_samples=8, num_measured=6))
     assert asked == []
     assert policy.mode().tolist() == [1, 1, 1, 1]
     curve = [figures["measured_vs_single"] for figures in told if "measured_vs_single" in figures]
@@ -209,6 +209,6 @@ def test_learners_that_ask_are_told_which_placements_ran() -> None:
     told: list[Mapping[str, float]] = []
     task = Task(problem, Simulator(problem), Budget(evaluations=64), seed=0)
     task.tell = told.append  # type: ignore[method-assign, assignment]
-    solve(task, LearnConfig(learner="reinforce", init="none", share=1.0, num_samples=32))
+    search_by_policy(task, LearnConfig(learner="reinforce", init="none", share=1.0, num_samples=32))
     assert 0.0 < told[0]["failed"] < 1.0
     assert told[0]["simulated_mean_s"] < float("inf")

@@ -15,14 +15,14 @@ from rlplace.policy.schedule_network import load_network
 from rlplace.search.parallel.hybrid import parallel_starts
 from rlplace.search.task import Budget, Task
 from rlplace.training.methods import METHODS, SCHEDULE
-from rlplace.training.schedule_search import solve
+from rlplace.training.policy_methods import search_zero_shot
 
 
 def test_one_evaluation_is_the_first_guess() -> None:
     problem = fork_problem(3, num_devices=3)
     timer = Counting(problem)
     task = Task(problem, timer, Budget(evaluations=1))
-    solve(task)
+    search_zero_shot(task)
     guess = propose(problem, load_network(pretrained_path("schedule")), 1).devices[0]
     assert timer.count == task.evaluations == 1
     assert task.best_devices is not None
@@ -34,7 +34,7 @@ def test_a_budget_is_kept_and_every_seed_guesses_the_same(evaluations: int) -> N
     problem = fork_problem(5, num_devices=3)
     tasks = [Task(problem, Counting(problem), Budget(evaluations=evaluations), seed=seed) for seed in (0, 1)]
     for task in tasks:
-        solve(task)
+        search_zero_shot(task)
         assert task.evaluations <= evaluations
     assert tasks[0].best_s == tasks[1].best_s
 
@@ -42,7 +42,7 @@ def test_a_budget_is_kept_and_every_seed_guesses_the_same(evaluations: int) -> N
 def test_it_learns_a_small_problem_to_its_optimum() -> None:
     problem = fork_problem(1)
     task = Task(problem, Counting(problem), Budget(evaluations=1500))
-    policy = solve(task)
+    policy = search_zero_shot(task)
     assert policy is not None
     assert task.best_s == pytest.approx(brute_force_s(problem))
 
@@ -52,7 +52,7 @@ def test_a_step_cut_into_micro_batches_gets_layouts_too() -> None:
     problem = step_problem(cut_graph(layered_step(4), 4), plain_host(2))
     timer = Counting(problem)
     task = Task(problem, timer, Budget(evaluations=16))
-    solve(task)
+    search_zero_shot(task)
     assert task.evaluations <= 16
     layouts = Task(problem, Counting(problem), Budget(evaluations=8))
     best_layout_s = min(start.step_s for start in parallel_starts(layouts))

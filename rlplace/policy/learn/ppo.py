@@ -27,9 +27,9 @@ from torch.optim import Adam, Optimizer
 from rlplace.env.problem_features import index_space
 from rlplace.errors import InvalidValue
 from rlplace.policy.base import GroupPolicy
-from rlplace.policy.learn.imitation import EliteLearner, Elites, cloning_loss, descend, imitate, settle
+from rlplace.policy.gnn import PlacerPolicy
+from rlplace.policy.learn.learners import EliteLearner, Elites, cloning_loss, descend, imitate, settle
 from rlplace.policy.options import PPOConfig
-from rlplace.policy.placer import PlacerPolicy
 
 
 class GroupPPO(EliteLearner):
@@ -139,8 +139,7 @@ class GroupPPO(EliteLearner):
         config = self.config
         log_prob_BG, entropy_BG = self.policy.evaluate(rows_BG)
         log_ratio_BG = log_prob_BG - old_BG
-        policy_loss = clipped_group_loss(log_ratio_BG, advantages_B, config.clip_range)
-        entropy = entropy_BG.mean()
+        policy_loss, entropy = clipped_group_loss(log_ratio_BG, advantages_B, config.clip_range), entropy_BG.mean()
         elite_loss = cloning_loss(self.policy, self.elites.group_devices, config.elite_smoothing).mean()
         loss = policy_loss - config.ent_coef * entropy + config.elite_coef * elite_loss
         with torch.no_grad():
@@ -164,8 +163,7 @@ def relative_advantages(rewards: NDArray[np.floating], *, normalize: bool) -> Te
 
 def clipped_group_loss(log_ratio_BG: Tensor, advantages_B: Tensor, clip_range: float) -> Tensor:
     """PPO's clipped surrogate (Schulman et al. 2017, equation 7), each group's ratio by itself, as a loss."""
-    ratio_BG = log_ratio_BG.exp()
-    advantages_B1 = advantages_B[:, None]
+    ratio_BG, advantages_B1 = log_ratio_BG.exp(), advantages_B[:, None]
     clipped_BG = ratio_BG.clamp(1 - clip_range, 1 + clip_range)
     return -torch.min(advantages_B1 * ratio_BG, advantages_B1 * clipped_BG).mean()
 
@@ -206,8 +204,13 @@ def learn_many(
         raise InvalidValue("scores", len(scores), f"one for each of {len(policies)} policies", where="learn_many")
     shared = list(policies[0].parameters())
     if any([id(one) for one in policy.parameters()] != [id(one) for one in shared] for policy in policies[1:]):
-        hint = "Give the network of the first policy to the others."
-        raise InvalidValue("policies", "networks of their own", "one network", where="learn_many", hint=hint)
+        raise InvalidValue(
+            "policies",
+            "networks of their own",
+            "one network",
+            where="learn_many",
+            hint="Give the network of the first policy to the others.",
+        )
     optimizer = Adam(shared, lr=config.learning_rate)
     learners = [
         GroupPPO(policy, config, seed=seed + index, optimizer=optimizer) for index, policy in enumerate(policies)

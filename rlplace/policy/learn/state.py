@@ -173,8 +173,12 @@ def _check_generator(state: Tensor) -> None:
 def _parts(policy: object) -> tuple[nn.Module, torch.Generator]:
     generator = getattr(policy, "generator", None)
     if not isinstance(policy, nn.Module) or not isinstance(generator, torch.Generator):
-        expected = "a torch.nn.Module with a torch.Generator called `generator`"
-        raise InvalidValue("policy", type(policy).__name__, expected, where="state of a learner")
+        raise InvalidValue(
+            "policy",
+            type(policy).__name__,
+            "a torch.nn.Module with a torch.Generator called `generator`",
+            where="state of a learner",
+        )
     return policy, generator
 
 
@@ -235,11 +239,9 @@ class Files(Protocol):
 
     def file(self, name: str) -> bytes | None:
         """The contents of a file; None where there is none."""
-        ...
 
     def keep_files(self, files: Mapping[str, bytes]) -> None:
         """Keeps files, all or none."""
-        ...
 
 
 class LearnerFile:

@@ -1,4 +1,7 @@
-"""`Agent`: proposes plans under draws of what is known about the host, and fits the host model to what they took."""
+"""`Agent`: proposes plans under draws of what is known about the host, and fits the host model to what they took.
+
+`learn_host` runs it on anything that measures, `solve`, the method `learned`, on a task whose host runs plans.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import dataclasses
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.errors import InvalidValue
 from rlplace.measure.host_model import (
     HostKnowledge,
     HostModel,
@@ -22,15 +26,21 @@ from rlplace.measure.host_model import (
     prior_of,
     save_posterior,
 )
-from rlplace.measure.measurement import Measurement
+from rlplace.measure.measurement import Measurement, PlanMeasurer
 from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.threads import one_thread_here
+from rlplace.policy.options import LearnConfig
 from rlplace.search.guide import Guide
-from rlplace.search.task import BestSoFar, Budget
-from rlplace.training.agent.batches import AverageTimer, choose_batch, log_step_times
+from rlplace.search.methods import METHODS
+from rlplace.search.task import BestSoFar, Budget, Task
+from rlplace.session.calibrate import Known
 from rlplace.training.agent.config import AgentConfig
-from rlplace.training.agent.proposals import Proposer
+from rlplace.training.agent.proposals import AverageTimer, Proposer, choose_batch, log_step_times
+
+if TYPE_CHECKING:
+    from rlplace.policy.learn.state import LearnerFile
 
 FREE = 10.0
 """By how much deviations grow where the prior is not to count."""
@@ -38,41 +48,12 @@ TRIES = 2
 """Searches at most for each plan that is wanted: on a small problem many of them end where others have ended."""
 
 
-@dataclass(frozen=True, eq=False)
-class AgentResult:
-    """What the agent came to.
-
-    Attributes:
-        plan: the measured plan with the least step time; None where none ran.
-        posterior: what it knows about the host in the end.
-        evaluations: placements simulated.
-        history: the best measured step time wherever it improved.
-    """
-
-    plan: Plan | None
-    posterior: Posterior
-    evaluations: int
-    history: tuple[BestSoFar, ...] = ()
-
-    def __repr__(self) -> str:
-        """In one line: that of a dataclass would print every factor of the posterior."""
-        best = f"{self.history[-1].best_s * 1e3:.4g} ms a step, " if self.history else ""
-        return f"AgentResult({best}{self.evaluations:,} placements simulated)"
-
-    def say(self) -> list[str]:
-        """What was learned about the host, a line each; the surest first."""
-        return describe(self.posterior)
-
-    def save(self, path: Path) -> None:
-        """Writes what was learned about the host, as `load_learned_host` reads it."""
-        save_posterior(self.posterior, path)
-
-
 class Agent:
     """Proposes plans to be measured, and learns from what they took.
 
     Attributes:
         num_measured: plans that were measured.
+        history: the best measured step time wherever it improved.
 
     Args:
         problem: as profiled or estimated.
@@ -96,24 +77,50 @@ class Agent:
         knowledge: HostKnowledge | None = None,
     ) -> None:
         self.num_measured = 0
+        self.history: list[BestSoFar] = []
         self._config = config = config or AgentConfig()
         prior = prior or prior_of(problem)
-        scales = Scales(problem, prior, knowledge) if config.is_prior else Scales(problem, _freed(prior))
+        if not config.is_prior:  # one that hardly counts
+            names = ("op_type", "device", "bandwidth", "latency", "overhead")
+            prior, knowledge = dataclasses.replace(prior, **{name: FREE * getattr(prior, name) for name in names}), None
+        scales = Scales(problem, prior, knowledge)
         self._generator = np.random.default_rng(seed)
         self._model, self._proposer = HostModel(scales), Proposer(problem, self._generator, config, guide, start)
         self._prior = self._posterior = Posterior.prior(scales)
         self._measured: dict[str, tuple[Plan, list[float]]] = {}
         self._expected: dict[str, Plan] = {}
-        self._history: list[BestSoFar] = []
         self._missed, self._is_better, self._last_error = np.zeros(2), True, math.nan
         self._begin = time.monotonic()
-        self._is_known = config.is_prior and knowledge is not None
+        self._is_known = knowledge is not None
         self._has_choice = bool((problem.group_allowed.sum(axis=1) > 1).any())
 
+    def __repr__(self) -> str:
+        best = f"{self.history[-1].best_s * 1e3:.4g} ms a step, " if self.history else ""
+        return f"Agent({best}{self.evaluations:,} placements simulated)"
+
     @property
-    def num_simulated(self) -> int:
+    def evaluations(self) -> int:
         """Placements simulated so far."""
         return self._proposer.evaluations
+
+    @property
+    def plan(self) -> Plan | None:
+        """The measured plan with the least median step time; None where none ran."""
+        ran = [(float(np.median(times)), plan) for plan, times in self._measured.values()]
+        best_s, plan = min(ran, key=lambda pair: pair[0], default=(math.inf, None))
+        return plan if math.isfinite(best_s) else None
+
+    @property
+    def _best_s(self) -> float:
+        return self.history[-1].best_s if self.history else math.inf
+
+    def say(self) -> list[str]:
+        """What was learned about the host, a line each; the surest first."""
+        return describe(self.posterior)
+
+    def save(self, path: Path) -> None:
+        """Writes what was learned about the host, as `load_learned_host` reads it."""
+        save_posterior(self.posterior, path)
 
     def figures(self) -> dict[str, float]:
         """What a tracker is told after a batch: how well the last one was predicted, and how much was learned."""
@@ -136,12 +143,11 @@ class Agent:
             count: how many are wanted.
             each: evaluations or seconds for each of them.
         """
-        posterior, config = self.posterior, self._config
-        mean = Simulator(posterior.problem, threads=1)
+        config, mean = self._config, Simulator(self.posterior.problem, threads=1)
         if not self._proposer.evaluations:
             share = config.known_share if self._is_known else 1.0
-            whole = _scaled(each, count * share)
-            found = self._proposer.first(mean, count, whole, has_probes=not (self.num_measured or self._is_known))
+            is_measured = self.num_measured or self._is_known
+            found = self._proposer.first(mean, count, _scaled(each, count * share), has_probes=not is_measured)
             if not self._is_known or not self._has_choice:
                 return [mean.plan(devices) for devices in found]
             each = _scaled(each, 1.0 - share)
@@ -151,11 +157,10 @@ class Agent:
         candidates = self._candidates(mean, count, each, size)
         if not size or len(candidates) <= count:
             return candidates[:count]
-        best_s = self._history[-1].best_s if self._history else math.inf
         drawn = (self._drawn() for _ in range(config.draws))
         log_s = log_step_times(candidates, drawn, config.compared_share * each.seconds * count)
         self._proposer.evaluations += log_s.size
-        return [candidates[place] for place in choose_batch(log_s, math.log(best_s), count)]
+        return [candidates[place] for place in choose_batch(log_s, math.log(self._best_s), count)]
 
     def _candidates(self, mean: Simulator, count: int, each: Budget, size: int) -> list[Plan]:
         """Plans unlike each other and those measured before: the best of each of `count` searches, then others.
@@ -237,9 +242,9 @@ class Agent:
         for plan, step_s in zip(plans, times_s, strict=True):
             self._expected.pop(plan.fingerprint, None)
             self._measured.setdefault(plan.fingerprint, (plan, []))[1].append(step_s)
-            if step_s < (self._history[-1].best_s if self._history else math.inf):
+            if step_s < self._best_s:
                 seconds = time.monotonic() - self._begin
-                self._history.append(BestSoFar(self._proposer.evaluations, self.num_measured, seconds, step_s))
+                self.history.append(BestSoFar(self.evaluations, self.num_measured, seconds, step_s))
         self._proposer.remember(plan.devices for plan in plans)
         self._model.learn(plans, outcomes)
         self._posterior = self._model.fit()
@@ -247,13 +252,6 @@ class Agent:
         if self._missed[1] > self._missed[0]:  # plans are chosen for what the fit says of them: that is held against it
             of_prior, of_fits = self._model.held_out_errors()
             self._is_better = of_fits <= of_prior
-
-    def result(self) -> AgentResult:
-        """The best measured plan, and what is known about the host."""
-        ran = [(float(np.median(times)), plan) for plan, times in self._measured.values()]
-        best = min(ran, key=lambda pair: pair[0], default=(math.inf, None))
-        plan = best[1] if math.isfinite(best[0]) else None
-        return AgentResult(plan, self.posterior, self._proposer.evaluations, tuple(self._history))
 
     def _judge(self, plans: Sequence[Plan], times_s: Sequence[float]) -> None:
         """Adds to the errors of the prior and of the posterior on plans that neither has seen."""
@@ -280,7 +278,159 @@ def _scaled(budget: Budget, share: float) -> Budget:
     return Budget(evaluations, budget.seconds * share)
 
 
-def _freed(prior: Prior) -> Prior:
-    """A prior that hardly counts."""
-    freed = {name: FREE * getattr(prior, name) for name in ("op_type", "device", "bandwidth", "latency", "overhead")}
-    return dataclasses.replace(prior, **freed)
+def learn_host(
+    problem: Problem,
+    measurer: PlanMeasurer,
+    budget: Budget,
+    *,
+    seed: int,
+    config: AgentConfig | None = None,
+    prior: Prior | None = None,
+    guide: Guide | None = None,
+    knowledge: HostKnowledge | None = None,
+) -> Agent:
+    """The best plan of as many as may be measured, each chosen with what those before it taught about the host.
+
+    Model-based reinforcement learning with posterior sampling (Strens 2000, ICML; Osband et al. 2013, arXiv:1306.0940):
+    a batch is searched for under the most probable factors of the host model and under draws of their posterior, is
+    measured, and the model is fitted to all that was measured so far.
+
+    Args:
+        problem: as profiled or estimated.
+        measurer: times plans.
+        budget: `measurements`, the plans that may be measured, at least 1; placements simulated and seconds for all
+            of them together.
+        seed: of every draw.
+        config: how it explores.
+        prior: how far the host may be from the problem's figures.
+        guide: suggests starts and moves to its searches.
+        knowledge: what other workloads taught about this host (`knowledge_of`); nothing by default.
+
+    Raises:
+        InvalidValue: nothing may be measured, or the measurer gave more or fewer measurements than plans.
+    """
+    if not budget.measurements:
+        raise InvalidValue(
+            "measurements",
+            0,
+            "at least 1 plan to measure",
+            where="budget of learn_host",
+            hint="For example: Budget(measurements=16).",
+        )
+    config = (config or AgentConfig()).on(is_known=knowledge is not None)
+    agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guide, knowledge=knowledge)
+    begin = time.monotonic()
+    evaluations = budget.evaluations
+    if math.isinf(evaluations) and math.isinf(budget.seconds):
+        evaluations = config.whole_evaluations(budget.measurements)
+    while (left := budget.measurements - agent.num_measured) > 0 and time.monotonic() - begin < budget.seconds:
+        each = _scaled(Budget(evaluations, budget.seconds), config.share(agent.num_measured, budget.measurements))
+        plans = agent.propose(min(config.batch, left), each)
+        if not plans:
+            break
+        outcomes = measurer.measure_plans(plans)
+        if len(outcomes) != len(plans):
+            raise InvalidValue(
+                "number of measurements",
+                len(outcomes),
+                f"{len(plans)}, one for each plan",
+                where=type(measurer).__name__,
+            )
+        agent.learn(plans, outcomes)
+    return agent
+
+
+WITHOUT_HOST = "portfolio"
+"""What runs where nothing can be measured: then there is nothing to learn about the host."""
+MOST_IDLE = 3
+"""Batches without a new plan after which there are taken to be no more."""
+
+
+@one_thread_here()
+def solve(
+    task: Task,
+    config: AgentConfig | None = None,
+    known: Known | None = None,
+    prior: Prior | None = None,
+    guide: LearnConfig | None = None,
+    start: NDArray[np.int32] | None = None,
+    knowledge: HostKnowledge | None = None,
+    learner_file: LearnerFile | None = None,
+) -> Agent | None:
+    """Learns the host from its measured steps, as `learn_host` does; returns what it learned.
+
+    A share of the task's evaluations or seconds goes to each plan that may be measured, and measuring goes on for as
+    long as the host is open. Where a host measures some plans later than others, it learns from what has come. Without
+    a host it is `portfolio`.
+
+    Args:
+        task: scores, measures and counts.
+        config: how the agent explores.
+        known: steps that were measured before, and the problem as it was profiled; the task's by default.
+        prior: how far the host may be from the problem's figures.
+        guide: the policy that suggests starts and moves to its searches; none by default.
+        start: (N,) a placement that its first search starts from, besides its own starts.
+        knowledge: what other workloads taught about this host; nothing by default.
+        learner_file: keeps the state of the guide's learner, and gives it back; nobody by default.
+    """
+    if task.host is None or not task.budget.measurements:
+        METHODS[WITHOUT_HOST].run(task, start=start)
+        return None
+    config = (config or AgentConfig()).on(is_known=knowledge is not None)
+    seed, problem = int(task.generator.integers(2**31)), task.problem if known is None else known.problem
+    guided: Guide | None = None
+    if guide is not None:
+        from rlplace.training.policy_methods import PolicyGuide
+
+        guided = PolicyGuide(problem, guide, seed=seed, learner_file=learner_file)
+    agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guided, start=start, knowledge=knowledge)
+    if known is not None:
+        agent.learn(known.plans, known.outcomes)
+    most, budget, idle, scale_s = task.budget.measurements, task.budget, 0, math.nan
+    if task.raced:  # by an interrupted search: it need not be measured again to be known
+        raced = [pair for plans, outcomes in task.raced for pair in zip(plans, outcomes, strict=True)]
+        scale_s = _reference_s(raced[: config.batch])
+        _learn(agent, raced, scale_s)
+    while (left := task.measurements_left) > 0 and idle < MOST_IDLE:
+        share, before = config.share(task.measurements, most), agent.evaluations
+        each = Budget(max(budget.evaluations * share, 1), budget.seconds * share)
+        plans = agent.propose(min(config.batch, left), each)
+        task.count(agent.evaluations - before)
+        idle = 0 if plans else idle + 1
+        if not plans:
+            continue
+        agent.expect(plans)
+        came = task.measure_some(plans)
+        if not came:
+            break
+        scale_s = _reference_s(came) if math.isnan(scale_s) else scale_s
+        _learn(agent, came, scale_s)
+        task.tell(agent.figures())
+    if late := task.measure_some([], is_all=True):
+        _learn(agent, late, _reference_s(late) if math.isnan(scale_s) else scale_s)
+        task.tell(agent.figures())
+    return agent
+
+
+Came = Sequence[tuple[Plan, Measurement]]
+"""Plans that were measured, each with what came of it."""
+
+
+def _learn(agent: Agent, came: Came, scale_s: float) -> None:
+    """Has the agent learn what has come, scaled to a reference whose step takes `scale_s`."""
+    agent.learn([plan for plan, _ in came], [_steadied(outcome, scale_s) for _, outcome in came])
+
+
+def _reference_s(came: Came) -> float:
+    """Median step time of the reference; NaN without one."""
+    found = [outcome.reference_s for _, outcome in came if outcome.ok and outcome.reference_s > 0]
+    return float(np.median(found)) if found else math.nan
+
+
+def _steadied(outcome: Measurement, reference_s: float) -> Measurement:
+    """With the step time that it would have had beside a reference of `reference_s`: the machine's drift cancels."""
+    if not outcome.ok or not outcome.reference_s or not math.isfinite(reference_s):
+        return outcome
+    factor = reference_s / outcome.reference_s
+    samples_s = tuple(sample * factor for sample in outcome.samples_s)
+    return dataclasses.replace(outcome, step_time_s=outcome.step_time_s * factor, samples_s=samples_s)

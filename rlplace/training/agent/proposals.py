@@ -1,13 +1,18 @@
-"""`Proposer`: searches a problem under given factors, beginning at what was found before, for placements to measure."""
+"""`Proposer`: searches a problem under given factors, beginning at what was found before, for placements to measure.
+
+`choose_batch`: of many candidates those that are worth measuring together, by draws of what is not ruled out.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.measure.plan import Plan
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.groupings import majority_devices
@@ -16,7 +21,6 @@ from rlplace.search.improve.anneal import AnnealSettings, anneal_finer
 from rlplace.search.methods import METHODS
 from rlplace.search.task import Budget, Task
 from rlplace.search.winners import CountedTimer, OwnOrder, Winners, choose_diverse, permuted, shuffled
-from rlplace.training.agent.batches import AverageTimer
 from rlplace.training.agent.config import AgentConfig
 
 SEARCH = "portfolio"
@@ -85,13 +89,11 @@ class Proposer:
             return []
         best = self._relabelled(simulator, task.best_devices, task.best_s)[0]
         ranked = winners.best(WINNERS)
-        for devices, _ in ranked:
-            self._remember(devices)
-        self._remember(best)
+        left = [devices for devices, _ in ranked]
+        self.remember([*left, best])
         found = [best, *(self._probes(simulator, best) if has_probes else [])][:count]
         if self._config.is_permuted:
             found += self.relabelled(simulator, best, count - len(found))
-        left = [devices for devices, _ in ranked]
         times = np.array([step_s for _, step_s in ranked])
         chosen = choose_diverse(np.array(left), times, count - len(found), found)
         return _distinct([*found, *(left[row] for row in chosen)])[:count]
@@ -107,8 +109,7 @@ class Proposer:
             seen: placements that were measured or are going to be.
             is_first: whether it is the first of a batch, which also searches from scratch, for the whole batch.
         """
-        seen = list(seen)
-        cost = simulator.cost if isinstance(simulator, AverageTimer) else 1
+        seen, cost = list(seen), simulator.cost if isinstance(simulator, AverageTimer) else 1
         budget = Budget(max(_whole(budget.evaluations / cost), 1), budget.seconds)
         before, self.evaluations = self.evaluations, 0
         found = self._next(simulator, budget, seen, is_first=is_first)
@@ -123,13 +124,12 @@ class Proposer:
         start, start_s = self._start(simulator, seen)
         if scratch is not None and is_first:
             most = min(scratch.evaluations * config.batch, SCRATCH)
-            whole = Budget(most, scratch.seconds * config.batch)
             timer = OwnOrder(simulator) if isinstance(simulator, Simulator) else simulator
-            task = Task(simulator.problem, timer, whole, seed=self._seed())
+            task = Task(simulator.problem, timer, Budget(most, scratch.seconds * config.batch), seed=self._seed())
             METHODS[SEARCH].run(task, guide=self._guide)
             self.evaluations += task.evaluations
             if task.best_devices is not None:
-                self._remember(task.best_devices)
+                self.remember([task.best_devices])
                 if task.best_s < start_s:
                     start, start_s = task.best_devices, task.best_s
         if start is None:
@@ -143,10 +143,9 @@ class Proposer:
         if task.best_devices is None:
             return []
         best, best_s = self._relabelled(simulator, task.best_devices, task.best_s)
-        self._remember(best)
-        ranked = [(best, best_s), *winners.best(WINNERS, [*seen, best])]
-        devices, times = np.array([one for one, _ in ranked]), np.array([step_s for _, step_s in ranked])
-        return [devices[row] for row in choose_diverse(devices, times, len(ranked), seen)]
+        self.remember([best])
+        devices, times = zip((best, best_s), *winners.best(WINNERS, [*seen, best]), strict=True)
+        return [devices[row] for row in choose_diverse(np.array(devices), np.array(times), len(devices), seen)]
 
     def relabelled(self, simulator: Simulator, devices: NDArray[np.int32], count: int) -> list[NDArray[np.int32]]:
         """At most `count` placements: these devices (N,) relabelled at random among those of a kind.
@@ -172,15 +171,19 @@ class Proposer:
         return [pool[row] for row in choose_diverse(np.array(pool), times, count, seen)]
 
     def remember(self, placements: Iterable[NDArray[np.int32]]) -> None:
-        """Takes placements (N,) to start from."""
+        """Takes placements (N,) to start from; the newest `pool` of all are kept."""
         for devices in placements:
-            self._remember(devices)
+            key = devices.tobytes()
+            self._pool.pop(key, None)
+            self._pool[key] = devices
+            if len(self._pool) > self._config.pool:
+                self._pool.pop(next(iter(self._pool)))
 
     def _start(
         self, simulator: Simulator | AverageTimer, seen: list[NDArray[np.int32]]
     ) -> tuple[NDArray[np.int32] | None, float]:
         """The best placement known under these factors, and its step time."""
-        known = list({devices.tobytes(): devices for devices in (*self._pool.values(), *seen)}.values())
+        known = _distinct([*self._pool.values(), *seen])
         if not known:
             return None, math.inf
         times = simulator.step_times(np.array(known))
@@ -201,14 +204,12 @@ class Proposer:
     def _probes(self, simulator: Simulator, best: NDArray[np.int32]) -> list[NDArray[np.int32]]:
         """For each kind as much as fits on one device of it, the rest as in `best`; the fastest kind first."""
         problem = self._problem
-        firsts: dict[str, int] = {}
-        for index, device in enumerate(problem.host.devices):
-            firsts.setdefault(device.kind, index)
+        firsts = {device.kind: index for index, device in reversed(list(enumerate(problem.host.devices)))}
         cost_s = problem.costs.op_time_s.mean(axis=1)
         before = np.cumsum(np.bincount(problem.grouping.op_group, weights=cost_s)) / max(cost_s.sum(), 1e-12)
         others = majority_devices(problem, best)
         found: list[tuple[float, NDArray[np.int32]]] = []
-        for index in firsts.values():
+        for index in sorted(firsts.values()):
             groups = [problem.nearest_groups(np.where(before <= share + ROUNDING, index, others)) for share in PROBES]
             placements = problem.grouping.expand(np.array(groups))
             times = simulator.step_times(placements)
@@ -218,14 +219,6 @@ class Proposer:
                 found.append((float(times[fits[0]]), placements[fits[0]]))
         return [devices for _, devices in sorted(found, key=lambda pair: pair[0])]
 
-    def _remember(self, devices: NDArray[np.int32]) -> None:
-        """The newest `pool` placements are kept."""
-        key = devices.tobytes()
-        self._pool.pop(key, None)
-        self._pool[key] = devices
-        while len(self._pool) > self._config.pool:
-            self._pool.pop(next(iter(self._pool)))
-
     def _seed(self) -> int:
         return int(self._generator.integers(2**31))
 
@@ -234,8 +227,8 @@ def _parts(budget: Budget, share: float) -> tuple[Budget | None, Budget]:
     """The budget of a search from scratch, None for none, and that of what goes on from a start."""
     if math.isfinite(budget.evaluations):
         first = math.floor(budget.evaluations * share)
-        rest = Budget(max(budget.evaluations - first, 1), budget.seconds)
-        return (Budget(first, budget.seconds) if first else None), rest
+        scratch = Budget(first, budget.seconds) if first else None
+        return scratch, Budget(max(budget.evaluations - first, 1), budget.seconds)
     if not share:
         return None, budget
     return Budget(seconds=budget.seconds * share), Budget(seconds=max(budget.seconds * (1 - share), LEAST_S))
@@ -248,3 +241,85 @@ def _distinct(placements: Iterable[NDArray[np.int32]]) -> list[NDArray[np.int32]
 def _whole(count: float) -> float:
     """Rounded down, where it is finite."""
     return math.floor(count) if math.isfinite(count) else count
+
+
+def choose_batch(log_s_DC: NDArray[np.float64], best_log_s: float, count: int) -> list[int]:
+    """Columns to take, at most `count`: those whose fastest is expected to be the furthest below the best so far.
+
+    Batch expected improvement (Ginsbourger, Le Riche and Carraro 2010, "Kriging is well-suited to parallelize
+    optimization", eq. 10), over draws of the posterior and greedily: each taken adds most to what those before it are
+    expected to gain. Where nothing adds anything, the fastest on average comes first.
+
+    Args:
+        log_s_DC: (D, C) logarithms of step times of candidates under draws; infinite where memory does not suffice.
+        best_log_s: of the best measured so far; infinite for none.
+        count: how many are wanted.
+
+    Example:
+        Under both draws the first is a little faster than the best so far; the others are faster still, or slow.
+
+        >>> choose_batch(np.array([[-0.1, -0.5, 0.4], [-0.1, 0.5, -0.2]]), 0.0, 2)
+        [1, 2]
+    """
+    num_draws, num_candidates = log_s_DC.shape
+    mean = log_s_DC.mean(axis=0)
+    worst = float(log_s_DC[np.isfinite(log_s_DC)].max(initial=0.0))
+    best = np.full(num_draws, min(best_log_s, worst))
+    chosen: list[int] = []
+    while len(chosen) < min(count, num_candidates):
+        gain = np.maximum(best[:, None] - log_s_DC, 0.0).mean(axis=0)
+        gain[chosen], mean[chosen] = -1.0, np.inf
+        place = int(np.lexsort((mean, -gain))[0])
+        best = np.minimum(best, log_s_DC[:, place])
+        chosen.append(place)
+    return chosen
+
+
+def log_step_times(plans: Sequence[Plan], simulators: Iterable[Simulator], seconds: float) -> NDArray[np.float64]:
+    """(D, C) logarithms of the step times of C plans on D simulators; infinite where memory does not suffice.
+
+    Args:
+        plans: of one problem.
+        simulators: of that problem under other factors; one at least.
+        seconds: after which no other simulator is asked.
+    """
+    begin, step_s, batch = time.monotonic(), [], None
+    for simulator in simulators:
+        batch = batch or simulator.check_plans(plans)
+        step_s.append([outcome.step_time_s for outcome in simulator.retime_batch(batch)])
+        if time.monotonic() - begin > seconds:
+            break
+    return np.asarray(np.log(step_s))
+
+
+class AverageTimer:
+    """A step timer: the geometric mean of step times on several simulators.
+
+    A search under one set of factors ends where these, and luck, make a placement fast: what is best under many is
+    rather that which is fast whatever the factors are (sample average approximation, Kleywegt, Shapiro and
+    Homem-de-Mello 2002, SIAM J. Optim. 12(2)).
+
+    Attributes:
+        problem: what is searched.
+        threads: placements simulated at once.
+
+    Args:
+        problem: what heuristics know of it.
+        simulators: which step times are averaged; one at least.
+    """
+
+    threads = 1
+
+    def __init__(self, problem: Problem, simulators: Sequence[Simulator]) -> None:
+        self.problem = problem
+        self._simulators = tuple(simulators)
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(B,) seconds of placements (B, N); infinite where memory does not suffice."""
+        times_s = [simulator.step_times(placements) for simulator in self._simulators]
+        return np.asarray(np.exp(np.mean(np.log(times_s), axis=0)))
+
+    @property
+    def cost(self) -> int:
+        """Placements simulated for each one that is timed."""
+        return len(self._simulators)

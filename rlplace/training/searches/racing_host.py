@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,7 @@ class RacingHost:
     """The measuring half of a search: its task's host and observer, and what it tells people.
 
     Attributes:
+        task: of the search; it is set once it is made, as it is made with this host.
         raced: what came of the races.
         learning: what the method told of every update, figures by name.
         raised: what measuring, or telling, raised at last; None where neither did.
@@ -81,7 +83,7 @@ class RacingHost:
         self._budget_s, self._end_s, self._clock = budget.seconds, clock() + budget.seconds, clock
         self._on_best, self._keeper, self._shown_s = on_best, keeper, float("-inf")
         self._late = evaluator if isinstance(evaluator, ClusterEvaluator) else None
-        self._task: Task | None = None
+        self.task: Task
         self._is_searched = False
         self._failure: Failure | None = None
 
@@ -89,11 +91,6 @@ class RacingHost:
     def problem(self) -> Problem:
         """What is placed."""
         return self._evaluator.problem
-
-    @property
-    def num_scored(self) -> int:
-        """Placements simulated so far, also those that the method counted by itself."""
-        return self._task.evaluations if self._task is not None else 0
 
     @property
     def num_workers(self) -> int:
@@ -111,20 +108,16 @@ class RacingHost:
         is_early = self._clock() < self._end_s - FINAL_SHARE * self._budget_s
         return is_early or not self.raced.candidates.num_measured
 
-    def watch(self, task: Task) -> None:
-        """Takes the number of placements simulated from `task`."""
-        self._task = task
-
-    def resume(self, before: MethodResult, task: Task) -> None:
+    def resume(self, before: MethodResult) -> None:
         """Goes on from what the method had come to; its task is told what was spent."""
-        start = None if before.start is None else self._evaluator.simulator.plan(before.start)
-        simulated_s = math.inf if start is None else self._evaluator.simulator.retime(start).step_time_s
-        is_known = start is not None and math.isfinite(simulated_s)
-        task.resume(
+        simulator = self._evaluator.simulator
+        start = None if before.start is None else simulator.plan(before.start)
+        simulated_s = math.inf if start is None else simulator.retime(start).step_time_s
+        self.task.resume(
             evaluations=before.num_scored,
             measurements=before.num_measured,
             elapsed_s=before.seconds,
-            plan=start if is_known else None,
+            plan=start if math.isfinite(simulated_s) else None,
             history=[BestSoFar(before.num_scored, before.num_measured, before.seconds, simulated_s)],
             raced=[(race.plans, race.outcomes) for race in before.races if not race.is_final],
         )
@@ -135,17 +128,14 @@ class RacingHost:
     def end_search(self, learned: Saveable | None, failure: Failure | None) -> None:
         """Takes note that the method has ended, with what it learned or raised; what is left is to measure."""
         self._is_searched, self._failure = True, failure
-        if self._keeper is not None:
-            if learned is not None:
-                self._keeper.keep_learned(learned)
-            self._keeper.keep(self._result())
+        if self._keeper is not None and learned is not None:
+            self._keeper.keep_learned(learned)
+        self._keep()
 
     def end(self, plan: Plan | None, learned: Saveable | None) -> MethodResult:
         """Takes note that all of it has ended, with this plan."""
-        done = replace(self._result(), plan=plan, tried=self.tried(), is_done=True)
-        if self._keeper is not None:
-            self._keeper.keep(done)
-        return replace(done, learned=learned)
+        tried = self.raced.tried(self._evaluator.simulator)
+        return replace(self._keep(plan=plan, tried=tried, is_done=True), learned=learned)
 
     def scored(self, placements: NDArray[np.int32], step_s: NDArray[np.float64]) -> None:
         """Keeps the best for measuring."""
@@ -201,15 +191,11 @@ class RacingHost:
         self.report()
         return finalists[0] if finalists else None
 
-    def tried(self) -> tuple[tuple[float, float], ...]:
-        """Simulated and measured step times of every plan that ran, as `Raced.tried`."""
-        return self.raced.tried(self._evaluator.simulator)
-
     def report(self) -> None:
         """Shows how far the search is."""
         self._shown_s = self._clock()
         self._progress.update(
-            placements=self.num_scored,
+            placements=self.task.evaluations,
             measured=self.raced.candidates.num_measured,
             best_s=self.raced.best_ratio * self.raced.single_s,  # of one race and one reference: the ratio never rises
             single_s=self.raced.single_s,
@@ -218,15 +204,15 @@ class RacingHost:
             method=self._method,
         )
         if self._keeper is not None and self._keeper.is_due:
-            self._keeper.keep(self._result())
+            self._keep()
 
-    def _result(self) -> MethodResult:
-        """What the method has come to."""
-        task, (devices, simulated_s) = self._task, self.raced.candidates.fresh()
-        return MethodResult(
+    def _keep(self, **changes: Any) -> MethodResult:
+        """What the method has found, with these changes; it is kept."""
+        devices, simulated_s = self.raced.candidates.fresh()
+        result = MethodResult(
             plan=self.raced.plan,
-            num_scored=self.num_scored,
-            num_measured=0 if task is None else task.measurements,
+            num_scored=self.task.evaluations,
+            num_measured=self.task.measurements,
             seconds=self.elapsed_s,
             single_s=self.raced.single_s,
             history=self.raced.history,
@@ -235,9 +221,13 @@ class RacingHost:
             budget=self._budget_s,
             is_searched=self._is_searched,
             races=tuple(self.raced.races),
-            start=None if task is None else task.best_devices,
+            start=self.task.best_devices,
             unmeasured=Unmeasured(devices, simulated_s) if len(devices) else None,
         )
+        result = replace(result, **changes)
+        if self._keeper is not None:
+            self._keeper.keep(result)
+        return result
 
     def _race(self, plans: Sequence[Plan], protocol: RaceProtocol, *, is_recalled: bool = False) -> list[Measurement]:
         measurements = self._evaluator.measure_plans(plans, protocol, deadline_s=self._end_s, is_recalled=is_recalled)
@@ -248,22 +238,23 @@ class RacingHost:
         """Takes in what the host said of plans, and tells people."""
         raced, is_final = self.raced, protocol is FINAL
         is_better = raced.record(
-            plans, measurements, is_final=is_final, num_scored=self.num_scored, seconds=self.elapsed_s
+            plans, measurements, is_final=is_final, num_scored=self.task.evaluations, seconds=self.elapsed_s
         )
-        if self._keeper is not None:  # before anybody is told: what was told must be known when the run goes on
-            self._keeper.keep(self._result())
+        self._keep()  # before anybody is told: what was told must be known when the run goes on
         if is_better and raced.plan is not None:
             self._on_best(raced.plan, raced.best_s, raced.best_ratio)
         times_s = [measurement.step_time_s for measurement in measurements if measurement.ok]
         self._tracker.log_search(
-            placements=self.num_scored,
+            placements=self.task.evaluations,
             mean_s=float(np.mean(times_s)) if times_s else float("nan"),
             best_s=raced.best_s,
             vs_single=raced.best_ratio,
             infeasible_rate=1.0 - len(times_s) / max(len(measurements), 1),
         )
         if raced.history:
-            self._tracker.log_best_so_far(self._method, raced.so_far(self.num_scored, self.elapsed_s), raced.single_s)
+            self._tracker.log_best_so_far(
+                self._method, raced.so_far(self.task.evaluations, self.elapsed_s), raced.single_s
+            )
         self.report()
 
     @contextmanager

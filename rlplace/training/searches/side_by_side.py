@@ -115,13 +115,15 @@ def search_side_by_side(
             if not has_stopped and future.done() and future.exception() is None:
                 learned = future.result()
                 learning, failure = figures[name].learning, failures.get(name)
-                found[name] = result_of(planner, tasks[name], single_s, learned, learning, failure)
+                found[name] = result_of(
+                    planner, tasks[name], single_s, learning, is_done=True, learned=learned, failure=failure
+                )
                 if name in keepers:
                     if learned is not None:
                         keepers[name].keep_learned(learned)
                     keepers[name].keep(found[name])
             elif is_timed and name in keepers and (has_stopped or keepers[name].is_due):
-                keepers[name].keep(state_so_far(planner, tasks[name], single_s, figures[name].learning))
+                keepers[name].keep(result_of(planner, tasks[name], single_s, figures[name].learning))
 
     with ThreadPoolExecutor(len(methods), thread_name_prefix="rlplace-search") as pool:
         futures = {name: pool.submit(run, name) for name in methods if name not in found}
@@ -188,41 +190,25 @@ def resume_task(task: Task, before: MethodResult, planner: Simulator) -> None:
     )
 
 
-def state_so_far(
-    planner: Simulator, task: Task, single_s: float, learning: Sequence[Mapping[str, float]]
-) -> MethodResult:
-    """What a task has come to that is still at work in its own thread; its best may be a moment old."""
-    devices, plan, priorities = task.best_found
-    if plan is None and devices is not None:
-        plan = planner.plan_and_time(devices, priorities)[0]
-    return MethodResult(
-        plan=plan,
-        num_scored=task.evaluations,
-        seconds=task.elapsed_s,
-        single_s=single_s,
-        history=tuple(task.history),
-        learning=tuple(dict(figures) for figures in learning),
-        budget=task.budget.seconds,
-        start=None if plan is None else plan.devices,
-    )
-
-
 def result_of(
     planner: Simulator,
     task: Task,
     single_s: float,
-    learned: Saveable | None,
     learning: Sequence[Mapping[str, float]],
-    failure: Failure | None,
+    *,
+    is_done: bool = False,
+    learned: Saveable | None = None,
+    failure: Failure | None = None,
 ) -> MethodResult:
-    """What a task has come to that has ended.
+    """What a task has found; the best of one that is at work in its own thread may be a moment old.
 
     Args:
         planner: of its problem.
         task: with its best placement.
         single_s: step time on the best single device.
+        learning: what the method told of every update, figures by name.
+        is_done: whether the task has ended.
         learned: what the method learned, if it learns.
-        learning: what it told of every update, figures by name.
         failure: what it raised; None of all others.
     """
     plan = best_plan(planner, task)
@@ -236,14 +222,13 @@ def result_of(
         failure=failure,
         learned=learned,
         budget=min(task.budget.seconds, task.budget.evaluations),
-        is_searched=True,
-        is_done=True,
+        is_searched=is_done,
+        is_done=is_done,
         start=None if plan is None else plan.devices,
     )
 
 
 def best_plan(planner: Simulator, task: Task) -> Plan | None:
     """The best that a task found, in the order in which it was scored."""
-    if task.best_plan is not None or task.best_devices is None:
-        return task.best_plan
-    return planner.plan(task.best_devices)
+    devices, plan, priorities = task.best_found
+    return planner.plan(devices, priorities) if plan is None and devices is not None else plan

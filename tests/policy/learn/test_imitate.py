@@ -5,7 +5,7 @@ from fake_measurer import chain_problem
 
 from rlplace.errors import InvalidValue
 from rlplace.policy import ImproverPolicy, PlacerArchitecture, imitate, make_policy
-from rlplace.policy.learn.imitation import cloning_loss
+from rlplace.policy.learn.learners import cloning_loss
 
 SMALL = PlacerArchitecture(hidden=8, num_layers=1)
 

@@ -17,8 +17,7 @@ from rlplace.search.task import Budget
 from rlplace.training.agent import AgentConfig, proposals
 from rlplace.training.agent import agent as agent_module
 from rlplace.training.agent.agent import FREE, Agent
-from rlplace.training.agent.batches import AverageTimer
-from rlplace.training.agent.proposals import Proposer
+from rlplace.training.agent.proposals import AverageTimer, Proposer
 
 PROBLEM = learnable_problem(plain_host(3, 100.0, 0.05), 20)
 EACH = Budget(60)
@@ -101,7 +100,7 @@ def test_compared_candidates_come_from_averages_draws_and_what_was_found_before(
     agent = taught(agent_with())
     monkeypatch.setattr(Proposer, "next", next_)
     monkeypatch.setattr(agent_module, "choose_batch", choose_)
-    before = agent.num_simulated
+    before = agent.evaluations
     plans = agent.propose(4, Budget(600))
     assert len({plan.fingerprint for plan in plans}) == 4
     assert [name for name, _ in asked[:4]] == ["AverageTimer", "Simulator", "Simulator", "Simulator"]
@@ -109,4 +108,4 @@ def test_compared_candidates_come_from_averages_draws_and_what_was_found_before(
     ((num_draws, num_candidates),) = compared
     assert num_draws == 16
     assert 4 < num_candidates <= 30 + 4
-    assert 2000 <= agent.num_simulated - before <= 3200  # 2400, and what relabelling takes
+    assert 2000 <= agent.evaluations - before <= 3200  # 2400, and what relabelling takes

@@ -11,7 +11,7 @@ from random_problems import plain_host
 
 from rlplace.measure.host_model import Posterior, Prior, Scales
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.training.agent.batches import AverageTimer, choose_batch, log_step_times
+from rlplace.training.agent.proposals import AverageTimer, choose_batch, log_step_times
 
 PROBLEM = learnable_problem(plain_host(3, 100.0, 0.05), 20)
 

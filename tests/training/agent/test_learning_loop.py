@@ -18,7 +18,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
 from rlplace.search.task import Budget
-from rlplace.training.agent import AgentConfig, AgentResult, learn_host
+from rlplace.training.agent import Agent, AgentConfig, learn_host
 
 FEW = AgentConfig(evaluations=60, later_evaluations=40)
 COMPARED = AgentConfig(evaluations=500, later_evaluations=40)
@@ -61,7 +61,7 @@ class HiddenTruth:
 
 def learn(
     measurer: HiddenTruth, measurements: int = 16, problem: Problem = PROBLEM, config: AgentConfig = FEW, seed: int = 1
-) -> AgentResult:
+) -> Agent:
     return learn_host(problem, measurer, Budget(measurements=measurements), seed=seed, config=config, prior=PRIOR)
 
 
@@ -151,7 +151,7 @@ def test_where_everything_fails_there_is_no_answer() -> None:
     result = learn(measurer)
     assert result.plan is None
     assert result.say() == []
-    assert result.history == ()
+    assert result.history == []
 
 
 def test_a_measurer_that_leaves_plans_out_is_named() -> None:

@@ -16,7 +16,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
 from rlplace.search.task import Budget, LateHost, Task
 from rlplace.training.agent import AgentConfig
-from rlplace.training.agent.on_host import solve
+from rlplace.training.agent.agent import solve
 
 FEW = AgentConfig(batch=3, evaluations=60, later_evaluations=40)
 PROBLEM = learnable_problem(plain_host(3, 100.0, 0.05), 12)

@@ -26,7 +26,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.training import TrainConfig, train
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig
-from rlplace.training.searches.on_cluster import SavedFiles, agent_for, make_evaluator, num_machines
+from rlplace.training.searches.search_all import SavedFiles, agent_for, make_evaluator, num_machines
 
 WORKLOAD = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
 

@@ -20,7 +20,7 @@ from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import BestSoFar, Task
 from rlplace.session.facts import MethodResult
 from rlplace.training.searches.racing_host import FINAL, ROUND, LoopBudget
-from rlplace.training.searches.search_loop import search_and_measure
+from rlplace.training.searches.search_all import search_and_measure
 from rlplace.training.tracking import NoTracker
 
 PROBLEM = chain_problem(4)
