@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs import OpGraph
-from rlplace.measure import Costs, Host, Problem, Simulator, resolve_host
+from rlplace.measure import Costs, Host, Plan, Problem, Simulator, resolve_host
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.plan import Plan
 from rlplace.session.steps import capture_workload
 from rlplace.workloads import build
 
