@@ -311,19 +311,15 @@ def check_columns(columns: Mapping[str, Any], *, num_phases: int) -> None:
     for name in ("names", "targets", "modules", "tensor_dtypes"):
         longest = max(columns[name], key=len, default="")
         if len(longest) > LONGEST_TEXT:
-            expected = f"texts of at most {LONGEST_TEXT:,} characters"
-            raise InvalidValue(name, f"{longest[:60]}...", expected, where="graph")
+            raise InvalidValue(
+                name, f"{longest[:60]}...", f"texts of at most {LONGEST_TEXT:,} characters", where="graph"
+            )
     check_texts(chain.from_iterable(columns[name] for name in _TEXTS))
     rank = max(map(len, columns["tensor_shapes"]), default=0)
     if rank > MOST_DIMENSIONS:
-        expected = f"at most {MOST_DIMENSIONS} dimensions"
-        raise InvalidValue("tensor_shapes", f"of {rank} dimensions", expected, where="graph")
-    _check_ranges(columns, n, t, num_phases)
-    _check_amounts(columns)
-    _check_order(columns)
-
-
-def _check_ranges(columns: Mapping[str, Any], n: int, t: int, num_phases: int) -> None:
+        raise InvalidValue(
+            "tensor_shapes", f"of {rank} dimensions", f"at most {MOST_DIMENSIONS} dimensions", where="graph"
+        )
     ranges = {
         **dict.fromkeys(("colocation", "micro_batch"), (-1, n - 1)),
         **dict.fromkeys(("tensor_op", "mutation_op"), (0, n - 1)),
@@ -335,15 +331,13 @@ def _check_ranges(columns: Mapping[str, Any], n: int, t: int, num_phases: int) -
         array = columns[name]
         if len(array) and (array.min() < low or array.max() > high):
             raise InvalidValue(name, f"{array.min()}..{array.max()}", f"entries in {low}..{high}", where="graph")
-
-
-def _check_amounts(columns: Mapping[str, Any]) -> None:
     for name in _AMOUNTS:
         array = columns[name]
         if not np.all(np.isfinite(array)) or np.any(array < 0):
             raise InvalidValue(name, "a negative or non-finite entry", "finite numbers >= 0", where="graph")
         if float(np.sum(array, dtype=np.float64)) > LARGEST_TOTAL:
             raise InvalidValue(name, "more altogether", f"at most {LARGEST_TOTAL:.1e} in sum", where="graph")
+    _check_order(columns)
 
 
 def _check_order(columns: Mapping[str, Any]) -> None:
@@ -354,12 +348,11 @@ def _check_order(columns: Mapping[str, Any]) -> None:
     if offsets[0] != 0 or np.any(np.diff(offsets) < 0) or offsets[-1] != len(read):
         raise InvalidValue("input_offsets", "not a CSR", "offsets from 0 up to the number of edges", where="graph")
     readers = edge_readers(offsets)
-    late = tensor_op[read] >= readers
-    if np.any(late):
-        edge = int(np.argmax(late))
+    late = np.flatnonzero(tensor_op[read] >= readers)
+    if len(late):
         raise InvalidValue(
             "input_tensors",
-            f"op {int(readers[edge])} reads op {int(tensor_op[read[edge]])}",
+            f"op {int(readers[late[0]])} reads op {int(tensor_op[read[late[0]]])}",
             "op indices in topological order (the graph is cyclic, or out of order)",
             where="graph",
         )

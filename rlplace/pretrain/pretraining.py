@@ -97,10 +97,9 @@ def pretrain(
     network = fit(_network(components, config), table, config.steps)
     path = folder / f"{KIND}.safetensors"
     count = len(table.summary) + config.drawn_problems + config.varied_problems
-    about = f"rlplace pretrain --seed {config.seed}: {count} problems, torch {torch.__version__}"
-    save_network(network, path, about)
+    save_network(network, path, f"rlplace pretrain --seed {config.seed}: {count} problems, torch {torch.__version__}")
     result = {"schema": 1, "weights": str(path), "components": len(components), "held_out": figures}
-    result["seconds"] = time.monotonic() - begin
+    result |= {"seconds": time.monotonic() - begin}
     write_json_atomic(folder / FIGURES, result)
     say(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
     return result
@@ -341,8 +340,7 @@ class Tables:
 
 
 def _one_by_one(function: Callable[[int], Row], items: Sequence[int]) -> Iterator[tuple[int, Row]]:
-    for index, item in enumerate(items):
-        yield index, function(item)
+    return enumerate(map(function, items))
 
 
 def _simulated(problem_of: Callable[[int, int], Problem], stage: int, pairs: Sequence[Pair], number: int) -> Row:

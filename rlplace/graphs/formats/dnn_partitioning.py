@@ -254,8 +254,9 @@ def _check_edges(edges: Sequence[_Edge], position: Mapping[int, int], where: str
                 raise InvalidValue(f"edges[{i}].{field}", end, "the id of a node", where=where)
         first = cost_ms.setdefault(edge.sourceId, edge.cost)
         if not math.isclose(first, edge.cost, rel_tol=1e-9, abs_tol=1e-12):
-            expected = f"{first!r}, the cost of the source's other edges"
-            raise InvalidValue(f"edges[{i}].cost", edge.cost, expected, where=where)
+            raise InvalidValue(
+                f"edges[{i}].cost", edge.cost, f"{first!r}, the cost of the source's other edges", where=where
+            )
     return cost_ms
 
 

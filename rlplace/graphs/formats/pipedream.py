@@ -112,8 +112,9 @@ def _read_layer(node: str, name: str, text: str, where: str) -> Layer:
         match = _FIELD.match(text, end)
         field = match[1].strip() if match else ""
         if match is None or field not in FIELDS or field in fields:
-            expected = f"{', '.join(FIELDS)}, each once as NAME=NUMBER"
-            raise InvalidValue("fields", shortened(text[end:].strip()), expected, where=where)
+            raise InvalidValue(
+                "fields", shortened(text[end:].strip()), f"{', '.join(FIELDS)}, each once as NAME=NUMBER", where=where
+            )
         fields[field] = match[2].strip()
         end = match.end()
     if missing := next((field for field in FIELDS if field not in fields), None):
@@ -272,10 +273,8 @@ class LayerSteps(GraphBuilder):
 
     def _row(self, layer: Layer, word: str, target: str, phase: int, micro_batch: int, read: Sequence[int]) -> OpRow:
         """An op of a micro-batch, which a step of a single one does not name."""
-        if self._count == 1:
-            return OpRow(f"{layer.module}.{word}", target, layer.module, phase, reads=read)
-        name = f"{layer.module}.{word}.{micro_batch}"
-        return OpRow(name, target, layer.module, phase, reads=read, micro_batch=micro_batch)
+        name, number = (f"{word}.{micro_batch}", micro_batch) if self._count > 1 else (word, -1)
+        return OpRow(f"{layer.module}.{name}", target, layer.module, phase, reads=read, micro_batch=number)
 
     def _add(self, row: OpRow, outputs: Sequence[int], seconds: float = 0.0) -> list[int]:
         """The tensors of a new op."""
