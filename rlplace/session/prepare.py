@@ -213,7 +213,7 @@ def verdict_of(graph: OpGraph) -> dict[str, Any] | None:
 
 
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
-EVALUATIONS = 1000
+COMPARED_EVALUATIONS = 1000
 """Placements that are simulated to find what the whole batch races with."""
 
 
@@ -240,7 +240,7 @@ def is_cut_faster(
         isolated: whether they run in worker processes, one for each of the two steps; see `Evaluator`.
     """
     planner = Simulator(whole)
-    found = find(whole, "portfolio", planner, Budget(evaluations=EVALUATIONS), seed=seed)
+    found = find(whole, "portfolio", planner, Budget(evaluations=COMPARED_EVALUATIONS), seed=seed)
     if found.devices is None:
         return True
     first = Simulator(cut)

@@ -27,10 +27,8 @@ from rlplace.graphs.opgraph import BACKWARD, FORWARD, LARGEST_COUNT, UPDATE, OpG
 from rlplace.graphs.paths import topological_order
 from rlplace.records import shortened
 
-LARGEST_FILE_BYTES = 1 << 26
+LARGEST_PROFILE_BYTES = 1 << 26
 LONGEST_LINE = 1 << 16
-LARGEST_MS = 1e9
-MOST_MICRO_BATCHES = 4096
 FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _FIELD = re.compile(r"([^=,\[\]]*)=([^,\[\]]*(?:\[[^\[\]]*\]\s*)?)(?:,|$)")
 """Linear: no two neighbours match the same character. Blanks around names and values are stripped."""
@@ -95,7 +93,7 @@ def _steps(path: str | os.PathLike[str], micro_batches: int) -> LayerSteps:
 
 
 def _lines(path: Path) -> list[str]:
-    content = read_plain(path, largest_bytes=LARGEST_FILE_BYTES, holds="a profile", follows_links=True)
+    content = read_plain(path, largest_bytes=LARGEST_PROFILE_BYTES, holds="a profile", follows_links=True)
     try:
         return content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
