@@ -19,7 +19,7 @@ from rlplace.graphs.capturing import portable
 from rlplace.measure import Host, HostRunner, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.timing.race import idle_share
 from rlplace.search import Budget, find
-from rlplace.session.steps import capture_workload
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build, parse_workload
 
 ROUNDS = RaceProtocol(warmup=3, min_rounds=30, max_rounds=30, hopeless=float("inf"))

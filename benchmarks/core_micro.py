@@ -30,7 +30,7 @@ from rlplace.graphs import OpGraph
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.search import Budget, find
 from rlplace.search.parallel.choose import choose
-from rlplace.session.steps import capture_workload
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import Workload, build_for, parse_workload
 
 NAME = "core-micro"

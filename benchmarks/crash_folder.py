@@ -20,8 +20,8 @@ from rlplace.measure.explain.explanation import load_explanation
 from rlplace.measure.host_model import load_learned_host
 from rlplace.session.cut import WHOLE
 from rlplace.session.folder import SESSION
+from rlplace.session.prepare import Steps
 from rlplace.session.session import Session
-from rlplace.session.steps import Steps
 from rlplace.training import TrainConfig
 from rlplace.workloads import parse_workload
 

@@ -24,7 +24,7 @@ from rlplace.graphs import OpGraph
 from rlplace.graphs.grouping.module_classes import module_classes
 from rlplace.measure import Measurement, Problem, Simulator, resolve_host
 from rlplace.search import Budget, find
-from rlplace.session.steps import capture_workload
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build_for, parse_workload
 
 HOST = "RTX4090+RTX3060"

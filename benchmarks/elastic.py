@@ -20,9 +20,8 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.search import Budget, find
 from rlplace.session.cut import WHOLE
 from rlplace.session.facts import Request
-from rlplace.session.prepare import Prepared
+from rlplace.session.prepare import Prepared, graph_for
 from rlplace.session.session import Session
-from rlplace.session.steps import graph_for
 from rlplace.training import TrainConfig
 from rlplace.training.elastic.placed_again import PORTFOLIO, KnownRun, Replaced, replaced, search_again
 from rlplace.workloads import parse_workload

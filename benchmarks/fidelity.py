@@ -20,7 +20,7 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report import save_fidelity_png
 from rlplace.report.console import make_progress
 from rlplace.session.calibrate import calibrate_on, step_times
-from rlplace.session.steps import graph_for, make_problem
+from rlplace.session.prepare import graph_for, make_problem
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("inception_v3@small", "nmt@small", "nmt@units=64")

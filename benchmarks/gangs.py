@@ -16,7 +16,7 @@ from rlplace.search import Budget, anneal_from, eft
 from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import calibrated
-from rlplace.session.steps import capture_workload
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build, parse_workload
 
 SEARCH_S = 60.0

@@ -12,7 +12,7 @@ from record import as_markdown, record, save, table
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.measure.costs.costs import estimate_costs
 from rlplace.search import Budget, SearchResult, anneal_from, find
-from rlplace.session.steps import capture_workload
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build_for, parse_workload
 
 NMT = "nmt@layers=4,units=1024,batch=64,steps=20,vocab=32000"

@@ -19,7 +19,7 @@ from rlplace.measure.timing.race import idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.search import eft
 from rlplace.search.rules import baselines
-from rlplace.session.steps import capture_workload
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build, parse_workload
 
 WORKLOADS = ("nmt@small", "rnnlm@small", "bert@small")

@@ -28,7 +28,7 @@ from rlplace.report.console import make_progress
 from rlplace.search import Budget, find
 from rlplace.search.groupings import majority_devices
 from rlplace.session.cut import CutOptions
-from rlplace.session.steps import Steps, make_problem
+from rlplace.session.prepare import Steps, make_problem
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("nmt@small", "gpt2@small", "inception_v3@small", "bert@small", "gpt2@small/2")

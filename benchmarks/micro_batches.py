@@ -23,9 +23,8 @@ from rlplace.report.console import make_progress
 from rlplace.search import Budget, find
 from rlplace.session.calibrate import calibrated
 from rlplace.session.cut import AUTO, CutOptions
-from rlplace.session.prepare import prepare, verdict_of
+from rlplace.session.prepare import Steps, prepare, verdict_of
 from rlplace.session.setup import ProblemOptions
-from rlplace.session.steps import Steps
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("gpt2@small", "bert@small", "vit@small", "nmt@small")

@@ -26,7 +26,7 @@ from suites import SUITES, key_of, problem_of
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.measure import Simulator
 from rlplace.policy import POLICIES, LearnConfig
-from rlplace.policy.checkpoint import pretrained_kinds
+from rlplace.policy.base import pretrained_kinds
 from rlplace.search import Budget, Task
 from rlplace.training.methods import GUIDED, METHODS, POLICY, SCHEDULE
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from record import as_markdown, record, save, table
 
-from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
+from rlplace.graphs.formats.published import load_dnn_partitioning
 from rlplace.partitioning import METHODS, solve
 
 OBJECTIVES = {"throughput": "max-load", "latency": "piece-latency"}

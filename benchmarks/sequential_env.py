@@ -21,7 +21,7 @@ from rlplace.env import DECISION_FEATURES, SequentialBatch, SequentialEnv, Seque
 from rlplace.graphs import Grouping
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.measure.simulate.compiled_problem import list_order
-from rlplace.session.steps import capture_workload
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build, parse_workload
 
 WORKLOAD, HOST = "nmt@paper,steps=34", "8xV100-dgx1"

@@ -22,7 +22,7 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
 from rlplace.search import Budget
 from rlplace.search.rules import baselines
-from rlplace.session.steps import graph_for, make_problem
+from rlplace.session.prepare import graph_for, make_problem
 from rlplace.training.agent import Agent, learn_host
 from rlplace.training.searches.racing_host import ROUND
 from rlplace.workloads import parse_workload

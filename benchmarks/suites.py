@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace.graphs import OpGraph
 from rlplace.measure import Problem, resolve_host
-from rlplace.session.steps import capture_workload
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build, parse_workload
 
 WORKLOADS = {

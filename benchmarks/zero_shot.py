@@ -26,7 +26,7 @@ from rlplace.env.schedule_batch import GROUPINGS, ListSchedules, Pair
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.graphs.synthetic import synthetic
 from rlplace.measure import Problem, Simulator, resolve_host
-from rlplace.policy.checkpoint import pretrained_path
+from rlplace.policy.base import pretrained_path
 from rlplace.policy.schedule import propose
 from rlplace.policy.schedule_network import ScheduleNetwork, load_network
 from rlplace.pretrain.pretraining import draw

@@ -14,7 +14,7 @@ from rlplace.measure import Costs, Host, Plan, Problem, Simulator, resolve_host
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.session.steps import capture_workload
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build
 
 SMALL = "nmt@layers=1,units=32,batch=8,steps=4,vocab=100"

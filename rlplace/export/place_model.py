@@ -18,23 +18,15 @@ from torch import nn
 
 from rlplace.errors import FileProblem, FingerprintMismatch
 from rlplace.export.placed.placed_model import PlacedModel
-from rlplace.graphs.capturing.capture import capture
+from rlplace.graphs import Constraints, Grouping, OpGraph, OptimizerSpec, capture
 from rlplace.graphs.capturing.trace import LossFn
-from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.program import OptimizerSpec
-from rlplace.measure.costs.costs import Costs
+from rlplace.measure import Costs, Host, Placement, Problem, load_placement, resolve_host, save_placement
 from rlplace.measure.costs.profile import profile_costs
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.hosts.resolve import check_runs_here, resolve_host
-from rlplace.measure.placement import Placement, load_placement, save_placement
-from rlplace.measure.problem import Problem
+from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.report.console import Progress, progress_of
 from rlplace.say import Say
 from rlplace.session.cut import BatchDims, CutOptions, Loss
-from rlplace.session.prepare import chosen_problem
-from rlplace.session.steps import check_exact
+from rlplace.session.prepare import check_exact, chosen_problem
 from rlplace.training import TrainConfig, train
 from rlplace.training.forecast import PROFILING_SHARE, within_rest
 

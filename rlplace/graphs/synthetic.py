@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.graphs.graph_builder import GraphBuilder, OpRow
-from rlplace.graphs.opgraph import BACKWARD, UPDATE, OpGraph
+from rlplace.graphs.opgraph import BACKWARD, UPDATE, GraphBuilder, OpGraph, OpRow
 from rlplace.graphs.paths import topological_order
 
 MAX_CELLS = 1_000_000

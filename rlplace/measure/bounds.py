@@ -14,13 +14,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
+from rlplace.graphs import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.jit import Floats, Ints, kernel
 from rlplace.measure.host_model.scales import Prior, prior_of, slowdown_of
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import capacity_bytes
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Problem, capacity_bytes
 from rlplace.measure.simulate.compiled_problem import compile_problem
 
 

@@ -23,8 +23,7 @@ from rlplace.measure.measurement import (
     placement_fingerprint,
     versions_line,
 )
-from rlplace.measure.plan import Plan, Timeline
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.eager_step import Other
 from rlplace.measure.timing.outcomes import error_of

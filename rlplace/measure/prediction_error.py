@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.measure.hosts.host import Link
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
 
 PLACEMENT_KINDS = ("random", "blocks", "near-best", "unbalanced")

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.records import Seed, record
 

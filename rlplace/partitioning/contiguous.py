@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
-from rlplace.graphs.opgraph import BACKWARD
+from rlplace.graphs import BACKWARD
+from rlplace.graphs.formats.published import DnnPartitioning
 from rlplace.graphs.paths import depth_first_order
 from rlplace.jit import Floats, Ints, kernel
 from rlplace.partitioning.objectives import UnitGraph, csr, unit_graph

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import UnknownName
-from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
+from rlplace.graphs.formats.published import DnnPartitioning
 from rlplace.jit import Block, Bools, Floats, FloatTable, Ints, IntTable, kernel
 from rlplace.partitioning.contiguous import contract
 from rlplace.partitioning.objectives import (

@@ -18,12 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.formats.dnn_partitioning import TRANSFER_BYTES_PER_MS, DnnPartitioning
-from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs import Grouping
+from rlplace.graphs.formats.published import TRANSFER_BYTES_PER_MS, DnnPartitioning
 from rlplace.jit import Floats, Ints, kernel
-from rlplace.measure.costs.costs import Costs
-from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.problem import Problem
+from rlplace.measure import Costs, Device, Host, Link, Problem, Route
 
 OBJECTIVES = ("max-load", "piece-latency")
 HOST_MEMORY_BYTES = 1 << 60

@@ -25,12 +25,13 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import coo_array
 
 from rlplace.errors import InvalidValue, UnknownName, UserError
-from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
+from rlplace.graphs.formats.published import DnnPartitioning
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.partitioning.contiguous import MOST_PAIRS, dp
 from rlplace.partitioning.kernel_anneal import Search, make_search
 from rlplace.partitioning.objectives import UnitGraph, unit_graph
-from rlplace.search.task import Budget, Failure
+from rlplace.search import Budget
+from rlplace.search.task import Failure
 
 Ints = NDArray[np.int32]
 

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from rlplace.env.schedule_batch import GROUPINGS, ListSchedules, Pair
 from rlplace.errors import FileProblem
 from rlplace.files import jsonable, read_json, write_bytes_atomic, write_json_atomic
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure import Problem, Simulator
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.learn.learners import descend
 from rlplace.policy.options import PretrainConfig

@@ -25,11 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, MissingExtra
-from rlplace.graphs.grouping.groups import group_ops
+from rlplace.graphs import group_ops
+from rlplace.measure import Problem, Simulator
 from rlplace.measure.bounds import figures, heads_and_tails, lower_bound_s
-from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled_problem import HANDOVER, JOB, compile_problem
-from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.groupings import majority_devices
 from rlplace.search.rules.baselines import solve_single
 from rlplace.search.schedule.list_schedule import Units, group_units, host_resources, op_units

@@ -11,10 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.graphs.opgraph import FORWARD
+from rlplace.graphs import FORWARD, Grouping
 from rlplace.jit import Bytes, Floats, Ints, kernel
-from rlplace.measure.problem import Problem
+from rlplace.measure import Problem
 
 CAP_SLACK = 1.5
 """A merged group may cost this many times an even share of the whole."""

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from rlplace.errors import RlplaceError
-from rlplace.format import format_clock
-from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.hosts.host import Host
+from rlplace.graphs import OpGraph
+from rlplace.measure import Host, RaceProtocol
 from rlplace.measure.timing.eager_step import EagerStep
-from rlplace.measure.timing.race import RaceProtocol
+from rlplace.say import format_clock
 from rlplace.session.calibrate import LEAST
 from rlplace.training.config import TrainConfig
 

@@ -9,11 +9,9 @@ import time
 from collections.abc import Sequence
 
 from rlplace.errors import RunnerError
+from rlplace.measure import Placement, Problem, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge, LearnedHost, Prior, knowledge_of, prior_of
-from rlplace.measure.placement import Placement
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import Known, calibrated
@@ -22,16 +20,21 @@ from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import CALIBRATION_SHARE, Durations, Stopwatch, ahead, limit_s, searching_within, within
 from rlplace.training.methods import LEARNED, method_of, methods_of
 from rlplace.training.outputs import (
+    HEURISTICS,
     Leader,
+    Table,
     TrainingRun,
     TrainResult,
+    compile_kernels,
     keep_outcome,
     keep_table,
     kept_table,
+    measure_table,
+    num_rows,
+    place_quickly,
     timeline_of,
 )
 from rlplace.training.searches.search_all import make_evaluator, options_of, search_all
-from rlplace.training.table import HEURISTICS, Table, compile_kernels, measure_table, num_rows, place_quickly
 
 IRRELEVANT = ("budget_s", "total_s", "isolated", "track", "cluster", "store")
 """Fields of `TrainConfig` that may be others when a run goes on."""

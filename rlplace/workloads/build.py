@@ -33,7 +33,7 @@ from rlplace.workloads.catalog import CATALOG, CONFIGS, MULTI, Workload
 from rlplace.workloads.configs import SIZES, Size, WorkloadConfig
 
 if TYPE_CHECKING:
-    from rlplace.measure.hosts.host import Host
+    from rlplace.measure import Host
 
 MOST_GROWTH = 16.0
 """How much larger than its named sizes a workload may be that a run folder is believed."""

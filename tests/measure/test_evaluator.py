@@ -17,7 +17,7 @@ from rlplace.graphs import capture
 from rlplace.measure import Host, Problem, RaceProtocol, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement, MeasurementKey, placement_fingerprint
-from rlplace.measure.plan import Plan, Timeline
+from rlplace.measure.problem import Plan, Timeline
 
 ONCE = RaceProtocol(warmup=0, min_rounds=1, max_rounds=1)
 
@@ -139,7 +139,7 @@ NONE, REFERENCE = (np.array(devices, dtype=np.int32) for devices in ([1, 1, 1], 
 
 
 def fake_evaluator(monkeypatch: pytest.MonkeyPatch, log: Memory, *, has_reference: bool = True) -> Evaluator:
-    monkeypatch.setattr("rlplace.measure.evaluator.make_runner", FakeRunner)
+    monkeypatch.setattr("rlplace.measure.measurement.make_runner", FakeRunner)
     problem = dataclasses.replace(chain_problem(3), host=core_host())
     return Evaluator(problem, Simulator(problem), REFERENCE if has_reference else None, log=log)
 

@@ -21,7 +21,7 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.explain.explanation import load_explanation
 from rlplace.measure.host_model import load_learned_host
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.policy import load_policy
 from rlplace.report.console import make_progress
@@ -254,7 +254,7 @@ def test_ctrl_c_keeps_the_better_ratio_while_the_machine_slows_down(
 
     def stopped_after(races: int, *, resume: bool) -> str:
         monkeypatch.setattr(
-            "rlplace.training.phases.make_evaluator",
+            "rlplace.training.outputs.make_evaluator",
             lambda cluster, problem, simulator, *_, **__: SlowingMachine(problem, simulator, best.tolist(), races),
         )
         with pytest.raises(KeyboardInterrupt):

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Literal
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import read_json, write_text_atomic
-from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
 from rlplace.graphs.formats.graphml import load_graphml, read_graphml, save_graphml
 from rlplace.graphs.formats.networkx_graph import from_networkx, given_times_s, is_node_link, read_node_link
 from rlplace.graphs.formats.onnx_file import load_onnx
 from rlplace.graphs.formats.own_json import graph_from_json, save_json
-from rlplace.graphs.formats.pipedream import load_pipedream, pipedream_times_s
+from rlplace.graphs.formats.published import load_dnn_partitioning, load_pipedream, pipedream_times_s
 from rlplace.graphs.opgraph import PHASES, OpGraph
 
 if TYPE_CHECKING:

@@ -25,8 +25,17 @@ from pydantic import Field
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.formats.own_json import Size
-from rlplace.graphs.graph_builder import GraphBuilder, OpRow, TensorRow, unique_names
-from rlplace.graphs.opgraph import LARGEST_COUNT, LONGEST_TEXT, PHASES, OpGraph, check_texts
+from rlplace.graphs.opgraph import (
+    LARGEST_COUNT,
+    LONGEST_TEXT,
+    PHASES,
+    GraphBuilder,
+    OpGraph,
+    OpRow,
+    TensorRow,
+    check_texts,
+    unique_names,
+)
 from rlplace.records import described, read_record, record, shortened
 
 if TYPE_CHECKING:

@@ -20,8 +20,17 @@ import numpy as np
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, RlplaceError
 from rlplace.files import read_plain
 from rlplace.graphs.formats.onnx_limits import check_functions, check_lengths, check_message
-from rlplace.graphs.graph_builder import GraphBuilder, OpRow, TensorRow, unique_names
-from rlplace.graphs.opgraph import FORWARD, LARGEST_COUNT, MOST_DIMENSIONS, MOST_TEXT, OpGraph
+from rlplace.graphs.opgraph import (
+    FORWARD,
+    LARGEST_COUNT,
+    MOST_DIMENSIONS,
+    MOST_TEXT,
+    GraphBuilder,
+    OpGraph,
+    OpRow,
+    TensorRow,
+    unique_names,
+)
 from rlplace.records import described, shortened
 
 LARGEST_BYTES = 2**31 - 1

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs import OpGraph
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.records import described, read_record
 from rlplace.say import counted

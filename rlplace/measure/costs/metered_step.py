@@ -16,14 +16,13 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from rlplace import cuda
-from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs import OpGraph
 from rlplace.graphs.program import Update
-from rlplace.measure.execute.channels import torch_device
-from rlplace.measure.execute.device_threads import Crew, Job
+from rlplace.measure.execute.device_threads import Crew, Job, torch_device
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 
 _TAKE, _ITEM = "take ", "item "
 

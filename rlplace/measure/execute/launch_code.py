@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlplace.graphs import OpGraph, Program
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.program import Call, Program, Ref, Update, View, refs_in
+from rlplace.graphs.program import Call, Ref, Update, View, refs_in
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 
 
 def generate(

@@ -20,16 +20,26 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import RlplaceError, RunnerError
+from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Ref, Update
 from rlplace.measure.costs.costs import allocated
-from rlplace.measure.execute.channels import Channel, CudaChannel, make_channel, release_all, torch_device
-from rlplace.measure.execute.device_threads import Clock, Crew, CudaClock, HostClock, Job
+from rlplace.measure.execute.device_threads import (
+    Channel,
+    Clock,
+    Crew,
+    CudaChannel,
+    CudaClock,
+    HostClock,
+    Job,
+    make_channel,
+    release_all,
+    torch_device,
+)
 from rlplace.measure.execute.launch_code import Run, StepCode, generate
 from rlplace.measure.execute.residents import GradientsOut, Resident, Residents, seeded
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Plan, Timeline
+from rlplace.measure.problem import Plan, Timeline
 
 
 class PlacedStep:

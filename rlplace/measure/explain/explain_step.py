@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.opgraph import BACKWARD, PHASES, RESIDENT_TARGETS, UPDATE, OpGraph
+from rlplace.graphs import BACKWARD, PHASES, UPDATE, OpGraph
+from rlplace.graphs.opgraph import RESIDENT_TARGETS
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.explain.explanation import (
     SCHEMA,
@@ -31,8 +32,7 @@ from rlplace.measure.explain.explanation import (
     PathPart,
     RouteShare,
 )
-from rlplace.measure.plan import Plan, Timeline
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.simulate.compiled_problem import compile_problem
 from rlplace.measure.simulate.kernel_batch import critical_path, load_plan
 from rlplace.measure.simulate.scratch import new_scratch, stack_plans

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from rlplace.errors import RlplaceError, RunnerError
-from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs import Grouping, OpGraph
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs
@@ -47,10 +46,9 @@ from rlplace.measure.isolate.messages import (
     Trace,
 )
 from rlplace.measure.isolate.packing import Packed
-from rlplace.measure.isolate.process import CannotIsolate, WorkerProcess, op_at_fault
+from rlplace.measure.isolate.worker import CannotIsolate, WorkerProcess, op_at_fault
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan, Timeline, single_device_plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem, Timeline, single_device_plan
 from rlplace.measure.timing.eager_step import EagerRecipe, Other, Recipe
 from rlplace.measure.timing.host_runner import LONGEST_S, HostRunner, Planner
 from rlplace.measure.timing.outcomes import all_lost, lost_of, status_of

@@ -34,11 +34,10 @@ from typing import Any
 import torch
 
 from rlplace.errors import RunnerError
-from rlplace.graphs.program import Program
+from rlplace.graphs import Program
 from rlplace.measure.isolate.packing import shared_file
 from rlplace.measure.measurement import Status
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.timing.eager_step import EagerRecipe
 from rlplace.measure.timing.host_runner import LONGEST_S
 from rlplace.measure.timing.race import RaceProtocol, Watch

@@ -20,15 +20,14 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import RlplaceError, RunnerError
-from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs import OpGraph
 from rlplace.measure.execute.device_threads import Crew, Worker
 from rlplace.measure.execute.placed_step import PlacedStep, resident_bytes
 from rlplace.measure.execute.residents import Resident, Residents, limited_memory
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan, Timeline
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.timing.eager_step import Other, Recipe
 from rlplace.measure.timing.outcomes import all_lost, as_measurement, lost_of
 from rlplace.measure.timing.race import REFERENCE, RaceProtocol, Suspensions, Timer, Watch, race, watched

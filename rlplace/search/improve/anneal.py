@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.graphs.opgraph import FORWARD
+from rlplace.graphs import FORWARD, Grouping
+from rlplace.measure import Problem
 from rlplace.measure.measurement import PathTimer, StepTimer
-from rlplace.measure.problem import Problem
 from rlplace.search.groupings import (
     allowed_devices,
     atoms,
@@ -34,11 +33,10 @@ from rlplace.search.groupings import (
     room_bytes,
     split,
 )
-from rlplace.search.guide import Guide, GuidedMoves
 from rlplace.search.improve.moves import CHANCES, TABLE_CHANCES, Neighbourhood, Table
 from rlplace.search.improve.starting_points import best_start_with_greedy, evaluations_until, has_few_evaluations
 from rlplace.search.parallel.layouts import StepRoles, cut_stages, step_roles
-from rlplace.search.task import Budget, Task
+from rlplace.search.task import Budget, Guide, GuidedMoves, Task
 
 
 def anneal_from(

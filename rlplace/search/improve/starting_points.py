@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, MissingExtra, RunnerError
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.measure.problem import Problem
+from rlplace.graphs import Grouping
+from rlplace.measure import Problem
 from rlplace.search.groupings import (
     balanced,
     by_module,

@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, UserError
-from rlplace.measure.problem import OP_ORDERS, Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure import Problem, Simulator
+from rlplace.measure.problem import OP_ORDERS
 from rlplace.search.groupings import balanced
-from rlplace.search.methods import METHODS
+from rlplace.search.methods import METHODS, OwnOrderWithPaths
 from rlplace.search.task import Budget, Task
-from rlplace.search.winners import OwnOrderWithPaths
 
 SEARCH = "portfolio"
 FIRST_ORDER, LEAN_ORDER = "tilt", "backward-first"

@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure import Problem, Simulator
 from rlplace.search.parallel.layouts import (
     Chain,
     Layout,

@@ -22,9 +22,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.graphs import FORWARD, OpGraph
 from rlplace.graphs.grouping.merging import mirrored_twins
-from rlplace.graphs.opgraph import FORWARD, OpGraph
-from rlplace.measure.problem import Problem
+from rlplace.measure import Problem
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.schedule.list_schedule import next_allowed, op_units
 

@@ -15,11 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.compiled_problem import default_priorities, upward_ranks
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.graphs import BACKWARD, FORWARD, UPDATE, OpGraph
+from rlplace.measure import Plan, Problem, Simulator, upward_ranks
+from rlplace.measure.simulate.compiled_problem import default_priorities
 from rlplace.search.parallel.layouts import CUTS, SUM, Chain, Layout, StepRoles, cut_stages, placement_of, step_roles
 from rlplace.search.rules.baselines import plain_devices
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.measure import Problem
 from rlplace.measure.measurement import StepTimer
-from rlplace.measure.problem import Problem
 from rlplace.search.groupings import group_time_s
 from rlplace.search.schedule.list_schedule import next_allowed, op_units
 from rlplace.search.task import Task

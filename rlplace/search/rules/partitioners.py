@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rlplace.errors import MissingExtra, RunnerError
 from rlplace.graphs.grouping.groups import check_installed, run_metis
-from rlplace.measure.problem import Problem
+from rlplace.measure import Problem
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.schedule.list_schedule import Units, group_units, next_allowed, op_units
 from rlplace.search.task import Task

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs import Grouping
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.jit import Bools, Floats, Ints, Longs, kernel
-from rlplace.measure.problem import Problem
+from rlplace.measure import Problem
 from rlplace.measure.simulate.compiled_problem import list_order
 from rlplace.measure.simulate.transfer_time import transfer_seconds
 from rlplace.search.groupings import held_bytes, room_bytes

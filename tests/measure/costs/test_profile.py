@@ -24,7 +24,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs, share_by_signature
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Timeline
+from rlplace.measure.problem import Timeline
 from rlplace.measure.timing.race import Watch
 
 
