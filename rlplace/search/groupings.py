@@ -152,7 +152,9 @@ def _kruskal(
     Groups on two sides of a fence, or without a common device, stay apart. Stops at `num_groups` groups.
     """
     count = len(cost_s)
-    parent = np.arange(count).astype(np.int32)
+    parent = np.empty(count, np.int32)
+    for group in range(count):
+        parent[group] = group
     left = count
     for edge in edges:
         if left <= num_groups:
@@ -166,11 +168,15 @@ def _kruskal(
             b = parent[b]
         if a == b or fence[a] != fence[b] or cost_s[a] + cost_s[b] > cap_s:
             continue
-        if not np.any(allowed[a] & allowed[b]):
+        shared = 0
+        for device in range(allowed.shape[1]):
+            shared |= allowed[a, device] & allowed[b, device]
+        if shared == 0:
             continue
         parent[b] = a
         cost_s[a] += cost_s[b]
-        allowed[a] &= allowed[b]
+        for device in range(allowed.shape[1]):
+            allowed[a, device] &= allowed[b, device]
         left -= 1
     for group in range(count):
         root = group

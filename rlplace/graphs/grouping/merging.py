@@ -6,12 +6,12 @@ import heapq
 
 import numpy as np
 
-from rlplace.jit import Bools, Floats, Ints, Longs, kernel
+from rlplace.jit import Bools, Floats, Ints, Longs, kernel, part
 
 FREELY, BY_HUBS, PAIRWISE = range(3)
 
 
-@kernel
+@part
 def find(parent: Longs, op: int) -> int:
     """The root of `op`; halves the path to it."""
     while parent[op] != op:
@@ -20,7 +20,7 @@ def find(parent: Longs, op: int) -> int:
     return op
 
 
-@kernel
+@part
 def _share_device(allowed: Bools, one: int, other: int) -> bool:
     """Whether a device is allowed for both groups. (A loop: whole-row expressions take seconds to compile.)"""
     found = False
@@ -29,7 +29,7 @@ def _share_device(allowed: Bools, one: int, other: int) -> bool:
     return found
 
 
-@kernel
+@part
 def _narrow(allowed: Bools, low: int, high: int) -> None:
     """Allow group `low` the devices that group `high` may use too."""
     for device in range(allowed.shape[1]):

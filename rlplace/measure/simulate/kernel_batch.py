@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlplace.jit import Floats, Ints, Longs, inlined, kernel, lowest_bit, pointer
+from rlplace.jit import Floats, Ints, Longs, inlined, kernel, lowest_bit, part, pointer
 from rlplace.measure.simulate.compiled_problem import HANDOVER, JOB, Compiled, Updates
 from rlplace.measure.simulate.kernel_events import EventScratch, retime_events
 from rlplace.measure.simulate.kernel_plan import SLACK, is_updater, least_seconds, plan, shares_memory
@@ -89,7 +89,7 @@ def load_plan(s: Scratch, batch: PlanBatch, b: int) -> None:
         s.transfer_destination[a] = batch.transfer_destination[first + a]
 
 
-@kernel
+@part
 def busiest(p: Compiled, s: Scratch, devices: Ints) -> float:
     """Seconds per step in the steady state of a pipeline: the work of the busiest device or link."""
     n, num_devices = p.num_ops, p.num_devices
@@ -120,7 +120,7 @@ def busiest(p: Compiled, s: Scratch, devices: Ints) -> float:
     return most
 
 
-@kernel
+@part
 def _load(p: Compiled, s: Scratch, atoms: int, seconds: float) -> None:
     for d in range(p.num_devices):
         if (atoms >> d) & 1:
@@ -207,14 +207,14 @@ def critical_path(p: Compiled, s: Scratch, devices: Ints, binding: Ints, path: I
     return length
 
 
-@kernel
+@part
 def _later(end_s: Floats, one: int, other: int, limit_s: float) -> int:
     if other < 0 or end_s[other] > limit_s or (one >= 0 and end_s[one] >= end_s[other]):
         return one
     return other
 
 
-@kernel
+@part
 def _note_updates(p: Compiled, end_s: Floats, updated: Ints, devices: Ints, op: int) -> None:
     u = p.updates
     for a in range(u.input_offsets[op], u.input_offsets[op + 1]):
@@ -227,7 +227,7 @@ def _note_updates(p: Compiled, end_s: Floats, updated: Ints, devices: Ints, op: 
         updated[t] = _later(end_s, updated[t], op, np.inf)
 
 
-@kernel
+@part
 def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
     """Seconds of a step that follows the plan in the scratch; times, memory events and users are left there.
 
@@ -431,7 +431,7 @@ def note_updates(u: Updates, updated_s: Floats, devices: Ints, op: int, end: flo
         updated_s[t] = max(updated_s[t], end)
 
 
-@kernel
+@part
 def lay_out_memory(p: Compiled, s: Scratch, placement: Ints) -> None:
     """Count the users of every tensor on every account, and what is held from start to end of the step."""
     n, num_devices, has_handovers = p.num_ops, p.num_devices, p.has_handovers
@@ -501,7 +501,7 @@ def note(
     num_bytes[at + 1] = size
 
 
-@kernel
+@part
 def find_peaks(p: Compiled, s: Scratch) -> bool:
     """Whether every account stays within its capacity; the peaks are left in the scratch."""
     time_s, num_bytes = pointer(s.events), pointer(s.event_bytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlplace.jit import Block, Floats, Ints, Longs, kernel, lowest_bit, pointer
+from rlplace.jit import Block, Floats, Ints, Longs, lowest_bit, part, pointer
 from rlplace.measure.simulate.compiled_problem import HANDOVER, JOB, Compiled
 from rlplace.measure.simulate.kernel_plan import count_updates, waiting_updates
 from rlplace.measure.simulate.kernel_plan_general import earliest, slow_down
@@ -65,7 +65,7 @@ def new_event_scratch(p: Compiled) -> EventScratch:
     )
 
 
-@kernel
+@part
 def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> float:
     """Seconds of a step that follows the plan in the scratch, infinite where it cannot be followed to its end."""
     n, num_devices, num_dispatchers, run_ahead = p.num_ops, p.num_devices, p.num_dispatchers, p.run_ahead
@@ -226,7 +226,7 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
     return now if num_done == s.state[POSITION] else never
 
 
-@kernel
+@part
 def _take(waiting: Ints, startable: Ints, count: int, item: int) -> int:
     waiting[item] -= 1
     if waiting[item] == 0:
@@ -235,13 +235,13 @@ def _take(waiting: Ints, startable: Ints, count: int, item: int) -> int:
     return count
 
 
-@kernel
+@part
 def _meet(data_waiting: Ints, waiting: Ints, startable: Ints, count: int, item: int) -> int:
     data_waiting[item] -= 1
     return _take(waiting, startable, count, item)
 
 
-@kernel
+@part
 def _within_bound(
     lane_base: Longs,
     lane_head: Longs,
@@ -260,7 +260,7 @@ def _within_bound(
     return True
 
 
-@kernel
+@part
 def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> None:
     """Find the lanes of every item, in plan order, with its duration and slot."""
     n, num_devices = p.num_ops, p.num_devices
@@ -337,7 +337,7 @@ def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> N
             lane_items[lane_base[item_lanes[a]] + place[a]] = item
 
 
-@kernel
+@part
 def _count_data(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> None:
     """Count what every item waits for: inputs, and the other users of a tensor that it updates."""
     n = p.num_ops

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlplace.jit import Ints, Longs, inlined, kernel, lowest_bit, pointer
+from rlplace.jit import Ints, Longs, inlined, lowest_bit, part, pointer
 from rlplace.measure.simulate.compiled_problem import HANDOVER, Compiled, Updates
 from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch
 from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
-@kernel
+@part
 def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Ints, cutoff_s: float) -> float:
     """Seconds of the planned step; the plan and its times are left in the scratch.
 
@@ -377,7 +377,7 @@ SLACK = 1e-9
 """Share by which a bound must be above a cutoff: sums in another order round differently."""
 
 
-@kernel
+@part
 def least_seconds(p: Compiled, s: Scratch, placement: Ints, throughput: bool) -> float:
     """A lower bound on the step time; the work of each device and the path from each op are left in the scratch.
 
@@ -415,7 +415,7 @@ def least_seconds(p: Compiled, s: Scratch, placement: Ints, throughput: bool) ->
     return least
 
 
-@kernel
+@part
 def forget_ready(s: Scratch) -> None:
     """Leave no op ready, after a plan that was not followed to its end."""
     s.ready_leaf[:] = np.int64(0)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlplace.jit import Floats, Ints, kernel, lowest_bit, pointer
+from rlplace.jit import Floats, Ints, lowest_bit, part, pointer
 from rlplace.measure.simulate.compiled_problem import HANDOVER, QUEUED, Compiled
 from rlplace.measure.simulate.kernel_plan import count_updates, drop, forget_ready, peek, push, sort, waiting_updates
 from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch
 from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
-@kernel
+@part
 def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Ints, cutoff_s: float) -> float:
     """Seconds of the planned step; the plan and its times are left in the scratch. Arguments as of `plan`."""
     n, num_devices, num_slots, most_links = p.num_ops, p.num_devices, p.num_slots, p.max_route_links
@@ -303,7 +303,7 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
     return now
 
 
-@kernel
+@part
 def earliest(times_s: Floats, count: int) -> float:
     """The least of the first `count` times."""
     least = np.inf
@@ -312,7 +312,7 @@ def earliest(times_s: Floats, count: int) -> float:
     return least
 
 
-@kernel
+@part
 def slow_down(
     corun_slowdown: Floats,
     slot_end_s: Floats,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs import Grouping
-from rlplace.jit import Block, BoolTable, Floats, Ints, IntTable, is_kept, kernel
+from rlplace.jit import Block, BoolTable, Floats, Ints, IntTable, is_kept, kernel, part
 from rlplace.measure import Problem
 from rlplace.search.groupings import allowed_devices, main_modules
 
@@ -102,7 +102,7 @@ def propose_moves(
             _move(row, group, _another(row[group], near.allowed[group], u[DRAWS - 2]), near, u[DRAWS - 3])
 
 
-@kernel
+@part
 def _join_neighbour(row: Ints, u: Floats, groups: Ints, near: Neighbourhood) -> bool:
     """Puts one of `groups` where a neighbour is, or the neighbour where it is: the first cut pair from a random one."""
     first = int(u[2] * len(groups))
@@ -123,7 +123,7 @@ def _join_neighbour(row: Ints, u: Floats, groups: Ints, near: Neighbourhood) -> 
     return False
 
 
-@kernel
+@part
 def _copy(row: Ints, u: Floats, near: Neighbourhood) -> bool:
     """Puts some rows of the table where the one before or after them is, half of the time without column 0."""
     num_rows = near.rows.max() + 1
@@ -148,7 +148,7 @@ def _copy(row: Ints, u: Floats, near: Neighbourhood) -> bool:
     return changed
 
 
-@kernel
+@part
 def _move(row: Ints, group: int, device: int, near: Neighbourhood, u: float) -> None:
     """Puts `group` on `device`, with those of its block, on a level drawn by `u`, that are where it is."""
     level, home = int(u * (len(near.blocks) + 1)) - 1, row[group]
@@ -163,7 +163,7 @@ def _move(row: Ints, group: int, device: int, near: Neighbourhood, u: float) -> 
                 row[other] = device
 
 
-@kernel
+@part
 def _another(device: int, allowed: NDArray[np.bool_], u: float) -> int:
     """A device that is allowed and is not `device`, by the draw `u`."""
     count = 0

@@ -88,7 +88,7 @@ def m_topo(units: Units, resources: HostResources, output_share: float = 0.0) ->
             fitting = [d for d in may if room[resources.account[d]] >= wanted]
             every = np.flatnonzero(units.label_allowed[label]).tolist()
             device = (fitting or may or every or turns)[0]
-        place_unit(units, resources, schedule, memory, gaps, unit, device)
+        _place(units, resources, schedule, memory, gaps, unit, device)
         np.add.at(filled, schedule.home[new], need[new])
     return unit_devices(units, resources, schedule, memory)
 
@@ -125,6 +125,11 @@ def _plain_devices(resources: HostResources) -> list[int]:
     offsets = resources.device_offsets
     firsts = resources.device_holds[offsets[:-1]]
     return [d for d, first in enumerate(firsts.tolist()) if first == d and offsets[d + 1] - offsets[d] == 1]
+
+
+@kernel
+def _place(u: Units, h: HostResources, s: Schedule, m: Memory, gaps: Gaps, unit: int, device: int) -> None:
+    place_unit(u, h, s, m, gaps, unit, device)
 
 
 @inlined
