@@ -8,7 +8,7 @@ import numpy as np, torch
 from torch import nn
 from rlplace.graphs import capture
 from rlplace.measure import Costs, Host, Problem, RaceProtocol, Simulator
-from rlplace.measure.measurement import Evaluator
+from rlplace.measure.evaluator import Evaluator
 
 MAIN, FACTOR = os.getpid(), 2
 

@@ -148,7 +148,7 @@ def map_places(host: Host) -> tuple[Place, ...]:
         InvalidValue: its devices are in several machines, which one process cannot reach.
 
     Example:
-        >>> from rlplace.measure.hosts.host import resolve_host
+        >>> from rlplace.measure.hosts.resolve import resolve_host
         >>> map_places(resolve_host("cpu+4xA100"))
         ('cpu', 0, 1, 2, 3)
     """

@@ -139,7 +139,7 @@ NONE, REFERENCE = (np.array(devices, dtype=np.int32) for devices in ([1, 1, 1], 
 
 
 def fake_evaluator(monkeypatch: pytest.MonkeyPatch, log: Memory, *, has_reference: bool = True) -> Evaluator:
-    monkeypatch.setattr("rlplace.measure.measurement.make_runner", FakeRunner)
+    monkeypatch.setattr("rlplace.measure.evaluator.make_runner", FakeRunner)
     problem = dataclasses.replace(chain_problem(3), host=core_host())
     return Evaluator(problem, Simulator(problem), REFERENCE if has_reference else None, log=log)
 

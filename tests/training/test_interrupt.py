@@ -42,7 +42,7 @@ def test_what_is_stopped_before_the_search_has_one_device(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rlplace.training.outputs.calibrated", stop)
+    monkeypatch.setattr("rlplace.training.phases.calibrated", stop)
     words = ["train", "interrupted_work:work", "--host", "cores:1", "--budget", "1s", "--store", "off", "--run", "run"]
     assert main(words) == 130
     assert load_placement(Path("run/placement.json")).method == "single"

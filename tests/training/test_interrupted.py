@@ -263,7 +263,7 @@ def test_more_time_for_a_run_with_a_limit_for_the_total_is_time_to_search(
         budgets.append(made.config.budget_s)
         return search_all(made, *rest)
 
-    monkeypatch.setattr("rlplace.training.outputs.search_all", noted)
+    monkeypatch.setattr("rlplace.training.phases.search_all", noted)
     run(graph_file, tmp_path / "run", TrainConfig(budget_s=30.0, total_s=1.0, search=SearchConfig(method="anneal")))
     told = go_on(graph_file, tmp_path / "run", more_s=5.0)
     spent_s = budgets[0]

@@ -254,7 +254,7 @@ def test_ctrl_c_keeps_the_better_ratio_while_the_machine_slows_down(
 
     def stopped_after(races: int, *, resume: bool) -> str:
         monkeypatch.setattr(
-            "rlplace.training.outputs.make_evaluator",
+            "rlplace.training.phases.make_evaluator",
             lambda cluster, problem, simulator, *_, **__: SlowingMachine(problem, simulator, best.tolist(), races),
         )
         with pytest.raises(KeyboardInterrupt):

@@ -17,7 +17,7 @@ from torch import nn
 from rlplace.errors import RunnerError
 from rlplace.graphs import capture
 from rlplace.measure.execute.device_threads import Crew
-from rlplace.measure.timing import race as eager_step
+from rlplace.measure.timing import eager_step
 from rlplace.measure.timing.eager_step import EagerStep
 from rlplace.measure.timing.race import RaceProtocol, race
 

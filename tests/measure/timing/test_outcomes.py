@@ -164,7 +164,7 @@ SHRINK = """
 import os, sys
 import numpy as np, torch
 from rlplace.graphs import capture
-from rlplace.measure.measurement import Evaluator
+from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
 from rlplace.measure.costs.costs import Costs

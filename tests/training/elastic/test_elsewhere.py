@@ -99,7 +99,7 @@ def test_it_is_gone_on_with_after_any_end(work: Path, monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("rlplace.training.outputs.search_all", stop)
+        patch.setattr("rlplace.training.phases.search_all", stop)
         with pytest.raises(KeyboardInterrupt):
             go_on(work, "stopped")
     assert not (work / "stopped" / "result.json").exists()
