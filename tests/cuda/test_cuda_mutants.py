@@ -17,7 +17,7 @@ import rlplace
 
 ELSEWHERE = {
     "rlplace.cuda": "which has them",
-    "rlplace.measure.timing.race": "waits for all of the GPU, for its own times alone",
+    "rlplace.measure.timing.eager_step": "waits for all of the GPU, for its own times alone",
     "rlplace.measure.costs.profile": "sends what is there for long, by the same channels; waits for what it times",
     "rlplace.compare.pytorch_baselines": "likewise, in processes with one GPU each",
 }

@@ -227,8 +227,9 @@ def _check_inputs(inputs: Any) -> None:
             hint="How it is packed depends on the lengths of each batch, which a graph cannot hold: pass the padded "
             "tensor (`torch.nn.utils.rnn.pad_packed_sequence`), and a mask where padding counts.",
         )
-    if arrays := [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]:
-        raise InvalidValue("inputs", "a NumPy array", "tensors", where="capture", hint=_hint_for(arrays[0]))
+    wrong = next((leaf for leaf in leaves if isinstance(leaf, np.ndarray)), None)
+    if wrong is not None:
+        raise InvalidValue("inputs", "a NumPy array", "tensors", where="capture", hint=_hint_for(wrong))
     if not any(isinstance(leaf, torch.Tensor) for leaf in leaves) and has_numbers(inputs):
         raise InvalidValue("inputs", "a list of numbers", "tensors", where="capture", hint=_hint_for([0.0]))
 

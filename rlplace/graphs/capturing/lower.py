@@ -187,8 +187,8 @@ class _Lowering:
             found = self.refs[source]  # type: ignore[index]
             if isinstance(found, list):
                 self.refs[node] = found[index]  # type: ignore[index]
-            else:
-                self._add_view(node, found)
+                return
+            self._add_view(node, found)
         elif node.target is aten._conj.default and isinstance(node.args[0], complex):  # by the backward of `x * 1j`
             self.refs[node] = node.args[0].conjugate()
         elif isinstance(node.target, torch._ops.OpOverload) and is_view(node.target):

@@ -98,7 +98,10 @@ def _cumulative_norm(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
 
     def forward(x: Tensor) -> Tensor:
         norm._check_input_dim(x)  # type: ignore[no-untyped-call]
-        mean, variance, count = (getattr(norm, name) for name in ("running_mean", "running_var", "num_batches_tracked"))
+        mean, variance, count = norm.running_mean, norm.running_var, norm.num_batches_tracked
+        assert mean is not None
+        assert variance is not None
+        assert count is not None
         batch_mean, batch_variance = torch.zeros_like(mean), torch.zeros_like(variance)
         y = functional.batch_norm(x, batch_mean, batch_variance, norm.weight, norm.bias, True, 1.0, norm.eps)
         with torch.no_grad():
@@ -176,7 +179,8 @@ def _own_norm(path: str, norm: _BatchNorm, found: list[Statistics]) -> Callable[
 
     def forward(x: Tensor) -> Tensor:
         norm._check_input_dim(x)  # type: ignore[no-untyped-call]
-        like: Any = norm.running_mean
+        like = norm.running_mean
+        assert like is not None
         mean, variance = (torch.zeros(like.shape, dtype=like.dtype, device=like.device) for _ in range(2))
         found.append((path, mean, variance))  # before: a recomputed forward may end inside of its last norm
         return functional.batch_norm(x, mean, variance, norm.weight, norm.bias, True, 1.0, norm.eps)
@@ -552,8 +556,9 @@ def _attend(
         given = query, key, value, attn_mask, dropout_p, is_causal
         return _eager.decompose(*given, scale=scale, enable_gqa=enable_gqa)  # type: ignore[no-any-return]
     is_single = query.dim() == 3
-    batched = (each.unsqueeze(0) if is_single else each for each in (query, key, value))
-    out: Tensor = _Attention.apply(*batched, attn_mask, is_causal, scale)  # type: ignore[no-untyped-call]
+    if is_single:
+        query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+    out: Tensor = _Attention.apply(query, key, value, attn_mask, is_causal, scale)  # type: ignore[no-untyped-call]
     return out.squeeze(0) if is_single else out
 
 

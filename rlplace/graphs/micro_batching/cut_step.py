@@ -57,9 +57,11 @@ def capture_micro_batches(origin: Origin, optimizer: OptimizerSpec | None) -> Op
 
 class _Capture:
     def __init__(self, origin: Origin, optimizer: OptimizerSpec | None) -> None:
-        self.optimizer, self.assembly = optimizer, Assembly()
+        assert origin.micro is not None
+        self.micro, self.optimizer = origin.micro, optimizer
+        self.slicing = self.micro.slicing
+        self.assembly = Assembly()
         self.parts = Parts(origin, self.assembly)
-        self.micro, self.slicing = self.parts.micro, self.parts.micro.slicing
         self.is_training = origin.loss_fn is not None
         self.refs: list[RefMap] = []
         self.output_dims: tuple[int | None, ...] = ()
@@ -260,9 +262,10 @@ class _Update:
     def _count(self, path: str) -> Ref | None:
         return self._buffers.get(_named(path, "num_batches_tracked"))
 
-    def _call(self, target: torch._ops.OpOverload, *args: object, **options: Any) -> Ref:
+    def _call(self, target: torch._ops.OpOverload, *args: object, dtype: torch.dtype | None = None) -> Ref:
+        options = {} if dtype is None else {"dtype": dtype}
         module = self._paths[-1]
-        made = self._assembly.call(target, *args, name=f"move_{module}", module=module, phase=UPDATE, **options)
+        made = self._assembly.call(target, *args, name=f"move_{module}", module=module, phase=UPDATE, **options)  # type: ignore[arg-type]
         self._own.append(self._assembly.ops.producer(made))
         return made
 

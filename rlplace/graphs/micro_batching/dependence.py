@@ -238,19 +238,10 @@ class Trial:
 
     @contextmanager
     def rehearsal(self) -> Iterator[Pinned]:
-        """While active, ops are pinned, without autocast, in float64 by default; random states stay as they are.
-
-        Gradients are kept where there is a loss.
-        """
+        """While active, ops are pinned, without autocast, in float64 by default; random states stay as they are."""
         python, numpy, default = random.getstate(), np.random.get_state(), torch.get_default_dtype()
         plain = torch.autocast("cpu", enabled=False)
-        with (
-            torch.random.fork_rng(devices=[]),
-            plain,
-            uncompiled(),
-            torch.set_grad_enabled(self.has_loss),
-            warnings.catch_warnings(),
-        ):
+        with torch.random.fork_rng(devices=[]), plain, uncompiled(), torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a model that sees one sample
             try:
                 torch.set_default_dtype(torch.float64 if self.is_double else default)
@@ -289,16 +280,16 @@ class Trial:
         loss: Tensor = check_alone(self._loss_fn(output, *tensors[self.num_inputs :]))
         return loss.reshape(())
 
-    def step(self, output: Any, tensors: Sequence[Tensor]) -> Stepped:
-        """What a step computes of what the model returned: loss and gradients; of inference, the outputs themselves."""
-        if self._loss_fn is None:
-            return Stepped(
-                torch.zeros(()), tuple(each.double() for each in tensors_in(output) if not each.is_complex())
-            )
-        loss, parameters = self.loss(output, tensors), self.parameters
-        found = zip(torch.autograd.grad(loss, parameters, allow_unused=True), parameters, strict=True)
-        gradients = tuple(torch.zeros_like(p) if g is None else g.detach().to_dense() for g, p in found)
-        return Stepped(loss.detach(), gradients)
+    def step(self, tensors: Sequence[Tensor]) -> Stepped:
+        """Loss and gradients for these inputs and targets."""
+        loss = self.loss(self.output(tensors), tensors)
+        return Stepped(loss.detach(), self.gradients([loss], None))
+
+    def gradients(self, outputs: Sequence[Tensor], seeds: Sequence[Tensor | None] | None) -> tuple[Tensor, ...]:
+        """Gradients of all trainable parameters, given those of `outputs`; zeros where these depend on none."""
+        found = torch.autograd.grad(outputs, self.parameters, seeds, allow_unused=True)
+        pairs = zip(found, self.parameters, strict=True)
+        return tuple(torch.zeros_like(p) if g is None else g.detach().to_dense() for g, p in pairs)
 
     def _copied(self, value: Tensor) -> Tensor:
         dtype = torch.float64 if self.is_double and value.dtype in FLOATS else value.dtype

@@ -406,18 +406,34 @@ class Ways:
                 whole = pytree.tree_leaves(self._trial.output(self.tensors))
             is_scalar = any(isinstance(leaf, Tensor) and leaf.dim() == 0 for leaf in whole)
             self.is_loss_inside = self._trial.has_loss and is_scalar
-            cut = (self.slicing.cut(self.tensors, index) for index in range(len(self.slicing.sizes)))
-            outputs = [self._trial.output(tensors) for tensors in cut]
-            leaves, self.reason = join_outputs(whole, [pytree.tree_leaves(output) for output in outputs], self.slicing)
-            if not leaves:
+            with torch.set_grad_enabled(self._trial.has_loss):
+                cut = (self.slicing.cut(self.tensors, index) for index in range(len(self.slicing.sizes)))
+                outputs = [self._trial.output(tensors) for tensors in cut]
+            joined = join_outputs(whole, [pytree.tree_leaves(output) for output in outputs], self.slicing)
+            self.reason = joined.problem
+            if not joined.leaves:
                 return False
-            output = pytree.tree_unflatten(leaves, pytree.tree_structure(outputs[0]))
-            if self._agree(self._whole, self._trial.step(output, self.tensors)):
+            output = pytree.tree_unflatten(joined.leaves, pytree.tree_structure(outputs[0]))
+            step = self._with_loss(output, joined) if self._trial.has_loss else _of_output(output)
+            if self._agree(self._whole, step):
                 is_apart = not self.dependence.is_known or self.dependence.has_apart
                 self.reason = "" if is_apart else "an output of the model depends on all samples of the batch together"
                 return is_apart
-            self.reason = self.reason or "the loss of the slices' joined outputs is not that of the batch"
+            self.reason = joined.problem or "the loss of the slices' joined outputs is not that of the batch"
         return False
+
+    def _with_loss(self, output: Any, joined: Joined) -> Stepped:
+        """One loss of joined outputs; each slice goes on backward from its part of their gradient."""
+        loss = self._trial.loss(output, self.tensors)
+        starts = [start for parts in joined.parts for _, start in parts]
+        seeds = iter(torch.autograd.grad(loss, starts, allow_unused=True))
+        total = Stepped(loss.detach(), ())
+        for parts in joined.parts:
+            ends = [(end, seed) for (end, _), seed in zip(parts, seeds, strict=False) if seed is not None]
+            if ends:
+                own = Stepped(loss.new_zeros(()), self._trial.gradients(*zip(*ends, strict=True)))
+                total = _added(total, own) if total.gradients else Stepped(total.loss, own.gradients)
+        return total
 
     def _separate(
         self, tensors: Sequence[Tensor], whole: Stepped, kinds: Sequence[Weights] = ("mean", "sum")
@@ -439,7 +455,10 @@ class Ways:
         return None
 
     def _step(self, tensors: Sequence[Tensor]) -> Stepped:
-        return self._trial.step(self._trial.output(tensors), tensors)
+        if self._trial.has_loss:
+            return self._trial.step(tensors)
+        with torch.no_grad():
+            return _of_output(self._trial.output(tensors))
 
     def _agree(self, expected: Stepped, found: Stepped) -> bool:
         rtol = 1e-6 if self._trial.is_double else 1e-3
@@ -456,6 +475,12 @@ class Ways:
             yield
         except Exception as error:
             self.reason, self.fails = f"the model does not run on a slice ({_said(error)})", True
+
+
+def _of_output(output: Any) -> Stepped:
+    """What inference computes, as a step without a loss."""
+    leaves = tensors_in(output)
+    return Stepped(torch.zeros(()), tuple(leaf.double() for leaf in leaves if not leaf.is_complex()))
 
 
 def _added(one: Stepped, other: Stepped) -> Stepped:
@@ -577,7 +602,23 @@ def _with_value(
     return changed
 
 
-def join_outputs(whole: Sequence[Any], outputs: Sequence[Sequence[Any]], slicing: Slicing) -> tuple[list[Any], str]:
+@dataclass(frozen=True)
+class Joined:
+    """Outputs of slices put together.
+
+    Attributes:
+        leaves: what the model would return for the batch, flat; empty where its outputs cannot be joined.
+        parts: for each slice, its outputs that require a gradient: as the model returned them, and the same values,
+            from which what is joined is computed.
+        problem: why they cannot be joined, or what makes it doubtful that their loss is that of the batch; else "".
+    """
+
+    leaves: list[Any]
+    parts: list[list[tuple[Tensor, Tensor]]]
+    problem: str = ""
+
+
+def join_outputs(whole: Sequence[Any], outputs: Sequence[Sequence[Any]], slicing: Slicing) -> Joined:
     """The outputs of slices, put together in the dimension that grows with the batch.
 
     An output of the same shape for every batch is that of the first slice.
@@ -586,29 +627,32 @@ def join_outputs(whole: Sequence[Any], outputs: Sequence[Sequence[Any]], slicing
         whole: outputs of the batch, flat: their shapes say what grows.
         outputs: those of each slice.
         slicing: how the batch is cut.
-
-    Returns:
-        What the model would return for the batch, flat; empty where its outputs cannot be joined. And why they cannot
-        be joined, or what makes it doubtful that their loss is that of the batch; else "".
     """
     leaves: list[Any] = []
+    parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in outputs]
     problem, has_grown = "", False
     for expected, *found in zip(whole, *outputs, strict=True):
         if not isinstance(expected, Tensor):
             if not isinstance(expected, (bool, int, float, str, type(None))):
-                return [], f"an output is a {type(expected).__name__}, which cannot be joined"
+                return Joined([], [], f"an output is a {type(expected).__name__}, which cannot be joined")
             leaves.append(found[0])
             continue
         dims = [dim for dim, length in enumerate(expected.shape) if found[0].shape[dim] != length]
         if len(dims) > 1 or (dims and sum(part.shape[dims[0]] for part in found) != expected.shape[dims[0]]):
             shapes = f"{tuple(expected.shape)} for {slicing.batch} samples and {tuple(found[0].shape)} for"
-            return [], f"an output is of shape {shapes} {slicing.sizes[0]}, which cannot be joined"
+            return Joined([], [], f"an output is of shape {shapes} {slicing.sizes[0]}, which cannot be joined")
         if not dims and not torch.equal(found[0], found[1]):
             what = "already a scalar" if expected.dim() == 0 else f"of shape {tuple(expected.shape)} for any batch"
             problem = f"an output of the model is {what}, and another for every slice"
-        leaves.append(torch.cat(found, dims[0]) if dims else found[0])
+        used = []
+        for own, value in zip(parts, found if dims else found[:1], strict=False):
+            start = value.detach()
+            if value.requires_grad:
+                own.append((value, start.requires_grad_()))
+            used.append(start)
+        leaves.append(torch.cat(used, dims[0]) if dims else used[0])
         has_grown |= bool(dims)
     if not has_grown:
         is_scalar = all(leaf.dim() == 0 for leaf in leaves if isinstance(leaf, Tensor))
-        return [], f"the model's output is {'already a scalar' if is_scalar else 'the same for any batch'}"
-    return leaves, problem
+        return Joined([], [], f"the model's output is {'already a scalar' if is_scalar else 'the same for any batch'}")
+    return Joined(leaves, parts, problem)

@@ -153,7 +153,7 @@ def test_describes_every_preset() -> None:
 
 
 def test_importing_loads_neither_torch_nor_numba() -> None:
-    code = "import sys; from rlplace.measure.hosts.host import describe_hosts as run; run(); print(*sys.modules)"
+    code = "import sys; from rlplace.measure.hosts.resolve import describe_hosts as run; run(); print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numba"} & set(result.stdout.split())
 
