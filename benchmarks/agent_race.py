@@ -9,22 +9,20 @@ both begin with. Writes `results/agent_race.md`. An idle machine is needed.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from typing import Any
 
 import numpy as np
-from record import RESULTS, as_markdown, record
+from record import RESULTS, argument, as_markdown, parse, record, table
 from scipy.stats import t as student
 
 from rlplace.files import write_json_atomic, write_text_atomic
-from rlplace.measure import Host, Problem, Simulator
+from rlplace.measure import Host, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import prior_of
-from rlplace.measure.plan import Plan
 from rlplace.measure.prediction_error import calibrate, draw_mix
-from rlplace.measure.timing.race import RaceProtocol, idle_share
+from rlplace.measure.timing.race import idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import Truth, true_problem
 from rlplace.report.console import make_progress
@@ -32,7 +30,7 @@ from rlplace.search import eft
 from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import Known, measure_all, plans_of, step_times
-from rlplace.session.steps import graph_for, make_problem
+from rlplace.session.prepare import graph_for, make_problem
 from rlplace.training.methods import LEARNED
 from rlplace.training.searches.racing_host import LoopBudget
 from rlplace.training.searches.search_all import search_and_measure
@@ -43,14 +41,17 @@ WORKLOADS = ("inception_v3@small", "nmt@small", "gpt2@small", "clip@small")
 NUM_FIRST, NUM_BEST = 12, 10
 ROUNDS = RaceProtocol(warmup=3, min_rounds=30, max_rounds=30, hopeless=float("inf"))
 WRONG = Truth("hard", 0)
+HEAD = (
+    *("workload", "costs", "single, ms", "portfolio, ms", "learned, ms"),
+    *("learned / portfolio", "machine idle"),
+)
 
 
 @one_thread_here()
 def race(workload: str, seconds: float, seed: int) -> list[dict[str, Any]]:
     """Two rows: from costs as profiled, and from wrong ones."""
     host, spec, progress = Host.detect("cores"), parse_workload(workload), make_progress()
-    graph = graph_for(spec, host, seed)
-    profiled = make_problem(graph, host, 256, progress.say, spec=spec)
+    profiled = make_problem(graph_for(spec, host, seed), host, 256, progress.say, spec=spec)
     simulator = Simulator(profiled)
     generator = np.random.default_rng(seed)
     groups, _ = draw_mix(profiled, majority_devices(profiled, eft(profiled)), NUM_FIRST, generator)
@@ -80,8 +81,7 @@ def learned(known: Known, seconds: float, seed: int, *, is_wrong: bool) -> Plan:
     prior = prior_of(known.problem)
     if is_wrong:
         prior = dataclasses.replace(prior, op_type=0.5, device=0.15, bandwidth=0.6)
-    single_s = float(np.min(step_times(known.outcomes)))
-    budget = LoopBudget.of(seconds, 0.6, single_s)
+    budget = LoopBudget.of(seconds, 0.6, float(np.min(step_times(known.outcomes))))
     return searched(LEARNED, known.problem, budget, seed, {"known": known, "prior": prior})
 
 
@@ -131,33 +131,41 @@ def final(problem: Problem, plans: list[Plan], seed: int) -> dict[str, Any]:
 def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     """The table."""
     earlier = sorted({(row["command"], row["date"]) for row in rows} - {(facts["command"], facts["date"])})
+    cells = [
+        (
+            *(
+                row["workload"],
+                row["start"],
+                *(f"{row[name]:.1f}" for name in ("single_ms", "portfolio_ms", "learned_ms")),
+            ),
+            f"{row['ratio']:.3f} [{row['low']:.3f}, {row['high']:.3f}]",
+            f"{row['idle']:.0%}",
+        )
+        for row in rows
+    ]
+    means = {
+        start: np.exp(np.mean([np.log(row["ratio"]) for row in rows if row["start"] == start]))
+        for start in ("profiled", "wrong")
+    }
     text = [
         "# The agent against search on a calibrated simulator, measured\n",
         as_markdown(facts),
         *(f"    {command} ({date})\n" for command, date in earlier),
         "\nSeconds of search are the same for both, step times are medians of one race a row, ratios geometric means\n"
         "of its rounds with 95 % t-intervals. `wrong`: the factors of a hard truth are on the costs of both.\n\n",
-        "| workload | costs | single, ms | portfolio, ms | learned, ms | learned / portfolio | machine idle |\n"
-        "|---|---|---|---|---|---|---|\n",
+        table(HEAD, *cells),
+        *(f"\nGeometric mean, {start} costs: {mean:.3f}.\n" for start, mean in means.items()),
     ]
-    for row in rows:
-        ratio = f"{row['ratio']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-        text.append(
-            f"| {row['workload']} | {row['start']} | {row['single_ms']:.1f} | {row['portfolio_ms']:.1f} | "
-            f"{row['learned_ms']:.1f} | {ratio} | {row['idle']:.0%} |\n"
-        )
-    for start in ("profiled", "wrong"):
-        logs = [np.log(row["ratio"]) for row in rows if row["start"] == start]
-        text.append(f"\nGeometric mean, {start} costs: {np.exp(np.mean(logs)):.3f}.\n")
     return "".join(text)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS))
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each side's search")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("workloads", nargs="*", default=list(WORKLOADS)),
+        argument("--seconds", type=float, default=60.0, help="of each side's search"),
+        argument("--seed", type=int, default=0),
+    )
     facts = record()
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     if (RESULTS / "agent_race.json").exists():  # other workloads keep their rows

@@ -7,21 +7,19 @@ and both on one device in one race. Writes `results/attention.md`.
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager
-from typing import Any
+from functools import partial
 
 import numpy as np
 from record import RESULTS, as_markdown, record
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rlplace.files import write_text_atomic
-from rlplace.graphs import OpGraph, capture
+from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing import portable
-from rlplace.measure import Host, Plan, Problem, Simulator
-from rlplace.measure.timing.host_runner import HostRunner
-from rlplace.measure.timing.race import RaceProtocol, idle_share
-from rlplace.search.methods import find
-from rlplace.search.task import Budget
+from rlplace.measure import Host, HostRunner, Plan, Problem, RaceProtocol, Simulator
+from rlplace.measure.timing.race import idle_share
+from rlplace.search import Budget, find
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build, parse_workload
 
 ROUNDS = RaceProtocol(warmup=3, min_rounds=30, max_rounds=30, hopeless=float("inf"))
@@ -31,18 +29,12 @@ HEADER = """| workload | placement | fused, ms | apart, ms | fused / apart | pai
 """
 
 
-def apart() -> AbstractContextManager[Any]:
-    """Attention by its definition, as it was captured before."""
-    return sdpa_kernel(SDPBackend.MATH)
-
-
 def captured(workload: str, *, is_fused: bool) -> OpGraph:
     """The workload's step."""
     fused = portable.fused_attention
     try:
-        portable.fused_attention = fused if is_fused else apart
-        work = build(parse_workload(workload), default_size="small")
-        return capture(work.model, work.inputs, work.loss_fn, work.optimizer)
+        portable.fused_attention = fused if is_fused else partial(sdpa_kernel, SDPBackend.MATH)  # its definition
+        return capture_workload(build(parse_workload(workload), default_size="small"))
     finally:
         portable.fused_attention = fused
 
@@ -90,8 +82,8 @@ def rows(workload: str, host: Host) -> str:
 def main() -> None:
     host, idle = Host.detect("cores"), idle_share(1.0)
     table = "".join(rows(workload, host) for workload in sys.argv[1:])
-    text = "# Attention as one op a direction, beside its definition\n\n" + as_markdown(record())
-    text += (
+    text = (
+        f"# Attention as one op a direction, beside its definition\n\n{as_markdown(record())}"
         f"\nHost `cores`, {idle:.0%} idle before. Each workload is one race of 30 rounds; medians, and the median of\n"
         f"the rounds' ratios. `portfolio` searched {EVALUATIONS:,} placements with each of three seeds on each\n"
         "graph's own profile. Peaks are simulated, of both cores together.\n\n"

@@ -7,7 +7,6 @@ run at once. A placement that annealing gives up, because it can no longer be ac
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import fcntl
 import time
@@ -18,13 +17,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from record import argument, parse
 from suites import SUITES, WORKLOADS, key_of, problem_of
 
 from rlplace.files import read_json, write_json_atomic
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.bounds import lower_bound_s
-from rlplace.search.methods import find
-from rlplace.search.task import Budget
+from rlplace.search import Budget, find
 
 STORE = Path(__file__).parent / "best_known.json"
 PASSES = (
@@ -122,11 +121,12 @@ def improve(workload: str, host: str, number: int, threads: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=("core", "core-dev"))
-    parser.add_argument("--share", default="0/1", help="K/M: only every M-th problem, from the K-th")
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("suite", choices=("core", "core-dev")),
+        argument("--share", default="0/1", help="K/M: only every M-th problem, from the K-th"),
+        argument("--threads", type=int, default=1),
+    )
     first, step = (int(part) for part in options.share.split("/"))
     for number in range(len(PASSES)):
         for workload, host in SUITES[options.suite][first::step]:

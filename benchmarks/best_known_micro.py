@@ -9,7 +9,6 @@ that the command goes on where it was stopped, and several may run at once. `--r
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import math
 import time
@@ -22,15 +21,14 @@ from best_known import decode, encode, known, locked
 from core_micro import SEARCH, counts_of, problem_of
 from core_micro_table import KNOWN_CUT as STORE
 from numpy.typing import NDArray
-from record import RESULTS
+from record import RESULTS, argument, parse
 from suites import CORE, WORKLOADS, key_of
 
 from rlplace.files import read_json
 from rlplace.measure import Problem, Simulator
-from rlplace.search.methods import find
+from rlplace.search import Budget, find
 from rlplace.search.parallel.choose import choose
 from rlplace.search.parallel.pipelines import list_priorities
-from rlplace.search.task import Budget
 
 TABLE = RESULTS / "core-micro.json"
 PASSES = ((0, 50_000), (1, 50_000), (2, 100_000), (3, 300_000))
@@ -142,12 +140,13 @@ def keep(key: str, problem: Problem, placements: Sequence[NDArray[np.int32]], ru
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--share", default="0/1", help="K/M: only every M-th problem, from the K-th")
-    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="only these")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--refresh", action="store_true", help="no search: only take in what is known elsewhere")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("--share", default="0/1", help="K/M: only every M-th problem, from the K-th"),
+        argument("--workloads", default=",".join(WORKLOADS), help="only these"),
+        argument("--threads", type=int, default=1),
+        argument("--refresh", action="store_true", help="no search: only take in what is known elsewhere"),
+    )
     first, step = (int(part) for part in options.share.split("/"))
     wanted = options.workloads.split(",")
     problems = sorted((names for names in CORE if names[0] in wanted), key=lambda names: wanted.index(names[0]))

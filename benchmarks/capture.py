@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,36 +31,24 @@ def workload(name: str) -> Step:
     return built.model, built.inputs, built.loss_fn
 
 
-def gpt2_medium() -> Step:
-    """Batch 4 x 512 tokens."""
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=24, n_embd=1024, n_head=16))
-    tokens = torch.zeros(4, 512, dtype=torch.int64)
-    return model, {"input_ids": tokens, "labels": tokens}, lambda output: output.loss
+def on_tokens(model: type[nn.Module], config: object, *shape: int) -> Step:
+    """A language model on so many sequences of so many tokens."""
+    tokens = torch.zeros(shape, dtype=torch.int64)
+    return model(config), {"input_ids": tokens, "labels": tokens}, lambda output: output.loss
 
 
-def llama_7b() -> Step:
-    """Batch 1 x 512 tokens."""
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig())
-    tokens = torch.zeros(1, 512, dtype=torch.int64)
-    return model, {"input_ids": tokens, "labels": tokens}, lambda output: output.loss
-
-
-def t5_base() -> Step:
-    """Batch 4 x 128 tokens."""
-    config = transformers.T5Config(
-        d_model=768, d_ff=3072, num_layers=12, num_heads=12, decoder_start_token_id=0, use_cache=False
-    )
-    tokens = torch.zeros(4, 128, dtype=torch.int64)
-    model = transformers.T5ForConditionalGeneration(config)
-    return model, {"input_ids": tokens, "labels": tokens}, lambda output: output.loss
+GPT2_MEDIUM = transformers.GPT2Config(n_layer=24, n_embd=1024, n_head=16)
+T5_BASE = transformers.T5Config(
+    d_model=768, d_ff=3072, num_layers=12, num_heads=12, decoder_start_token_id=0, use_cache=False
+)
 
 
 STEPS: dict[str, Callable[[], Step]] = {
-    "nmt, 4+4 layers, 50 steps": lambda: workload("nmt@layers=4,steps=50,units=1024,batch=64"),
-    "gpt2-medium": gpt2_medium,
-    "llama-7b": llama_7b,
-    "t5-base": t5_base,
-    "inception_v3, batch 32": lambda: workload("inception_v3@batch=32"),
+    "nmt, 4+4 layers, 50 steps": partial(workload, "nmt@layers=4,steps=50,units=1024,batch=64"),
+    "gpt2-medium": partial(on_tokens, transformers.GPT2LMHeadModel, GPT2_MEDIUM, 4, 512),
+    "llama-7b": partial(on_tokens, transformers.LlamaForCausalLM, transformers.LlamaConfig(), 1, 512),
+    "t5-base": partial(on_tokens, transformers.T5ForConditionalGeneration, T5_BASE, 4, 128),
+    "inception_v3, batch 32": partial(workload, "inception_v3@batch=32"),
 }
 
 

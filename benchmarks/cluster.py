@@ -19,11 +19,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from record import RESULTS, as_markdown, record
+from record import as_markdown, record, save, table
 from suites import key_of, problem_of
 
 from rlplace.cluster import Cluster
-from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.timing.race import idle_share
 
@@ -171,19 +170,20 @@ def measure() -> list[dict[str, Any]]:
 
 def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> str:
     """The table."""
-    text = [
-        "# Simulated placements a second on one and two Ray workers\n",
-        as_markdown(facts),
+    cells = [
+        (
+            *(row["what"], f"{row['per_second']:,.0f}"),
+            *("" if row["ratio"] is None else f"{row['ratio']:.2f}", f"{row['idle_before']:.0%}"),
+        )
+        for row in rows
+    ]
+    return (
+        f"# Simulated placements a second on one and two Ray workers\n{as_markdown(facts)}"
         f"\nRandom placements of `{key_of(*PROBLEM)}`, {BATCH:,} a task; a worker has one core and one simulator\n"
         "thread, both are nodes of a Ray cluster on one machine. The ratio of two workers is to one; that of a worker\n"
         "beside one that is stopped (SIGSTOP) is to its own rate before. Idle is the share of the machine's processor\n"
-        "time that nobody used before.\n\n"
-        "| what | placements a second | ratio | idle before |\n|---|---|---|---|\n",
-    ]
-    for row in rows:
-        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-        text.append(f"| {row['what']} | {row['per_second']:,.0f} | {ratio} | {row['idle_before']:.0%} |\n")
-    return "".join(text)
+        "time that was free before.\n\n"
+    ) + table(("what", "placements a second", "ratio", "idle before"), *cells)
 
 
 def say(message: str) -> None:
@@ -193,8 +193,7 @@ def say(message: str) -> None:
 def main() -> None:
     facts = record("ray")
     rows = measure()
-    write_json_atomic(RESULTS / "cluster.json", {"schema": 1, **facts, "rows": rows}, indent=1)
-    write_text_atomic(RESULTS / "cluster.md", markdown(rows, facts))
+    save("cluster", {"schema": 1, **facts, "rows": rows}, markdown(rows, facts), indent=1)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ suite `core-micro` has options of its own (`core.py core-micro --help`).
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -16,16 +15,16 @@ from typing import Any
 
 import core_micro
 from best_known import known
-from record import RESULTS, as_markdown, record
+from record import RESULTS, argument, as_markdown, parse, record, save, table
 from suites import SUITES, WORKLOADS, key_of, problem_of
 
 from rlplace.cluster import Cluster, reach
-from rlplace.compare.comparison import mean_ratio
-from rlplace.compare.equal_budgets import CompareConfig, compare
-from rlplace.files import read_json, write_json_atomic, write_text_atomic
-from rlplace.search.methods import METHODS
+from rlplace.compare import CompareConfig, compare, mean_ratio
+from rlplace.files import read_json, write_text_atomic
+from rlplace.search import METHODS
 
 Rows = list[dict[str, Any]]
+HEAD = ("method", "evaluations", "ratio to best known", "ratio to bound", "largest spread over seeds", "solved")
 LEARNED_ON = ("rnnlm", "inception_v3", "gpt2", "clip")
 """Workloads of the suite that `rlplace.search.improve.starting_points.START_WEIGHTS` was chosen on ..."""
 LEARNED = ("anneal", "evolve", "portfolio", "policy")
@@ -85,49 +84,31 @@ def summary(rows: Rows) -> list[tuple[str, int, str, str, str, str]]:
             gaps.append(statistics.median(1 + row["gap_to_bound"] for row in found))
             names.append(problem.partition("/")[0])
             spreads.append(max(times) / min(times) - 1)
-        solved = f"{len(ratios)} of {len(by_problem)}"
+        figures = ("–", "–", "–")
         if ratios:
-            lines.append(
-                (
-                    method,
-                    budget,
-                    str(mean_ratio(ratios, names)),
-                    str(mean_ratio(gaps, names)),
-                    f"{max(spreads):.1%}",
-                    solved,
-                )
-            )
-        else:
-            lines.append((method, budget, "–", "–", "–", solved))
+            figures = (str(mean_ratio(ratios, names)), str(mean_ratio(gaps, names)), f"{max(spreads):.1%}")
+        lines.append((method, budget, *figures, f"{len(ratios)} of {len(by_problem)}"))
     return sorted(lines, key=lambda line: (line[1], line[2]))
 
 
 def markdown(suite: str, rows: Rows, facts: dict[str, Any]) -> str:
     """The table of methods, then the best of each problem."""
-    text = [f"# Suite `{suite}`: every method at equal budgets\n", as_markdown(facts)]
-    text.append(
+    unseen = [row for row in rows if row["problem"].partition("/")[0] not in LEARNED_ON]
+    known_starts = ", ".join(f"`{name}`" for name in LEARNED)
+    text = [
+        f"# Suite `{suite}`: every method at equal budgets\n",
+        as_markdown(facts),
         "\nSimulated step times with estimated costs. Ratios are geometric means over problems of the median over\n"
         "seeds, with 95 % intervals bootstrapped by workload; problems that a method could not solve are left out of\n"
         "its mean and counted in the last column. The best known is kept in `benchmarks/best_known.json`; methods\n"
-        "without a number of evaluations need no search.\n\n"
-    )
-    text.append(
-        "| method | evaluations | ratio to best known | ratio to bound | largest spread over seeds | solved |\n"
-    )
-    text.append("|---|---|---|---|---|---|\n")
-    text += [f"| {m} | {b or ''} | {r} | {g} | {s} | {n} |\n" for m, b, r, g, s, n in summary(rows)]
-    known_starts = ", ".join(f"`{name}`" for name in LEARNED)
-    unseen = [row for row in rows if row["problem"].partition("/")[0] not in LEARNED_ON]
-    text.append(
+        "without a number of evaluations need no search.\n\n",
+        table(HEAD, *((method, budget or "", *figures) for method, budget, *figures in summary(rows))),
         f"\nOf these, {known_starts} start from weights chosen on {', '.join(LEARNED_ON)}\n"
-        "on these hosts. On the problems of the other workloads alone:\n\n"
-        "| method | evaluations | ratio to best known | ratio to bound |\n|---|---|---|---|\n"
-    )
-    text += [f"| {m} | {b} | {r} | {g} |\n" for m, b, r, g, *_ in summary(unseen) if m in LEARNED and b]
-    text += spreads(suite, rows)
-    text.append(
-        "\n| problem | bound, ms | best known, ms | evaluations | best here, ms | by |\n|---|---|---|---|---|---|\n"
-    )
+        "on these hosts. On the problems of the other workloads alone:\n\n",
+        table(HEAD[:4], *(line[:4] for line in summary(unseen) if line[0] in LEARNED and line[1])),
+        *spreads(suite, rows),
+        "\n| problem | bound, ms | best known, ms | evaluations | best here, ms | by |\n|---|---|---|---|---|---|\n",
+    ]
     entries = known()
     for workload, host in SUITES[suite]:
         key = key_of(workload, host)
@@ -152,8 +133,7 @@ def spreads(suite: str, rows: Rows) -> list[str]:
     seeds = len({row["seed"] for row in drawn})
     if seeds < 2:
         return []
-    columns = list(dict.fromkeys((row["budget"], row["method"]) for row in drawn))
-    columns.sort()
+    columns = sorted({(row["budget"], row["method"]) for row in drawn})
     text = [f"\nSpread over {seeds} seeds, the slowest result over the fastest, less one:\n\n| problem |"]
     text += [f" {method} {budget:,} |" for budget, method in columns] + ["\n|---|" + "---|" * len(columns) + "\n"]
     for workload, host in SUITES[suite]:
@@ -178,16 +158,17 @@ def main() -> None:
     if sys.argv[1:2] == [core_micro.NAME]:
         core_micro.main(sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=sorted((*SUITES, core_micro.NAME)))
-    parser.add_argument("--methods", default="all")
-    parser.add_argument("--evaluations", default="500,10000", help="budgets, with commas between them")
-    parser.add_argument("--lasting", default="anneal,evolve,portfolio", help="who gets more than the first budget")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--cluster", default="off", help="whose workers search: off, auto or ADDRESS")
-    parser.add_argument("--name", help="of the results' files; the suite's by default")
-    parser.add_argument("--render", action="store_true", help="no run: the last one's rows beside the best known now")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("suite", choices=sorted((*SUITES, core_micro.NAME))),
+        argument("--methods", default="all"),
+        argument("--evaluations", default="500,10000", help="budgets, with commas between them"),
+        argument("--lasting", default="anneal,evolve,portfolio", help="who gets more than the first budget"),
+        argument("--seeds", type=int, default=1),
+        argument("--cluster", default="off", help="whose workers search: off, auto or ADDRESS"),
+        argument("--name", help="of the results' files; the suite's by default"),
+        argument("--render", action="store_true", help="no run: the last one's rows beside the best known now"),
+    )
     name = options.name or options.suite
     if options.render:
         kept = read_json(RESULTS / f"{name}.json")
@@ -199,8 +180,7 @@ def main() -> None:
     budgets = [int(part) for part in options.evaluations.split(",")]
     with reach(options.cluster, say=partial(print, file=sys.stderr)) as cluster:
         rows = run(options.suite, methods, lasting, budgets, options.seeds, cluster)
-    write_json_atomic(RESULTS / f"{name}.json", {"schema": 1, **facts, "rows": rows}, indent=None)
-    write_text_atomic(RESULTS / f"{name}.md", markdown(options.suite, rows, facts))
+    save(name, {"schema": 1, **facts, "rows": rows}, markdown(options.suite, rows, facts), indent=None)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ four for each device and at most 64, and what it tries for that counts as its ev
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 import time
@@ -22,17 +21,16 @@ from best_known import encode
 from core_micro_table import markdown
 from core_true import append, read_lines, whole_command
 from numpy.typing import NDArray
-from record import RESULTS, record
+from record import RESULTS, argument, parse, record
 from suites import CORE, CORE_DEV, WORKLOADS, graph_of, key_of
 
 from rlplace.errors import UserError
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.graphs import OpGraph
 from rlplace.measure import Problem, Simulator, resolve_host
-from rlplace.search.methods import find
+from rlplace.search import Budget, find
 from rlplace.search.parallel.choose import choose
-from rlplace.search.task import Budget
-from rlplace.session.steps import capture_workload
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import Workload, build_for, parse_workload
 
 NAME = "core-micro"
@@ -179,18 +177,19 @@ def render(path: Path) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Runs or renders the suite; `arguments` are those behind its name."""
-    parser = argparse.ArgumentParser(
-        prog="core.py core-micro", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = parse(
+        __doc__,
+        argument("--methods", default=",".join((SEARCH, *FIELD))),
+        argument("--evaluations", type=int, default=EVALUATIONS, help="of each method, its choice included"),
+        argument("--quick", action="store_true", help=f"{QUICK} evaluations on the ten problems of core-dev"),
+        argument("--problems", help="WORKLOAD/HOST, with semicolons between them: only these"),
+        argument("--shard", default="1/1", help="I/N: every N-th workload, from the I-th"),
+        argument("--threads", type=int, default=1, help="placements simulated at once"),
+        argument("--name", help="of the results' files"),
+        argument("--render", action="store_true", help="no run: the table of what was finished"),
+        words=arguments,
+        prog="core.py core-micro",
     )
-    parser.add_argument("--methods", default=",".join((SEARCH, *FIELD)))
-    parser.add_argument("--evaluations", type=int, default=EVALUATIONS, help="of each method, its choice included")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK} evaluations on the ten problems of core-dev")
-    parser.add_argument("--problems", help="WORKLOAD/HOST, with semicolons between them: only these")
-    parser.add_argument("--shard", default="1/1", help="I/N: every N-th workload, from the I-th")
-    parser.add_argument("--threads", type=int, default=1, help="placements simulated at once")
-    parser.add_argument("--name", help="of the results' files")
-    parser.add_argument("--render", action="store_true", help="no run: the table of what was finished")
-    options = parser.parse_args(arguments)
     path = RESULTS / f"{options.name or (f'{NAME}-quick' if options.quick else NAME)}.jsonl"
     if options.render:
         render(path)

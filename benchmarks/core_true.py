@@ -8,7 +8,6 @@ where it was stopped, and processes with a share each (`--shard 1/2`) may run at
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import shlex
@@ -22,17 +21,16 @@ from typing import Any
 
 from best_known import encode
 from core_true_tables import markdown
-from record import RESULTS, record
+from record import RESULTS, argument, parse, record, save
 from suites import CORE_DEV, LEARN_DEV, key_of, problem_of
 
 from rlplace.cluster import Cluster, reach
-from rlplace.compare.comparison import Row
+from rlplace.compare import Row
 from rlplace.compare.hidden_truth import TrueConfig, compare_true
-from rlplace.files import jsonable, read_json, write_json_atomic, write_text_atomic
+from rlplace.files import jsonable, read_json
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.truth import KINDS, Truth, true_problem
-from rlplace.search.methods import find
-from rlplace.search.task import Budget
+from rlplace.search import Budget, find
 
 REFERENCE = "reference"
 """The method of a line that says what a long search on the truth found."""
@@ -89,8 +87,7 @@ def append(path: Path, line: dict[str, Any]) -> None:
     """Adds a line, by one process at a time, on a line of its own whatever was cut off before."""
     with open(path, "a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        size = file.seek(0, 2)
-        file.seek(max(size - 1, 0))
+        file.seek(max(file.seek(0, 2) - 1, 0))
         is_cut = file.read(1) not in (b"", b"\n")
         file.write((b"\n" if is_cut else b"") + json.dumps(jsonable(line)).encode() + b"\n")
 
@@ -190,8 +187,7 @@ def render(suite: str, path: Path, note: str | None = None) -> None:
         kept = facts | {"rows": rows}
     if note is not None:
         kept |= {"note": note}
-    write_json_atomic(results, kept, indent=None)
-    write_text_atomic(path.with_suffix(".md"), markdown(suite, kept["rows"], kept))
+    save(path.with_suffix(""), kept, markdown(suite, kept["rows"], kept), indent=None)
 
 
 def whole_command(command: str) -> str:
@@ -205,21 +201,22 @@ def whole_command(command: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=("core-dev", "learn-dev"))
-    parser.add_argument("--truths", default=",".join(KINDS))
-    parser.add_argument("--seeds", help="FIRST-LAST, or with commas; 100-104, of learn-dev 0-9")
-    parser.add_argument("--measured", default="16,64", help="plans that a row may measure, with commas between them")
-    parser.add_argument("--methods", default="all")
-    parser.add_argument("--evaluations", type=int, help="placements that a row may simulate")
-    parser.add_argument("--reference", type=int, default=20_000, help="evaluations of the search on the truth")
-    parser.add_argument("--problems", help="WORKLOAD/HOST, with semicolons between them: only these")
-    parser.add_argument("--shard", default="1/1", help="I/N: every N-th case, from the I-th")
-    parser.add_argument("--cluster", default="off", help="whose workers have a row each: off, auto or ADDRESS")
-    parser.add_argument("--name", help="of the results' files")
-    parser.add_argument("--render", action="store_true", help="no run: the tables of what was finished")
-    parser.add_argument("--note", help="with --render: what readers should know of these runs, from now on")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("suite", choices=("core-dev", "learn-dev")),
+        argument("--truths", default=",".join(KINDS)),
+        argument("--seeds", help="FIRST-LAST, or with commas; 100-104, of learn-dev 0-9"),
+        argument("--measured", default="16,64", help="plans that a row may measure, with commas between them"),
+        argument("--methods", default="all"),
+        argument("--evaluations", type=int, help="placements that a row may simulate"),
+        argument("--reference", type=int, default=20_000, help="evaluations of the search on the truth"),
+        argument("--problems", help="WORKLOAD/HOST, with semicolons between them: only these"),
+        argument("--shard", default="1/1", help="I/N: every N-th case, from the I-th"),
+        argument("--cluster", default="off", help="whose workers have a row each: off, auto or ADDRESS"),
+        argument("--name", help="of the results' files"),
+        argument("--render", action="store_true", help="no run: the tables of what was finished"),
+        argument("--note", help="with --render: what readers should know of these runs, from now on"),
+    )
     is_development = options.suite == "learn-dev"
     path = RESULTS / f"{options.name or ('learn-dev-true' if is_development else 'core-true')}.jsonl"
     if options.render:

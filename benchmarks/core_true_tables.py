@@ -8,9 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from record import as_markdown
+from record import as_markdown, table
 
-from rlplace.compare.comparison import mean_ratio, paired_ratio
+from rlplace.compare import mean_ratio
+from rlplace.compare.comparison import paired_ratio
 from rlplace.compare.hidden_truth import ROWS
 from rlplace.measure.truth import KINDS
 
@@ -35,16 +36,13 @@ def with_ratios(rows: Rows) -> Rows:
     """
     least: dict[tuple[str, str], float] = defaultdict(lambda: math.inf)
     for row in rows:
-        if row["step_time_s"] is not None:
-            case = row["problem"], row["truth"]
-            least[case] = min(least[case], row["step_time_s"])
-    told = []
-    for row in rows:
-        if row["method"] in ROWS:
-            is_known = row["step_time_s"] is not None
-            ratio = row["step_time_s"] / least[row["problem"], row["truth"]] if is_known else math.inf
-            told.append(row | {"ratio": ratio})
-    return told
+        case = row["problem"], row["truth"]
+        least[case] = min(least[case], math.inf if row["step_time_s"] is None else row["step_time_s"])
+    return [
+        row | {"ratio": math.inf if (s := row["step_time_s"]) is None else s / least[row["problem"], row["truth"]]}
+        for row in rows
+        if row["method"] in ROWS
+    ]
 
 
 def mean(rows: Rows) -> str:
@@ -76,14 +74,10 @@ def _case(row: dict[str, Any]) -> tuple[str, str, int]:
     return row["problem"], row["truth"], row["measured"]
 
 
-def grid(
-    first: str, lines: Iterable[str], columns: list[tuple[str, int]], cell: Callable[[str, str, int], str]
-) -> list[str]:
+def grid(first: str, lines: Iterable[str], columns: list[tuple[str, int]], cell: Callable[[str, str, int], str]) -> str:
     """A table with a line for each word and a column for each kind of truth and number of measurements."""
-    text = [f"| {first} |", *(f" {kind} {count} |" for kind, count in columns), "\n|---|", "---|" * len(columns), "\n"]
-    for line in lines:
-        text.append(f"| {line} | {' | '.join(cell(line, kind, count) for kind, count in columns)} |\n")
-    return text
+    head = (first, *(f"{kind} {count}" for kind, count in columns))
+    return table(head, *((line, *(cell(line, kind, count) for kind, count in columns)) for line in lines))
 
 
 def markdown(suite: str, rows: Rows, facts: dict[str, Any]) -> str:
@@ -104,36 +98,38 @@ def markdown(suite: str, rows: Rows, facts: dict[str, Any]) -> str:
         ]
 
     searches = sorted({row["allowed"] for row in rows if row["method"] not in ROWS})
-    text = [f"# A truth that nobody sees, on suite `{suite}`\n", as_markdown(facts)]
-    if facts.get("note"):
-        text.append(f"\n{facts['note']}\n")
     num_problems, num_truths = len({row["problem"] for row in told}), len({(r["problem"], r["truth"]) for r in told})
     reference = f"`portfolio` with {' or '.join(f'{count:,}' for count in searches)} evaluations on the truth"
-    text.append(
+    text = [
+        f"# A truth that nobody sees, on suite `{suite}`\n",
+        as_markdown(facts),
+        f"\n{facts['note']}\n" if facts.get("note") else "",
         f"\n{num_problems} problems, {num_truths} truths. A row is scored by the true step time of the one plan\n"
         f"that it names, over the least that any row or {reference} has.\n"
-        "Geometric means with 95 % intervals bootstrapped by workload; docs/comparing.md has the definition.\n\n"
-    )
-    text += grid("row, over the best known", methods, columns, lambda m, kind, count: mean(of(m, kind, count)))
+        "Geometric means with 95 % intervals bootstrapped by workload; docs/comparing.md has the definition.\n\n",
+        grid("row, over the best known", methods, columns, lambda m, kind, count: mean(of(m, kind, count))),
+    ]
     if others:
-        text.append(
+        text += [
             f"\n`{AGENT}` over each row, below 1 where it is better: pairs by problem and seed, logarithms averaged\n"
-            f"by workload, 95 % t-interval over the {len(workloads)} workloads.\n\n"
-        )
-        text += grid(
-            f"`{AGENT}` over", others, columns, lambda m, kind, count: pair(of(AGENT, kind, count), of(m, kind, count))
-        )
+            f"by workload, 95 % t-interval over the {len(workloads)} workloads.\n\n",
+            grid(
+                *(f"`{AGENT}` over", others, columns),
+                lambda m, kind, count: pair(of(AGENT, kind, count), of(m, kind, count)),
+            ),
+        ]
     for kind, count in columns:
-        text.append(f"\n{kind}, {count} measurements, by workload:\n\n| row |")
-        text += [*(f" {name} |" for name in workloads), "\n|---|", "---|" * len(workloads), "\n"]
-        for method in methods:
-            text.append(f"| {method} | {' | '.join(point(of(method, kind, count, name)) for name in workloads)} |\n")
-    text.append("\nWall time besides measuring, median and most, in seconds:\n\n")
+        points = ((m, *(point(of(m, kind, count, name)) for name in workloads)) for m in methods)
+        text += [f"\n{kind}, {count} measurements, by workload:\n\n", table(("row", *workloads), *points)]
     counts = sorted({count for _, count in columns})
-    text += [f"| row |{''.join(f' {count} measured |' for count in counts)}\n|---|{'---|' * len(counts)}\n"]
-    for method in methods:
-        spent = [[r["plan_s"] for r in told if (r["method"], r["measured"]) == (method, count)] for count in counts]
-        text.append(f"| {method} | {' | '.join(seconds(times) for times in spent)} |\n")
+    spent = (
+        (m, *(seconds([r["plan_s"] for r in told if (r["method"], r["measured"]) == (m, count)]) for count in counts))
+        for m in methods
+    )
+    text += [
+        "\nWall time besides measuring, median and most, in seconds:\n\n",
+        table(("row", *(f"{count} measured" for count in counts)), *spent),
+    ]
     return "".join(text)
 
 

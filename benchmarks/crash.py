@@ -37,9 +37,8 @@ from typing import Any
 
 import numpy as np
 from crash_folder import Found, answer, final_ratio, look, simulator_of
-from record import RESULTS, as_markdown, record
+from record import argument, as_markdown, parse, record, save
 
-from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Simulator
 
 KILLS_A_RUN = 4
@@ -189,8 +188,7 @@ def main() -> int:
         **facts,
     }
     if asked.name:
-        write_json_atomic(RESULTS / f"{asked.name}.json", result, indent=1)
-        write_text_atomic(RESULTS / f"{asked.name}.md", markdown(result))
+        save(asked.name, result, markdown(result), indent=1)
     print(json.dumps(result) if asked.json else markdown(result))
     return 0 if result["ok"] else 1
 
@@ -286,34 +284,21 @@ def suspend_often(
         left = asked.suspends - tally.suspends[case.name]
         if not left or tally.wrong["failed"]:
             return
-        ended = suspend_one(suspended(case, asked), straight, left, asked, generator, folder / str(number), environment)
-        where = f"{case.name} {folder.name}/{number}"
-        tally.suspends[case.name] += ended.suspends
+        run, where = folder / str(number), f"{case.name} {folder.name}/{number}"
+        suspends, code = suspend_one(suspended(case, asked), straight, left, asked, generator, run, environment)
+        tally.suspends[case.name] += suspends
         tally.runs[case.name] += 1
         print(f"{case.name}: {tally.suspends[case.name]} suspensions", file=sys.stderr, flush=True)
-        if ended.code != 0:
-            tally.add("failed", f"{where}: exit code {ended.code}: {_said(folder / str(number))[-400:]}")
+        if code != 0:
+            tally.add("failed", f"{where}: exit code {code}: {_said(run)[-400:]}")
             return
-        found = look(folder / str(number), straight.simulator)
+        found = look(run, straight.simulator)
         _compare(case, Found(), found, where, tally)
         for row in map(json.loads, found.rows):
             if row["status"] != "ok" or max(row["samples_s"], default=0.0) >= asked.suspend_s:
                 tally.add("blamed", f"{where}: {row['status']} {row['why']} {row['samples_s']}")
         if not case.is_measured:
-            _judge(case, straight, found, folder / str(number), where, tally)
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a run that was suspended ended.
-
-    Attributes:
-        suspends: how often it was.
-        code: its exit code.
-    """
-
-    suspends: int
-    code: int
+            _judge(case, straight, found, run, where, tally)
 
 
 def suspend_one(
@@ -324,22 +309,26 @@ def suspend_one(
     generator: np.random.Generator,
     folder: Path,
     environment: dict[str, str],
-) -> Ended:
-    """Suspends one run at moments drawn over the duration of a straight one, which suspensions do not count in."""
+) -> tuple[int, int]:
+    """Suspends one run at moments drawn over the duration of a straight one, which suspensions do not count in.
+
+    Returns:
+        How often it was suspended, and its exit code.
+    """
     moments_s = np.sort([straight.moment_s(generator) for _ in range(most)])
     with _started(case.command(folder), folder, environment) as process:
         for done, wait_s in enumerate(np.diff(moments_s, prepend=0.0).tolist()):
             try:
-                return Ended(done, process.wait(wait_s))
+                return done, process.wait(wait_s)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGSTOP)
                 time.sleep(asked.suspend_s)
                 os.killpg(process.pid, signal.SIGCONT)
         try:
-            return Ended(most, process.wait(LONGEST_S))
+            return most, process.wait(LONGEST_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            return Ended(most, process.wait())
+            return most, process.wait()
 
 
 def _compare(case: Case, known: Found, after: Found, where: str, tally: Tally) -> None:
@@ -431,15 +420,16 @@ def _said(folder: Path) -> str:
 
 
 def _asked() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--measured", type=int, help="how many of them of measured runs; by default a fifth")
-    parser.add_argument("--suspends", type=int, default=0, help="suspensions of a simulated and of a measured run each")
-    parser.add_argument("--suspend-s", type=float, default=15.0, help="seconds of each")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--name", help="of files in results/, .json and .md; by default none is written")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    return parser.parse_args()
+    return parse(
+        __doc__,
+        argument("--kills", type=int, default=50),
+        argument("--measured", type=int, help="how many of them of measured runs; by default a fifth"),
+        argument("--suspends", type=int, default=0, help="suspensions of a simulated and of a measured run each"),
+        argument("--suspend-s", type=float, default=15.0, help="seconds of each"),
+        argument("--seed", type=int, default=0, help="of the moments"),
+        argument("--name", help="of files in results/, .json and .md; by default none is written"),
+        argument("--json", action="store_true", help="one JSON object on stdout"),
+    )
 
 
 if __name__ == "__main__":

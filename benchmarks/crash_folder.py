@@ -15,15 +15,14 @@ from safetensors.numpy import load as load_tensors
 
 from rlplace.files import PARTIAL_ENDING, read_json
 from rlplace.locks import LOCK_FILE
-from rlplace.measure import Problem, Simulator, load_placement, resolve_host
+from rlplace.measure import Plan, Problem, Simulator, load_placement, resolve_host
 from rlplace.measure.explain.explanation import load_explanation
 from rlplace.measure.host_model import load_learned_host
-from rlplace.measure.plan import Plan
 from rlplace.session.cut import WHOLE
 from rlplace.session.folder import SESSION
+from rlplace.session.prepare import Steps
 from rlplace.session.session import Session
-from rlplace.session.steps import Steps
-from rlplace.training.config import TrainConfig
+from rlplace.training import TrainConfig
 from rlplace.workloads import parse_workload
 
 PLACEMENT, RESULT = "placement.json", "result.json"

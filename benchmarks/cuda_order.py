@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import RESULTS, as_markdown, record
-
-from rlplace.files import write_json_atomic, write_text_atomic
+from record import as_markdown, record, save
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -93,8 +91,12 @@ def main() -> None:
     torch.set_num_threads(1)
     facts = record()
     plans, mutants = check_plans(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000), check_mutants()
-    write_json_atomic(RESULTS / "cuda_order.json", {"schema": 1, **facts, "plans": plans, "mutants": mutants}, indent=1)
-    write_text_atomic(RESULTS / "cuda_order.md", markdown(plans, mutants, facts))
+    save(
+        "cuda_order",
+        {"schema": 1, **facts, "plans": plans, "mutants": mutants},
+        markdown(plans, mutants, facts),
+        indent=1,
+    )
 
 
 if __name__ == "__main__":

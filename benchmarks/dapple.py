@@ -6,24 +6,20 @@ line of `results/dapple.jsonl`; a run goes on where the last one ended.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import RESULTS, as_markdown, record
+from core_true import append, read_lines
+from record import RESULTS, argument, as_markdown, parse, record, save
 
-from rlplace.files import jsonable, write_json_atomic, write_text_atomic
-from rlplace.graphs.formats import load_graph, load_times_s
-from rlplace.measure.costs.costs import Costs
-from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.methods import find
-from rlplace.search.task import Budget
+from rlplace.graphs import load_graph
+from rlplace.graphs.formats import load_times_s
+from rlplace.measure import Costs, Problem, Simulator, resolve_host
+from rlplace.search import Budget, find
 
 PROFILES = ("vgg-19-pbs-32", "bert-24-pbs-6", "gnmt-16-pbs-64")
 HOSTS = ("2x8xV100-25gbe", "16x1xV100-25gbe", "16x1xV100-10gbe")
@@ -35,45 +31,33 @@ LINES = RESULTS / "dapple.jsonl"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the profiles lie")
-    parser.add_argument("--only", default="", help="problems whose name holds one of these words")
-    parser.add_argument("--evaluations", type=int, default=EVALUATIONS, help="of each method")
-    parser.add_argument("--lines", type=Path, default=LINES, help="where finished problems are kept")
-    parser.add_argument("--render", action="store_true", help="write the table of what is done")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("folder", type=Path, help="where the profiles lie"),
+        argument("--only", default="", help="problems whose name holds one of these words"),
+        argument("--evaluations", type=int, default=EVALUATIONS, help="of each method"),
+        argument("--lines", type=Path, default=LINES, help="where finished problems are kept"),
+        argument("--render", action="store_true", help="write the table of what is done"),
+    )
     words = tuple(word for word in options.only.split(",") if word)
-    done = read_lines(options.lines)
+    done = {row["problem"]: row for row in read_lines(options.lines)}
     for profile, host, count in problems():
         name = f"{profile} {host} {count}"
         if name in done or (words and not any(word in name for word in words)) or options.render:
             continue
         row = {"problem": name, **solved(options.folder / f"{profile}.txt", host, count, options.evaluations)}
-        with options.lines.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(jsonable(row)) + "\n")
+        append(options.lines, row)
         print(row, flush=True)
     if options.render:
         rows = [done[name] for name in (" ".join(map(str, one)) for one in problems()) if name in done]
         facts = record() | {"command": "python benchmarks/dapple.py FOLDER, then with --render"}
         result = {"schema": 1, **facts, "evaluations": options.evaluations, "rows": rows}
-        write_json_atomic(RESULTS / "dapple.json", result)
-        write_text_atomic(RESULTS / "dapple.md", markdown(result))
+        save("dapple", result, markdown(result))
 
 
 def problems() -> Iterator[tuple[str, str, int]]:
     """Profile, host and number of micro-batches of every problem."""
-    for profile in PROFILES:
-        for host in HOSTS:
-            for count in COUNTS:
-                yield profile, host, count
-
-
-def read_lines(path: Path) -> dict[str, dict[str, Any]]:
-    """What is done, by problem."""
-    if not path.is_file():
-        return {}
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    return {row["problem"]: row for row in rows}
+    return product(PROFILES, HOSTS, COUNTS)
 
 
 def solved(path: Path, host_word: str, count: int, evaluations: int) -> dict[str, Any]:
@@ -98,8 +82,7 @@ def ratio(row: dict[str, Any]) -> float:
 
 def markdown(result: dict[str, Any]) -> str:
     """The table for people."""
-    rows = result["rows"]
-    ratios = [ratio(row) for row in rows]
+    ratios = [ratio(row) for row in result["rows"]]
     lines = [
         "# DAPPLE's profiles on its three configurations",
         "",
@@ -116,11 +99,14 @@ def markdown(result: dict[str, Any]) -> str:
         "| profile | host | K | even, ms | `data-parallel` | `pipeline` | `hybrid` | `portfolio` | of the best |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        profile, host, count = row["problem"].split()
-        times = " | ".join(milliseconds(row[method]["step_s"]) for method in METHODS)
-        lines.append(f"| {profile} | `{host}` | {count} | {row['even_s'] * 1e3:.0f} | {times} | {ratio(row):.3f} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join((*lines, *map(line_of, result["rows"]), ""))
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A problem's line of the table."""
+    profile, host, count = row["problem"].split()
+    times = " | ".join(milliseconds(row[method]["step_s"]) for method in METHODS)
+    return f"| {profile} | `{host}` | {count} | {row['even_s'] * 1e3:.0f} | {times} | {ratio(row):.3f} |"
 
 
 def milliseconds(step_s: float | None) -> str:

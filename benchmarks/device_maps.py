@@ -7,7 +7,6 @@ moving what it may put on the first device.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib.util
 import logging
@@ -16,21 +15,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from record import RESULTS, as_markdown, record
+from record import argument, as_markdown, parse, record, save
 from torch import nn
 
 from rlplace.errors import InvalidValue, MissingExtra
 from rlplace.export.device_map import Place, device_map, gradients_kept, map_places, project
-from rlplace.files import write_json_atomic, write_text_atomic
+from rlplace.graphs import OpGraph
 from rlplace.graphs.grouping.module_classes import module_classes
-from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.measurement import Measurement
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.methods import find
-from rlplace.search.task import Budget
-from rlplace.session.steps import capture_workload
+from rlplace.measure import Measurement, Problem, Simulator, resolve_host
+from rlplace.search import Budget, find
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build_for, parse_workload
 
 HOST = "RTX4090+RTX3060"
@@ -231,12 +225,13 @@ def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS))
-    parser.add_argument("--evaluations", type=int, default=3000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dry", action="store_true", help="print the table, and keep nothing")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("workloads", nargs="*", default=list(WORKLOADS)),
+        argument("--evaluations", type=int, default=3000),
+        argument("--seed", type=int, default=0),
+        argument("--dry", action="store_true", help="print the table, and keep nothing"),
+    )
     if importlib.util.find_spec("accelerate") is None:
         raise MissingExtra("accelerate", "hf")
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # it says of each GPU that this machine lacks it
@@ -245,8 +240,7 @@ def main() -> None:
     text = markdown(rows, facts)
     print(text)
     if not options.dry:
-        write_json_atomic(RESULTS / "device_maps.json", {"schema": 1, **facts, "host": HOST, "rows": rows})
-        write_text_atomic(RESULTS / "device_maps.md", text)
+        save("device_maps", {"schema": 1, **facts, "host": HOST, "rows": rows}, text)
 
 
 if __name__ == "__main__":

@@ -15,17 +15,14 @@ import numpy as np
 from record import record
 
 from rlplace.files import write_json_atomic
-from rlplace.measure import Placement, Problem, Simulator
-from rlplace.measure.hosts.host import Device, Host, Link, Route
+from rlplace.measure import Device, Host, Link, Placement, Problem, Route, Simulator
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.search import Budget
-from rlplace.search.methods import find
+from rlplace.search import Budget, find
 from rlplace.session.cut import WHOLE
 from rlplace.session.facts import Request
-from rlplace.session.prepare import Prepared
+from rlplace.session.prepare import Prepared, graph_for
 from rlplace.session.session import Session
-from rlplace.session.steps import graph_for
-from rlplace.training.config import TrainConfig
+from rlplace.training import TrainConfig
 from rlplace.training.elastic.placed_again import PORTFOLIO, KnownRun, Replaced, replaced, search_again
 from rlplace.workloads import parse_workload
 

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 from best_known import decode, known
 from numpy.typing import NDArray
-from record import RESULTS, as_markdown, record
+from record import as_markdown, record, save
 from suites import SUITES, key_of, problem_of
 
-from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Problem, Simulator
+from rlplace.search import Budget, Task
 from rlplace.search.improve.anneal import anneal_finer
-from rlplace.search.task import Budget, Task
 
 EVALUATIONS = 3000
 
@@ -68,32 +67,30 @@ def measure(workload: str, host: str) -> dict[str, Any]:
 
 def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     """The table."""
-    text = [
-        "# Placements scored in a second\n",
-        as_markdown(facts),
+    return (
+        f"# Placements scored in a second\n{as_markdown(facts)}"
         "\nAnnealing near the best known placement, one core, CPU time: proposing a move and simulating it, with\n"
-        "planning, launches and memory. With a cutoff a placement is given up once it can no longer be accepted.\n\n",
+        "planning, launches and memory. With a cutoff a placement is given up once it can no longer be accepted.\n\n"
         "| problem | ops | edges | us each | ns per (op + edge) | us each, with cutoff | over without | per second |\n"
-        "|---|---|---|---|---|---|---|---|\n",
-    ]
-    text += [
-        f"| {row['problem']} | {row['ops']:,} | {row['edges']:,} | {row['us_without']:.0f} | "
-        f"{row['ns_per_op_edge_without']:.0f} | {row['us_with_cutoff']:.0f} | {row['over_without']:.2f} | "
-        f"{row['per_second']:,.0f} |\n"
-        for row in rows
-    ]
-    text.append(
-        f"\nGeometric mean of the time over that without a cutoff: "
-        f"{np.exp(np.mean([np.log(row['over_without']) for row in rows])):.2f}.\n"
+        "|---|---|---|---|---|---|---|---|\n"
+    ) + "".join(
+        (
+            *(
+                f"| {row['problem']} | {row['ops']:,} | {row['edges']:,} | {row['us_without']:.0f} | "
+                f"{row['ns_per_op_edge_without']:.0f} | {row['us_with_cutoff']:.0f} | {row['over_without']:.2f} | "
+                f"{row['per_second']:,.0f} |\n"
+                for row in rows
+            ),
+            "\nGeometric mean of the time over that without a cutoff: "
+            f"{np.exp(np.mean([np.log(row['over_without']) for row in rows])):.2f}.\n",
+        )
     )
-    return "".join(text)
 
 
 def main() -> None:
     facts = record()
     rows = [measure(workload, host) for workload, host in SUITES["core-dev"]]
-    write_json_atomic(RESULTS / "evaluations.json", {"schema": 1, **facts, "rows": rows}, indent=1)
-    write_text_atomic(RESULTS / "evaluations.md", markdown(rows, facts))
+    save("evaluations", {"schema": 1, **facts, "rows": rows}, markdown(rows, facts), indent=1)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,9 @@ each workload, a scatter plot.
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
-from record import RESULTS, as_markdown, record
+from record import RESULTS, argument, as_markdown, parse, record, table
 
 from rlplace.compare.simulated_and_measured import measure_mix
 from rlplace.files import write_json_atomic, write_text_atomic
@@ -21,7 +20,7 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report import save_fidelity_png
 from rlplace.report.console import make_progress
 from rlplace.session.calibrate import calibrate_on, step_times
-from rlplace.session.steps import graph_for, make_problem
+from rlplace.session.prepare import graph_for, make_problem
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("inception_v3@small", "nmt@small", "nmt@units=64")
@@ -81,19 +80,24 @@ def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
         text.append(
             f"\n## {row['workload']}\n\nSteps of {low:.0f} to {high:.0f} ms, machine {row['idle']:.0%} idle before; "
             f"ceiling {row['ceiling']:.3f}, of the best quartile {row['ceiling_best_quartile']:.3f}{unused}.\n\n"
-            f"| | {' | '.join(row['ways'])} |\n|---|{'---|' * len(row['ways'])}\n"
+            + table(
+                ("", *row["ways"]),
+                *((words, *(figure(way, key) for way in row["ways"].values())) for key, words in FIGURES.items()),
+            )
         )
-        for key, words in FIGURES.items():
-            cells = [f"{way[key]:.3f}" if "spearman" in key else f"{way[key]:.1%}" for way in row["ways"].values()]
-            text.append(f"| {words} | {' | '.join(cells)} |\n")
     return "".join(text)
 
 
+def figure(way: dict[str, Any], key: str) -> str:
+    return f"{way[key]:.3f}" if "spearman" in key else f"{way[key]:.1%}"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS))
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("workloads", nargs="*", default=list(WORKLOADS)),
+        argument("--seed", type=int, default=0),
+    )
     facts, rows = record(), []
     for workload in options.workloads:
         rows.append(judged(workload, options.seed))

@@ -8,7 +8,6 @@ import sys
 import torch
 
 from rlplace.files import write_json_atomic
-from rlplace.graphs import capture
 from rlplace.measure import Host, HostRunner, Problem, RaceProtocol, Simulator
 from rlplace.measure.timing.eager_step import EagerStep
 from rlplace.measure.timing.race import idle_share
@@ -17,6 +16,7 @@ from rlplace.search import Budget, anneal_from, eft
 from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import calibrated
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build, parse_workload
 
 SEARCH_S = 60.0
@@ -25,8 +25,7 @@ ROUNDS = RaceProtocol(warmup=3, min_rounds=25, max_rounds=25, hopeless=float("in
 
 @one_thread_here()
 def main(workload: str, out: str) -> None:
-    work = build(parse_workload(workload))
-    graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer)
+    graph = capture_workload(build(parse_workload(workload)))
     profiled = Problem.profile(graph, Host.detect("cores", gangs=True), num_groups=256)
     problem, _ = calibrated(profiled, 24, seed=0, say=print)
     simulator = Simulator(problem)

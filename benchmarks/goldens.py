@@ -8,14 +8,13 @@ takes the problems whose name begins so. Nine minutes on two idle cores; times a
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from core_micro import problem_of as cut_problem_of
-from record import RESULTS
+from record import RESULTS, argument, parse
 from suites import CORE_DEV, problem_of
 
 from rlplace.compare import CompareConfig, Row, compare
@@ -32,11 +31,12 @@ Golden = dict[str, str]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--file", type=Path, default=RESULTS / "goldens.json")
-    asked = parser.parse_args()
+    asked = parse(
+        (__doc__ or "").split("\n", maxsplit=1)[0],
+        argument("--write", action="store_true"),
+        argument("--only", default=""),
+        argument("--file", type=Path, default=RESULTS / "goldens.json"),
+    )
     found: Golden = {}
     for name, rows in problems(asked.only):
         for row in rows:

@@ -7,7 +7,6 @@ Without a GPU it says so in one line and is done. `--host cores:2` runs the stag
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -23,12 +22,11 @@ from typing import Any
 
 import torch
 from gpu_stages.verdict import Verdict
-from record import RESULTS, as_markdown, record
+from record import RESULTS, argument, as_markdown, parse, record, save
 
 from rlplace import cuda
+from rlplace.doctor import System
 from rlplace.doctor.checks import driver_version
-from rlplace.doctor.system import System
-from rlplace.files import write_json_atomic, write_text_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET_S = 480.0
@@ -48,12 +46,13 @@ class Stage:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--host", default="", help="instead of this machine's GPUs, e.g. cores:2")
-    parser.add_argument("--only", default="", help="names of stages, with commas between them")
-    parser.add_argument("--results", type=Path, default=RESULTS / "gpu", help="where a folder for this hardware goes")
-    parser.add_argument("--scratch", type=Path, default=ROOT / "runs" / "gpu", help="for what the stages leave behind")
-    options = parser.parse_args()
+    options = parse(
+        __doc__.partition("\n")[0],
+        argument("--host", default="", help="instead of this machine's GPUs, e.g. cores:2"),
+        argument("--only", default="", help="names of stages, with commas between them"),
+        argument("--results", type=Path, default=RESULTS / "gpu", help="where a folder for this hardware goes"),
+        argument("--scratch", type=Path, default=ROOT / "runs" / "gpu", help="for what the stages leave behind"),
+    )
     count = cuda.num_gpus()
     if not count and not options.host:
         print("make gpu: PyTorch sees no GPU here, so there is nothing to check (rlplace doctor tells why)")
@@ -69,8 +68,7 @@ def main() -> int:
     until_s = time.monotonic() + BUDGET_S
     for stage in chosen:
         facts["stages"].append(run(stage, until_s - time.monotonic(), options.scratch))
-        write_json_atomic(folder / "gpu.json", facts)
-        write_text_atomic(folder / "gpu.md", table(facts))
+        save(folder.resolve() / "gpu", facts, table(facts))
     found = Counter(row["status"] for row in facts["stages"])
     counts = ", ".join(f"{found[status]} {status}" for status in ("ok", "failed", "skipped"))
     print(f"make gpu: {len(chosen)} stages on {options.host or hardware}: {counts}; see {folder}")
@@ -92,8 +90,7 @@ def stages(host: str, count: int, scratch: Path) -> list[Stage]:
     listed: list[Stage] = []
 
     def checks(name: str, what: str, host_word: str, limit_s: float, module: str = "") -> None:
-        command = (*here, module or name, host_word)
-        listed.append(Stage(name, what, command, limit_s, _own))
+        listed.append(Stage(name, what, (*here, module or name, host_word), limit_s, _own))
 
     def runs(name: str, what: str, words: str, limit_s: float, read: Callable[[str, int], Verdict]) -> None:
         listed.append(Stage(name, what, (*rlplace, *shlex.split(words)), limit_s, read))

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from record import as_markdown, record
+from record import as_markdown, record, save
 
-from rlplace.files import write_json_atomic, write_text_atomic
-from rlplace.graphs import OpGraph, group_ops
-from rlplace.graphs.formats import load_graph, save_graph
+from rlplace.graphs import OpGraph, group_ops, load_graph, save_graph
 from rlplace.graphs.synthetic import synthetic
 
 Result = TypeVar("Result")
@@ -31,15 +29,8 @@ NUM_GROUPS = 256
 
 def main(folder: str) -> None:
     rows = [measure(name, params) for name, params in GRAPHS.items()]
-    result = {
-        "schema": 1,
-        **record(),
-        "load_average": os.getloadavg()[0],
-        "graphs": GRAPHS,
-        "rows": rows,
-    }
-    write_json_atomic(Path(folder) / "graphs.json", result)
-    write_text_atomic(Path(folder) / "graphs.md", page(result))
+    result = {"schema": 1, **record(), "load_average": os.getloadavg()[0], "graphs": GRAPHS, "rows": rows}
+    save(Path(folder).resolve() / "graphs", result, page(result))
 
 
 def measure(name: str, params: dict[str, Any]) -> dict[str, Any]:
@@ -50,12 +41,14 @@ def measure(name: str, params: dict[str, Any]) -> dict[str, Any]:
         path = Path(place) / "graph.json"
         _, save_s = timed(lambda: save_graph(graph, path))
         loaded, load_s = timed(lambda: load_graph(path))
-        size = path.stat().st_size
-        bytes_per_op = memory_of(lambda: load_graph(path)) / graph.num_ops
+        row = {
+            "memory_bytes_per_op": memory_of(lambda: load_graph(path)) / graph.num_ops,
+            "file_bytes_per_op": path.stat().st_size / graph.num_ops,
+        }
     assert loaded.fingerprint == graph.fingerprint
     group_ops(synthetic("layered"), np.ones(synthetic("layered").num_ops))  # compiles its kernels
     grouping, group_s = timed(lambda: group_ops(graph, graph.flops / 1e13 + 1e-6, NUM_GROUPS))
-    row = {
+    row |= {
         "graph": name,
         "num_ops": graph.num_ops,
         "num_edges": graph.num_edges,
@@ -67,27 +60,23 @@ def measure(name: str, params: dict[str, Any]) -> dict[str, Any]:
         "group_s": group_s,
         "num_groups": grouping.num_groups,
         "build_validate_group_s": build_s + validate_s + group_s,
-        "memory_bytes_per_op": bytes_per_op,
-        "file_bytes_per_op": size / graph.num_ops,
     }
     print(row)
     return row
 
 
 def timed(call: Callable[[], Result]) -> tuple[Result, float]:
-    start = time.perf_counter()
-    result = call()
-    return result, time.perf_counter() - start
+    return call(), time.perf_counter() - time.perf_counter()
 
 
 def memory_of(make: Callable[[], OpGraph]) -> int:
     """Bytes that the graph holds: its arrays, tuples and texts."""
     tracemalloc.start()
     graph = make()
-    held = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    del graph
-    return held
+    try:
+        return tracemalloc.get_traced_memory()[0] if graph else 0
+    finally:
+        tracemalloc.stop()
 
 
 def page(result: dict[str, Any]) -> str:
@@ -103,14 +92,15 @@ def page(result: dict[str, Any]) -> str:
         "| graph | ops | edges | build, s | validate, s | group, s | groups | save, s | load, s | memory, bytes/op | "
         "file, bytes/op |",
         "|" + "---|" * 11,
-    ]
-    for row in result["rows"]:
-        lines.append(
+        *(
             f"| {row['graph']} | {row['num_ops']:,} | {row['num_edges']:,} | {row['build_s']:.2f} | "
             f"{row['validate_s']:.3f} | {row['group_s']:.2f} | {row['num_groups']} | {row['save_s']:.2f} | "
             f"{row['load_s']:.2f} | {row['memory_bytes_per_op']:.0f} | {row['file_bytes_per_op']:.0f} |"
-        )
-    return "\n".join([*lines, ""])
+            for row in result["rows"]
+        ),
+        "",
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

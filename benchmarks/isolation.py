@@ -6,22 +6,20 @@ Writes `results/isolation.json`; the machine should be idle.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import RESULTS, record
+from record import RESULTS, argument, parse, record
 
 from rlplace.files import write_json_atomic
-from rlplace.graphs import capture
-from rlplace.measure import Host, HostRunner, Problem, RaceProtocol, Simulator
+from rlplace.measure import Host, HostRunner, Measurement, Problem, RaceProtocol, Simulator
 from rlplace.measure.isolate.isolated_runner import IsolatedRunner
-from rlplace.measure.measurement import Measurement
 from rlplace.measure.timing.race import idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.search import eft
 from rlplace.search.rules import baselines
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build, parse_workload
 
 WORKLOADS = ("nmt@small", "rnnlm@small", "bert@small")
@@ -30,9 +28,10 @@ ROUNDS = RaceProtocol(warmup=5, min_rounds=60, max_rounds=60, hopeless=float("in
 
 @one_thread_here()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", nargs="?", type=Path, default=RESULTS / "isolation.json", help="the file to write")
-    out = parser.parse_args().out
+    out = parse(
+        __doc__,
+        argument("out", nargs="?", type=Path, default=RESULTS / "isolation.json", help="the file to write"),
+    ).out
     idle = idle_share()
     rows = [row for workload in WORKLOADS for row in compared(workload)]
     ratios = [row["ratio"] for row in rows]
@@ -51,8 +50,7 @@ def main() -> None:
 
 def compared(workload: str) -> list[dict[str, Any]]:
     """A row for each of a few placements of a workload."""
-    work = build(parse_workload(workload))
-    graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer)
+    graph = capture_workload(build(parse_workload(workload)))
     problem = Problem.profile(graph, Host.detect("cores"), num_groups=64)
     simulator = Simulator(problem)
     blocks = np.minimum(np.arange(graph.num_ops) * problem.host.num_devices // graph.num_ops, problem.host.num_devices)

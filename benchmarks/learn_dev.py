@@ -11,26 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Host, Problem, resolve_host
 from rlplace.measure.hosts.host_file import Wiring, lay_routes
+from rlplace.pretrain.training_problems import CAPTURED, KINDS, WIRES
 from rlplace.workloads import build, parse_workload
 
-WORKLOADS = (
-    "t5@paper,layers=4",
-    "vit@paper,layers=8",
-    "whisper@paper",
-    "llama@paper,layers=4",
-    "resnet50@paper",
-    "evoformer@paper,blocks=2",
-    "t5@paper,layers=2,batch=32",
-    "vit@paper,layers=4,batch=256",
-    "whisper@paper,layers=3,batch=2",
-    "llama@paper,layers=8,width=1024,heads=16,kv_heads=16,mlp=2752,batch=4,tokens=512",
-    "resnet50@paper,batch=128",
-    "evoformer@paper,blocks=1,residues=128",
-)
-KINDS = ("2xK80", "4xV100-pcie", "4xA100-nvlink", "4xRTX3090-pcie", "8xH100-nvswitch", "RTX4090+RTX3060")
-"""Presets whose first device is a kind that hosts are made of."""
-WIRES = {"pcie3": (11.4e9, 14e-6), "pcie4": (22e9, 12e-6), "nvlink": (90e9, 2e-6), "nvswitch": (270e9, 2e-6)}
-"""Bytes per second and latency in seconds between the devices of a node, as presets have them."""
+WORKLOADS = tuple(workload for workload, count in CAPTURED if count == 1)
 SEEDS = range(100)
 """Of the hosts of the suite `learn-dev`."""
 

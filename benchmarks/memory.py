@@ -8,30 +8,27 @@ than the limit. Writes `results/memory.md` and `results/memory.json`, where rows
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from record import RESULTS, as_markdown, record
+from record import RESULTS, argument, as_markdown, parse, record, save
 
-from rlplace.files import read_json, write_json_atomic, write_text_atomic
-from rlplace.measure import Host, Problem, Simulator
+from rlplace.files import read_json
+from rlplace.measure import Host, Plan, Problem, Simulator
 from rlplace.measure.costs.metered_step import MeteredStep
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.detect import SPARE, usable_bytes
-from rlplace.measure.plan import Plan
 from rlplace.measure.prediction_error import draw_mix
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
-from rlplace.search import Budget
+from rlplace.search import Budget, find
 from rlplace.search.groupings import majority_devices
-from rlplace.search.methods import find
 from rlplace.session.cut import CutOptions
-from rlplace.session.steps import Steps, make_problem
+from rlplace.session.prepare import Steps, make_problem
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("nmt@small", "gpt2@small", "inception_v3@small", "bert@small", "gpt2@small/2")
@@ -198,17 +195,17 @@ def render(path: Path) -> None:
     kept = read_json(path)
     for row in kept["rows"]:
         row |= judge(Peaks(tuple(row["kinds"]), np.array(row["predicted_bytes"]), np.array(row["held_bytes"])))
-    write_json_atomic(path, kept)
-    write_text_atomic(path.with_suffix(".md"), markdown(kept["rows"], kept))
+    save(path.with_suffix(""), kept, markdown(kept["rows"], kept))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="WORKLOAD")
-    parser.add_argument("--placements", type=int, default=50, help="of each workload")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--render", action="store_true", help="no run: the table of the peaks that are kept")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("workloads", nargs="*", default=list(WORKLOADS), metavar="WORKLOAD"),
+        argument("--placements", type=int, default=50, help="of each workload"),
+        argument("--seed", type=int, default=0),
+        argument("--render", action="store_true", help="no run: the table of the peaks that are kept"),
+    )
     facts, path = record(), RESULTS / "memory.json"
     if options.render:
         render(path)
@@ -218,8 +215,7 @@ def main() -> None:
         kept = read_json(path)["rows"] if path.exists() else []
         rows = [row, *(other for other in kept if title(other) != title(row))]
         rows.sort(key=title)
-        write_json_atomic(path, {"schema": 1, **facts, "bound": BOUND, "rows": rows})
-        write_text_atomic(path.with_suffix(".md"), markdown(rows, facts))
+        save(path.with_suffix(""), {"schema": 1, **facts, "bound": BOUND, "rows": rows}, markdown(rows, facts))
 
 
 if __name__ == "__main__":

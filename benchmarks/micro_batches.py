@@ -7,29 +7,24 @@ plain PyTorch, all in one race. Needs an idle machine. Writes `results/micro_bat
 
 from __future__ import annotations
 
-import argparse
 import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from record import RESULTS, as_markdown, record
+from record import argument, as_markdown, parse, record, save
 
-from rlplace.files import write_json_atomic, write_text_atomic
-from rlplace.measure import Host, Plan, Problem, Simulator
+from rlplace.measure import Host, HostRunner, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.timing.eager_step import EagerStep
-from rlplace.measure.timing.host_runner import HostRunner
-from rlplace.measure.timing.race import RaceProtocol, Timer, idle_share
+from rlplace.measure.timing.race import Timer, idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
-from rlplace.search.methods import find
-from rlplace.search.task import Budget
+from rlplace.search import Budget, find
 from rlplace.session.calibrate import calibrated
 from rlplace.session.cut import AUTO, CutOptions
-from rlplace.session.prepare import prepare, verdict_of
+from rlplace.session.prepare import Steps, prepare, verdict_of
 from rlplace.session.setup import ProblemOptions
-from rlplace.session.steps import Steps
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("gpt2@small", "bert@small", "vit@small", "nmt@small")
@@ -162,16 +157,18 @@ def markdown(rows: list[dict[str, Any]], facts: dict[str, Any], evaluations: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS))
-    parser.add_argument("--evaluations", type=int, default=4000, help="of each seed")
-    parser.add_argument("--name", default="micro_batches", help="of the results' files")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("workloads", nargs="*", default=list(WORKLOADS)),
+        argument("--evaluations", type=int, default=4000, help="of each seed"),
+        argument("--name", default="micro_batches", help="of the results' files"),
+    )
     facts, rows = record(), []
     for workload in options.workloads:
         rows.append(raced(workload, options.evaluations))
-        write_json_atomic(RESULTS / f"{options.name}.json", {"schema": 1, **facts, "rows": rows}, indent=None)
-        write_text_atomic(RESULTS / f"{options.name}.md", markdown(rows, facts, options.evaluations))
+        save(
+            options.name, {"schema": 1, **facts, "rows": rows}, markdown(rows, facts, options.evaluations), indent=None
+        )
 
 
 if __name__ == "__main__":

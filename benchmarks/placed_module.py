@@ -7,7 +7,6 @@ Figures are medians over rounds of the time over that of eager in the same round
 
 from __future__ import annotations
 
-import argparse
 import copy
 import time
 from collections.abc import Callable
@@ -15,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import as_markdown, record
+from record import argument, as_markdown, parse, record
 
 from rlplace.export import PlacedModel, to_module
 from rlplace.graphs import capture
 from rlplace.graphs.capturing.capture import as_call
-from rlplace.measure import Host, Placement, Plan
-from rlplace.measure.hosts.detect import detect_host
+from rlplace.measure import Host, Placement, Plan, detect_host
 from rlplace.measure.timing.threads import keep_freed_memory, pin_current_thread, set_intra_op_threads
 from rlplace.workloads import build, parse_workload
 
@@ -81,10 +79,11 @@ def raced(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, np.ndarr
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS))
-    parser.add_argument("--steps", type=int, default=30)
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("workloads", nargs="*", default=list(WORKLOADS)),
+        argument("--steps", type=int, default=30),
+    )
     print("# Placed on one device\n")
     print(as_markdown(record()))
     host = detect_host("cores", 1, 1)

@@ -8,7 +8,6 @@ groupings. What is done is kept in `results/NAME.jsonl`, a line a run: the comma
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,14 +20,14 @@ from typing import Any
 from core_true import append, read_lines, seeds_of
 from policies_table import markdown, save_curves
 from random_weights import solve as solve_random_weights
-from record import RESULTS, record
+from record import RESULTS, argument, parse, record
 from suites import SUITES, key_of, problem_of
 
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.measure import Simulator
 from rlplace.policy import POLICIES, LearnConfig
-from rlplace.policy.checkpoint import pretrained_kinds
-from rlplace.search.task import Budget, Task
+from rlplace.policy.base import pretrained_kinds
+from rlplace.search import Budget, Task
 from rlplace.training.methods import GUIDED, METHODS, POLICY, SCHEDULE
 
 SUITE, EVALUATIONS, SEEDS = "core-dev", "500,3000", "0-9"
@@ -146,15 +145,17 @@ def render(path: Path, suite: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", choices=sorted(SUITES), default=SUITE)
-    parser.add_argument("--evaluations", default=EVALUATIONS, help="budgets, with commas between them")
-    parser.add_argument("--seeds", default=SEEDS, help="FIRST-LAST, or with commas")
-    parser.add_argument("--rows", help="only these, with semicolons between them; `*` stands for anything")
-    parser.add_argument("--problems", help="WORKLOAD/HOST, with semicolons between them: only these")
-    parser.add_argument("--name", default="policies", help="of the results' files")
-    parser.add_argument("--render", action="store_true", help="no run: table and picture of what was finished")
-    options = parser.parse_args(arguments)
+    options = parse(
+        __doc__,
+        argument("--suite", choices=sorted(SUITES), default=SUITE),
+        argument("--evaluations", default=EVALUATIONS, help="budgets, with commas between them"),
+        argument("--seeds", default=SEEDS, help="FIRST-LAST, or with commas"),
+        argument("--rows", help="only these, with semicolons between them; `*` stands for anything"),
+        argument("--problems", help="WORKLOAD/HOST, with semicolons between them: only these"),
+        argument("--name", default="policies", help="of the results' files"),
+        argument("--render", action="store_true", help="no run: table and picture of what was finished"),
+        words=arguments,
+    )
     path = RESULTS / f"{options.name}.jsonl"
     if options.render:
         render(path, options.suite)

@@ -16,7 +16,8 @@ from core import LEARNED_ON
 from numpy.typing import NDArray
 from record import as_markdown
 
-from rlplace.compare.comparison import mean_ratio, paired_ratio
+from rlplace.compare import mean_ratio
+from rlplace.compare.comparison import paired_ratio
 
 Rows = Sequence[dict[str, Any]]
 BASE = "portfolio"

@@ -11,10 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from record import RESULTS, as_markdown, record
+from record import as_markdown, record, save, table
 
-from rlplace.files import write_json_atomic, write_text_atomic
-from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
+from rlplace.graphs.formats.published import load_dnn_partitioning
 from rlplace.partitioning import METHODS, solve
 
 OBJECTIVES = {"throughput": "max-load", "latency": "piece-latency"}
@@ -66,31 +65,30 @@ def run(path: Path, values: dict[str, Any], seconds: float) -> dict[str, Any]:
     }
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    shown = [method for method in METHODS if method != "portfolio"]
-    lines = [
-        "| objective | workload | ours, ms | by | best published, ms | by | ratio | bound, ms | "
-        + " | ".join((*shown, "portfolio"))
-        + " | wall s | CPU s |",
-        "|" + "---|" * (len(METHODS) + 10),
-    ]
-    for row in rows:
-        found = [row["methods"][method]["value_ms"] for method in (*shown, "portfolio")]
-        cells = [
-            row["objective"],
-            f"`{row['workload']}`",
-            f"{row['value_ms']:.4f}",
-            row["method"],
-            f"{row['published_ms']:.4f}",
-            row["published_by"],
-            f"{row['ratio']:.4f}",
-            f"{row['lower_bound_ms']:.3f}",
-            *(f"{value:.4g}" if value < float("inf") else "–" for value in found),
-            f"{row['wall_s']:.0f}",
-            f"{row['cpu_s']:.0f}",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def lines_of(rows: list[dict[str, Any]]) -> str:
+    """The table of all workloads."""
+    shown = sorted(METHODS, key="portfolio".__eq__)  # it comes last
+    head = (
+        *("objective", "workload", "ours, ms", "by", "best published, ms", "by", "ratio", "bound, ms"),
+        *(*shown, "wall s", "CPU s"),
+    )
+    return table(
+        head,
+        *(
+            (
+                *(row["objective"], f"`{row['workload']}`", f"{row['value_ms']:.4f}", row["method"]),
+                *(f"{row['published_ms']:.4f}", row["published_by"], f"{row['ratio']:.4f}"),
+                f"{row['lower_bound_ms']:.3f}",
+                *(_value(row["methods"][method]["value_ms"]) for method in shown),
+                *(f"{row['wall_s']:.0f}", f"{row['cpu_s']:.0f}"),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _value(value_ms: float) -> str:
+    return f"{value_ms:.4g}" if value_ms < float("inf") else "–"
 
 
 def main(folder: Path, seconds: float) -> None:
@@ -107,10 +105,9 @@ def main(folder: Path, seconds: float) -> None:
         f"measurer. All methods together had {seconds:g} s of wall time on two cores, shared with others: the CPU "
         "seconds say how much of them was had. Best published: the least feasible value of the authors' programs, "
         "their integer programs under HiGHS, human experts, Scotch, and annealing.\n\n"
-        f"{table(rows)}\n\nLargest ratio: {worst['ratio']:.4f} (`{worst['workload']}`, {worst['objective']}).\n"
+        f"{lines_of(rows)}\nLargest ratio: {worst['ratio']:.4f} (`{worst['workload']}`, {worst['objective']}).\n"
     )
-    write_text_atomic(RESULTS / "published.md", text)
-    write_json_atomic(RESULTS / "published.json", {**facts, "seconds": seconds, "rows": rows})
+    save("published", {**facts, "seconds": seconds, "rows": rows}, text)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.search import Task
 from rlplace.search.improve.starting_points import GROUPINGS, Schedulers, score_weights
-from rlplace.search.task import Task
 
 RANGES = np.array([2.5, 2.5, 4.0, 6.0, 5.0, 1.0, 4.0, 3.0, 1.0])
 """What weights are drawn from, uniformly, before they are spread by a log-normal factor, as for `FIRST_WEIGHTS`."""

@@ -19,9 +19,8 @@ from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.policy import LearnConfig
 from rlplace.report import Curve, save_best_so_far_png
-from rlplace.search.methods import SearchResult, find
+from rlplace.search import Budget, SearchResult, find
 from rlplace.search.rules import baselines
-from rlplace.search.task import Budget
 from rlplace.training.methods import METHODS, POLICY
 from rlplace.workloads import build, parse_workload
 

@@ -1,15 +1,19 @@
-"""What every committed result carries: date, hardware, versions and the exact command."""
+"""What the scripts share: arguments, tables, and what every committed result carries: date, hardware, the command."""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import importlib.metadata
 import os
 import platform
 import shlex
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from rlplace.files import write_json_atomic, write_text_atomic
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -30,6 +34,38 @@ def as_markdown(facts: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     commands = "".join(f"    {command}\n" for command in facts.get("commands") or [facts["command"]])
     return f"Measured on {facts['date']} on {facts['hardware']}; {versions}.\n\n{commands}"
+
+
+def argument(*names: str, **options: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """An argument for `parse`, as `ArgumentParser.add_argument` takes it."""
+    return names, options
+
+
+def parse(
+    description: str | None,
+    *arguments: tuple[tuple[str, ...], dict[str, Any]],
+    words: Sequence[str] | None = None,
+    prog: str | None = None,
+) -> argparse.Namespace:
+    """The values of a script's arguments, from `words` or the command line."""
+    parser = argparse.ArgumentParser(
+        prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for names, options in arguments:
+        parser.add_argument(*names, **options)
+    return parser.parse_args(words)
+
+
+def table(*rows: Iterable[object]) -> str:
+    """A Markdown table; its first row is the head."""
+    head, *body = (f"| {' | '.join(map(str, row))} |\n" for row in rows)
+    return "".join((head, "|", "---|" * (head.count(" | ") + 1), "\n", *body))
+
+
+def save(path: str | Path, result: Mapping[str, Any], page: str, *, indent: int | None = 2) -> None:
+    """Writes `PATH.json` and `PATH.md`; a path that is not absolute is one in `results/`."""
+    write_json_atomic(f"{RESULTS / path}.json", result, indent=indent)
+    write_text_atomic(f"{RESULTS / path}.md", page)
 
 
 def _processor() -> str:

@@ -14,14 +14,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from record import RESULTS, as_markdown, record
+from record import as_markdown, record, save
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace.env import DECISION_FEATURES, SequentialBatch, SequentialEnv, SequentialVecEnv
-from rlplace.files import write_json_atomic, write_text_atomic
-from rlplace.graphs import Grouping, capture
+from rlplace.graphs import Grouping
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.measure.simulate.compiled_problem import list_order
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build, parse_workload
 
 WORKLOAD, HOST = "nmt@paper,steps=34", "8xV100-dgx1"
@@ -32,8 +32,7 @@ ROUNDS, EPISODES = 5, 10
 def problem() -> Problem:
     """The training step with its default groups."""
     with FakeTensorMode():
-        work = build(parse_workload(WORKLOAD), default_size="paper")
-        graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer)
+        graph = capture_workload(build(parse_workload(WORKLOAD), default_size="paper"))
     return Problem.estimate(graph, resolve_host(HOST), num_groups=NUM_GROUPS)
 
 
@@ -121,31 +120,28 @@ def measure() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def markdown(on: dict[str, Any], rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     """The table."""
-    text = [
-        "# Groups placed in a second by the sequential env\n",
-        as_markdown(facts),
+    return (
+        "# Groups placed in a second by the sequential env\n"
+        f"{as_markdown(facts)}"
         f"\n{on['problem']}: {on['ops']:,} ops, {on['edges']:,} edges, {on['devices']} devices; CPU time of one\n"
         f"thread. Every decision is observed: {on['features']} features of every device, and a mask.\n"
         "`SequentialBatch` is arrays alone; the others are what Stable-Baselines3 and Gymnasium step, with rewards\n"
         "and the simulator's step times (random placements, each simulated). First groups of 20 neighbours in the\n"
-        "order of ops, then the groups that the problem has by default.\n\n",
+        "order of ops, then the groups that the problem has by default.\n\n"
         "| what | groups | ops a group, at most | episodes in step | us a decision | decisions a second |\n"
-        "|---|---|---|---|---|---|\n",
-    ]
-    text += [
+        "|---|---|---|---|---|---|\n"
+    ) + "".join(
         f"| `{row['what']}` | {row['groups']} | {row['most_ops']} | {row['episodes']} | {row['us_each']:.2f} | "
         f"{row['per_second']:,.0f} |\n"
         for row in rows
-    ]
-    return "".join(text)
+    )
 
 
 def main() -> None:
     facts = record()
     on, rows = measure()
     assert rows[0]["most_ops"] <= MOST_OPS
-    write_json_atomic(RESULTS / "sequential_env.json", {"schema": 1, **facts, **on, "rows": rows}, indent=1)
-    write_text_atomic(RESULTS / "sequential_env.md", markdown(on, rows, facts))
+    save("sequential_env", {"schema": 1, **facts, **on, "rows": rows}, markdown(on, rows, facts), indent=1)
 
 
 if __name__ == "__main__":

@@ -25,15 +25,15 @@ from statistics import fmean, median
 from typing import Any
 
 import store_transfer_cores
-from record import RESULTS, record
+from record import RESULTS, argument, parse, record
 from suites import problem_of
 
 from rlplace.files import read_json, write_json_atomic
-from rlplace.measure import Plan, Problem
+from rlplace.measure import Measurement, Plan, Problem
 from rlplace.measure.host_model import HostKnowledge, LearnedHost, knowledge_of
-from rlplace.measure.measurement import Measurement, versions_line
+from rlplace.measure.measurement import versions_line
 from rlplace.measure.truth import TrueTimer, Truth, true_problems
-from rlplace.search.task import Budget
+from rlplace.search import Budget
 from rlplace.store import MeasurementStore, MeasuringProcess
 from rlplace.store.folders import machine_key
 from rlplace.training.agent import Agent, learn_host
@@ -78,8 +78,7 @@ def learn(
     """What the agent learned, and the true step time of its best plan after each measurement."""
     watched = Watched(true, seed)
     budget = Budget(evaluations, measurements=measured)
-    result = learn_host(problem, watched, budget, seed=seed, knowledge=knowledge)
-    return result, watched.true_s
+    return learn_host(problem, watched, budget, seed=seed, knowledge=knowledge), watched.true_s
 
 
 def through_a_store(taught: Agent, workload: str, first: Problem, second: Problem) -> HostKnowledge | None:
@@ -168,19 +167,20 @@ def measured(options: argparse.Namespace, done: Sequence[Case]) -> Iterator[list
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--host", choices=("true", "cores"), default="true", help="hidden truths, or this machine")
-    parser.add_argument("--kinds", default="hard", help="kinds of truth, with commas between them")
-    parser.add_argument("--seeds", default="100,101,102,103,104")
-    parser.add_argument("--measured", type=int, help="plans that a run with an empty store may measure")
-    parser.add_argument("--evaluations", type=int, help="placements that each search may simulate")
-    parser.add_argument("--pairs", default="0,1,2,3,4", help="which of the pairs, on hidden truths")
-    parser.add_argument("--workloads", nargs=2, default=store_transfer_cores.PAIR, help="on this machine")
-    parser.add_argument("--control", action="store_true", help="also half of the measurements without a store")
-    parser.add_argument("--name", help="of the results' file")
-    parser.add_argument("--resume", action="store_true", help="go on with the cases that the file has")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("--host", choices=("true", "cores"), default="true", help="hidden truths, or this machine"),
+        argument("--kinds", default="hard", help="kinds of truth, with commas between them"),
+        argument("--seeds", default="100,101,102,103,104"),
+        argument("--measured", type=int, help="plans that a run with an empty store may measure"),
+        argument("--evaluations", type=int, help="placements that each search may simulate"),
+        argument("--pairs", default="0,1,2,3,4", help="which of the pairs, on hidden truths"),
+        argument("--workloads", nargs=2, default=store_transfer_cores.PAIR, help="on this machine"),
+        argument("--control", action="store_true", help="also half of the measurements without a store"),
+        argument("--name", help="of the results' file"),
+        argument("--resume", action="store_true", help="go on with the cases that the file has"),
+        argument("--json", action="store_true"),
+    )
     path = RESULTS / f"{options.name or f'store-transfer-{options.host}'}.json"
     rows: list[Case] = read_json(path)["rows"] if options.resume and path.exists() else []
     for cases in (simulated if options.host == "true" else measured)(options, rows):

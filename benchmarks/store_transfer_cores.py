@@ -14,16 +14,15 @@ from contextlib import ExitStack
 from typing import Any
 
 from rlplace.locks import measuring_alone
-from rlplace.measure import Host, Plan, Problem, Simulator
+from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge
-from rlplace.measure.measurement import Measurement
-from rlplace.measure.timing.race import RaceProtocol, idle_share
+from rlplace.measure.timing.race import idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
+from rlplace.search import Budget
 from rlplace.search.rules import baselines
-from rlplace.search.task import Budget
-from rlplace.session.steps import graph_for, make_problem
+from rlplace.session.prepare import graph_for, make_problem
 from rlplace.training.agent import Agent, learn_host
 from rlplace.training.searches.racing_host import ROUND
 from rlplace.workloads import parse_workload

@@ -8,8 +8,9 @@ from functools import cache
 import learn_dev
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rlplace.graphs import OpGraph, capture
+from rlplace.graphs import OpGraph
 from rlplace.measure import Problem, resolve_host
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build, parse_workload
 
 WORKLOADS = {
@@ -42,8 +43,7 @@ def graph_of(workload: str) -> OpGraph:
     """The captured training step of a workload of the suite; captured once, never allocated."""
     print(f"capturing {WORKLOADS[workload]}", file=sys.stderr, flush=True)
     with FakeTensorMode():
-        work = build(parse_workload(WORKLOADS[workload]), default_size="paper")
-        return capture(work.model, work.inputs, work.loss_fn, work.optimizer)
+        return capture_workload(build(parse_workload(WORKLOADS[workload]), default_size="paper"))
 
 
 def problem_of(workload: str, host: str) -> Problem:

@@ -7,7 +7,6 @@ the same groupings, and of `portfolio`. Writes `results/zero_shot.json` and `res
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,22 +16,22 @@ from typing import Any
 import core_micro
 import numpy as np
 from best_known import known
+from core_true_tables import workload_of
 from numpy.typing import NDArray
-from record import RESULTS, as_markdown, record
+from record import RESULTS, argument, as_markdown, parse, record, table
 from suites import CORE, CORE_DEV, WORKLOADS, key_of, problem_of
 
-from rlplace.compare.comparison import mean_ratio
+from rlplace.compare import mean_ratio
 from rlplace.env.schedule_batch import GROUPINGS, ListSchedules, Pair
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.graphs.synthetic import synthetic
 from rlplace.measure import Problem, Simulator, resolve_host
-from rlplace.policy.checkpoint import pretrained_path
+from rlplace.policy.base import pretrained_path
 from rlplace.policy.schedule import propose
 from rlplace.policy.schedule_network import ScheduleNetwork, load_network
 from rlplace.pretrain.pretraining import draw
+from rlplace.search import Budget, find
 from rlplace.search.improve.starting_points import CROSSED, FIRST_WEIGHTS, START_WEIGHTS
-from rlplace.search.methods import find
-from rlplace.search.task import Budget
 from rlplace.training.methods import METHODS, SCHEDULE
 
 COUNTS = (1, 16, 64)
@@ -41,6 +40,7 @@ DRAWS = 9
 KINDS = {"clip": "vit", "mixtral": "llama"}
 """Workloads of the suite whose blocks are those of a model that the policy was trained on."""
 MICRO_COUNTS = (4,)
+HEAD = ("", *(f"best of {count}" for count in COUNTS))
 UNSOLVED = 3.0
 """Ratio that counts where nothing fits into memory, and the worst that counts at all."""
 Row = dict[str, Any]
@@ -149,15 +149,20 @@ def ratio(rows: list[Row], name: str, count: int, best: dict[str, float], keep: 
         found = [one[str(count)] for one in row.get("draws_s", [row["step_time_s"]])]
         logs = [np.log(min(_ratio(step_s, best[row["problem"]]), UNSOLVED)) for step_s in found]
         ratios.append(float(np.exp(np.mean(logs))))
-        workloads.append(row["problem"].partition("/")[0])
+        workloads.append(workload_of(row["problem"]))
     if not ratios:
         return "–"
     mean = mean_ratio(ratios, workloads)
     return str(mean) if len(set(workloads)) > 1 else f"{mean.mean:.3f}"
 
 
+def _seconds(taken: list[dict[str, float]]) -> str:
+    """The median seconds of each number of guesses."""
+    return ", ".join(f"{np.median([one[str(count)] for one in taken]):.3f} s for {count}" for count in COUNTS)
+
+
 def _is_of(workload: str, key: str) -> bool:
-    return key.partition("/")[0] == workload
+    return workload_of(key) == workload
 
 
 def _ratio(step_s: float | None, best_s: float) -> float:
@@ -169,7 +174,17 @@ def markdown(result: Row) -> str:
     rows = [row for row in result["rows"] if row["micro_batches"] == 1]
     best = {key: one["step_time_s"] for key, one in known().items() if one["step_time_s"] is not None}
     names = list(dict.fromkeys(row["row"] for row in rows))
-    told = result["large"]
+    told, seconds = result["large"], [row["inference_s"] for row in rows if row["row"] == "schedule"]
+    kinds: dict[str, Callable[[str], bool]] = {
+        **{
+            f"schedule on {workload}, whose blocks are those of {trained}": partial(_is_of, workload)
+            for workload, trained in KINDS.items()
+        },
+        f"schedule on the other {len(WORKLOADS) - len(KINDS)} workloads": lambda key: (
+            key.partition("/")[0] not in KINDS
+        ),
+    }
+    parts = [(name, *(ratio(rows, "schedule", count, best, keep) for count in COUNTS)) for name, keep in kinds.items()]
     text = [
         "# Placements at once\n\n",
         as_markdown(result),
@@ -179,22 +194,11 @@ def markdown(result: Row) -> str:
         "whose seconds are below, and no evaluation; `gate alone` does without. The method `schedule` varies the\n"
         "best of its guesses once it has made them: it learns from what it simulates. `listed weights` were in\n"
         "part chosen on four of the suite's workloads, those of `schedule` on none of them.\n\n",
-        "| | " + " | ".join(f"best of {count}" for count in COUNTS) + " |\n|---|" + "---|" * len(COUNTS) + "\n",
+        table(HEAD, *((name, *(ratio(rows, name, count, best) for count in COUNTS)) for name in names), *parts),
+        f"\nInference over these problems (median, CPU time of one core): {_seconds(seconds)}.\n",
+        f"A synthetic graph of {told['num_ops']:,} ops on four devices (median of five): "
+        f"{_seconds([told['inference_s']])}.\n",
     ]
-    for name in names:
-        cells = [ratio(rows, name, count, best) for count in COUNTS]
-        text.append(f"| {name} | {' | '.join(cells)} |\n")
-    for workload, trained in KINDS.items():
-        is_it = partial(_is_of, workload)
-        cells = [ratio(rows, "schedule", count, best, is_it) for count in COUNTS]
-        text.append(f"| schedule on {workload}, whose blocks are those of {trained} | {' | '.join(cells)} |\n")
-    cells = [ratio(rows, "schedule", count, best, lambda key: key.partition("/")[0] not in KINDS) for count in COUNTS]
-    text.append(f"| schedule on the other {len(WORKLOADS) - len(KINDS)} workloads | {' | '.join(cells)} |\n")
-    seconds = [row["inference_s"] for row in rows if row["row"] == "schedule"]
-    parts = [f"{np.median([one[str(count)] for one in seconds]):.3f} s for {count}" for count in COUNTS]
-    text.append(f"\nInference over these problems (median, CPU time of one core): {', '.join(parts)}.\n")
-    parts = [f"{told['inference_s'][str(count)]:.3f} s for {count}" for count in COUNTS]
-    text.append(f"A synthetic graph of {told['num_ops']:,} ops on four devices (median of five): {', '.join(parts)}.\n")
     cut = [row for row in result["rows"] if row["micro_batches"] > 1]
     if cut:
         text += ["\n## Steps cut into micro-batches\n\n", micro_table(cut)]
@@ -203,29 +207,30 @@ def markdown(result: Row) -> str:
 
 def micro_table(rows: list[Row]) -> str:
     """Ratios to `portfolio` with the same number of evaluations."""
-    text = [
+    base = {
+        count: {
+            row["problem"]: step_s
+            for row in rows
+            if row["row"] == "portfolio" and (step_s := row["step_time_s"][str(count)]) is not None
+        }
+        for count in COUNTS
+    }
+    names = dict.fromkeys(row["row"] for row in rows)
+    return (
         f"Ten problems of `core-dev`, their batches cut into {MICRO_COUNTS[0]}; over `portfolio` with as many\n"
         "evaluations, whose first placements are pipelines, data parallelism and mixtures of both; the method\n"
-        "`schedule` takes these after its first guess, the other rows do without.\n\n",
-        "| | " + " | ".join(f"best of {count}" for count in COUNTS) + " |\n|---|" + "---|" * len(COUNTS) + "\n",
-    ]
-    for name in dict.fromkeys(row["row"] for row in rows):
-        cells = []
-        for count in COUNTS:
-            base = {row["problem"]: row["step_time_s"][str(count)] for row in rows if row["row"] == "portfolio"}
-            usable = {problem: step_s for problem, step_s in base.items() if step_s is not None}
-            cells.append(ratio(rows, name, count, usable))
-        text.append(f"| {name} | {' | '.join(cells)} |\n")
-    return "".join(text)
+        "`schedule` takes these after its first guess, the other rows do without.\n\n"
+    ) + table(HEAD, *((name, *(ratio(rows, name, count, base[count]) for count in COUNTS)) for name in names))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", choices=("core", "core-dev"), default="core")
-    parser.add_argument("--micro", action="store_true", help="the micro-batched problems of core-dev as well")
-    parser.add_argument("--name", default="zero_shot", help="of the results' files")
-    parser.add_argument("--render", action="store_true", help="no run: the last one's rows beside the best known now")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        argument("--suite", choices=("core", "core-dev"), default="core"),
+        argument("--micro", action="store_true", help="the micro-batched problems of core-dev as well"),
+        argument("--name", default="zero_shot", help="of the results' files"),
+        argument("--render", action="store_true", help="no run: the last one's rows beside the best known now"),
+    )
     path = RESULTS / f"{options.name}.json"
     if not options.render:
         suite = CORE if options.suite == "core" else CORE_DEV

@@ -1,9 +1,79 @@
-"""What people are told while something takes long, and whether they are told: lines on stderr."""
+"""What people read: numbers with three digits and a unit, and lines of progress on stderr."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
+
+NOTHING = "–"
+
+_TIME_UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
+_BYTE_UNITS = tuple((1024.0**power, unit) for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB", "PiB")))
+
+
+def format_seconds(seconds: float) -> str:
+    """A time with three digits; `–` where it is not finite.
+
+    Example:
+        >>> [format_seconds(s) for s in (0.0, 4.2e-7, 0.0123456, 1.5, 3725.0, float("inf"))]
+        ['0 s', '420 ns', '12.3 ms', '1.50 s', '1:02:05', '–']
+    """
+    if not math.isfinite(seconds):
+        return NOTHING
+    if seconds == 0:
+        return "0 s"
+    if abs(seconds) >= 59.95:
+        return format_clock(seconds)
+    return _scaled(seconds, _TIME_UNITS)
+
+
+def format_clock(seconds: float) -> str:
+    """A duration as on a clock: `m:ss`, or `h:mm:ss`; `–` where it is not finite.
+
+    Example:
+        >>> [format_clock(s) for s in (0.4, 75.0, 3725.0)]
+        ['0:00', '1:15', '1:02:05']
+    """
+    if not math.isfinite(seconds):
+        return NOTHING
+    minutes, rest = divmod(round(abs(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    sign = "-" if seconds < 0 and (hours or minutes or rest) else ""
+    return f"{sign}{hours}:{minutes:02d}:{rest:02d}" if hours else f"{sign}{minutes}:{rest:02d}"
+
+
+def format_ms(seconds: float) -> str:
+    """Milliseconds without the unit, for a column of them; `–` where it is not finite.
+
+    Example:
+        >>> [format_ms(s) for s in (0.0123456, 1.5, 2e-6, float("nan"))]
+        ['12.35', '1500.00', '0.002', '–']
+    """
+    if not math.isfinite(seconds):
+        return NOTHING
+    milliseconds = seconds * 1e3
+    return f"{milliseconds:.2f}" if abs(milliseconds) >= 0.1 or milliseconds == 0 else f"{milliseconds:.3f}"
+
+
+def format_bytes(num_bytes: float) -> str:
+    """A size with three digits, in binary units; `–` where it is not finite.
+
+    Example:
+        >>> [format_bytes(b) for b in (0, 512, 1536, 25 * 2**20, 1023 * 2**20)]
+        ['0 B', '512 B', '1.50 KiB', '25.0 MiB', '1.00 GiB']
+    """
+    if not math.isfinite(num_bytes):
+        return NOTHING
+    return f"{num_bytes:.0f} B" if abs(num_bytes) < 999.5 else _scaled(num_bytes, _BYTE_UNITS[1:])
+
+
+def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
+    scale, unit = next((pair for pair in units if abs(value) < 999.5 * pair[0]), units[-1])
+    scaled = value / scale
+    decimals = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
+    return f"{scaled:.{decimals}f} {unit}"
+
 
 Say = Callable[[str], None]
 """Takes a line for people."""

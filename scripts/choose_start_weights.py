@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from unrolled_networks import UNROLLED, unrolled_graph_of
 
-from rlplace.measure import Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure import Problem, Simulator
+from rlplace.pretrain.pretraining import WORST, draw, vary
 from rlplace.search.improve.starting_points import GROUPINGS, Schedulers
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
@@ -31,10 +31,6 @@ SEEDS = range(72)
 """Of the hosts; those from 72 to 99 are kept to judge the list on."""
 DRAWN, BASES, VARIED, LISTED = 300, 24, 200, 16
 """Weights that are drawn, those of them that are varied, their variations, and the length of the list."""
-RANGES = np.array([2.5, 2.5, 4.0, 6.0, 5.0, 1.0, 4.0, 3.0, 1.0])
-"""What weights are drawn from, uniformly, before they are spread by a log-normal factor."""
-WORST = 3.0
-"""Ratio to the best from which on placements are equally bad, those that do not fit among them."""
 
 
 def problem_of(seed: int, turn: int) -> Problem:
@@ -42,24 +38,6 @@ def problem_of(seed: int, turn: int) -> Problem:
     workload = WORKLOADS[(seed + 5 * turn) % len(WORKLOADS)]
     graph = unrolled_graph_of(workload) if workload in UNROLLED else learn_dev.graph_of(workload)
     return Problem.estimate(graph, learn_dev.random_host(seed))
-
-
-def draw(generator: np.random.Generator, count: int) -> NDArray[np.float64]:
-    """(count, 9) weights; a quarter of them are 0, some of `module` and half of `order` are negative."""
-    weights = generator.random((count, 9)) * RANGES * np.exp(generator.normal(0.0, 0.7, (count, 9)))
-    weights[:, 7] *= np.where(generator.random(count) < 0.3, -0.3, 1.0)
-    weights[:, 8] *= np.where(generator.random(count) < 0.5, -1.0, 1.0)
-    weights[generator.random(weights.shape) < 0.25] = 0.0
-    return weights.round(2)
-
-
-def vary(generator: np.random.Generator, bases: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """(count, 9) weights around those of `bases`, more than half of each varied; `memory` stays at 0 or more."""
-    parents = bases[generator.integers(len(bases), size=count)]
-    scale = 0.4 * np.maximum(np.abs(parents), 0.3) * (generator.random(parents.shape) < 0.6)
-    weights = parents + generator.normal(size=parents.shape) * scale
-    weights[:, 5] = np.maximum(weights[:, 5], 0.0)
-    return weights.round(2)
 
 
 def log_ratios(weights: NDArray[np.float64], turns: Sequence[int]) -> NDArray[np.float64]:

@@ -36,11 +36,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if path.suffix in (".md", ".png"):
             files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     for path in sorted(EXAMPLES.iterdir()):
-        if path.suffix == ".py":
-            text = f"# {path.stem}.py\n\n```python\n{path.read_text(encoding='utf-8')}```\n"
-            files.append(File.generated(config, f"examples/{path.stem}.md", content=text))
-        elif path.suffix == ".ipynb":
-            files.append(File.generated(config, f"examples/{path.stem}.md", content=notebook_as_page(path)))
+        if path.suffix in (".py", ".ipynb"):
+            files.append(File.generated(config, f"examples/{path.stem}.md", content=example_as_page(path)))
     return files
 
 
@@ -87,8 +84,11 @@ def uri_of(path: Path) -> str | None:
     return path.relative_to(ROOT / "docs").as_posix() if path.is_relative_to(ROOT / "docs") else None
 
 
-def notebook_as_page(path: Path) -> str:
-    """The cells of a notebook, without outputs."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+def example_as_page(path: Path) -> str:
+    """A script, or the cells of a notebook without outputs."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return f"# {path.stem}.py\n\n```python\n{text}```\n"
+    cells = json.loads(text)["cells"]
     texts = (("".join(cell["source"]), cell["cell_type"]) for cell in cells)
     return "\n\n".join(f"```python\n{text}\n```" if kind == "code" else text for text, kind in texts) + "\n"

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from rlplace.measure import Plan, Problem, Simulator, resolve_host
 from rlplace.report import save_timeline_png
-from rlplace.search.methods import find
+from rlplace.search import Budget, find
 from rlplace.search.parallel.layouts import Layout, layouts, placement_of
-from rlplace.search.task import Budget
-from rlplace.session.steps import build_for, capture_workload
+from rlplace.session.prepare import build_for, capture_workload
 from rlplace.workloads import parse_workload
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from unrolled_networks import UNROLLED, unrolled_graph_of
 
-from rlplace.graphs.formats import save_graph
+from rlplace.graphs import save_graph
 from rlplace.policy.options import PretrainConfig
 from rlplace.pretrain.pretraining import pretrain
 

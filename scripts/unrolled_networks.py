@@ -8,6 +8,7 @@ language model of many such layers, each added to what it reads (as in Wu et al.
 from __future__ import annotations
 
 from functools import cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -82,11 +83,7 @@ class ResidualStack(nn.Module):
 
 def unroll(cell: nn.Module, inputs: list[Tensor] | tuple[Tensor, ...], state_BH: Tensor) -> list[Tensor]:
     """The states (B, H) of a cell after every input."""
-    states = []
-    for x_BI in inputs:
-        state_BH = cell(x_BI, state_BH)
-        states.append(state_BH)
-    return states
+    return list(accumulate(inputs, lambda last_BH, x_BI: cell(x_BI, last_BH), initial=state_BH))[1:]
 
 
 UNROLLED = {

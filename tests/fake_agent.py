@@ -9,8 +9,7 @@ from types import ModuleType
 import numpy as np
 
 from rlplace.measure.measurement import PlanMeasurer
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.task import Budget
 

@@ -13,8 +13,7 @@ from random_problems import plain_host
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host, Link, Route
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
 
 TYPES = ("aten.mm", "aten.add", "aten.norm", "aten.conv")

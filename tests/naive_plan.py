@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 
 
 def naive_plan(graph: OpGraph, devices: NDArray[np.int32], generator: np.random.Generator | None = None) -> Plan:

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from rlplace import cuda
-from rlplace.measure.execute import channels, placed_step, residents
+from rlplace.measure.execute import device_threads as channels
+from rlplace.measure.execute import placed_step, residents
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 
 

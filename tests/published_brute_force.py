@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from random_published import reads
 
-from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
+from rlplace.graphs.formats.published import DnnPartitioning
 from rlplace.graphs.opgraph import BACKWARD
 
 Value = Callable[[DnnPartitioning, list[int]], float]

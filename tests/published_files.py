@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import rlplace
-from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning, load_dnn_partitioning
+from rlplace.graphs.formats.published import DnnPartitioning, load_dnn_partitioning
 
 COPIES = Path(__file__).parent / "data" / "dnn_partitioning"
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.files import read_json
-from rlplace.graphs.formats.dnn_partitioning import LARGEST_FILE_BYTES, DnnPartitioning, Id, read_known
+from rlplace.graphs.formats.published import LARGEST_FILE_BYTES, DnnPartitioning, Id, read_known
 from rlplace.graphs.opgraph import BACKWARD
 from rlplace.records import record
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning, parse_dnn_partitioning
+from rlplace.graphs.formats.published import DnnPartitioning, parse_dnn_partitioning
 
 
 def random_document(seed: int, *, num_nodes: int = 7, training: bool = False, devices: int = 2) -> dict[str, Any]:

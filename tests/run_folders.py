@@ -17,9 +17,8 @@ from rlplace.measure.placement import save_placement
 from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.facts import Request
 from rlplace.session.folder import RunFolder
-from rlplace.session.prepare import Prepared
+from rlplace.session.prepare import Prepared, versions
 from rlplace.session.session import Session
-from rlplace.session.steps import versions
 from rlplace.training.config import TrainConfig
 
 WORKED_S = 1e-3

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlplace.measure.measurement import Measurement, MeasurementKey
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 from rlplace.store.rows import MeasuringProcess, StoredMeasurement
 
 GRAPH, HOST, MACHINE, VERSIONS, REFERENCE = "ab" * 8, "cd" * 8, "ef" * 8, "rlplace 0, torch 1, python 3", "12" * 8

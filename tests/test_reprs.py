@@ -19,8 +19,7 @@ from rlplace.report.console import as_html, as_text, results_table
 from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.training.forecast import Durations
-from rlplace.training.outputs import TrainResult
-from rlplace.training.table import Table
+from rlplace.training.outputs import Table, TrainResult
 from rlplace.workloads import parse_workload
 
 PROBLEM = chain_problem(5, 2)
@@ -98,14 +97,14 @@ def test_a_captured_graph_is_called_after_its_model() -> None:
 @pytest.mark.parametrize(("word", "name"), [("rnnlm", "rnnlm@small"), ("rnnlm@small", "rnnlm@small")])
 def test_the_graph_of_a_workload_has_its_name_and_size(word: str, name: str) -> None:
     from rlplace.measure import Host
-    from rlplace.session.steps import graph_for
+    from rlplace.session.prepare import graph_for
 
     assert graph_for(parse_workload(word), Host.detect("cores"), 0).label == name
 
 
 def test_the_graph_of_a_file_has_its_path(tmp_path: Path) -> None:
     from rlplace.graphs import save_graph
-    from rlplace.session.steps import graph_for
+    from rlplace.session.prepare import graph_for
 
     path = tmp_path / "mine.json"
     save_graph(PROBLEM.graph, path)

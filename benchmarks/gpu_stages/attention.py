@@ -9,9 +9,8 @@ from torch.nn import functional
 
 from gpu_stages.subject import Subject, subject
 from gpu_stages.verdict import Verdict
-from rlplace.graphs import capture
-from rlplace.graphs.opgraph import BACKWARD
-from rlplace.measure.plan import Plan
+from rlplace.graphs import BACKWARD, capture
+from rlplace.measure import Plan
 
 RTOL, ATOL = 1e-3, 1e-4
 NUM_STEPS = 3

@@ -9,8 +9,7 @@ import torch
 from gpu_stages.verdict import Verdict
 from rlplace import cuda
 from rlplace.measure import Device, resolve_host
-from rlplace.measure.execute.channels import Channel, make_channel, torch_device
-from rlplace.measure.execute.device_threads import Crew, Job
+from rlplace.measure.execute.device_threads import Channel, Crew, Job, make_channel, torch_device
 
 ROUNDS = 3
 

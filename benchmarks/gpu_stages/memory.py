@@ -10,9 +10,8 @@ import torch
 from gpu_stages.subject import Subject, subject
 from gpu_stages.verdict import Verdict
 from rlplace import cuda
-from rlplace.measure.execute.channels import torch_device
-from rlplace.measure.execute.device_threads import Crew
-from rlplace.measure.plan import Plan
+from rlplace.measure import Plan
+from rlplace.measure.execute.device_threads import Crew, torch_device
 
 WORKLOAD = "nmt@layers=2,units=512,batch=64,steps=8,vocab=8000"
 NUM_PLANS = 4

@@ -6,7 +6,7 @@ from gpu_stages.subject import subject
 from gpu_stages.verdict import Verdict
 from rlplace import cuda
 from rlplace.measure import HostRunner, RaceProtocol
-from rlplace.measure.execute.channels import torch_device
+from rlplace.measure.execute.device_threads import torch_device
 
 WORKLOAD = "nmt@layers=1,units=256,batch=8,steps=4,vocab=8000"
 LIMIT_BYTES = 4 << 20

@@ -20,9 +20,9 @@ from gpu_stages.subject import subject
 from gpu_stages.verdict import Verdict
 from rlplace import cuda
 from rlplace.errors import RunnerError
+from rlplace.measure import Device
 from rlplace.measure.execute import device_threads
-from rlplace.measure.execute.channels import Streams, torch_device
-from rlplace.measure.hosts.host import Device
+from rlplace.measure.execute.device_threads import Streams, torch_device
 
 NUM_PLANS = 6
 

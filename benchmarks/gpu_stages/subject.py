@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs import OpGraph
-from rlplace.measure import Costs, Host, Problem, Simulator, resolve_host
+from rlplace.measure import Costs, Host, Plan, Problem, Simulator, resolve_host
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.plan import Plan
-from rlplace.session.steps import capture_workload
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build
 
 SMALL = "nmt@layers=1,units=32,batch=8,steps=4,vocab=100"

@@ -8,7 +8,7 @@ from gpu_stages.subject import subject
 from gpu_stages.verdict import Verdict
 from rlplace import cuda
 from rlplace.errors import RunnerError
-from rlplace.measure.execute.channels import torch_device
+from rlplace.measure.execute.device_threads import torch_device
 
 NUM_PLANS = 6
 

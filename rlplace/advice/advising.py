@@ -17,28 +17,21 @@ from numpy.typing import NDArray
 
 from rlplace.advice.verdict import Figures, Verdict, Words, decide
 from rlplace.errors import InvalidValue, RlplaceError, UserError
-from rlplace.format import format_seconds
-from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs import Constraints, OpGraph
 from rlplace.locks import measuring_alone
+from rlplace.measure import Host, Measurement, Problem, RaceProtocol, Simulator
 from rlplace.measure.bounds import even_split_s, lower_bound_s
 from rlplace.measure.costs.profile import profile_costs, profile_links
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import capacity_bytes, single_device_peak_bytes
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.problem import capacity_bytes, single_device_peak_bytes
 from rlplace.measure.timing.eager_step import EagerRecipe, EagerStep, check_has_values
-from rlplace.measure.timing.race import RaceProtocol
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
-from rlplace.search.methods import find
+from rlplace.say import format_seconds
+from rlplace.search import Budget, find
 from rlplace.search.rules.baselines import best_single, plain_devices
-from rlplace.search.task import Budget
-from rlplace.session.prepare import describe_cut
+from rlplace.session.prepare import Steps, describe_cut, make_problem
 from rlplace.session.setup import Setup
-from rlplace.session.steps import Steps, make_problem
 from rlplace.workloads import WorkloadSpec
 
 SEARCH = "portfolio"
@@ -95,7 +88,7 @@ def advise(
         seed: of the search.
         cuts: what makes the problem in other numbers of micro-batches, by number; tried while there is time.
         words: how the step is called where it was asked for; by default as in Python.
-        say: told what is found; nobody by default.
+        say: told what is found; no messages by default.
         isolated: whether placements run in a worker process; see `Evaluator`.
 
     Raises:
@@ -134,7 +127,7 @@ def advise(
 
 
 def _search(problem: Problem, seconds: float, evaluations: int, seed: int) -> _Found:
-    """What a short search comes to."""
+    """The result of a short search."""
     simulator = Simulator(problem)
     made = [find(problem, SEARCH, simulator, Budget(min(FIRST_EVALUATIONS, evaluations)), seed=seed)]
     if evaluations > FIRST_EVALUATIONS:
@@ -271,7 +264,7 @@ def advise_workload(setup: Setup, *, seconds: float = 30.0, is_quiet: bool = Fal
         is_quiet: no progress.
 
     Raises:
-        RunnerError: another search measures here, and nobody wants to wait.
+        RunnerError: another search measures here, and waiting was not asked for.
         UserError: the workload cannot be built or captured.
     """
     spec, host, asked = setup.spec, setup.host, setup.asked

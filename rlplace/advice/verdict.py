@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from rlplace.format import format_bytes, format_seconds
+from rlplace.say import format_bytes, format_seconds
 
 SCHEMA = 1
 WORTH = 1.05
@@ -30,7 +30,7 @@ NOTHING_TO_RUN = "nothing: train as you do now"
 
 @dataclass(frozen=True)
 class Words:
-    """How whoever asked names the step, so that the next command can be given."""
+    """The user's name for the step, for the next command."""
 
     workload: str = ""
     """As on the command line; empty in Python."""

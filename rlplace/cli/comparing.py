@@ -25,8 +25,7 @@ from rlplace.cli.option_groups import (
     setup_of,
 )
 from rlplace.errors import InvalidValue, RunnerError, UnknownName
-from rlplace.format import format_ms
-from rlplace.say import say
+from rlplace.say import format_ms, say
 
 
 def compare(
@@ -81,8 +80,7 @@ def compare(
         quiet: no progress; the table stays, but beside `--json`
     """
     spec, asked = check_workload(workload), batch.parse()
-    from rlplace.compare.comparison import OBJECTIVES
-    from rlplace.compare.equal_budgets import CompareConfig
+    from rlplace.compare import OBJECTIVES, CompareConfig
     from rlplace.compare.run_compare import Output, run_compare, run_true_compare, split_methods, true_config
     from rlplace.partitioning import is_published_file, run_published
 

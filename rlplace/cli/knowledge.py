@@ -18,14 +18,12 @@ import tyro
 
 from rlplace.cli.option_groups import parse_duration, print_json
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.format import format_seconds
 from rlplace.policy.options import PretrainConfig
 from rlplace.records import shortened
-from rlplace.say import clean, counted, say
+from rlplace.say import clean, counted, format_seconds, say
 
 if TYPE_CHECKING:
-    from rlplace.store.rows import StoredMeasurement
-    from rlplace.store.store import Filter
+    from rlplace.store import Filter, StoredMeasurement
 
 MOST_LETTERS = 40
 """Of a text in the table."""
@@ -69,8 +67,8 @@ def measurements(
         dry_run: only count what would be pruned
         json: print one JSON object on stdout
     """
+    from rlplace.store import Filter
     from rlplace.store.folders import OFF, store_path
-    from rlplace.store.store import Filter
 
     older_s, newer_s = (
         parse_duration(text, option) if text else None
@@ -104,7 +102,7 @@ def measurements(
 def _list(path: Path, chosen: Filter, most: int, json: bool) -> None:
     from itertools import islice
 
-    from rlplace.store.store import MeasurementStore
+    from rlplace.store import MeasurementStore
 
     with MeasurementStore.read(path) as store:
         count, rows = store.count(chosen), list(islice(store.measurements(chosen), most))
@@ -116,8 +114,8 @@ def _list(path: Path, chosen: Filter, most: int, json: bool) -> None:
 
 
 def _export(path: Path, chosen: Filter, form: str | None, out: Path | None, json: bool) -> None:
+    from rlplace.store import MeasurementStore
     from rlplace.store.rows import FORMATS, format_of, write_table
-    from rlplace.store.store import MeasurementStore
 
     kind = format_of(form, out)
     if json and out is None:
@@ -138,7 +136,7 @@ def _export(path: Path, chosen: Filter, form: str | None, out: Path | None, json
 
 
 def _prune(path: Path, chosen: Filter, every: bool, dry_run: bool, json: bool) -> None:
-    from rlplace.store.store import MeasurementStore
+    from rlplace.store import MeasurementStore
 
     if chosen.is_empty and not every:
         raise InvalidValue(
@@ -222,9 +220,9 @@ def fit_priors(
     from rlplace.measure.host_model.learned_host import FILE, load_learned_host
     from rlplace.measure.host_model.learned_host import fit_priors as fit
     from rlplace.measure.host_model.scales import load_priors, save_priors
+    from rlplace.store import MeasurementStore
     from rlplace.store.folders import OFF, store_path
     from rlplace.store.log import LEAST_IDLE
-    from rlplace.store.store import MeasurementStore
 
     if not runs and store == OFF:
         raise InvalidValue(

@@ -25,8 +25,9 @@ def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
         name: a word for this machine (`auto`, `cores`, `cuda/2`, ...), a preset or a host file; empty lists them
         json: print one JSON object on stdout; that of one host is a host file
     """
+    from rlplace.measure import resolve_host
     from rlplace.measure.hosts.host_file import host_to_dict
-    from rlplace.measure.hosts.resolve import HOST_WORDS, describe_hosts, resolve_host
+    from rlplace.measure.hosts.resolve import HOST_WORDS, describe_hosts
 
     if name:
         host = resolve_host(name)

@@ -17,11 +17,11 @@ from tyro.constructors import PrimitiveConstructorSpec
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.files import jsonable
 from rlplace.records import check_seed
-from rlplace.training.config import TrainConfig
+from rlplace.training import TrainConfig
 
 if TYPE_CHECKING:
-    from rlplace.graphs.grouping.constraints import Constraints
-    from rlplace.measure.hosts.host import Host
+    from rlplace.graphs import Constraints
+    from rlplace.measure import Host
     from rlplace.session.cut import CutOptions, Loss
     from rlplace.session.setup import Setup
     from rlplace.workloads import WorkloadSpec
@@ -103,7 +103,7 @@ class PlacementOptions:
             InvalidValue: a word of another form.
             UnknownName: a device that the host does not have.
         """
-        from rlplace.graphs.grouping.constraints import Constraints
+        from rlplace.graphs import Constraints
 
         constraints = Constraints.parse(pins=self.pin, exclusions=self.exclude, together=self.together)
         constraints.check_devices([device.name for device in host.devices], [device.kind for device in host.devices])
@@ -320,6 +320,6 @@ def check_workload(text: str) -> WorkloadSpec:
 
 def find_host(text: str, *, gangs: bool = False) -> Host:
     """The host that HOST stands for."""
-    from rlplace.measure.hosts.resolve import resolve_host
+    from rlplace.measure import resolve_host
 
     return resolve_host(text, gangs=gangs)

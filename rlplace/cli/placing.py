@@ -26,11 +26,10 @@ from rlplace.cli.option_groups import (
     setup_of,
 )
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.format import format_ms
-from rlplace.policy.options import LearnConfig
-from rlplace.say import counted, say
+from rlplace.policy import LearnConfig
+from rlplace.say import counted, format_ms, say
+from rlplace.training import SearchConfig, TrainConfig
 from rlplace.training.agent.config import AgentConfig
-from rlplace.training.config import SearchConfig, TrainConfig
 
 if TYPE_CHECKING:
     from rlplace.training.command import Named

@@ -27,9 +27,8 @@ from rlplace.errors import InvalidValue
 from rlplace.say import say
 
 if TYPE_CHECKING:
-    from rlplace.graphs.opgraph import OpGraph
-    from rlplace.measure.hosts.host import Host
-    from rlplace.measure.problem import Problem
+    from rlplace.graphs import OpGraph
+    from rlplace.measure import Host, Problem
     from rlplace.session.cut import CutOptions
     from rlplace.workloads import WorkloadSpec
 
@@ -74,14 +73,14 @@ def graph(
         json: print one JSON object on stdout
     """
     spec, sizes, asked = check_workload(workload), parse_dims(dims), batch.parse()
-    from rlplace.graphs.formats import format_to_write, save_graph
+    from rlplace.graphs import save_graph
+    from rlplace.graphs.formats import format_to_write
     from rlplace.graphs.formats.graph_files import save_dot
+    from rlplace.measure import Problem
     from rlplace.measure.costs.costs import estimate_costs
-    from rlplace.measure.problem import Problem
     from rlplace.report.console import graph_table, show, targets_table
     from rlplace.session.cut import number_only
-    from rlplace.session.prepare import judged
-    from rlplace.session.steps import given_costs
+    from rlplace.session.prepare import given_costs, judged
 
     if isinstance(asked.count, str):
         raise number_only(asked.count, "`auto` is chosen by a search: `rlplace train` and `compare` do.")
@@ -142,8 +141,8 @@ def published(spec: WorkloadSpec, graph: OpGraph) -> Problem | None:
     if not spec.is_file or set(graph.targets) != {PUBLISHED}:
         return None
     from rlplace.files import read_json
-    from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
     from rlplace.graphs.formats.graph_files import is_dnn_partitioning
+    from rlplace.graphs.formats.published import load_dnn_partitioning
     from rlplace.partitioning import published_problem
 
     if spec.path.suffix.lower() != ".json" or not is_dnn_partitioning(read_json(spec.path)):
@@ -161,7 +160,7 @@ def read_or_capture(
     Raises:
         InvalidValue: sizes are given without an ONNX model, or the file's batch cannot be cut.
     """
-    from rlplace.session.steps import capture_workload, judge_twin, read_graph
+    from rlplace.session.prepare import capture_workload, judge_twin, read_graph
 
     if spec.is_file:
         start = time.perf_counter()

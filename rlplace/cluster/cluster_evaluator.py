@@ -22,14 +22,11 @@ from numpy.typing import NDArray
 from rlplace.cluster.cluster import Cluster, Node
 from rlplace.cluster.measuring_node import FOREVER_S, Believed, Machine, MeasuringNode, pack
 from rlplace.errors import RunnerError
+from rlplace.measure import Measurement, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.isolate.isolated_runner import is_isolated
 from rlplace.measure.isolate.packing import Section
-from rlplace.measure.measurement import Measurement, MeasurementLog
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.timing.race import RaceProtocol
+from rlplace.measure.measurement import MeasurementLog
 from rlplace.say import counted
 
 

@@ -21,20 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import RlplaceError, RunnerError, UserError
+from rlplace.graphs import Program
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.program import Program
 from rlplace.locks import machine_id, measuring_alone
+from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simulator, Timeline
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.isolate.isolated_runner import without_model
 from rlplace.measure.isolate.messages import TorchSettings
 from rlplace.measure.isolate.packing import Packed, Section, Unpacked, shared_file
-from rlplace.measure.measurement import Measurement, MeasurementKey, MeasurementLog, versions_line
-from rlplace.measure.plan import Plan, Timeline
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.timing.race import RaceProtocol
+from rlplace.measure.measurement import MeasurementKey, MeasurementLog, versions_line
 from rlplace.store.folders import machine_facts
 
 FOREVER_S = 1e12

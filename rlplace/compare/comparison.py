@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rlplace.errors import InvalidValue, MissingExtra, UserError
-from rlplace.measure.plan import Plan
+from rlplace.measure import Plan
 from rlplace.records import Whole
 from rlplace.report.console import as_html, as_text, compare_table
 from rlplace.search.task import BestSoFar, Failure

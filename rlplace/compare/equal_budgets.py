@@ -20,24 +20,20 @@ from pydantic import Field
 from rlplace.cluster import Cluster
 from rlplace.compare.comparison import AtLeastOne, Comparison, Objective, Row, RowStatus, collected, row_or_failure
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.measurement import Measurement, MeasurementLog
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.measurement import MeasurementLog
 from rlplace.measure.timing.eager_step import Other
-from rlplace.measure.timing.race import RaceProtocol
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.records import LARGEST_SEED, Number, Seed, record
-from rlplace.search.methods import Method, adopt_methods, find
+from rlplace.search import Budget, Method, Task, find
+from rlplace.search.methods import adopt_methods
 from rlplace.search.op_order import shorten
 from rlplace.search.rules.baselines import best_single
-from rlplace.search.task import Budget, Task
 from rlplace.session.calibrate import Known
+from rlplace.training import SearchConfig
 from rlplace.training.agent.agent import Agent
-from rlplace.training.config import SearchConfig
 from rlplace.training.methods import LEARNED, METHODS
 from rlplace.training.searches.racing_host import ROUND
 

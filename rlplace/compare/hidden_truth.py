@@ -19,18 +19,16 @@ from pydantic import Field
 from rlplace.cluster import Cluster
 from rlplace.compare.comparison import AtLeastOne, Comparison, Row, collected, row_or_failure
 from rlplace.errors import InvalidValue, RunnerError, UnknownName
+from rlplace.measure import Measurement, Plan, Problem, Simulator
 from rlplace.measure.bounds import lower_bound_s
-from rlplace.measure.measurement import Measurement, PlanMeasurer
-from rlplace.measure.plan import Plan
+from rlplace.measure.measurement import PlanMeasurer
 from rlplace.measure.prediction_error import calibrate
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
 from rlplace.records import Number, Seed, record
-from rlplace.search.methods import METHODS, find
-from rlplace.search.task import BestSoFar, Budget, Task
-from rlplace.search.winners import SEARCH, find_winners
+from rlplace.search import METHODS, Budget, Task, find
+from rlplace.search.methods import SEARCH, find_winners
+from rlplace.search.task import BestSoFar
 from rlplace.training.agent.config import AgentConfig
 
 

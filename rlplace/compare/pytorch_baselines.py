@@ -21,17 +21,16 @@ from torch.utils import _pytree as pytree
 from rlplace import cuda
 from rlplace.compare.comparison import Row
 from rlplace.errors import InvalidValue, RlplaceError, RunnerError, UserError
-from rlplace.graphs.capturing.capture import as_call, capture
-from rlplace.graphs.opgraph import BACKWARD, FORWARD
+from rlplace.graphs import BACKWARD, FORWARD, capture
+from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.optimizers import resolve_optimizer, torch_optimizer
+from rlplace.measure import Device, Problem, Simulator
 from rlplace.measure.bounds import ring_all_reduce_s
-from rlplace.measure.execute.channels import torch_device
-from rlplace.measure.hosts.host import Device
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.execute.device_threads import torch_device
 from rlplace.measure.timing.eager_step import EagerRecipe, Other, check_has_values
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions
-from rlplace.search.rules.baselines import plain_devices, single
+from rlplace.search import single
+from rlplace.search.rules.baselines import plain_devices
 from rlplace.workloads import CONFIGS, Size, WorkloadSpec, build, without_memory
 
 BASELINES = {

@@ -19,19 +19,15 @@ from rlplace.compare.equal_budgets import OP_ORDER, CompareConfig, check_measure
 from rlplace.compare.hidden_truth import ROWS, TrueConfig, compare_true
 from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.format import format_seconds
-from rlplace.measure.placement import Placement, save_placement
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure import Placement, Problem, Simulator, save_placement
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import Truth, check_no_gangs, true_problem
 from rlplace.report.console import WIDTH, Progress, compare_table, make_progress, show
-from rlplace.say import counted
+from rlplace.say import counted, format_seconds
 from rlplace.search.rules.baselines import best_single
 from rlplace.session.calibrate import calibrated
-from rlplace.session.prepare import prepare
+from rlplace.session.prepare import Steps, prepare
 from rlplace.session.setup import Setup
-from rlplace.session.steps import Steps
 from rlplace.store.log import check_store, measuring
 from rlplace.training.methods import METHODS
 from rlplace.workloads import default_size

@@ -15,18 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import FingerprintMismatch, InvalidValue, UserError
-from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs import OpGraph
+from rlplace.measure import Host, Placement, Plan, Problem, RaceProtocol, Simulator, Timeline, load_placement
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import describe
-from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import MeasurementLog
-from rlplace.measure.placement import PlacedCut, Placement, check_plan, load_placement
-from rlplace.measure.plan import Plan, Timeline
+from rlplace.measure.placement import PlacedCut, check_plan
 from rlplace.measure.prediction_error import Fidelity, draw_mix, judge_fidelity
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.timing.race import RaceProtocol, idle_share
+from rlplace.measure.timing.race import idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report import save_fidelity_png, save_timeline_png, write_chrome_trace
 from rlplace.report.console import make_progress
@@ -35,9 +32,8 @@ from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import Known, calibrate_on, measure_all, plans_of, step_times
 from rlplace.session.cut import CutOptions, Loss, number_only
-from rlplace.session.prepare import COUNTS, describe_cut, judged, prepare
+from rlplace.session.prepare import COUNTS, Steps, describe_cut, judged, make_problem, prepare, versions
 from rlplace.session.setup import Setup
-from rlplace.session.steps import Steps, make_problem, versions
 from rlplace.store.log import check_store, measuring
 from rlplace.workloads import WorkloadSpec
 
@@ -58,7 +54,7 @@ def time_placement(setup: Setup, path: Path | None, *, is_measured: bool, timeli
 
     Raises:
         FileProblem: a store was named that cannot be opened.
-        RunnerError: another search measures here, and nobody wants to wait.
+        RunnerError: another search measures here, and waiting was not asked for.
         FingerprintMismatch: the placement was made for another graph or host.
         InvalidValue: a simulated host is to be measured, or a graph file on a host of this machine; or the placement
             breaks a constraint.

@@ -23,8 +23,8 @@ from rlplace.doctor.installation import (
     torch_build,
 )
 from rlplace.doctor.system import Check, Finding, System, first_of
-from rlplace.format import format_bytes, format_seconds
 from rlplace.process import SPIN_COUNT
+from rlplace.say import format_bytes, format_seconds
 
 LEAST_FREE_DISK_BYTES = 1 << 30
 

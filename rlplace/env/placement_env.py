@@ -24,11 +24,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlplace.env.problem_features import GraphObservation
 from rlplace.env.rewards import Reward, Scores, make_scorer
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.measurement import Measurer
-from rlplace.measure.plan import Timeline
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure import Host, Measurer, Problem, Simulator, Timeline
 
 ActionSpace = spaces.Discrete | spaces.MultiDiscrete
 
@@ -269,17 +265,17 @@ def find_measurer(
     simulator = Simulator(problem, threads=1)  # an env measures one placement at a time
     if not runs:
         return simulator, True
-    from rlplace.measure.timing.host_runner import HostRunner
+    from rlplace.measure import HostRunner
 
     return HostRunner(problem, simulator), True
 
 
 def _problem_of(workload: str, host: str | Host, num_groups: int, workload_seed: int) -> Problem:
     """The step of a workload, profiled on a host of this machine, estimated (or as its file gives it) on another."""
-    from rlplace.graphs.capturing.capture import capture
-    from rlplace.graphs.formats import load_graph, load_times_s
-    from rlplace.measure.costs.costs import Costs
-    from rlplace.measure.hosts.resolve import check_present, resolve_host
+    from rlplace.graphs import capture, load_graph
+    from rlplace.graphs.formats import load_times_s
+    from rlplace.measure import Costs, resolve_host
+    from rlplace.measure.hosts.resolve import check_present
     from rlplace.measure.isolate.isolated_runner import profile_isolated
     from rlplace.workloads import build_for, parse_workload
 

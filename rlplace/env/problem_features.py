@@ -19,9 +19,10 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
 from rlplace.errors import UnknownName
-from rlplace.graphs.opgraph import PHASES, RESIDENT_TARGETS, SOURCE_TARGETS, OpGraph
+from rlplace.graphs import PHASES, OpGraph
+from rlplace.graphs.opgraph import RESIDENT_TARGETS, SOURCE_TARGETS
 from rlplace.graphs.paths import longest_after, longest_before
-from rlplace.measure.problem import Problem
+from rlplace.measure import Problem
 from rlplace.measure.simulate.compiled_problem import list_order
 from rlplace.search.groupings import held_bytes, room_bytes
 from rlplace.search.schedule.list_schedule import device_rules

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.measure.measurement import Measurement, Measurer, Status, StepTimer
-from rlplace.measure.problem import Problem
+from rlplace.measure import Measurement, Measurer, Problem
+from rlplace.measure.measurement import Status, StepTimer
 from rlplace.records import Number, record
 
 FloatArray = NDArray[np.float64]

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs import Grouping
 from rlplace.jit import Longs
-from rlplace.measure.problem import Problem
+from rlplace.measure import Problem
 from rlplace.search.improve.starting_points import FIRST_WEIGHTS, GROUPINGS, Pair, Schedulers
 from rlplace.search.schedule.greedy import DECISION_FEATURES, FEATURES, observe
 from rlplace.search.schedule.list_schedulers import ESTIMATES, Estimator

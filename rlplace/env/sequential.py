@@ -27,9 +27,7 @@ from rlplace.env.placement_env import (
 from rlplace.env.rewards import Reward, rewards_of
 from rlplace.env.schedule_batch import SequentialBatch, SequentialObservation
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.measurement import Measurer
-from rlplace.measure.problem import Problem
+from rlplace.measure import Host, Measurer, Problem
 from rlplace.search.schedule.greedy import DECISION_FEATURES
 
 

@@ -27,15 +27,11 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
 from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest
-from rlplace.format import format_bytes, format_ms
+from rlplace.graphs import FORWARD, OpGraph
 from rlplace.graphs.grouping.module_classes import ModuleClasses, module_classes
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import FORWARD, OpGraph
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.measurement import Measurement
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
-from rlplace.say import say
+from rlplace.measure import Host, Measurement, Problem, Simulator
+from rlplace.say import format_bytes, format_ms, say
 
 COUNTS_S = 1e-15
 """What an op that takes no time weighs, so that a module without any goes where its ops are all the same."""

@@ -23,15 +23,13 @@ from rlplace.errors import InvalidValue
 from rlplace.export.formats import FORMATS, Exported, ExportRequest
 from rlplace.export.placed.placed_model import PlacedModel, matching_host
 from rlplace.files import write_text_atomic
+from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Call, LossByName, Origin
-from rlplace.measure.execute.channels import torch_device
+from rlplace.measure import Host, Plan, resolve_host
+from rlplace.measure.execute.device_threads import torch_device
 from rlplace.measure.execute.residents import seeded
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.plan import Plan
 from rlplace.measure.timing.eager_step import EagerStep
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.say import clean, say

@@ -21,16 +21,13 @@ from typing import Any
 import numpy as np
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.placement import Placement
-from rlplace.measure.problem import Problem
+from rlplace.graphs import Grouping, OpGraph
+from rlplace.measure import Host, Placement, Problem
 from rlplace.registry import Registry
 from rlplace.session.folder import EXPORTED, RUN_FILES, RunFolder
+from rlplace.session.prepare import capture_workload, only_simulated
 from rlplace.session.session import Session
 from rlplace.session.step_script import script
-from rlplace.session.steps import capture_workload, only_simulated
 from rlplace.workloads import Workload, WorkloadSpec, build, build_for, parse_kept_workload
 
 

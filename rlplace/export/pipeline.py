@@ -23,25 +23,21 @@ from torch.distributed.pipelining import Pipe, pipe_split, pipeline
 from rlplace import __version__
 from rlplace.errors import InvalidValue, UserError
 from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest, rank_devices
+from rlplace.graphs import FORWARD, Grouping, OpGraph
 from rlplace.graphs.capturing.capture import as_call
-from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.micro_batching.slices import plan_slices
-from rlplace.graphs.opgraph import FORWARD, OpGraph
 from rlplace.graphs.optimizers import resolve_optimizer
 from rlplace.graphs.program import MicroBatches, Slicing
+from rlplace.measure import Device, Host, Problem, Simulator
 from rlplace.measure.costs.costs import CostSource, estimate_costs
 from rlplace.measure.costs.profile import profile_costs
-from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.resolve import check_present
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
 from rlplace.say import say
 from rlplace.search.parallel.layouts import StepRoles, step_roles
 from rlplace.search.parallel.pipelines import BoundedPipeline, Schedule, best_pipeline
 from rlplace.session.cut import CutOptions
-from rlplace.session.prepare import candidates
-from rlplace.session.steps import capture_workload, judge_twin
+from rlplace.session.prepare import candidates, capture_workload, judge_twin
 from rlplace.workloads import Workload
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import time
 import warnings
@@ -18,25 +17,20 @@ from torch import nn
 
 from rlplace.errors import FileProblem, FingerprintMismatch
 from rlplace.export.placed.placed_model import PlacedModel
-from rlplace.graphs.capturing.capture import capture
+from rlplace.graphs import Constraints, Grouping, OpGraph, OptimizerSpec, capture
 from rlplace.graphs.capturing.trace import LossFn
-from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.program import OptimizerSpec
-from rlplace.measure.costs.costs import Costs
+from rlplace.measure import Costs, Host, Placement, Problem, load_placement, resolve_host, save_placement
 from rlplace.measure.costs.profile import profile_costs
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.hosts.resolve import check_runs_here, resolve_host
-from rlplace.measure.placement import Placement, load_placement, save_placement
-from rlplace.measure.problem import Problem
+from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.report.console import Progress, progress_of
 from rlplace.say import Say
 from rlplace.session.cut import BatchDims, CutOptions, Loss
-from rlplace.session.prepare import chosen_problem
-from rlplace.session.steps import check_exact
+from rlplace.session.prepare import check_exact, chosen_problem
 from rlplace.training import TrainConfig, train
 from rlplace.training.forecast import PROFILING_SHARE, within_rest
+
+TOTAL_PER_BUDGET = 1.4
+"""Seconds of a whole call for each second of its search."""
 
 
 @torch.inference_mode(False)  # the search trains a policy, and the step its model
@@ -74,9 +68,10 @@ def place(
         targets: a tensor or a tuple of tensors for `loss_fn(output, *targets)`, e.g. labels; a dict of them for
             `loss_fn(output, **targets)`.
         host: of this machine, or a word for it as of `--host` (`auto`, `cores`, `cores:2`, `cuda`); `auto` by default.
-        budget_s: seconds of search.
-        total_s: seconds of profiling, calibration, search and final table together: all but the search shrink to fit,
-            and the search gets the rest, at most `budget_s`. A few steps of each are run however short it is.
+        budget_s: seconds of search, at most.
+        total_s: seconds of capture, profiling, calibration, search and final table together; 1.4 times `budget_s` by
+            default. Calibration and table shrink to fit, and the search gets the rest, at most `budget_s`. A few steps
+            of each are run however short it is. The first call on a machine also compiles kernels, some 30 seconds.
         path: of the placement, a JSON file. If it exists, it is checked and run as it is, and nothing is searched or
             measured; if not, what is found is written there. Remove the file to search again.
         seed: of the search and of random ops.
@@ -98,6 +93,8 @@ def place(
         InvalidValue: the placement in `path` breaks the constraints.
     """
     config = TrainConfig(budget_s=budget_s, total_s=total_s, seed=seed)  # refused before anything is measured
+    if config.total_s is None:
+        config = dataclasses.replace(config, total_s=TOTAL_PER_BUDGET * budget_s)
     asked, where = CutOptions(micro_batches, batch_dims, loss, exact), resolve_host("auto" if host is None else host)
     check_runs_here(where)
     file = None if path is None else Path(path)
@@ -120,7 +117,7 @@ def place(
         return PlacedModel(graph, where, placement.plan, seed=seed, op_order=op_order)
 
     begin_s = time.monotonic()
-    profiled_s = math.inf if total_s is None else begin_s + PROFILING_SHARE * total_s
+    profiled_s = begin_s + PROFILING_SHARE * (config.total_s or 0.0)
 
     def problem_of(count: int) -> Problem:
         profiler = partial(_profiled, profiled_s)

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest, rank_devices
+from rlplace.graphs import FORWARD, OpGraph
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import FORWARD, OpGraph
-from rlplace.measure.hosts.host import Host
+from rlplace.measure import Host
 from rlplace.say import say
 
 WHERE = "export torchrec"

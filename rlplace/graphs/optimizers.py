@@ -10,12 +10,7 @@ import torch
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.program import OptimizerSpec
 
-OPTIMIZERS: dict[str, OptimizerSpec] = {
-    "sgd": OptimizerSpec("sgd", lr=1e-3),
-    "momentum": OptimizerSpec("momentum", lr=1e-3),
-    "adam": OptimizerSpec("adam", lr=1e-3),
-    "adamw": OptimizerSpec("adamw", lr=1e-3),
-}
+OPTIMIZERS = {name: OptimizerSpec(name, lr=1e-3) for name in ("sgd", "momentum", "adam", "adamw")}
 
 STATES_PER_PARAMETER = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
@@ -37,11 +32,15 @@ def resolve_optimizer(optimizer: object) -> OptimizerSpec | None:
     if not isinstance(optimizer, str | OptimizerSpec):
         expected = f"one of {', '.join(OPTIMIZERS)}, or an OptimizerSpec"
         if isinstance(optimizer, type):
-            found = f"the class {optimizer.__name__}"
             known = optimizer.__name__.lower() if optimizer.__name__.lower() in OPTIMIZERS else "adam"
-            hint = f'Name one (`"{known}"`, or `rlplace.OptimizerSpec("{known}", lr=...)`); for others, make it over '
-            hint += "`step.parameters()` and fill `grad` by `step.backward(...)`."
-            raise InvalidValue("optimizer", found, expected, where="capture", hint=hint)
+            raise InvalidValue(
+                "optimizer",
+                f"the class {optimizer.__name__}",
+                expected,
+                where="capture",
+                hint=f'Name one (`"{known}"`, or `rlplace.OptimizerSpec("{known}", lr=...)`); for others, make it over '
+                "`step.parameters()` and fill `grad` by `step.backward(...)`.",
+            )
         kind = type(optimizer)
         raise InvalidValue("optimizer", f"{kind.__module__}.{kind.__qualname__}", expected, where="capture")
     name = optimizer if isinstance(optimizer, str) else optimizer.name
@@ -194,8 +193,7 @@ def torch_optimizer(
     """
     is_real = not any(parameter.is_complex() for parameter in parameters)  # fused kernels take no others
     if spec.name in ("adam", "adamw"):
-        cls = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
-        return cls(
+        return (torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam)(
             parameters,
             lr=spec.lr,
             betas=spec.betas,

@@ -334,14 +334,11 @@ def refs_in(value: Any) -> Iterator[Ref]:
     """Every `Ref` in nested arguments, in order."""
     if isinstance(value, Ref):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from refs_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from refs_in(item)
     elif isinstance(value, slice):
         yield from refs_in((value.start, value.stop, value.step))
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from refs_in(item)
 
 
 def map_refs(function: Callable[[Ref], Any], value: Any) -> Any:
@@ -353,9 +350,7 @@ def map_refs(function: Callable[[Ref], Any], value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         items = [map_refs(function, item) for item in value]
-        if hasattr(value, "_fields"):
-            return type(value)(*items)
-        return type(value)(items)
+        return kind(*items) if hasattr(value, "_fields") else kind(items)
     if isinstance(value, dict):
         return {key: map_refs(function, item) for key, item in value.items()}
     if isinstance(value, slice):

@@ -122,8 +122,7 @@ def _top_targets(graph: OpGraph, cost_s: NDArray[np.float64] | None, top: int) -
     ops: dict[str, list[int]] = defaultdict(list)
     for op in np.flatnonzero(~graph.is_source).tolist():
         ops[graph.targets[op]].append(op)
-    seconds = np.zeros(graph.num_ops) if cost_s is None else cost_s
-    weight = graph.flops if cost_s is None else cost_s
+    weight, seconds = (graph.flops, np.zeros(graph.num_ops)) if cost_s is None else (cost_s, cost_s)
     total = float(weight[~graph.is_source].sum())
     rows = [
         TargetTotal(

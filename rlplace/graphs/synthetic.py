@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.graphs.graph_builder import GraphBuilder, OpRow
-from rlplace.graphs.opgraph import BACKWARD, UPDATE, OpGraph
+from rlplace.graphs.opgraph import BACKWARD, UPDATE, GraphBuilder, OpGraph, OpRow
 from rlplace.graphs.paths import topological_order
 
 MAX_CELLS = 1_000_000
@@ -201,8 +200,10 @@ def series_parallel(rng: np.random.Generator, *, ops: int = 60, series: float = 
         reads[place_of[sink]].add(place_of[source])
     cells = Cells()
     for place, read in enumerate(reads):
-        has_weight, module = place == 0 or bool(rng.random() < 0.5), f"block{place * 10 // len(order)}"
-        _add_maybe_weighted(cells, sorted(read), module, f"op{place}", has_weight=has_weight)
+        has_weight = place == 0 or bool(rng.random() < 0.5)
+        _add_maybe_weighted(
+            cells, sorted(read), f"block{place * 10 // len(order)}", f"op{place}", has_weight=has_weight
+        )
     return cells
 
 
@@ -258,12 +259,12 @@ def encoder_decoder(rng: np.random.Generator, *, encoder: int = 6, decoder: int 
     """
     cells = Cells()
 
+    def head(name: str, module: str, stream: int, memory: int) -> int:
+        query = cells.add((stream,), MATMUL, module, f"{name}.q", f"{name}.q", 1 / heads)
+        return cells.add(sorted({query, memory}), ATTENTION, module, f"{name}.attention", scale=1 / heads)
+
     def attend(module: str, stream: int, memory: int) -> int:
-        ends = []
-        for head in range(heads):
-            name = f"{module}.head{head}"
-            query = cells.add((stream,), MATMUL, module, f"{name}.q", f"{name}.q", 1 / heads)
-            ends.append(cells.add(sorted({query, memory}), ATTENTION, module, f"{name}.attention", scale=1 / heads))
+        ends = [head(f"{module}.head{number}", module, stream, memory) for number in range(heads)]
         return cells.add((stream, *ends), ADD, module, f"{module}.sum")
 
     def perceptron(module: str, stream: int) -> int:
@@ -333,19 +334,15 @@ class Step(GraphBuilder):
                 size = round(sizes.of(cell)[0] / (2 * sizes.rows))
                 row = OpRow(cell.weight, "parameter", cell.module, parameter_bytes=size * _ELEMENT_BYTES)
                 (self.weights[cell.weight],) = self._add(row, [size])
-        self.outputs = self._forward()
-        read = {place for cell in cells for place in cell.reads}
-        self.results = [tensor for place, tensor in enumerate(self.outputs) if place not in read]
-
-    def _forward(self) -> list[int]:
-        outputs: list[int] = []
-        for place, cell in enumerate(self.cells):
-            flops, elements = self.sizes.of(cell)
-            reads = [outputs[i] for i in cell.reads] or [self.input]
+        self.outputs: list[int] = []
+        for place, cell in enumerate(cells):
+            flops, elements = sizes.of(cell)
+            reads = [self.outputs[i] for i in cell.reads] or [self.input]
             reads += [self.weights[cell.weight]] if cell.weight else []
             row = OpRow(f"{cell.kind}.{place}.forward", cell.target, cell.module, reads=reads, flops=flops)
-            outputs += self._add(row, [elements])
-        return outputs
+            self.outputs += self._add(row, [elements])
+        read = {place for cell in cells for place in cell.reads}
+        self.results = [tensor for place, tensor in enumerate(self.outputs) if place not in read]
 
     def add_backward(self) -> None:
         """Adds the loss and, from the last cell to the first, gradients of inputs and of weights."""
@@ -389,9 +386,8 @@ class Step(GraphBuilder):
                 state_bytes=kept * size,
             )
             self._add(row, [])
-            update = len(self.ops) - 1
-            self.mutations.append((update, tensor))
-            self.together.append((self.tensors[tensor].op, self.tensors[gradient].op, update))
+            self.mutations.append((len(self.ops) - 1, tensor))
+            self.together.append((self.tensors[tensor].op, self.tensors[gradient].op, len(self.ops) - 1))
 
     def _add(self, row: OpRow, elements: Sequence[int]) -> list[int]:
         """The tensors of a new op with outputs of so many elements; it moves its inputs and outputs once."""

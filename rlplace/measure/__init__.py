@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from rlplace.measure.hosts.resolve import list_presets, resolve_host
     from rlplace.measure.measurement import Measurement, Measurer
     from rlplace.measure.placement import Placement, load_placement, save_placement
-    from rlplace.measure.plan import Plan, Timeline
-    from rlplace.measure.problem import Problem
+    from rlplace.measure.problem import Plan, Problem, Timeline
     from rlplace.measure.simulate.compiled_problem import upward_ranks
     from rlplace.measure.simulate.simulator import Simulator
     from rlplace.measure.timing.host_runner import HostRunner

@@ -7,20 +7,19 @@ contention, launches and waiting updates only make a step longer. The argument o
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
+from rlplace.graphs import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.jit import Floats, Ints, kernel
 from rlplace.measure.host_model.scales import Prior, prior_of, slowdown_of
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import capacity_bytes
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Problem, capacity_bytes
 from rlplace.measure.simulate.compiled_problem import compile_problem
 
 
@@ -37,7 +36,8 @@ def lower_bounds(problem: Problem, objective: Literal["latency", "throughput"] =
     """
     known = figures(problem)
     if objective == "throughput":
-        known = _without_launches(problem, known)
+        time_s = np.where(known.is_job[:, None], problem.costs.op_time_s, 0.0)
+        known = known._replace(work_s=np.where(np.isinf(known.work_s), np.inf, time_s))  # without launches
         nothing = np.zeros(problem.graph.num_ops)
         return {
             "total work": float(work_of_labels_s(known, even_weights(known)).sum()),
@@ -60,9 +60,8 @@ def lower_bounds(problem: Problem, objective: Literal["latency", "throughput"] =
 
 def lower_bound_s(problem: Problem, objective: Literal["latency", "throughput"] = "latency") -> tuple[float, str]:
     """The best of `lower_bounds`, and its name."""
-    bounds = lower_bounds(problem, objective)
-    name = max(bounds, key=lambda key: bounds[key])
-    return bounds[name], name
+    name, bound_s = max(lower_bounds(problem, objective).items(), key=lambda bound: bound[1])
+    return bound_s, name
 
 
 def critical_path_s(problem: Problem) -> float:
@@ -72,11 +71,6 @@ def critical_path_s(problem: Problem) -> float:
     """
     known = figures(problem)
     return _longest(known, *heads_and_tails(problem.graph, known, with_transfers=False))
-
-
-def _without_launches(problem: Problem, known: Figures) -> Figures:
-    time_s = np.where(known.is_job[:, None], problem.costs.op_time_s, 0.0)
-    return known._replace(work_s=np.where(np.isinf(known.work_s), np.inf, time_s))
 
 
 def _longest(known: Figures, heads: NDArray[np.float64], tails: NDArray[np.float64]) -> float:
@@ -133,8 +127,7 @@ def _forced_transfer_s(
     way_s = heads[producer] + least_s[producer] + known.tensor_s[tensor] + least_s[reader] + tails[reader]
     shortest_s = np.full(count, np.inf)
     np.minimum.at(shortest_s, part[reader], way_s)
-    forced_s = shortest_s[is_forced & np.isfinite(shortest_s)]
-    return float(forced_s.max(initial=0.0))
+    return float(shortest_s[is_forced & np.isfinite(shortest_s)].max(initial=0.0))
 
 
 class Figures(NamedTuple):
@@ -453,23 +446,17 @@ def ring_all_reduce_s(host: Host, devices: Sequence[int], num_bytes: float) -> f
     links = {link.name: link for link in host.links}
     routes = {(route.source, route.destination): route for route in host.routes}
     names = [host.devices[device].name for device in devices]
-    hops: dict[str, int] = defaultdict(int)
-    latency_s = 0.0
-    for source, destination in zip(names, [*names[1:], names[0]], strict=True):
-        for link in routes[source, destination].links:
-            hops[link] += 1
-            latency_s = max(latency_s, links[link].latency_s)
+    hops = Counter(link for pair in zip(names, [*names[1:], names[0]], strict=True) for link in routes[pair].links)
+    latency_s = max((links[name].latency_s for name in hops), default=0.0)
     slowest = max((count_ / links[name].bandwidth_bytes_per_s for name, count_ in hops.items()), default=0.0)
     return 2 * (count - 1) * (latency_s + num_bytes / count * slowest)
 
 
 def can_be_split(graph: OpGraph) -> bool:
     """Whether the batch may have several samples: an input's first dimension is 2 or more, or there is no input."""
-    inputs = [op for op, target in enumerate(graph.targets) if target == "input"]
-    tensors = [
-        int(graph.output_offsets[op]) for op in inputs if graph.output_offsets[op] < graph.output_offsets[op + 1]
-    ]
-    shapes = [graph.tensor_shapes[tensor] for tensor in tensors]
+    first, end = graph.output_offsets[:-1].tolist(), graph.output_offsets[1:].tolist()
+    outputs = zip(graph.targets, first, end, strict=True)
+    shapes = [graph.tensor_shapes[a] for target, a, b in outputs if target == "input" and a < b]
     return not shapes or any(shape[0] > 1 for shape in shapes if shape)
 
 

@@ -23,8 +23,7 @@ from rlplace.measure.measurement import (
     placement_fingerprint,
     versions_line,
 )
-from rlplace.measure.plan import Plan, Timeline
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.eager_step import Other
 from rlplace.measure.timing.outcomes import error_of
@@ -114,8 +113,7 @@ class Evaluator:
         if any(before is not None for before in known):
             self._time_reference(protocol, deadline_s)
         ran = iter(outcomes)
-        answers = [next(ran) if before is None else self._now(before) for before in known]
-        return answers + list(ran)
+        return [next(ran) if before is None else self._now(before) for before in known] + list(ran)
 
     def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2) -> list[Timeline]:
         """Timelines of steps of `plan`, in order of step time; a single one where the host is simulated.

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace import __version__
-from rlplace.measure.plan import Plan, Timeline
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem, Timeline
 
 Status = Literal["ok", "oom", "error", "timeout", "lost"]
 """`lost`: a device was not there any more, which says nothing of the placement."""

@@ -12,12 +12,11 @@ from pydantic import Field
 
 from rlplace.errors import FingerprintMismatch, InvalidValue
 from rlplace.files import read_json, write_json_atomic
-from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs import OpGraph
 from rlplace.graphs.program import LossKind
 from rlplace.measure.hosts.host import AtLeastOne, Host
 from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import OP_ORDERS, Problem
+from rlplace.measure.problem import OP_ORDERS, Plan, Problem
 from rlplace.records import FirstSchema, read_record, record
 from rlplace.say import counted
 
@@ -101,9 +100,14 @@ class Placement:
             InvalidValue: there is no plan: a search may find none, and an array of devices is not one yet.
         """
         if not isinstance(plan, Plan):
-            hint = "A search that found nothing has none; `Simulator(problem).plan(devices)` plans an array of devices."
-            actual = None if plan is None else f"of type {type(plan).__name__}"
-            raise InvalidValue("plan", actual, "a Plan", where="placement", hint=hint)
+            raise InvalidValue(
+                "plan",
+                None if plan is None else f"of type {type(plan).__name__}",
+                "a Plan",
+                where="placement",
+                hint="A search that found nothing has none; `Simulator(problem).plan(devices)` plans an array of "
+                "devices.",
+            )
         names = tuple(device.name for device in problem.host.devices)
         program = problem.graph.program
         micro = None if program is None else program.origin.micro
@@ -204,9 +208,13 @@ def check_is_placement(placement: object, where: str) -> None:
         InvalidValue: it is something else; says what makes a placement of an array.
     """
     if not isinstance(placement, Placement):
-        hint = "Of an array of devices: `Placement.of(problem, Simulator(problem).plan(devices))`."
-        actual = f"of type {type(placement).__name__}"
-        raise InvalidValue("placement", actual, "a `Placement`", where=where, hint=hint)
+        raise InvalidValue(
+            "placement",
+            f"of type {type(placement).__name__}",
+            "a `Placement`",
+            where=where,
+            hint="Of an array of devices: `Placement.of(problem, Simulator(problem).plan(devices))`.",
+        )
 
 
 def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "placement") -> Plan:
@@ -228,16 +236,16 @@ def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "pl
         if wrong.size:
             raise InvalidValue(field, int(wrong[0]), f"{what} in 0..{bound - 1}", where=where)
     reader_device = plan.devices[graph.edge_op]
-    producer_device = plan.devices[graph.tensor_op[graph.input_tensors]]
-    crossing = reader_device != producer_device
+    crossing = reader_device != plan.devices[graph.tensor_op[graph.input_tensors]]
     needed = np.unique(graph.input_tensors[crossing].astype(np.int64) * num_devices + reader_device[crossing])
     keys = plan.transfer_tensor.astype(np.int64) * num_devices + plan.transfer_destination
     if not np.array_equal(np.sort(keys), needed):
         raise InvalidValue("transfers", f"{len(keys)} of them", f"the {len(needed)} that are needed", where=where)
     position = np.empty(n + plan.num_transfers, dtype=np.int64)
     if not np.array_equal(np.sort(plan.sequence), np.arange(len(position))):
-        expected = f"each of {len(position)} items once"
-        raise InvalidValue("sequence", f"{len(plan.sequence)} entries", expected, where=where)
+        raise InvalidValue(
+            "sequence", f"{len(plan.sequence)} entries", f"each of {len(position)} items once", where=where
+        )
     position[plan.sequence] = np.arange(len(position))
     order = np.argsort(keys)
     edge_keys = graph.input_tensors.astype(np.int64) * num_devices + reader_device

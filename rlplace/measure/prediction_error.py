@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.measure.hosts.host import Link
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
 
-KINDS = ("random", "blocks", "near-best", "unbalanced")
+PLACEMENT_KINDS = ("random", "blocks", "near-best", "unbalanced")
 TRIES = 1000
 """Draws for each placement after which there are too few to draw from."""
 
@@ -93,7 +92,7 @@ def draw_mix(
                 "fewer of them, or constraints that leave more of them",
                 where="fidelity",
             )
-        kind = KINDS[len(drawn) % len(KINDS)]
+        kind = PLACEMENT_KINDS[len(drawn) % len(PLACEMENT_KINDS)]
         if kind == "random":
             row = problem.draw_groups(generator, 1)[0].astype(np.int64)
         elif kind == "blocks":

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.records import Seed, record
 
@@ -101,8 +100,13 @@ def check_no_gangs(host: Host) -> None:
     """
     gangs = [device.name for device in host.devices if device.members]
     if gangs:
-        hint = "An op's time on a gang is none of a device's own."
-        raise InvalidValue("devices", gangs, "none that are gangs", where="truth", hint=hint)
+        raise InvalidValue(
+            "devices",
+            gangs,
+            "none that are gangs",
+            where="truth",
+            hint="An op's time on a gang is none of a device's own.",
+        )
 
 
 def true_problem(problem: Problem, truth: Truth) -> Problem:

@@ -14,17 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.compare.comparison import PUBLISHED, Comparison, Objective, Row, RowStatus
-from rlplace.compare.equal_budgets import OP_ORDER, CompareConfig, compare
+from rlplace.compare import CompareConfig, Comparison, Objective, Row, compare
+from rlplace.compare.comparison import PUBLISHED, RowStatus
+from rlplace.compare.equal_budgets import OP_ORDER
 from rlplace.compare.run_compare import Output, method_words, say_row
 from rlplace.errors import InvalidValue
 from rlplace.files import read_json, write_json_atomic
-from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning, load_dnn_partitioning
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.graphs.formats.published import DnnPartitioning, load_dnn_partitioning
+from rlplace.measure import Simulator
 from rlplace.partitioning.objectives import published_problem
 from rlplace.partitioning.solvers import METHODS, PublishedRow, solve
 from rlplace.report.console import make_progress
-from rlplace.search.methods import METHODS as STEP_METHODS
+from rlplace.search import METHODS as STEP_METHODS
 
 DRAWN = ("local-search", "anneal", "portfolio")
 """Methods that a seed changes."""
@@ -134,16 +135,12 @@ def _row(found: PublishedRow, seed: int) -> Row:
     )
 
 
-Placed = NDArray[np.int32]
-
-
-def save_split(path: str | os.PathLike[str], record: DnnPartitioning, devices: Placed) -> None:
+def save_split(path: str | os.PathLike[str], record: DnnPartitioning, devices: NDArray[np.int32]) -> None:
     """Writes the devices (N,) as a split file: one entry an accelerator, one for the pooled CPUs.
 
     Raises:
         FileProblem: the file cannot be written.
     """
-    lists = [sorted(record.ids[np.asarray(devices) == device].tolist()) for device in range(record.num_devices)]
-    entries = [{"nodes": nodes} for nodes in lists]
+    entries = [{"nodes": sorted(record.ids[devices == device].tolist())} for device in range(record.num_devices)]
     count = record.num_accelerators
     write_json_atomic(path, {"cpus": entries[count:], "fpgas": entries[:count]}, indent=1)

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
-from rlplace.graphs.opgraph import BACKWARD
+from rlplace.graphs import BACKWARD
+from rlplace.graphs.formats.published import DnnPartitioning
 from rlplace.graphs.paths import depth_first_order
 from rlplace.jit import Floats, Ints, kernel
-from rlplace.partitioning.objectives import UnitGraph, unit_graph
+from rlplace.partitioning.objectives import UnitGraph, csr, unit_graph
 
 MOST_IDEALS = 200_000
 MOST_PAIRS = 800_000_000
@@ -67,8 +67,8 @@ def dp(
         found = _solve(units, chain_lattice(order), in_turn, linear.value_ms, sys.maxsize)
         if found is not None and found.value_ms < linear.value_ms:
             linear = found
-    csr = contraction.source_offsets, contraction.sources, contraction.reader_offsets, contraction.readers
-    lattice = enumerate_ideals(*csr, most=most_ideals)
+    edges = contraction.source_offsets, contraction.sources, contraction.reader_offsets, contraction.readers
+    lattice = enumerate_ideals(*edges, most=most_ideals)
     exact = _solve(units, lattice, in_turn, linear.value_ms, most_pairs) if lattice is not None else None
     if lattice is None or exact is None:
         return linear
@@ -107,7 +107,6 @@ def _solve(
     parent = np.full((count, 2 * width), -1, dtype=np.int32)
     value[0, 0] = 0.0
     slack = limit_ms * (1 + 1e-12)
-    unit_offsets, unit_nets = units.unit_nets
     pairs = _relax(
         lattice.offsets,
         lattice.step_unit,
@@ -119,8 +118,7 @@ def _solve(
         units.net_ms,
         units.net_source,
         np.diff(units.net_offsets).astype(np.int32),
-        unit_offsets,
-        unit_nets,
+        *units.unit_nets,
         record.num_accelerators,
         record.num_cpus > 0,
         record.capacity_bytes,
@@ -136,8 +134,7 @@ def _solve(
     best = float(value[-1, state])
     if not math.isfinite(best):
         return ContiguousSplit(None, math.inf, False, count)
-    devices = _trace(units, lattice, parent, state)
-    return ContiguousSplit(units.expand(devices), best, False, count)
+    return ContiguousSplit(units.expand(_trace(units, lattice, parent, state)), best, False, count)
 
 
 def _trace(units: UnitGraph, lattice: Lattice, parent: Ints, state: int) -> Ints:
@@ -387,9 +384,7 @@ def contract(record: DnnPartitioning) -> Contraction:
     graph = record.graph
     backward = graph.phases == BACKWARD
     sources, readers = graph.input_tensors, graph.edge_op
-    unit = record.units.copy()
-    if record.is_training:
-        unit = _absorb(record, unit, backward)
+    unit = _absorb(record, backward) if record.is_training else record.units
     count = int(unit.max()) + 1
     has_forward = np.zeros(count, dtype=np.bool_)
     has_forward[unit[~backward]] = True
@@ -406,14 +401,14 @@ def contract(record: DnnPartitioning) -> Contraction:
     pairs = rank[pairs]
     return Contraction(
         unit_graph(record, rank[component[unit]].astype(np.int32)),
-        *_csr(count, pairs[:, 1], pairs[:, 0]),
-        *_csr(count, pairs[:, 0], pairs[:, 1]),
+        *csr(count, pairs[:, 1], pairs[:, 0]),
+        *csr(count, pairs[:, 0], pairs[:, 1]),
     )
 
 
-def _absorb(record: DnnPartitioning, unit: Ints, backward: NDArray[np.bool_]) -> Ints:
+def _absorb(record: DnnPartitioning, backward: NDArray[np.bool_]) -> Ints:
     """(N,) units after forward units without work have joined their only neighbour, again and again."""
-    count = int(unit.max()) + 1
+    unit, count = record.units, int(record.units.max()) + 1
     idle = np.ones(count, dtype=np.bool_)
     busy = (record.accelerator_ms > 0) | (record.cpu_ms > 0) | backward | ~record.supported
     idle[unit[busy]] = False
@@ -446,9 +441,3 @@ def _topological_rank(count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]
     rank = np.zeros(count, dtype=np.int64)
     rank[order] = np.arange(count)
     return rank
-
-
-def _csr(count: int, keys: NDArray[np.integer], values: NDArray[np.integer]) -> tuple[Ints, Ints]:
-    order = np.lexsort((values, keys))
-    counts = np.bincount(keys, minlength=count)
-    return np.concatenate(([0], np.cumsum(counts))).astype(np.int32), values[order].astype(np.int32)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import UnknownName
-from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
+from rlplace.graphs.formats.published import DnnPartitioning
 from rlplace.jit import Block, Bools, Floats, FloatTable, Ints, IntTable, kernel
 from rlplace.partitioning.contiguous import contract
 from rlplace.partitioning.objectives import (
@@ -199,10 +199,7 @@ def anneal_loads(
             current = smooth(g, s, scale, doublings)
         unit = int(draw(random) * num_units)
         if draw(random) < 0.4:
-            fullest = 0
-            for device in range(g.num_devices):
-                if s.load_ms[device] > s.load_ms[fullest]:
-                    fullest = device
+            fullest = np.argmax(s.load_ms[: g.num_devices])
             for _ in range(8):
                 if s.devices[unit] == fullest:
                     break
@@ -467,10 +464,7 @@ def anneal_latency(
             touched[old] = True
             touched[goes[a]] = True
             unit_device[moved], goes[a] = goes[a], old
-        fits = True
-        for device in range(g.num_accelerators):
-            fits = fits and held[device] <= g.capacity_bytes
-        after = np.inf
+        fits = np.all(held[: g.num_accelerators] <= g.capacity_bytes)
         if fits:
             for a in range(size):
                 for b in range(g.unit_offsets[cluster[a]], g.unit_offsets[cluster[a] + 1]):

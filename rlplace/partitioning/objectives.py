@@ -18,12 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.formats.dnn_partitioning import TRANSFER_BYTES_PER_MS, DnnPartitioning
-from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs import Grouping
+from rlplace.graphs.formats.published import TRANSFER_BYTES_PER_MS, DnnPartitioning
 from rlplace.jit import Floats, Ints, kernel
-from rlplace.measure.costs.costs import Costs
-from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.problem import Problem
+from rlplace.measure import Costs, Device, Host, Link, Problem, Route
 
 OBJECTIVES = ("max-load", "piece-latency")
 HOST_MEMORY_BYTES = 1 << 60
@@ -146,9 +144,7 @@ class UnitGraph:
         sinks_net = np.repeat(np.arange(len(self.net_ms)), np.diff(self.net_offsets))
         unit = np.concatenate((self.net_source, self.net_sinks))
         net = np.concatenate((np.arange(len(self.net_ms)), sinks_net))
-        order = np.lexsort((net, unit))
-        counts = np.bincount(unit, minlength=self.num_units)
-        return np.concatenate(([0], np.cumsum(counts))).astype(np.int32), net[order].astype(np.int32)
+        return csr(self.num_units, unit, net)
 
     def expand(self, devices: Ints) -> Ints:
         """Devices of ops (..., N) from devices of units (..., U)."""
@@ -159,6 +155,12 @@ class UnitGraph:
         devices = np.empty(self.num_units, dtype=np.int32)
         devices[self.op_unit[::-1]] = np.asarray(placement, dtype=np.int32)[::-1]
         return devices
+
+
+def csr(count: int, keys: NDArray[np.integer], values: NDArray[np.integer]) -> tuple[Ints, Ints]:
+    """CSR (count + 1,), (E,) int32: the values of each key 0..count-1, ascending."""
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(keys, minlength=count))))
+    return offsets.astype(np.int32), values[np.lexsort((values, keys))].astype(np.int32)
 
 
 def unit_graph(record: DnnPartitioning, op_unit: Ints) -> UnitGraph:
@@ -239,12 +241,7 @@ def find_pieces(
     number = np.empty(n + 1, dtype=np.int32)
     num_parts = 0
     for device in range(num_accelerators):
-        is_used = False
-        for v in range(n):
-            if devices[v] == device:
-                is_used = True
-                break
-        if not is_used:
+        if not np.any(devices == device):
             continue
         number[:] = -1
         for v in range(n):

@@ -25,12 +25,13 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import coo_array
 
 from rlplace.errors import InvalidValue, UnknownName, UserError
-from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
+from rlplace.graphs.formats.published import DnnPartitioning
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.partitioning.contiguous import MOST_PAIRS, dp
 from rlplace.partitioning.kernel_anneal import Search, make_search
 from rlplace.partitioning.objectives import UnitGraph, unit_graph
-from rlplace.search.task import Budget, Failure
+from rlplace.search import Budget
+from rlplace.search.task import Failure
 
 Ints = NDArray[np.int32]
 
@@ -291,7 +292,10 @@ class _Run:
 
 def largest_unit_ms(units: UnitGraph) -> float:
     """The longest unit where it is fastest: a unit is on one device, whose load is at least the unit's work."""
-    return float(np.max(np.minimum(_accelerator_ms(units), _cpu_ms(units)), initial=0.0))
+    record = units.record
+    can = units.supported & (record.num_accelerators > 0) & (units.size_bytes <= record.capacity_bytes)
+    accelerator_ms = np.where(can, units.accelerator_ms, np.inf)
+    return float(np.max(np.minimum(accelerator_ms, units.cpu_ms if record.num_cpus else np.inf), initial=0.0))
 
 
 def shared_work_ms(units: UnitGraph) -> float:
@@ -368,15 +372,6 @@ def lower_bound_ms(record: DnnPartitioning, objective: str) -> tuple[float, str]
         bounds = {"longest path": longest_path_ms(record), "forced work": forced_work_ms(record)}
     name = max(bounds, key=lambda key: bounds[key])
     return bounds[name], name
-
-
-def _accelerator_ms(units: UnitGraph) -> NDArray[np.float64]:
-    can = units.supported & (units.record.num_accelerators > 0) & (units.size_bytes <= units.record.capacity_bytes)
-    return np.where(can, units.accelerator_ms, np.inf)
-
-
-def _cpu_ms(units: UnitGraph) -> NDArray[np.float64]:
-    return units.cpu_ms if units.record.num_cpus else np.full(units.num_units, np.inf)
 
 
 def _fastest_ms(record: DnnPartitioning) -> NDArray[np.float64]:
@@ -493,8 +488,7 @@ class IntegerSplit:
 
 def count_entries(units: UnitGraph) -> int:
     """Matrix entries of the program, to tell whether it is worth starting."""
-    count = units.record.num_devices
-    return count * (4 * units.num_units + 8 * len(units.net_sinks))
+    return units.record.num_devices * (4 * units.num_units + 8 * len(units.net_sinks))
 
 
 def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None = None) -> IntegerSplit:
@@ -538,8 +532,7 @@ def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None
         high.append(np.full(size, at_most))
         height += size
 
-    each = np.repeat(np.arange(count)[:, None], devices, axis=1)
-    add([(each, x, 1.0)], count, 1.0, 1.0)
+    add([(np.repeat(np.arange(count)[:, None], devices, axis=1), x, 1.0)], count, 1.0, 1.0)
     pin_net = np.repeat(np.arange(nets), np.diff(units.net_offsets))
     pin = np.arange(pins * accelerators).reshape(pins, accelerators)
     at_source, at_sink = x[units.net_source[pin_net]][:, :accelerators], x[units.net_sinks][:, :accelerators]
@@ -585,11 +578,10 @@ def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None
             options=options,
         )
     bound = getattr(answer, "mip_dual_bound", None)
-    bound_ms = float(bound) if bound is not None and math.isfinite(bound) else 0.0
+    bound_ms = max(float(bound), 0.0) if bound is not None and math.isfinite(bound) else 0.0
     if answer.x is None:
-        return IntegerSplit(None, max(bound_ms, 0.0), False)
-    chosen = np.argmax(answer.x[x], axis=1).astype(np.int32)
-    return IntegerSplit(chosen, max(bound_ms, 0.0), answer.status == 0)
+        return IntegerSplit(None, bound_ms, False)
+    return IntegerSplit(np.argmax(answer.x[x], axis=1).astype(np.int32), bound_ms, answer.status == 0)
 
 
 @contextmanager

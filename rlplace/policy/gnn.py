@@ -22,6 +22,7 @@ from stable_baselines3.common.torch_layers import CombinedExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
+from rlplace.env import GraphFeatures, graph_features
 from rlplace.env.placement_env import action_space
 from rlplace.env.problem_features import (
     DEVICE_FEATURES,
@@ -30,22 +31,25 @@ from rlplace.env.problem_features import (
     NODE_FEATURES,
     PAIR_FEATURES,
     SUMMARY,
-    GraphFeatures,
-    graph_features,
     index_space,
     problem_features,
 )
 from rlplace.errors import FileProblem
-from rlplace.measure.problem import Problem
+from rlplace.measure import Problem
 from rlplace.policy.base import (
+    SCHEMA,
     IndependentPolicy,
     ProblemTensors,
+    check_tensors,
     chosen_and_entropy,
     device_marks,
     drawn,
+    load_checkpoint,
+    save_checkpoint,
     seeded_weights,
+    set_all,
+    set_tensors,
 )
-from rlplace.policy.checkpoint import SCHEMA, check_tensors, load_checkpoint, save_checkpoint, set_all, set_tensors
 from rlplace.policy.options import GnnConfig, PlacerArchitecture
 from rlplace.records import Whole, read_record, record
 
@@ -436,6 +440,6 @@ def fields(problem: ProblemTensors, share_GD: Tensor) -> Tensor:
 
 
 def _share_of(share_GD: Tensor, from_K: Tensor, to_K: Tensor, weight_K: Tensor) -> Tensor:
-    """(G, D): of what comes to each group over its edges, the share that comes from each device."""
+    """(G, D): the share of each group's incoming bytes that comes from each device."""
     total_GD = torch.zeros_like(share_GD).index_add(0, to_K, share_GD[from_K] * weight_K[:, None])
     return total_GD / torch.zeros(len(share_GD)).index_add(0, to_K, weight_K).clamp(min=1e-9)[:, None]

@@ -25,9 +25,16 @@ from rlplace.env.problem_features import (
     problem_features,
 )
 from rlplace.jit import Bools, Floats, Ints, Longs, inlined, kernel
-from rlplace.measure.problem import Problem
-from rlplace.policy.base import PolicyModule, ProblemTensors, chosen_and_entropy, gumbel, seeded_weights
-from rlplace.policy.checkpoint import check_tensors, set_tensors
+from rlplace.measure import Problem
+from rlplace.policy.base import (
+    PolicyModule,
+    ProblemTensors,
+    check_tensors,
+    chosen_and_entropy,
+    gumbel,
+    seeded_weights,
+    set_tensors,
+)
 from rlplace.policy.gnn import GraphEncoder
 from rlplace.policy.options import ImproverConfig
 

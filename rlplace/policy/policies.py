@@ -17,11 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.problem import Problem
-from rlplace.policy.base import GroupPolicy, Learner, Loadable, Policy
-from rlplace.policy.checkpoint import load_checkpoint, pretrained_path
+from rlplace.graphs import OpGraph
+from rlplace.measure import Problem, resolve_host
+from rlplace.policy.base import GroupPolicy, Learner, Loadable, Policy, load_checkpoint, pretrained_path
 from rlplace.policy.gnn import GnnPolicy, make_policy
 from rlplace.policy.improver import ImproverPolicy
 from rlplace.policy.learn.learners import CloneLearner, Reinforce

@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlplace.env import SequentialBatch, SequentialObservation
 from rlplace.env.problem_features import problem_features
-from rlplace.env.schedule_batch import GROUPINGS, ListSchedules, Pair, SequentialBatch, SequentialObservation
-from rlplace.measure.problem import Problem
+from rlplace.env.schedule_batch import GROUPINGS, ListSchedules, Pair
+from rlplace.measure import Problem
 from rlplace.policy.base import PolicyModule, device_marks, divisor_for, gumbel, temperature_for
 from rlplace.policy.options import ScheduleConfig
 from rlplace.policy.schedule_network import (

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from rlplace.env.problem_features import graph_features, path_lengths
+from rlplace.env import graph_features
+from rlplace.env.problem_features import path_lengths
 from rlplace.env.schedule_batch import DECISION_FEATURES, ESTIMATES, FEATURES, FIRST_WEIGHTS, GROUPINGS, Pair
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.graphs.opgraph import BACKWARD, UPDATE
-from rlplace.measure.problem import Problem
-from rlplace.policy.base import seeded_weights
-from rlplace.policy.checkpoint import SCHEMA, check_tensors, load_checkpoint, save_checkpoint, set_all
+from rlplace.graphs import BACKWARD, UPDATE
+from rlplace.measure import Problem
+from rlplace.policy.base import SCHEMA, check_tensors, load_checkpoint, save_checkpoint, seeded_weights, set_all
 from rlplace.policy.options import ScheduleConfig, Width
 from rlplace.records import Whole, read_record, record
 

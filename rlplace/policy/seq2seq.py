@@ -17,9 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlplace.errors import FileProblem
-from rlplace.measure.problem import Problem
-from rlplace.policy.base import PolicyModule, chosen_and_entropy, gumbel, seeded_weights
-from rlplace.policy.checkpoint import SCHEMA, load_checkpoint, save_checkpoint, set_tensors
+from rlplace.measure import Problem
+from rlplace.policy.base import (
+    SCHEMA,
+    PolicyModule,
+    chosen_and_entropy,
+    gumbel,
+    load_checkpoint,
+    save_checkpoint,
+    seeded_weights,
+    set_tensors,
+)
 from rlplace.policy.options import Seq2SeqConfig
 from rlplace.records import read_record, record
 

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from rlplace.env.schedule_batch import GROUPINGS, ListSchedules, Pair
 from rlplace.errors import FileProblem
 from rlplace.files import jsonable, read_json, write_bytes_atomic, write_json_atomic
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure import Problem, Simulator
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.learn.learners import descend
 from rlplace.policy.options import PretrainConfig
@@ -97,10 +96,9 @@ def pretrain(
     network = fit(_network(components, config), table, config.steps)
     path = folder / f"{KIND}.safetensors"
     count = len(table.summary) + config.drawn_problems + config.varied_problems
-    about = f"rlplace pretrain --seed {config.seed}: {count} problems, torch {torch.__version__}"
-    save_network(network, path, about)
+    save_network(network, path, f"rlplace pretrain --seed {config.seed}: {count} problems, torch {torch.__version__}")
     result = {"schema": 1, "weights": str(path), "components": len(components), "held_out": figures}
-    result["seconds"] = time.monotonic() - begin
+    result |= {"seconds": time.monotonic() - begin}
     write_json_atomic(folder / FIGURES, result)
     say(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
     return result
@@ -341,8 +339,7 @@ class Tables:
 
 
 def _one_by_one(function: Callable[[int], Row], items: Sequence[int]) -> Iterator[tuple[int, Row]]:
-    for index, item in enumerate(items):
-        yield index, function(item)
+    return enumerate(map(function, items))
 
 
 def _simulated(problem_of: Callable[[int, int], Problem], stage: int, pairs: Sequence[Pair], number: int) -> Row:

@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs import OpGraph
 from rlplace.graphs.synthetic import synthetic
-from rlplace.measure.hosts.host import Host
+from rlplace.measure import Host, Problem, resolve_host
 from rlplace.measure.hosts.host_file import Wiring, lay_routes
-from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.problem import Problem
 from rlplace.policy.options import PretrainConfig
 
 CAPTURED = (
@@ -69,7 +67,7 @@ class ProblemSource:
         self._config = config
         self._real: list[OpGraph | tuple[str, int]] = list(CAPTURED) if config.captured else []
         if config.graphs:
-            from rlplace.graphs.formats import load_graph
+            from rlplace.graphs import load_graph
 
             self._real += [load_graph(path) for path in config.graphs]  # other machines may not have the files
 
@@ -104,7 +102,7 @@ class ProblemSource:
 @lru_cache(maxsize=64)
 def _capture(workload: str, count: int) -> OpGraph:
     """The captured step of a workload, cut into micro-batches."""
-    from rlplace.session.steps import capture_workload
+    from rlplace.session.prepare import capture_workload
     from rlplace.workloads import build_for, parse_workload
 
     built = build_for(parse_workload(workload), resolve_host(BUILT_FOR), 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlplace.faces import lazy
-from rlplace.format import format_bytes, format_clock, format_ms, format_seconds
+from rlplace.say import format_bytes, format_clock, format_ms, format_seconds
 
 if TYPE_CHECKING:
     from rlplace.report.chrome_trace import write_chrome_trace

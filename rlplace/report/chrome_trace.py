@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.files import write_json_atomic
-from rlplace.format import format_seconds
-from rlplace.graphs.opgraph import PHASES, OpGraph
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Timeline
+from rlplace.graphs import PHASES, OpGraph
+from rlplace.measure import Host, Timeline
 from rlplace.records import described
+from rlplace.say import format_seconds
 
 Event = dict[str, Any]
 

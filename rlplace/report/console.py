@@ -25,9 +25,8 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from rlplace.format import NOTHING, format_bytes, format_clock, format_ms, format_seconds
 from rlplace.measure.explain.explanation import Explanation
-from rlplace.say import clean, clean_lines, is_shown
+from rlplace.say import NOTHING, clean, clean_lines, format_bytes, format_clock, format_ms, format_seconds, is_shown
 
 
 class CleanConsole(Console):

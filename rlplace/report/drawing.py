@@ -23,10 +23,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.files import write_bytes_atomic
-from rlplace.format import NOTHING, format_bytes, format_seconds
-from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Timeline
+from rlplace.graphs import OpGraph
+from rlplace.measure import Host, Timeline
 from rlplace.process import unseen
 from rlplace.report.chrome_trace import TRANSFER, Slice, Trace, covered_s
 from rlplace.report.plots import (
@@ -40,7 +38,7 @@ from rlplace.report.plots import (
     blended,
     luminance,
 )
-from rlplace.say import clean
+from rlplace.say import NOTHING, clean, format_bytes, format_seconds
 
 with unseen("matplotlibrc"):
     from matplotlib.axes import Axes

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, MissingExtra
-from rlplace.graphs.grouping.groups import group_ops
+from rlplace.graphs import group_ops
+from rlplace.measure import Problem, Simulator
 from rlplace.measure.bounds import figures, heads_and_tails, lower_bound_s
-from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled_problem import HANDOVER, JOB, compile_problem
-from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.groupings import majority_devices
 from rlplace.search.rules.baselines import solve_single
 from rlplace.search.schedule.list_schedule import Units, group_units, host_resources, op_units
@@ -86,9 +86,8 @@ def solve_cp_sat(task: Task) -> None:
             task.lower_bound_s = max(task.lower_bound_s, solved.bound_s)
     else:
         solved = schedule_groups(problem, seconds, start=task.best_devices)
-    last_first = solved.placements[::-1]
-    if len(last_first):
-        task.score(last_first[np.sort(np.unique(last_first, axis=0, return_index=True)[1])])
+    if len(solved.placements):
+        task.score_distinct(solved.placements[::-1])
 
 
 def schedule(
@@ -146,10 +145,8 @@ def schedule_groups(problem: Problem, seconds: float = math.inf, *, start: NDArr
     coarse = problem
     if problem.grouping.num_groups > MOST_GROUPS:
         grouping = group_ops(problem.graph, problem.costs.op_time_s.mean(axis=1), MOST_GROUPS, allowed=problem.allowed)
-        try:
+        with suppress(InvalidValue):  # its groups tie together ops that no device may hold
             coarse = replace(problem, grouping=grouping)
-        except InvalidValue:  # its groups tie together ops that no device may hold
-            coarse = problem
     units = group_units(coarse)
     horizon_s = float(units.time_s.max(axis=1).sum()) + _transfers_s(problem)
     built = ScheduleModel(coarse, units, horizon_s, are_ops=False)
@@ -199,15 +196,10 @@ def _solve(built: ScheduleModel, seconds: float, effort: float) -> tuple[list[ND
     else:
         solver.parameters.max_deterministic_time = effort
     status = solver.solve(built.model, Collector())
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        is_known = status == cp_model.UNKNOWN
-        return found, math.inf, max(solver.best_objective_bound, 0.0) * built.unit_s if is_known else 0.0, False
-    return (
-        found,
-        solver.objective_value * built.unit_s,
-        max(solver.best_objective_bound, 0.0) * built.unit_s,
-        status == cp_model.OPTIMAL,
-    )
+    is_found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    value_s = solver.objective_value * built.unit_s if is_found else math.inf
+    bound = solver.best_objective_bound if is_found or status == cp_model.UNKNOWN else 0.0
+    return found, value_s, max(bound, 0.0) * built.unit_s, status == cp_model.OPTIMAL
 
 
 UNITS = 1 << 30
@@ -391,8 +383,7 @@ class ScheduleModel:
         name = f"t{tensor},{source}>{destination}"
         pair = source * compiled.num_devices + destination
         bytes_s = units.tensor_bytes[tensor] * resources.s_per_byte[source, destination]
-        seconds = resources.latency_s[source, destination] + bytes_s
-        duration = self.whole(float(seconds))
+        duration = self.whole(float(resources.latency_s[source, destination] + bytes_s))
         sent = model.new_bool_var(name)
         model.add(start >= self._ends[int(units.tensor_unit[tensor])])
         begin = self._launch(name, compiled.copy_dispatch_s, start, {destination: sent})

@@ -11,10 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.graphs.opgraph import FORWARD
+from rlplace.graphs import FORWARD, Grouping
 from rlplace.jit import Bytes, Floats, Ints, kernel
-from rlplace.measure.problem import Problem
+from rlplace.measure import Problem
 
 CAP_SLACK = 1.5
 """A merged group may cost this many times an even share of the whole."""
@@ -212,8 +211,7 @@ def majority_devices(
     # a group of ops that take no time goes where most of them are
     np.add.at(weight, (grouping.op_group, devices), problem.costs.op_time_s.mean(axis=1) + 1e-12)
     weight[~allowed_devices(problem, grouping)] = -1.0
-    heaviest: NDArray[np.int32] = weight.argmax(axis=1).astype(np.int32)
-    return heaviest
+    return np.asarray(weight.argmax(axis=1), dtype=np.int32)
 
 
 def main_modules(problem: Problem, grouping: Grouping) -> NDArray[np.int64]:
@@ -279,8 +277,7 @@ def fullness(
     """(B,) float64: bytes held on the fullest device over its room, for `placements` (B, G) of groups."""
     table = np.zeros((len(placements), len(room)))
     np.add.at(table, (np.arange(len(placements))[:, None], placements), held[None, :])
-    full: NDArray[np.float64] = (table / room).max(axis=1)
-    return full
+    return np.asarray((table / room).max(axis=1))
 
 
 def balanced(problem: Problem) -> NDArray[np.int32]:
@@ -290,7 +287,6 @@ def balanced(problem: Problem) -> NDArray[np.int32]:
     used = np.zeros(len(room))
     devices = np.zeros(grouping.num_groups, dtype=np.int32)
     for group in np.argsort(-held, kind="stable").tolist():
-        share = np.where(allowed[group], (used + held[group]) / room, np.inf)
-        devices[group] = int(np.argmin(share))
+        devices[group] = int(np.argmin(np.where(allowed[group], (used + held[group]) / room, np.inf)))
         used[devices[group]] += held[group]
     return devices

@@ -1,22 +1,309 @@
-"""`METHODS`: every method that finds placements, by name; `find` runs one."""
+"""`METHODS`: every method that finds placements, by name; `find` runs one, `find_winners` what is worth measuring.
+
+`choose_diverse`: of many placements the best that are unlike each other. `permuted`, `shuffled`: a placement with its
+devices relabelled, for a shorter step or at random without loss. `OwnOrder`: a simulator for tasks whose placements
+are planned later, in the problem's own order of ops.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.measure import Plan, Problem, Simulator
 from rlplace.measure.measurement import StepTimer
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
 from rlplace.registry import Registry
 from rlplace.search.task import BestSoFar, Budget, Saveable, Task
+
+LEAST_DIFFERENCE = 0.01
+"""Share of ops in which placements that are measured in one batch differ, where there is a choice."""
+
+
+def choose_diverse(
+    devices_KN: NDArray[np.int32],
+    simulated_s_K: NDArray[np.float64],
+    count: int,
+    seen: Iterable[NDArray[np.int32]] = (),
+) -> list[int]:
+    """Rows to take, at most `count`: those unlike all before them by rank, then, if too few, the others by rank.
+
+    A row is unlike another if at least `LEAST_DIFFERENCE` of its ops are on another device. The fastest is looked at
+    first; equal step times rank by index.
+
+    Args:
+        devices_KN: (K, N) devices of ops.
+        simulated_s_K: (K,) seconds that they are ranked by.
+        count: how many are wanted.
+        seen: placements (N,) that those taken should differ from, too.
+
+    Example:
+        >>> choose_diverse(np.array([[0, 0], [0, 1], [0, 0]]), np.array([2.0, 1.0, 1.5]), 2)
+        [1, 2]
+    """
+    devices = _narrow(devices_KN)
+    ranked = np.argsort(np.asarray(simulated_s_K), kind="stable").tolist()
+    known = [_narrow(row) for row in seen]
+    chosen: list[int] = []
+    for row in ranked:
+        if len(chosen) == count:
+            break
+        differing = (np.count_nonzero(devices[row] != other) / max(len(other), 1) for other in reversed(known))
+        if all(share >= LEAST_DIFFERENCE for share in differing):
+            known.append(devices[row])
+            chosen.append(row)
+    taken = set(chosen)
+    return [*chosen, *(row for row in ranked if row not in taken)][:count]
+
+
+def _narrow(devices: NDArray[np.int32]) -> NDArray[np.int32] | NDArray[np.uint8]:
+    """The same devices in a quarter of the bytes, where their numbers allow it: comparing is all that is done."""
+    devices = np.asarray(devices)
+    return devices.astype(np.uint8) if devices.size and devices.max() < 256 else devices
+
+
+_ROUNDING = 1e-9
+"""By what share two sums of the same seconds may differ."""
+
+
+def permuted(
+    problem: Problem, devices_N: NDArray[np.int32], step_s: float, timer: StepTimer, *, most: int
+) -> tuple[NDArray[np.int32], float]:
+    """`devices_N` relabelled among devices of the same kind so that it takes the least time, and that time.
+
+    A descent: two devices are swapped after each other, every swap that helps is kept, until none does. It draws
+    nothing. A swap that pins or exclusions forbid, or that changes nothing, is not timed.
+
+    Args:
+        problem: whose devices are relabelled.
+        devices_N: (N,) devices of ops.
+        step_s: its step time by `timer`, in seconds; infinite where it does not fit into memory.
+        timer: times a placement.
+        most: placements timed at most.
+    """
+    best, best_s = np.array(devices_N, dtype=np.int32), step_s
+    swaps = _swaps(problem)
+    timed, tried = {best.tobytes()}, 0
+    while tried < len(swaps) and len(timed) <= most:
+        swap = swaps.pop(0)
+        swaps.append(swap)
+        tried += 1
+        swapped = _swapped(problem, best, swap)
+        if swapped.tobytes() in timed or not _is_allowed(problem, swapped):
+            continue
+        timed.add(swapped.tobytes())
+        swapped_s = float(timer.step_times(swapped[None])[0])
+        if swapped_s < best_s:
+            best, best_s, tried = swapped, swapped_s, 0
+    return best, best_s
+
+
+def shuffled(
+    problem: Problem,
+    devices_N: NDArray[np.int32],
+    step_s: float,
+    timer: StepTimer,
+    generator: np.random.Generator,
+    *,
+    swaps: int,
+) -> NDArray[np.int32]:
+    """`devices_N` relabelled at random as far as `timer` sees no loss: by a symmetry of the host where it has one.
+
+    A random walk: two devices of a kind are swapped, and stay so unless the step time grows.
+
+    Args:
+        problem: whose devices are relabelled.
+        devices_N: (N,) devices of ops.
+        step_s: its step time by `timer`, in seconds.
+        timer: times a placement.
+        generator: of the draws.
+        swaps: steps of the walk; placements timed at most.
+    """
+    devices, pairs = np.array(devices_N, dtype=np.int32), _swaps(problem)
+    for pair in generator.integers(len(pairs), size=swaps).tolist() if pairs else ():
+        swapped = _swapped(problem, devices, pairs[pair])
+        if np.array_equal(swapped, devices) or not _is_allowed(problem, swapped):
+            continue
+        if float(timer.step_times(swapped[None])[0]) <= step_s * (1.0 + _ROUNDING):
+            devices = swapped
+    return devices
+
+
+def _swaps(problem: Problem) -> list[tuple[int, int]]:
+    """Pairs of devices of the same kind, kinds in order of their first device."""
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for index, device in enumerate(problem.host.devices):
+        kinds[device.kind].append(index)
+    return [pair for devices in kinds.values() for pair in combinations(devices, 2)]
+
+
+def _swapped(problem: Problem, devices: NDArray[np.int32], swap: tuple[int, int]) -> NDArray[np.int32]:
+    """The placement with two devices in each other's place."""
+    mapping = np.arange(problem.host.num_devices, dtype=np.int32)
+    mapping[list(swap)] = swap[::-1]
+    return mapping[devices]
+
+
+def _is_allowed(problem: Problem, devices: NDArray[np.int32]) -> bool:
+    """Whether pins and exclusions let every op be where it is; relabelling breaks no co-location class."""
+    return problem.allowed is None or bool(problem.allowed[np.arange(len(devices)), devices].all())
+
+
+class OwnOrder:
+    """A step timer that knows no order but the problem's own.
+
+    A search of a step that is cut into micro-batches would else go on in the order that suits its start: what it finds
+    then, the host is never asked to run so, and observers are not told of it.
+
+    Attributes:
+        threads: placements simulated at once.
+
+    Args:
+        simulator: times placements.
+    """
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.threads = simulator.threads
+        self._simulator = simulator
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(B,) seconds of (B, N) placements."""
+        return self._simulator.step_times(placements)
+
+    def step_times_within(self, placements: NDArray[np.int32], cutoff_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same, sooner where they are above `cutoff_s` (B,)."""
+        return self._simulator.step_times_within(placements, cutoff_s)
+
+
+class OwnOrderWithPaths(OwnOrder):
+    """The same, which tells critical paths: for what wants the best placement, not different ones to learn from."""
+
+    def critical_ops(
+        self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
+    ) -> NDArray[np.int32]:
+        """(C,) ops of a critical path of a placement (N,), whatever the priorities."""
+        return self._simulator.critical_ops(devices)
+
+
+SEARCH = "portfolio"
+DESCENT, WALK = 16, 8
+"""Placements simulated at most for each winner to relabel its devices: for the better, then at random at no loss."""
+LEAST_SEARCHED = 0.5
+"""Share of a budget that is for the search at least, whatever relabelling would take."""
+KEPT = 4
+"""Placements that are kept for each one that is wanted: winners are chosen among them once more at the end."""
+
+
+class Winners:
+    """The best placements that a search scores, unlike each other: an observer of its task.
+
+    Args:
+        capacity: how many are kept.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._kept: dict[bytes, tuple[NDArray[np.int32], float]] = {}
+        self._worst_s = float("inf")
+
+    def scored(self, placements: NDArray[np.int32], step_s: NDArray[np.float64]) -> None:
+        """Keeps those that are better than the worst of as many as there is room for."""
+        for row in np.flatnonzero(step_s < self._worst_s).tolist():
+            self._kept[placements[row].tobytes()] = (np.array(placements[row], dtype=np.int32), float(step_s[row]))
+        if len(self._kept) >= 2 * self._capacity:  # now and then: a search scores thousands a second
+            best = self.best(self._capacity)
+            self._kept = {devices.tobytes(): (devices, step_s) for devices, step_s in best}
+            self._worst_s = max(step_s for _, step_s in best)
+
+    def learned(self, figures: Mapping[str, float]) -> None:
+        """Nothing is kept of what a method learns."""
+
+    def best(self, count: int, seen: Iterable[NDArray[np.int32]] = ()) -> list[tuple[NDArray[np.int32], float]]:
+        """At most `count` placements and their step times, fastest first, unlike each other and `seen` if possible."""
+        kept = list(self._kept.values())
+        devices, times = np.array([devices for devices, _ in kept]), np.array([step_s for _, step_s in kept])
+        return sorted((kept[row] for row in choose_diverse(devices, times, count, seen)), key=lambda one: one[1])
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a search and of relabelling.
+
+    Attributes:
+        devices: placements (N,), by rank.
+        evaluations: placements simulated.
+    """
+
+    devices: list[NDArray[np.int32]]
+    evaluations: int
+
+
+class CountedTimer:
+    """A step timer that counts the placements it is asked for.
+
+    Attributes:
+        count: placements timed so far.
+    """
+
+    def __init__(self, timer: StepTimer) -> None:
+        self.count = 0
+        self._timer = timer
+
+    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        self.count += len(placements)
+        return self._timer.step_times(placements)
+
+
+def find_winners(
+    problem: Problem,
+    simulator: Simulator,
+    budget: Budget,
+    count: int,
+    *,
+    seed: int,
+    seen: Iterable[NDArray[np.int32]] = (),
+) -> Found:
+    """The `count` best placements of a search that are unlike each other, each relabelled among devices of a kind.
+
+    A winner's devices are swapped as long as it gets better; then, where the host is symmetric, at random: what the
+    simulator holds for equal need not be.
+
+    Args:
+        problem: what is searched.
+        simulator: of that problem.
+        budget: evaluations and seconds of all of it.
+        count: how many are wanted.
+        seed: of every draw.
+        seen: placements that they should differ from.
+    """
+    kinds = {device.kind for device in problem.host.devices}
+    relabelling = count * (DESCENT + WALK) if len(kinds) < problem.host.num_devices else 0
+    searched = max(budget.evaluations - relabelling, LEAST_SEARCHED * budget.evaluations, 1)
+    winners, seen = Winners(KEPT * count), list(seen)
+    task = Task(problem, OwnOrder(simulator), Budget(int(searched), budget.seconds), seed=seed, observer=winners)
+    METHODS[SEARCH].run(task)
+    timer, generator = CountedTimer(simulator), np.random.default_rng(seed)
+    chosen: list[NDArray[np.int32]] = []
+    taken = {devices.tobytes() for devices in seen}
+    for devices, step_s in winners.best(count, seen):
+        left = int(budget.evaluations) - task.evaluations - timer.count
+        better, better_s = permuted(problem, devices, step_s, timer, most=min(DESCENT, left))
+        left = int(budget.evaluations) - task.evaluations - timer.count
+        other = shuffled(problem, better, better_s, timer, generator, swaps=min(WALK, left))
+        new = next((one for one in (other, better, devices) if one.tobytes() not in taken), None)
+        if new is not None:
+            chosen.append(new)
+            taken.add(new.tobytes())
+    return Found(chosen, task.evaluations + timer.count)
+
 
 Kind = Literal["baseline", "scheduler", "exact", "search"]
 
@@ -295,5 +582,4 @@ def find(
         MissingExtra: the method needs a package that is not installed.
     """
     task = Task(problem, timer, budget, seed=seed)
-    learned = METHODS[method].run(task, **options)
-    return SearchResult.of(task, learned)
+    return SearchResult.of(task, METHODS[method].run(task, **options))

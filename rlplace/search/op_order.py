@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.paths import longest_after, longest_before
-from rlplace.measure.problem import Problem
+from rlplace.measure import Problem, Simulator
 from rlplace.measure.simulate.compiled_problem import HANDOVER, Compiled, compile_problem, default_priorities
-from rlplace.measure.simulate.simulator import Simulator
 
 
 class OpOrder(NamedTuple):

@@ -10,15 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import RunnerError
+from rlplace.measure import Measurement, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge, HostModel, Posterior, Prior, Scales, describe
 from rlplace.measure.host_model.scales import prior_of
-from rlplace.measure.measurement import Measurement, MeasurementLog
-from rlplace.measure.plan import Plan
+from rlplace.measure.measurement import MeasurementLog
 from rlplace.measure.prediction_error import draw_mix
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.timing.race import RaceProtocol
 from rlplace.search import eft
 from rlplace.search.groupings import majority_devices
 
@@ -164,12 +161,12 @@ def _measured(
 
 
 def _all_rounds(rounds: int, seed: int) -> RaceProtocol:
-    """A race that drops nobody."""
+    """A race that drops no contender."""
     return RaceProtocol(warmup=1, min_rounds=rounds, max_rounds=rounds, hopeless=float("inf"), seed=seed)
 
 
 def measure_all(evaluator: Evaluator, plans: list[Plan], *, rounds: int, seed: int) -> list[Measurement]:
-    """Every plan's measurement, all in one race that drops nobody.
+    """Every plan's measurement, all in one race that drops no contender.
 
     Raises:
         RunnerError: a placement failed.

@@ -12,8 +12,7 @@ from rlplace.measure.explain.explanation import Alternative, Explanation, Kind
 from rlplace.session.session import Session
 
 if TYPE_CHECKING:
-    from rlplace.measure.plan import Plan, Timeline
-    from rlplace.measure.problem import Problem
+    from rlplace.measure import Plan, Problem, Timeline
 
 SPLIT_NOTE = "at best: an even split of the batch, ops shrinking with it, a ring summing the gradients"
 
@@ -59,9 +58,9 @@ def data_parallel(problem: Problem, one_device: Alternative) -> Alternative:
         problem: of the run.
         one_device: where it was measured, what is simulated or estimated is scaled by that over its simulated step.
     """
+    from rlplace.measure import Simulator
     from rlplace.measure.bounds import even_split_s
-    from rlplace.measure.simulate.simulator import Simulator
-    from rlplace.search.methods import find
+    from rlplace.search import find
     from rlplace.search.rules.baselines import best_single
 
     simulator, ratio = Simulator(problem), 1.0

@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 from pydantic import Field, SkipValidation
 
 from rlplace.errors import InvalidValue, UserError
+from rlplace.measure import Measurement, Plan, Problem
 from rlplace.measure.costs.costs import CostSource
-from rlplace.measure.measurement import Measurement
 from rlplace.measure.placement import check_plan
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
 from rlplace.records import Count, Number, NumberOrNan, Seconds, Seed, Whole, readable, record
 from rlplace.search.task import BestSoFar, Failure, Saveable
 from rlplace.session.cut import WHOLE, CutOptions

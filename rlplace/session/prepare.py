@@ -1,6 +1,11 @@
-"""`prepare`: the problem of a step cut as the user asked; how many micro-batches, where they ask for `auto`.
+"""From the words of a command to a problem: its graph, costs and groups, and how its batch is cut.
 
-`is_cut_faster`: whether micro-batches that are chosen by simulation also pay on this machine, in one race.
+`Steps` builds and captures a workload, `prepare` makes its problem, with the number of micro-batches that the user
+asked for, or the best one where that is `auto`. `is_cut_faster`: whether micro-batches that were chosen by simulation
+also pay on this machine, in one race.
+
+`judge_twin`: how micro-batches make the loss of a workload that was built without values, found on a twin with values:
+the small size of a named workload, a second call of a user's function.
 """
 
 from __future__ import annotations
@@ -8,31 +13,360 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import platform
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.utils import _pytree as pytree
 
-from rlplace.errors import CaptureError, InvalidValue, RunnerError
-from rlplace.format import format_seconds
-from rlplace.graphs.opgraph import OpGraph
+from rlplace import __version__
+from rlplace.errors import CaptureError, InvalidValue, RunnerError, UserError
+from rlplace.graphs import Constraints, OpGraph, capture
+from rlplace.graphs.capturing.capture import as_call
+from rlplace.graphs.micro_batching.dependence import has_values
+from rlplace.graphs.micro_batching.loss_verdict import LossVerdict, judge_loss, unchecked
+from rlplace.graphs.micro_batching.slices import BatchDims, plan_slices
 from rlplace.locks import measuring_alone
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.isolate.isolated_runner import make_runner
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.timing.race import RaceProtocol
-from rlplace.say import Say
-from rlplace.search.methods import find
-from rlplace.search.rules.baselines import nearest_allowed, single
-from rlplace.search.task import Budget
-from rlplace.session.cut import CutOptions
+from rlplace.measure import Costs, Host, Problem, RaceProtocol, Simulator
+from rlplace.measure.costs.costs import estimate_costs
+from rlplace.measure.hosts.resolve import check_present
+from rlplace.measure.isolate.isolated_runner import make_runner, profile_isolated
+from rlplace.say import Say, format_seconds
+from rlplace.search import Budget, find, single
+from rlplace.search.rules.baselines import nearest_allowed
+from rlplace.session.cut import WHOLE, CutOptions, number_only
 from rlplace.session.setup import ProblemOptions
-from rlplace.session.steps import Steps, describe_problem, make_problem
+from rlplace.workloads import CONFIGS, Workload, WorkloadSpec, build, build_for, default_size
+
+
+def capture_workload(
+    workload: Workload, count: int = 1, asked: CutOptions = WHOLE, verdict: LossVerdict | None = None
+) -> OpGraph:
+    """The graph of a workload's step.
+
+    Args:
+        workload: what is captured.
+        count: micro-batches that its batch is cut into.
+        asked: the user's dimensions and loss, over those that the workload declares.
+        verdict: how its loss was judged elsewhere; None: it is judged here.
+
+    Raises:
+        UserError: it cannot be captured, or its batch cannot be cut so.
+    """
+    step = partial(
+        capture, workload.model, workload.inputs, workload.loss_fn, workload.optimizer, targets=workload.targets
+    )
+    if count == 1:
+        return step()
+    dims = workload.batch_dims if asked.batch_dims is None else asked.batch_dims
+    loss = workload.loss if asked.loss == "auto" else asked.loss
+    return check_exact(step(micro_batches=count, batch_dims=dims, loss=verdict or loss), asked)
+
+
+def check_exact(graph: OpGraph, asked: CutOptions) -> OpGraph:
+    """The graph, if its micro-batches make exactly the step of the whole batch, or if `exact` was not asked for.
+
+    Raises:
+        InvalidValue: they do not; says why.
+    """
+    micro = None if graph.program is None else graph.program.origin.micro
+    if not asked.is_exact or micro is None or micro.equals_whole:
+        return graph
+    own_statistics = "Batch norm takes the statistics of each micro-batch"
+    why = own_statistics if micro.has_own_statistics else "Their losses are accumulated"
+    raise InvalidValue(
+        "micro_batches",
+        graph.num_micro_batches,
+        "1 for exactly the step of the whole batch",
+        hint=f"{why}: leave `--exact` out (in Python `exact=False`) to train as gradient accumulation does.",
+    )
+
+
+class Steps:
+    """The step of one workload, for every number of micro-batches: the model is built once, or the file read.
+
+    Args:
+        spec: the workload.
+        host: decides the size of a name without one; a simulated one needs no memory for the model.
+        seed: of the model's weights and inputs.
+        asked: how the batch is to be cut.
+
+    Raises:
+        InvalidValue: the host is not simulated, and this machine lacks a device of it, or `spec` is a graph file.
+        UserError: the workload cannot be built.
+    """
+
+    def __init__(self, spec: WorkloadSpec, host: Host, seed: int, asked: CutOptions = WHOLE) -> None:
+        check_present(host)
+        if spec.is_file and not host.is_simulated:
+            raise only_simulated(spec)
+        if spec.is_file and asked.is_auto:
+            raise number_only(asked.count, "A file holds one batch, or a layer profile's grows with their number.")
+        if spec.is_file and (asked.batch_dims is not None or asked.loss != "auto"):
+            field, actual = ("loss", asked.loss) if asked.batch_dims is None else ("batch_dims", asked.batch_dims)
+            raise InvalidValue(
+                field,
+                actual,
+                f"none beside the file {spec.path}",
+                where="micro-batches",
+                hint="A file holds no tensors and no loss: the micro-batches of a layer profile are as its step is.",
+            )
+        self.spec, self.host, self.asked = spec, host, asked
+        self._workload = None if spec.is_file else build_for(spec, host, seed)
+        self._seed = seed
+        is_sized = spec.is_file or spec.is_function or spec.parts or spec.options or spec.size
+        self._name = str(spec) if is_sized else f"{spec}@{default_size(host)}"
+        self._named_verdict: LossVerdict | None = None
+        self._graphs: dict[int, OpGraph] = {}
+
+    def graph(self, count: int) -> OpGraph:
+        """The graph of the step cut into `count` micro-batches, captured when it is first asked for.
+
+        Raises:
+            UserError: it cannot be captured or cut so, or the file is malformed.
+        """
+        if count not in self._graphs:
+            self._graphs[count] = self._make(count)
+        return self._graphs[count]
+
+    def _make(self, count: int) -> OpGraph:
+        if self._workload is not None:
+            verdict = self._named_verdict
+            if verdict is None and count > 1:
+                verdict = judge_twin(self.spec, self._workload, count, self.asked, self._seed)
+                self._named_verdict = None if self.spec.is_function else verdict  # its twin has a batch of its own
+            return replace(capture_workload(self._workload, count, self.asked, verdict), name=self._name)
+        graph = replace(read_graph(self.spec, count), name=self._name)
+        if graph.num_ops == 0:
+            raise InvalidValue("ops", 0, "a graph with an op at least", where=str(self.spec.path))
+        return graph
+
+
+def read_graph(spec: WorkloadSpec, count: int = 1, dims: Mapping[str, int] | None = None) -> OpGraph:
+    """The graph in a workload's file; a layer profile is cut into `count` micro-batches.
+
+    Raises:
+        InvalidValue: a file of another format, and more than one micro-batch: it holds one step as it was captured.
+        UserError: the file is malformed.
+    """
+    from rlplace.graphs import load_graph
+
+    return load_graph(spec.path, dims=dims, micro_batches=count)
+
+
+def graph_for(spec: WorkloadSpec, host: Host, seed: int) -> OpGraph:
+    """The graph of one step that is not cut: captured from the model that `spec` names, or read from the graph file.
+
+    Args:
+        spec: the workload.
+        host: decides the size of a name without one; a simulated one needs no memory for the model.
+        seed: of the model's weights and inputs.
+
+    Raises:
+        InvalidValue: the host is not simulated, and this machine lacks a device of it, or `spec` is a graph file.
+        UserError: the workload cannot be built or captured, or the file is malformed.
+    """
+    return Steps(spec, host, seed).graph(1)
+
+
+def make_problem(
+    graph: OpGraph,
+    host: Host,
+    num_groups: int,
+    say: Say,
+    *,
+    spec: WorkloadSpec | None = None,
+    count: int = 1,
+    grouping: str = "heavy-edge",
+    acyclic: bool = False,
+    constraints: Constraints | None = None,
+    isolated: bool | None = None,
+    most_s: float = math.inf,
+) -> Problem:
+    """The problem: profiled on a host of this machine; on a simulated one estimated, or as the graph file gives it.
+
+    A layer profile gives the times of `count` micro-batches. What is profiled runs in a worker process (`isolated`; see
+    `profile_isolated`), for about `most_s`.
+
+    Raises:
+        RunnerError: a step that was profiled failed, or ended its worker.
+    """
+    if host.is_simulated:
+        say(f"host {host.name} is simulated: every step time below is the simulator's, none is measured")
+        costs = given_costs(spec, host, count) or estimate_costs(graph, host)
+        if costs.source == "given":
+            say("times of ops are those that the file gives, in seconds, the same on every device")
+        problem = Problem.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)
+    else:
+        problem = Problem.profile(
+            graph,
+            host,
+            num_groups=num_groups,
+            grouping=grouping,
+            acyclic=acyclic,
+            constraints=constraints,
+            progress=say,
+            profiler=lambda graph, host, say: profile_isolated(
+                graph, host, most_s=most_s, on_progress=say, isolated=isolated
+            ),
+        )
+    if problem.grouping.dropped:
+        say(f"groups without cycles: not followed everywhere: {', '.join(problem.grouping.dropped)}")
+    return problem
+
+
+def given_costs(spec: WorkloadSpec | None, host: Host, count: int = 1) -> Costs | None:
+    """The costs that a workload's graph file gives; None where it gives none, or the workload is no file.
+
+    A layer profile gives those of `count` micro-batches.
+
+    Raises:
+        UserError: the file is malformed.
+    """
+    if spec is None or not spec.is_file:
+        return None
+    from rlplace.graphs.formats import load_times_s
+
+    times_s = load_times_s(spec.path, micro_batches=count)
+    return None if times_s is None else Costs.given(times_s, host)
+
+
+def describe_problem(problem: Problem) -> dict[str, Any]:
+    """What a run keeps of its problem: host, figures, groups and costs."""
+    graph, seen = problem.graph, problem.costs.workspace_bytes
+    return {
+        "schema": 1,
+        "graph": {
+            "fingerprint": graph.fingerprint,
+            "num_ops": graph.num_ops,
+            "num_edges": graph.num_edges,
+            "num_micro_batches": graph.num_micro_batches,
+            "names": list(graph.names),
+            "modules": list(graph.modules),
+        },
+        "op_order": problem.op_order,
+        "host_fingerprint": problem.host.fingerprint,
+        "host": problem.host.to_dict(),
+        "costs": {
+            "source": problem.costs.source,
+            "op_time_s": problem.costs.op_time_s.tolist(),
+            "workspace_bytes": None if seen is None else seen.tolist(),
+        },
+        "grouping": {
+            "rule": problem.grouping.rule,
+            "dropped": list(problem.grouping.dropped),
+            "op_group": problem.grouping.op_group.tolist(),
+        },
+        "allowed": None if problem.allowed is None else problem.group_allowed.tolist(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    return {"rlplace": __version__, "python": platform.python_version(), "torch": torch.__version__}
+
+
+def only_simulated(spec: WorkloadSpec) -> InvalidValue:
+    """What to say where a graph file is to be run."""
+    return InvalidValue(
+        "workload",
+        str(spec),
+        "a name or package.module:function",
+        hint="A graph file alone can be simulated, not measured; give --host a preset (`rlplace hosts` lists them), or "
+        "the model that the graph was captured from.",
+    )
+
+
+_CUT = 2
+"""Micro-batches of a twin: what mixes samples shows in two."""
+_SMALLER = {"inception_v3": (("image_size", 75),)}
+"""Options of twins whose `small` takes long in float64."""
+
+MOST_BYTES = 256 * 10**6
+"""Parameters, buffers and inputs of a user's function that is called again: larger ones are not."""
+
+
+def judge_twin(spec: WorkloadSpec, built: Workload, count: int, asked: CutOptions, seed: int) -> LossVerdict | None:
+    """How micro-batches make the loss of a workload that was built without values; None where it has values.
+
+    Args:
+        spec: a name, several as one, or a user's function.
+        built: without values.
+        count: micro-batches.
+        asked: the user's dimensions and loss, over those that the workload declares.
+        seed: of the twin's weights and inputs.
+
+    Raises:
+        UserError: the workload cannot be cut, or not so; or what it is built from is not installed.
+    """
+    if has_values(built.model, _tensors(built)):
+        return None
+    if spec.is_function:
+        return _judge_function(spec, built, count, asked, seed)
+    verdict = judge_workload(spec, asked=asked.loss, batch_dims=asked.batch_dims)
+    return replace(verdict, why=f"{verdict.why}{' (found on its small size)' * verdict.is_checked}")
+
+
+def _judge_function(spec: WorkloadSpec, built: Workload, count: int, asked: CutOptions, seed: int) -> LossVerdict:
+    """Calls the function again, this time with memory for what it makes, where that is little."""
+    twin = built
+    why = f"its parameters and inputs take {_num_bytes(built) / 1e6:,.0f} MB"
+    if asked.loss == "accumulated":
+        why = ""  # nothing is to be checked
+    elif _num_bytes(built) <= MOST_BYTES:
+        try:
+            twin, why = build(spec, seed=seed), ""
+        except UserError as error:
+            why = f"called once more, {error}"
+    args, kwargs = as_call(twin.inputs)
+    given = (twin.model, args, kwargs, twin.loss_fn, twin.targets)
+    slicing = plan_slices(*given, count, asked.batch_dims)
+    return (
+        unchecked(twin.model, twin.loss_fn, asked.loss, why) if why else judge_loss(*given, slicing, asked=asked.loss)
+    )
+
+
+def _tensors(workload: Workload) -> list[torch.Tensor]:
+    return [*pytree.tree_leaves(workload.inputs), *workload.targets]
+
+
+def _num_bytes(workload: Workload) -> int:
+    held = (*workload.model.parameters(), *workload.model.buffers(), *_tensors(workload))
+    return sum(tensor.nbytes for tensor in held)
+
+
+def judge_workload(spec: WorkloadSpec, *, asked: str = "auto", batch_dims: BatchDims | None = None) -> LossVerdict:
+    """How micro-batches make the loss of a workload, whose own size is too large to compute or has no values.
+
+    Its twin `@small` is computed: the same code, with four samples.
+
+    Args:
+        spec: a named workload, or several as one.
+        asked: the kind of loss that is wanted; `auto` is the workload's own.
+        batch_dims: as in `capture`; None is the workload's own.
+
+    Raises:
+        UserError: the workload cannot be cut, or not so; or what it is built from is not installed.
+    """
+    workload = build(_twin(spec))
+    args, kwargs = as_call(workload.inputs)
+    given = (workload.model, args, kwargs, workload.loss_fn, workload.targets)
+    slicing = plan_slices(*given, _CUT, workload.batch_dims if batch_dims is None else batch_dims)
+    return judge_loss(*given, slicing, asked=workload.loss if asked == "auto" else asked)
+
+
+def _twin(spec: WorkloadSpec) -> WorkloadSpec:
+    if spec.is_multi:
+        return replace(spec, parts=tuple(replace(part, spec=_twin(part.spec)) for part in spec.parts))
+    options = tuple((field.name, 2 * _CUT) for field in fields(CONFIGS[spec.name]) if field.name == "batch")
+    return WorkloadSpec(spec.name, (*options, *_SMALLER.get(spec.name, ())), "small")
+
 
 EVALUATIONS = 10_000
 """Of the search that a choice is made for: it takes its share of them."""
@@ -149,7 +483,7 @@ def chosen_problem(
         problem_of: the problem of a number of micro-batches.
         seed: of the searches that choose.
         evaluations: as of `prepare`.
-        say: told what is found, and how the loss was judged; nobody by default.
+        say: told what is found, and how the loss was judged; no messages by default.
         isolated: whether what is measured for the choice runs in worker processes; see `Evaluator`.
 
     Raises:
@@ -213,7 +547,7 @@ def verdict_of(graph: OpGraph) -> dict[str, Any] | None:
 
 
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
-EVALUATIONS = 1000
+COMPARED_EVALUATIONS = 1000
 """Placements that are simulated to find what the whole batch races with."""
 
 
@@ -240,7 +574,7 @@ def is_cut_faster(
         isolated: whether they run in worker processes, one for each of the two steps; see `Evaluator`.
     """
     planner = Simulator(whole)
-    found = find(whole, "portfolio", planner, Budget(evaluations=EVALUATIONS), seed=seed)
+    found = find(whole, "portfolio", planner, Budget(evaluations=COMPARED_EVALUATIONS), seed=seed)
     if found.devices is None:
         return True
     first = Simulator(cut)

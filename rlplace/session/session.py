@@ -25,16 +25,11 @@ from safetensors.numpy import load, save
 
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue
 from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, parse_json
-from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs.costs import Costs
+from rlplace.graphs import OpGraph
+from rlplace.measure import Costs, Host, Measurement, Placement, Plan, Problem
 from rlplace.measure.explain.explanation import Explanation
 from rlplace.measure.host_model import LearnedHost
-from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.host_file import host_from_dict
-from rlplace.measure.measurement import Measurement
-from rlplace.measure.placement import Placement
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
 from rlplace.records import read_record, to_json
 from rlplace.search.task import Saveable
 from rlplace.session.calibrate import Known
@@ -53,9 +48,8 @@ from rlplace.session.facts import (
     with_arrays,
 )
 from rlplace.session.folder import SESSION, RunFolder
-from rlplace.session.prepare import Prepared, verdict_of
+from rlplace.session.prepare import Prepared, Steps, verdict_of
 from rlplace.session.setup import ProblemOptions
-from rlplace.session.steps import Steps
 from rlplace.store import MeasurementStore
 from rlplace.store.database import RUN, open_for_reading, open_for_writing, open_in_memory, told, transaction
 

@@ -17,8 +17,8 @@ from rlplace.workloads import WorkloadSpec
 MOST_GROUPS = 10**9
 
 if TYPE_CHECKING:
-    from rlplace.graphs.grouping.constraints import Constraints
-    from rlplace.measure.hosts.host import Host
+    from rlplace.graphs import Constraints
+    from rlplace.measure import Host
 
     KeptConstraints = Constraints | None
 else:
@@ -27,7 +27,7 @@ else:
         """Constraints from what a file holds; they are imported then, since they bring NumPy."""
         if not isinstance(value, Mapping):
             return value
-        from rlplace.graphs.grouping.constraints import Constraints
+        from rlplace.graphs import Constraints
 
         return read_record(Constraints, dict(value), "constraints")
 

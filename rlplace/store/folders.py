@@ -22,7 +22,7 @@ def store_path(word: str) -> Path | None:
     """The database that `--store WORD` names: a file, or that of a run folder; None for `off`.
 
     Raises:
-        FileProblem: `auto`, and nobody says where the user's folders are.
+        FileProblem: `auto`, and the user's folders are not known.
     """
     if word == OFF:
         return None
@@ -66,7 +66,7 @@ def _processor() -> str:
 
 
 def _memory_gib() -> int:
-    """0 where nobody says."""
+    """0 where it is not known."""
     try:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
     except (AttributeError, OSError, ValueError):

@@ -1,6 +1,6 @@
 """`StoreLog`: the `MeasurementLog` of a run: the user's store and the run's own, neither of which can stop it.
 
-`measuring`: what surrounds measuring on this machine: nobody else does meanwhile, and what is measured is kept.
+`measuring`: measures on this machine alone (no other search measures meanwhile), and keeps the measurements.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from pathlib import Path
 
 from rlplace.errors import FileProblem, UserError
 from rlplace.locks import measuring_alone
+from rlplace.measure import Host, Measurement, Plan, Problem, Timeline
 from rlplace.measure.host_model.learned_host import LearnedHost
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.measurement import Measurement, MeasurementKey, MeasurementLog, versions_line
-from rlplace.measure.plan import Plan, Timeline
-from rlplace.measure.problem import Problem
+from rlplace.measure.measurement import MeasurementKey, MeasurementLog, versions_line
 from rlplace.say import counted
 from rlplace.store.folders import AUTO, store_path
 from rlplace.store.rows import MeasuringProcess, StoredMeasurement, summarise
@@ -29,7 +27,7 @@ ANSWERS_S = 30 * DAY_S
 FAILURE_ANSWERS_S = DAY_S
 """The same of a failure, which may have had a passing reason: another process that held the memory."""
 LEAST_IDLE = 0.75
-"""What was measured on a busier machine answers nobody else and teaches nothing: beside other work, ratios move too."""
+"""Measurements of a busier machine are not reused and teach nothing: other work changes ratios, too."""
 LATE_S = 5.0
 """So long before the next attempt after one that failed: a locked store must not hold up every measurement."""
 
@@ -109,7 +107,7 @@ class StoreLog(MeasurementLog):
         """Adds a measurement to every store."""
         try:
             row = StoredMeasurement.of(plan, outcome, reference, is_whole=is_whole)
-        except UserError as error:  # what nobody could read again
+        except UserError as error:  # a record that could not be read again
             self._say(f"warning: a measurement is not kept: {error}")
             return
         self._add(lambda store, session_id: store.add(session_id, plan, row))
@@ -254,7 +252,7 @@ def measuring(
 
     Raises:
         FileProblem: a store was named that cannot be opened.
-        RunnerError: another search measures here, and nobody wants to wait.
+        RunnerError: another search measures here, and waiting was not asked for.
     """
     with measuring_alone(host, say=say, run=run, is_waiting=is_waiting):
         log = open_log(store, host, workload=workload, versions=versions_line(), say=say, own=own)

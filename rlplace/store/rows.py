@@ -23,9 +23,8 @@ from pydantic import AfterValidator, Field
 
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, UnknownName
 from rlplace.files import jsonable, parse_json, write_bytes_atomic
-from rlplace.measure.measurement import Measurement, MeasurementKey, Status
-from rlplace.measure.plan import Plan, Timeline
-from rlplace.measure.problem import Problem
+from rlplace.measure import Measurement, Plan, Problem, Timeline
+from rlplace.measure.measurement import MeasurementKey, Status
 from rlplace.records import Count, Number, Seconds, described, read_record, record
 from rlplace.store.folders import machine_key
 
@@ -55,14 +54,14 @@ class MeasuringProcess:
     begun_s: float
     """Seconds since 1970."""
     workload: str
-    """Its name; empty where nobody said."""
+    """Its name; empty where none was given."""
     machine: str
     """`machine_key` of the machine."""
     host_name: str
     versions: str
     """Of rlplace, PyTorch and Python."""
     idle_share: float | None = None
-    """Of the processor's time, before anything was measured; None where nobody knows."""
+    """Of the processor's time, before anything was measured; None where unknown."""
     load: float | None = None
     """Processes that were running or waiting, averaged over a minute; likewise."""
     clock_hz: float | None = None
@@ -125,7 +124,7 @@ class StoredMeasurement:
         """A measurement as it is kept; what the session says is left out.
 
         Raises:
-            InvalidValue: nobody said what was measured.
+            InvalidValue: it was not said what is measured.
         """
         key = outcome.key
         if key is None or key.plan != plan.fingerprint:

@@ -17,9 +17,9 @@ from typing import Any, Self, get_args
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import jsonable, parse_json
+from rlplace.measure import Plan
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.measurement import MeasurementKey, Status
-from rlplace.measure.plan import Plan
 from rlplace.records import read_record
 from rlplace.store.database import RUN, STORE, open_for_reading, open_for_writing, told, transaction
 from rlplace.store.rows import (

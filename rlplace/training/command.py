@@ -19,12 +19,12 @@ from typing import Any
 
 from rlplace.cluster import check_cluster
 from rlplace.errors import DeviceLost, FileProblem, InvalidValue, RlplaceError
-from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs import Constraints
 from rlplace.locks import measuring_alone
+from rlplace.measure import Host, resolve_host
 from rlplace.measure.host_model import LearnedHost
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.hosts.resolve import is_host_file, resolve_host
+from rlplace.measure.hosts.resolve import is_host_file
 from rlplace.measure.timing.outcomes import lost_of
 from rlplace.measure.timing.threads import one_thread_here, usable_cores
 from rlplace.policy.options import WEIGHTS_ENDING
@@ -35,11 +35,10 @@ from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.session.cut import CutOptions
 from rlplace.session.facts import Request
 from rlplace.session.folder import RunFolder
-from rlplace.session.prepare import Prepared, prepare
+from rlplace.session.prepare import Prepared, Steps, prepare, versions
 from rlplace.session.session import Session
 from rlplace.session.setup import Setup
 from rlplace.session.step_script import script
-from rlplace.session.steps import Steps, versions
 from rlplace.store.log import check_store
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import (
@@ -53,9 +52,8 @@ from rlplace.training.forecast import (
     within_rest,
 )
 from rlplace.training.methods import method_of, methods_of
-from rlplace.training.outputs import WEIGHTS, TrainingRun, TrainResult, result_of
+from rlplace.training.outputs import WEIGHTS, TrainingRun, TrainResult, num_rows, result_of
 from rlplace.training.run import check_names, train_in
-from rlplace.training.table import num_rows
 from rlplace.training.tracking import make_tracker
 from rlplace.workloads import WorkloadSpec, default_size, parse_kept_workload
 

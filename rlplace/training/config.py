@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlplace.errors import InvalidValue
-from rlplace.policy.options import LearnConfig
+from rlplace.policy import LearnConfig
 from rlplace.records import Number, Whole, record
 from rlplace.session.setup import ProblemOptions, Setup
 from rlplace.training.agent.config import MOST_EVALUATIONS, AgentConfig

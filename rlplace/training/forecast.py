@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from rlplace.errors import RlplaceError
-from rlplace.format import format_clock
-from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.hosts.host import Host
+from rlplace.graphs import OpGraph
+from rlplace.measure import Host, RaceProtocol
 from rlplace.measure.timing.eager_step import EagerStep
-from rlplace.measure.timing.race import RaceProtocol
+from rlplace.say import format_clock
 from rlplace.session.calibrate import LEAST
 from rlplace.training.config import TrainConfig
 
@@ -100,6 +99,8 @@ def within(
 ) -> tuple[TrainConfig, Durations]:
     """`config` with as much calibration and search as its `total_s` has room for, and what that is expected to take.
 
+    Kernels that have to be compiled take their time beside `total_s`.
+
     Arguments are those of `forecast`; a configuration without `total_s` stays as it is.
     """
 
@@ -114,7 +115,7 @@ def within(
         room = int((CALIBRATION_SHARE * total_s - WORKER_S) / max(each_s, 1e-9))
         count = min(config.search.num_calibrated, room) if room >= LEAST else 0
         config = dataclasses.replace(config, search=dataclasses.replace(config.search, num_calibrated=count))
-        others = dataclasses.replace(expected(config), search_s=0.0)
+        others = dataclasses.replace(expected(config), search_s=0.0, heuristics_s=HEURISTICS_S)
         config = searching_within(config, total_s - others.total_s)
     return config, expected(config)
 

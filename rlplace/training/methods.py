@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlplace.measure.hosts.host import Host
-from rlplace.search.methods import METHODS, Method, register_method
+from rlplace.measure import Host
+from rlplace.search import METHODS, Method, register_method
 from rlplace.training.config import TrainConfig
 
 LEARNED, POLICY, GUIDED, SCHEDULE = "learned", "policy", "guided", "schedule"

@@ -7,17 +7,14 @@ from typing import Any
 
 from rlplace.errors import RunnerError
 from rlplace.locks import measuring_alone
+from rlplace.measure import Placement, Simulator, save_placement
 from rlplace.measure.bounds import lower_bound_s
-from rlplace.measure.placement import Placement, save_placement
-from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
-from rlplace.search.methods import find
+from rlplace.search import Budget, find
 from rlplace.search.rules import baselines
-from rlplace.search.task import Budget
-from rlplace.session.prepare import prepare
+from rlplace.session.prepare import Steps, prepare
 from rlplace.session.setup import Setup
-from rlplace.session.steps import Steps
 from rlplace.training.methods import METHODS
 
 LEAST_TO_CHOOSE = 1000
@@ -39,8 +36,8 @@ def place_workload(
 
     Raises:
         UnknownName: no such method.
-        RunnerError: no placement that was tried fits into memory; or another search measures here, and nobody wants to
-            wait.
+        RunnerError: no placement that was tried fits into memory; or another search measures here, and waiting was not
+            asked for.
         UserError: the workload cannot be built, captured or cut so.
     """
     chosen = METHODS[method]

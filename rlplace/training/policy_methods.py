@@ -14,25 +14,23 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.env.rewards import Scorer, make_reward
+from rlplace.env import Scorer, make_reward
 from rlplace.env.schedule_batch import ListSchedules
-from rlplace.measure.problem import Problem
+from rlplace.measure import Problem
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.policy.base import Policy
-from rlplace.policy.checkpoint import pretrained_path
+from rlplace.policy import LearnConfig, Policy
+from rlplace.policy.base import pretrained_path
 from rlplace.policy.learn.state import LearnerFile
-from rlplace.policy.options import LearnConfig
 from rlplace.policy.policies import checked_learner, checked_policy
 from rlplace.policy.schedule import propose
 from rlplace.policy.schedule_network import KIND, load_network
+from rlplace.search import METHODS, Task
 from rlplace.search.groupings import majority_devices
-from rlplace.search.guide import ListSchedule
 from rlplace.search.improve.anneal import anneal_finer
 from rlplace.search.improve.portfolio import tuned_start, vary
 from rlplace.search.improve.starting_points import best_start_with_greedy, check_budget, score_weights, try_all
-from rlplace.search.methods import METHODS
 from rlplace.search.parallel.hybrid import parallel_starts
-from rlplace.search.task import Measuring, Simulating, Task
+from rlplace.search.task import ListSchedule, Measuring, Simulating
 
 MOST_IDLE = 8
 """Rounds without a new placement after which the policy is taken to be sure of itself."""
@@ -57,7 +55,7 @@ def search_by_policy(
         task: scores and counts.
         config: which policy, which learner, and their options.
         start: (N,) a placement to start from besides those of the portfolio.
-        learner_file: keeps the learner's state, and gives it back; nobody by default.
+        learner_file: stores the learner's state and loads it again; none by default.
     """
     config = config or LearnConfig()
     recipe, agent = config.recipe, PolicySearch(task, config, learner_file)
@@ -96,7 +94,7 @@ class PolicySearch:
     Args:
         task: scores, measures and counts.
         config: which policy, which learner, and their options.
-        learner_file: keeps the learner's state, and gives it back; nobody by default.
+        learner_file: stores the learner's state and loads it again; none by default.
     """
 
     def __init__(self, task: Task, config: LearnConfig, learner_file: LearnerFile | None = None) -> None:
@@ -211,7 +209,7 @@ def search_zero_shot(
     Args:
         task: scores and counts.
         config: how the policy learns; which one is not its to say.
-        learner_file: keeps the state of its learner, and gives it back; nobody by default.
+        learner_file: stores the state of its learner and loads it again; none by default.
 
     Raises:
         InvalidValue: the task's budget is infinite.
@@ -266,7 +264,7 @@ def search_guided(
         task: scores and counts.
         config: which policy, how it is taught, and how far it is followed.
         start: (N,) a placement to start from besides those of `portfolio` and of the policy.
-        learner_file: keeps the state of its learner, and gives it back; nobody by default.
+        learner_file: stores the state of its learner and loads it again; none by default.
     """
     config = config or LearnConfig()
     guide = PolicyGuide(task.problem, config, seed=int(task.generator.integers(2**31)), learner_file=learner_file)
@@ -291,7 +289,7 @@ class PolicyGuide:
         problem: what is placed; a search may score it under other costs.
         config: which policy and learner, whether it imitates, and how far it is followed.
         seed: of every draw.
-        learner_file: keeps the state of its learner, and gives it back; nobody by default.
+        learner_file: stores the state of its learner and loads it again; none by default.
     """
 
     def __init__(

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.cluster import reach
-from rlplace.env.rewards import make_reward
+from rlplace.env import make_reward
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.graphs.grouping.groups import GroupingRule
+from rlplace.measure import Problem
 from rlplace.measure.host_model import LearnedHost, load_priors
-from rlplace.measure.problem import Problem
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.policy.options import LearnConfig
-from rlplace.policy.policies import LEARNERS, POLICIES, check_fit
+from rlplace.policy import LEARNERS, POLICIES, LearnConfig
+from rlplace.policy.policies import check_fit
 from rlplace.report.console import Progress, progress_of
 from rlplace.session.folder import RunFolder
 from rlplace.session.session import Session

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from rlplace.errors import FileProblem, UnknownName, UserError
 from rlplace.files import jsonable, refuse_link
-from rlplace.format import format_ms
+from rlplace.say import format_ms
 
 if TYPE_CHECKING:
     import wandb

@@ -33,7 +33,7 @@ from rlplace.workloads.catalog import CATALOG, CONFIGS, MULTI, Workload
 from rlplace.workloads.configs import SIZES, Size, WorkloadConfig
 
 if TYPE_CHECKING:
-    from rlplace.measure.hosts.host import Host
+    from rlplace.measure import Host
 
 MOST_GROWTH = 16.0
 """How much larger than its named sizes a workload may be that a run folder is believed."""
@@ -65,8 +65,9 @@ class WorkloadSpec:
                 raise InvalidValue("options", self.options or self.size, "none", where=f"workload {self.name}")
             if self.is_multi and not self.parts:
                 raise InvalidValue("parts", self.parts, "one model or more", where=f"workload {self.name}")
-            if self.is_function:
-                _check_function(self.name)
+            module, _, function = self.name.partition(":")
+            if self.is_function and not all(part.isidentifier() for part in [*module.split("."), function]):
+                raise InvalidValue("workload", self.name, "package.module:function")
             return
         if self.name not in CONFIGS:
             raise UnknownName("workload", self.name, [*CONFIGS, MULTI])
@@ -157,8 +158,13 @@ class WeightedPart:
 
     def __post_init__(self) -> None:
         if self.spec.name not in CONFIGS or self.spec.is_file:
-            hint = "Functions, graph files and other multis cannot be parts."
-            raise InvalidValue("part", str(self.spec), "a named workload", where=f"workload {MULTI}", hint=hint)
+            raise InvalidValue(
+                "part",
+                str(self.spec),
+                "a named workload",
+                where=f"workload {MULTI}",
+                hint="Functions, graph files and other multis cannot be parts.",
+            )
         if not (self.weight > 0 and math.isfinite(self.weight)):
             raise InvalidValue("weight", self.weight, "a positive number", where=f"workload {MULTI}, {self.spec}")
 
@@ -184,12 +190,6 @@ def _growth(spec: WorkloadSpec) -> float:
         else:
             whole *= max(1.0, times)
     return max(whole, most_heads)
-
-
-def _check_function(name: str) -> None:
-    module, _, function = name.partition(":")
-    if not all(part.isidentifier() for part in [*module.split("."), function]):
-        raise InvalidValue("workload", name, "package.module:function")
 
 
 GRAPH_SUFFIXES = (".json", ".onnx", ".graphml", ".xml", ".txt")
@@ -242,13 +242,22 @@ def parse_kept_workload(kept: str, again: str | None, *, where: str, command: st
     if len(kept) > _MOST_LETTERS:
         raise InvalidValue("workload", described(kept), "a workload's name", where=where)
     if not _is_multi(kept) and kept.partition("@")[0].strip() not in CONFIGS:
-        hint = f"A function or a file of yours is opened only if you name it again: {command}"
-        raise InvalidValue("workload", None, f"{kept!r}, as it was started", where=where, hint=hint)
+        raise InvalidValue(
+            "workload",
+            None,
+            f"{kept!r}, as it was started",
+            where=where,
+            hint=f"A function or a file of yours is opened only if you name it again: {command}",
+        )
     spec = _parse_name(kept)
     if not spec.is_believed:
-        expected = f"at most {MOST_GROWTH:g} times the size that a workload has by name"
-        hint = f"One of any size is built only if you name it again: {command}"
-        raise InvalidValue("workload", shortened(kept), expected, where=where, hint=hint)
+        raise InvalidValue(
+            "workload",
+            shortened(kept),
+            f"at most {MOST_GROWTH:g} times the size that a workload has by name",
+            where=where,
+            hint=f"One of any size is built only if you name it again: {command}",
+        )
     return spec
 
 
@@ -275,8 +284,12 @@ def _parse_single(text: str) -> WorkloadSpec:
             raise InvalidValue("workload", text, f"{name!r} alone", hint="A function takes no size and no options.")
         return WorkloadSpec(name)
     if name not in CONFIGS:
-        hint = "A function of yours is package.module:function, a graph file its path."
-        raise UnknownName("workload", name, [*CONFIGS, MULTI], hint=hint)
+        raise UnknownName(
+            "workload",
+            name,
+            [*CONFIGS, MULTI],
+            hint="A function of yours is package.module:function, a graph file its path.",
+        )
     items = [item.strip() for item in rest.split(",")] if at else []
     size = _parse_size(items.pop(0), name, text) if items and "=" not in items[0] else None
     options: dict[str, object] = {}
@@ -294,18 +307,19 @@ def _parse_parts(text: str) -> tuple[WeightedPart, ...]:
         is_option = "=" in item and "@" not in item
         if not item.strip() or (is_option and not joined):
             raise InvalidValue("workload", text, f"{MULTI}:NAME[@...][*WEIGHT],NAME,...")
-        if is_option:
-            joined[-1] += f",{item}"
-        else:
-            joined.append(item)
+        joined.append(f"{joined.pop()},{item}" if is_option else item)
     return tuple(_parse_part(part, text) for part in joined)
 
 
 def _parse_part(text: str, whole: str) -> WeightedPart:
     named, star, weight = (part.strip() for part in text.partition("*"))
     if ":" in named or named.endswith(GRAPH_SUFFIXES):
-        hint = "Functions, graph files and other multis cannot be parts."
-        raise InvalidValue("workload", whole, f"a named workload where it says {named!r}", hint=hint)
+        raise InvalidValue(
+            "workload",
+            whole,
+            f"a named workload where it says {named!r}",
+            hint="Functions, graph files and other multis cannot be parts.",
+        )
     spec = _parse_single(named)
     try:
         return WeightedPart(spec, float(weight) if star else 1.0)
@@ -324,8 +338,9 @@ def _parse_size(item: str, name: str, text: str) -> Size:
 def _parse_option(item: str, name: str, text: str) -> tuple[str, object]:
     key, equals, value = (part.strip() for part in item.partition("="))
     if not equals:
-        hint = "The size comes first." if item in SIZES else ""
-        raise InvalidValue("workload", text, f"key=value where it says {item!r}", hint=hint)
+        raise InvalidValue(
+            "workload", text, f"key=value where it says {item!r}", hint="The size comes first." if item in SIZES else ""
+        )
     types = {field.name: type(field.default) for field in fields(CONFIGS[name])}
     if key not in types:
         raise UnknownName(f"option of workload {name}", key, types)

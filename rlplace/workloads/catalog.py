@@ -130,8 +130,12 @@ class Family:
             home = getattr(importlib.import_module(module), function)
         made: object = home(config)
         if not isinstance(made, Parts):
-            expected = "Parts: the model, its inputs and its loss"
-            raise InvalidValue("the value", type(made).__name__, expected, where=f"what built workload {config.NAME}")
+            raise InvalidValue(
+                "the value",
+                type(made).__name__,
+                "Parts: the model, its inputs and its loss",
+                where=f"what built workload {config.NAME}",
+            )
         return made
 
     @property

@@ -95,8 +95,11 @@ def _modules_beside(name: str) -> list[str]:
 
 def _find(module: ModuleType, function_name: str, name: str) -> Callable[[], object]:
     if not hasattr(module, function_name):
-        functions = [key for key, _ in inspect.getmembers(module, inspect.isfunction)]
-        raise UnknownName(f"function of module {module.__name__}", function_name, functions)
+        raise UnknownName(
+            f"function of module {module.__name__}",
+            function_name,
+            [key for key, _ in inspect.getmembers(module, inspect.isfunction)],
+        )
     found: object = getattr(module, function_name)
     if not callable(found):
         raise InvalidValue("workload", name, f"a function, but {function_name} is of type {_type_name(found)}")
@@ -119,8 +122,12 @@ def _raised(error: BaseException) -> str:
 def _checked(returned: object, name: str) -> Workload:
     where = f"what {name} returned"
     if not isinstance(returned, tuple) or not 2 <= len(returned) <= 5:
-        actual = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else _type_name(returned)
-        raise InvalidValue("the value", actual, RETURNED, where=where)
+        raise InvalidValue(
+            "the value",
+            f"a tuple of {len(returned)}" if isinstance(returned, tuple) else _type_name(returned),
+            RETURNED,
+            where=where,
+        )
     model, inputs, loss_fn, optimizer, targets = (*returned, None, None, None)[:5]
     if not isinstance(model, nn.Module):
         raise InvalidValue("model", _type_name(model), "a torch.nn.Module", where=where)
@@ -151,8 +158,9 @@ def _checked_tensors(field: str, given: object, where: str) -> tuple[Tensor, ...
 
 def _checked_tensor(field: str, value: object, where: str) -> Tensor:
     if not isinstance(value, Tensor):
-        hint = "Set whatever is not a tensor inside the model."
-        raise InvalidValue(field, _type_name(value), "a tensor", where=where, hint=hint)
+        raise InvalidValue(
+            field, _type_name(value), "a tensor", where=where, hint="Set whatever is not a tensor inside the model."
+        )
     return value
 
 
@@ -196,23 +204,23 @@ def join(members: Sequence[tuple[str, float, Parts]]) -> Parts:
     Args:
         members: for each its name (a second `gpt2` becomes `gpt2_2`), the weight of its loss, and what it was built to.
     """
-    models: dict[str, nn.Module] = {}
+    named: dict[str, tuple[float, Parts]] = {}
     inputs: dict[str, Tensor] = {}
-    losses: dict[str, tuple[float, Any]] = {}
     for position, (plain, weight, parts) in enumerate(members):
         count = 1 + sum(other == plain for other, _, _ in members[:position])
         name = plain if count == 1 else f"{plain}_{count}"
-        models[name] = parts.model
-        losses[name] = (weight, parts.loss_fn)
-        named = parts.inputs.items() if isinstance(parts.inputs, dict) else enumerate(parts.inputs)
-        inputs |= {f"{name}.{key}": tensor for key, tensor in named}
+        named[name] = weight, parts
+        given = parts.inputs.items() if isinstance(parts.inputs, dict) else enumerate(parts.inputs)
+        inputs |= {f"{name}.{key}": tensor for key, tensor in given}
+
+    losses = {name: (weight, parts.loss_fn) for name, (weight, parts) in named.items()}
 
     def loss_fn(outputs: dict[str, Any]) -> Tensor:
         return torch.stack([weight * loss(outputs[name]) for name, (weight, loss) in losses.items()]).sum()
 
-    every = [parts for _, _, parts in members]
-    dims = tuple(dim for parts in every for dim in _batch_dims(parts))
-    return Parts(Multi(models), inputs, loss_fn, dims, _loss([parts.loss for parts in every]))
+    models = {name: parts.model for name, (_, parts) in named.items()}
+    dims = tuple(dim for _, _, parts in members for dim in _batch_dims(parts))
+    return Parts(Multi(models), inputs, loss_fn, dims, _loss([parts.loss for _, _, parts in members]))
 
 
 def _batch_dims(parts: Parts) -> BatchDims:

@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from published_splits import load_split
 
 from rlplace.cli.main import main
-from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
+from rlplace.graphs.formats.published import load_dnn_partitioning
 from rlplace.measure.placement import load_placement
 from rlplace.partitioning.objectives import MaxLoad
 from rlplace.search.task import Task

@@ -11,7 +11,7 @@ import pytest
 from rlplace.cli.main import main
 from rlplace.graphs.grouping.module_classes import module_classes
 from rlplace.measure.placement import load_placement
-from rlplace.session.steps import capture_workload
+from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build, without_memory
 
 MODEL, HOST = "rnnlm@small,layers=2,steps=3,batch=4", "RTX4090+RTX3060"

@@ -6,7 +6,7 @@ import numpy as np
 
 from rlplace.cluster.measuring_node import Believed
 from rlplace.measure.measurement import Measurement, MeasurementKey
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 
 KEY = MeasurementKey("graph", "host", "plan", "protocol")
 

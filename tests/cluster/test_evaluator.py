@@ -23,7 +23,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure import Problem, RaceProtocol, Simulator
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.measurement import Measurement, MeasurementKey
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 
 FEW = RaceProtocol(warmup=0, min_rounds=3, max_rounds=3, hopeless=float("inf"))
 ENDLESS = RaceProtocol(warmup=0, min_rounds=10**9, max_rounds=10**9, hopeless=float("inf"))

@@ -12,7 +12,7 @@ import pytest
 from rlplace.cluster.cluster_evaluator import Job, Staleness, StaleSynchronous
 from rlplace.errors import RunnerError
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 from rlplace.measure.timing.race import RaceProtocol
 
 ROUND = RaceProtocol(max_rounds=3)

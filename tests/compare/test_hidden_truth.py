@@ -24,8 +24,7 @@ from rlplace.compare.hidden_truth import ROWS, Answer, Meter, Trial, TrueConfig,
 from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import Truth, true_problem
 from rlplace.search.task import Budget

@@ -11,7 +11,7 @@ from fake_gpus.plan_runs import judged, machine_installed
 
 from rlplace import cuda
 from rlplace.measure.costs.profile import profile_links
-from rlplace.measure.execute.channels import Streams, make_channel
+from rlplace.measure.execute.device_threads import Streams, make_channel
 
 
 def test_what_may_be_taken_has_been_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
 
 NUM_PLANS, AT_ONCE = 100, 10

@@ -16,7 +16,7 @@ from rlplace.export import check_export
 from rlplace.export.export_run import SeededDraws
 from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Host, Problem, Simulator
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 from rlplace.search.rules import baselines
 
 

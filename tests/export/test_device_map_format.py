@@ -13,15 +13,15 @@ from run_folders import run_of_problem
 from rlplace.cli.main import main
 from rlplace.errors import InvalidValue
 from rlplace.export.export_run import export_run
-from rlplace.format import format_bytes
 from rlplace.graphs.grouping.module_classes import module_classes
 from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.hosts.resolve import resolve_host
+from rlplace.say import format_bytes
 from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.folder import RUN_FILES, RunFolder
+from rlplace.session.prepare import capture_workload
 from rlplace.session.session import Session
-from rlplace.session.steps import capture_workload
 from rlplace.workloads import build, without_memory
 
 pytest.importorskip("transformers")

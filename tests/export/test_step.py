@@ -26,7 +26,7 @@ from rlplace.export.placed.placed_module import hf_device_map
 from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Host, Placement, Problem, Simulator
 from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 from rlplace.search.rules import baselines
 
 

@@ -16,7 +16,8 @@ from fake_gpus.late_queues import FakeEvent, FakeStream, Position
 from fake_gpus.machine import Machine
 from rlplace import cuda
 from rlplace.export.placed.model_state import PlacedState
-from rlplace.measure.execute import channels, device_threads, placed_step
+from rlplace.measure.execute import device_threads, placed_step
+from rlplace.measure.execute import device_threads as channels
 from rlplace.measure.execute.residents import Residents
 
 MEMORY_BYTES = 1 << 34

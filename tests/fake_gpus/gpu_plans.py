@@ -21,8 +21,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.host_file import Wiring, lay_routes
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
 
 MODELS = {

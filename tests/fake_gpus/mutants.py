@@ -18,10 +18,9 @@ from typing import Any
 from rlplace.export.placed import graphs as placed_graph
 from rlplace.export.placed import placed_model
 from rlplace.export.placed import placed_module as module_graph
-from rlplace.measure.execute import channels, device_threads, launch_code, placed_step, residents
+from rlplace.measure.execute import device_threads, launch_code, placed_step, residents
 
 MODULES: tuple[ModuleType, ...] = (
-    channels,
     placed_step,
     residents,
     device_threads,

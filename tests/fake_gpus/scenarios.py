@@ -30,8 +30,7 @@ from rlplace.graphs import capture
 from rlplace.graphs.capturing.capture import capture_module
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.execute.channels import CudaChannel
-from rlplace.measure.execute.device_threads import Crew, CudaClock
+from rlplace.measure.execute.device_threads import Crew, CudaChannel, CudaClock
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
 

@@ -24,8 +24,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement, Status
-from rlplace.measure.plan import Plan, Timeline
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.console import make_progress

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from rlplace.graphs.graph_builder import LATER_HALF, gradient_sums
+from rlplace.graphs.opgraph import LATER_HALF, gradient_sums
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 16, 64])

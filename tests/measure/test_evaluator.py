@@ -17,7 +17,7 @@ from rlplace.graphs import capture
 from rlplace.measure import Host, Problem, RaceProtocol, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement, MeasurementKey, placement_fingerprint
-from rlplace.measure.plan import Plan, Timeline
+from rlplace.measure.problem import Plan, Timeline
 
 ONCE = RaceProtocol(warmup=0, min_rounds=1, max_rounds=1)
 

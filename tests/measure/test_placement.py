@@ -15,8 +15,7 @@ from rlplace.graphs import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.placement import PlacedCut, Placement, check_plan, load_placement, save_placement
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 
 
 def two_devices(name: str = "two") -> Host:

@@ -15,8 +15,7 @@ from torch import nn
 from rlplace.graphs import capture
 from rlplace.graphs.grouping.groups import group_ops
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.plan import capacity_bytes, single_device_peak_bytes, single_device_plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Problem, capacity_bytes, single_device_peak_bytes, single_device_plan
 from rlplace.measure.simulate.simulator import Simulator
 
 

@@ -10,7 +10,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.prediction_error import KINDS, draw_mix, judge_fidelity
+from rlplace.measure.prediction_error import PLACEMENT_KINDS, draw_mix, judge_fidelity
 from rlplace.measure.problem import Problem
 
 
@@ -54,7 +54,7 @@ def test_the_mix_is_a_quarter_each_and_avoids_what_was_seen() -> None:
     problem = Problem(graph, host, Costs(np.ones((12, 2)), "estimated"), Grouping(np.arange(12)))
     best = np.arange(12, dtype=np.int32) % 2
     test, kinds = draw_mix(problem, best, 20, np.random.default_rng(0))
-    assert [kinds.count(kind) for kind in KINDS] == [5, 5, 5, 5]
+    assert [kinds.count(kind) for kind in PLACEMENT_KINDS] == [5, 5, 5, 5]
     assert test.shape == (20, 12)
     assert set(np.unique(test)) <= {0, 1}
     fit, _ = draw_mix(problem, best, 16, np.random.default_rng(1), unlike=test)

@@ -14,7 +14,7 @@ from published_brute_force import best_contiguous_ms
 from published_files import load, published_values, workload_paths
 from random_published import random_document, random_workload, slow_max_load, slow_piece_latency
 
-from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning, parse_dnn_partitioning
+from rlplace.graphs.formats.published import load_dnn_partitioning, parse_dnn_partitioning
 from rlplace.partitioning.contiguous import Lattice, chain_lattice, contract, dp, enumerate_ideals
 from rlplace.partitioning.objectives import MaxLoad, PieceLatency
 

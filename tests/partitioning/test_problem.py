@@ -16,7 +16,7 @@ from published_splits import load_split
 from random_published import random_document, random_workload, slow_max_load, slow_piece_latency
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.formats.dnn_partitioning import (
+from rlplace.graphs.formats.published import (
     DnnPartitioning,
     load_dnn_partitioning,
     parse_dnn_partitioning,

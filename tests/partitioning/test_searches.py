@@ -13,7 +13,7 @@ from published_files import load
 from random_published import random_workload, slow_max_load, slow_piece_latency
 
 from rlplace.errors import UnknownName
-from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning
+from rlplace.graphs.formats.published import DnnPartitioning
 from rlplace.partitioning.kernel_anneal import (
     LoadGraph,
     Loads,

@@ -10,7 +10,7 @@ from published_files import load
 from random_published import random_document, random_workload
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.graphs.formats.dnn_partitioning import DnnPartitioning, parse_dnn_partitioning
+from rlplace.graphs.formats.published import DnnPartitioning, parse_dnn_partitioning
 from rlplace.partitioning import METHODS, PublishedResult, solve
 from rlplace.partitioning.objectives import MaxLoad, PieceLatency
 

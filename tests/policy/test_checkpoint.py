@@ -7,7 +7,7 @@ from fake_measurer import chain_problem
 
 from rlplace.errors import FileProblem, UserError
 from rlplace.policy import PlacerArchitecture, imitate, load_policy, make_policy
-from rlplace.policy.checkpoint import load_checkpoint, save_checkpoint
+from rlplace.policy.base import load_checkpoint, save_checkpoint
 
 ARCHITECTURE = PlacerArchitecture(hidden=8, num_layers=1)
 

@@ -15,7 +15,7 @@ from rlplace.graphs.synthetic import synthetic
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.policy.checkpoint import pretrained_kinds, pretrained_path
+from rlplace.policy.base import pretrained_kinds, pretrained_path
 from rlplace.policy.schedule import propose
 from rlplace.policy.schedule_network import load_network
 from rlplace.pretrain.pretraining import draw, over_groupings

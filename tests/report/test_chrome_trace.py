@@ -13,7 +13,7 @@ from micrographs import op_graph
 from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.plan import Timeline
+from rlplace.measure.problem import Timeline
 from rlplace.report.chrome_trace import chrome_trace, write_chrome_trace
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rlplace.format import format_bytes, format_clock, format_ms, format_seconds
+from rlplace.say import format_bytes, format_clock, format_ms, format_seconds
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ from random_problems import random_problem
 from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.plan import Timeline
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Problem, Timeline
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report import save_timeline_png
 from rlplace.report.chrome_trace import Slice, Trace

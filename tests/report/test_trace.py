@@ -10,7 +10,7 @@ from run_files import trace_of
 
 from rlplace.errors import InvalidValue
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.plan import Timeline
+from rlplace.measure.problem import Timeline
 from rlplace.report.chrome_trace import Lane, Trace, chrome_trace, covered_s
 
 

@@ -14,11 +14,10 @@ from search_problems import barred, brute_force_s, fork_problem
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.guide import MOST_STARTS, GuidedMoves, ListSchedule, guided_schedules, score_guided
 from rlplace.search.improve.anneal import AnnealSettings, anneal_finer
 from rlplace.search.improve.starting_points import Schedulers
 from rlplace.search.methods import METHODS, find
-from rlplace.search.task import Budget, Task
+from rlplace.search.task import MOST_STARTS, Budget, GuidedMoves, ListSchedule, Task, guided_schedules, score_guided
 
 
 @dataclass

@@ -21,19 +21,19 @@ from search_problems import barred, chain_problem, fork_problem
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.methods import find
-from rlplace.search.task import Budget, Task
-from rlplace.search.winners import (
+from rlplace.search.methods import (
     DESCENT,
     LEAST_DIFFERENCE,
     WALK,
     OwnOrder,
     Winners,
     choose_diverse,
+    find,
     find_winners,
     permuted,
     shuffled,
 )
+from rlplace.search.task import Budget, Task
 from rlplace.training.agent import AgentConfig
 from rlplace.training.agent.proposals import Proposer
 

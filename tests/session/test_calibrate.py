@@ -12,8 +12,7 @@ from rlplace.errors import RunnerError
 from rlplace.measure import Simulator
 from rlplace.measure.host_model import Posterior, Prior, Scales
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.session import calibrate as calibration
 from rlplace.session.calibrate import Calibration, Known, calibrate_on, calibrated, plans_of, step_times

@@ -12,10 +12,9 @@ import torch
 from rlplace.errors import CaptureError, InvalidValue
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure import resolve_host
-from rlplace.session import steps as judge
+from rlplace.session import prepare as judge
 from rlplace.session.cut import CutOptions
-from rlplace.session.prepare import judged, verdict_of
-from rlplace.session.steps import Steps, judge_workload
+from rlplace.session.prepare import Steps, judge_workload, judged, verdict_of
 from rlplace.workloads import parse_workload
 
 MINE = """

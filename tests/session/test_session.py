@@ -18,7 +18,7 @@ from rlplace.errors import FileProblem, RlplaceError
 from rlplace.measure.host_model import LearnedHost, Posterior, Scales, prior_of
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.placement import Placement
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.records import to_json
 from rlplace.search.task import BestSoFar, Failure

@@ -12,7 +12,7 @@ from rlplace.cli.main import main
 from rlplace.errors import InvalidValue
 from rlplace.graphs.formats import save_graph
 from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.session.steps import capture_workload, graph_for
+from rlplace.session.prepare import capture_workload, graph_for
 from rlplace.workloads import build_for, parse_workload
 
 NMT = "nmt@layers=1,units=8,steps=3,batch=2,vocab=11"

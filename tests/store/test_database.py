@@ -14,7 +14,7 @@ import pytest
 from stored import PLAN, SESSION, foreign, plan_of, row_of
 
 from rlplace.errors import FileProblem, UserError
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 from rlplace.store import MeasurementStore, database
 
 Maker = Callable[[Path], object]

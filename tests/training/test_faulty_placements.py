@@ -15,8 +15,7 @@ from rlplace.files import read_json
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.report.chrome_trace import Trace
 from rlplace.session.folder import RunFolder
 from rlplace.training import TrainConfig, train

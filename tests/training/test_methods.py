@@ -17,7 +17,7 @@ from rlplace.errors import MissingExtra
 from rlplace.measure import Simulator
 from rlplace.measure.host_model import HostModel
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
 from rlplace.policy import LearnConfig
 from rlplace.search.task import Budget, Task

@@ -13,16 +13,15 @@ from torch import nn
 from rlplace.graphs.capturing.capture import capture
 from rlplace.measure import Host, Problem
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 from rlplace.session.facts import MethodResult
 from rlplace.session.folder import RunFolder
 from rlplace.session.session import Session
 from rlplace.training import SearchConfig, TrainConfig, phases, train
 from rlplace.training.agent import agent as agents
 from rlplace.training.agent.config import AgentConfig
-from rlplace.training.outputs import keep_table
+from rlplace.training.outputs import Table, keep_table
 from rlplace.training.searches.racing_host import ROUND
-from rlplace.training.table import Table
 
 CONFIG = TrainConfig(
     budget_s=12.0,

@@ -21,7 +21,7 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.explain.explanation import load_explanation
 from rlplace.measure.host_model import load_learned_host
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.policy import load_policy
 from rlplace.report.console import make_progress

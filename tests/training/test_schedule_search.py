@@ -9,7 +9,7 @@ from random_problems import plain_host
 from search_problems import Counting, brute_force_s, fork_problem
 
 from rlplace.errors import InvalidValue
-from rlplace.policy.checkpoint import pretrained_path
+from rlplace.policy.base import pretrained_path
 from rlplace.policy.schedule import propose
 from rlplace.policy.schedule_network import load_network
 from rlplace.search.parallel.hybrid import parallel_starts

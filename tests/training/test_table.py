@@ -12,12 +12,12 @@ from search_problems import chain_problem
 
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.search.task import BestSoFar, Failure
 from rlplace.session.facts import MethodResult
 from rlplace.training.config import TrainConfig
-from rlplace.training.table import fill_table, measure_table
+from rlplace.training.outputs import fill_table, measure_table
 
 
 def plan(*devices: int) -> Plan:

@@ -28,16 +28,15 @@ from torch.utils import _pytree as pytree
 
 from rlplace.export.placed.model_state import PlacedState
 from rlplace.export.placed.step_arguments import Arguments, HeldConstants, InputCutter
-from rlplace.graphs.capturing.capture import capture, capture_step
+from rlplace.graphs import OpGraph, capture
+from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.micro_batching.loss_verdict import LossVerdict
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Autocast, Origin
+from rlplace.measure import Host, Plan
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Plan
 
 _log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from torch import nn
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.export.placed.step_arguments import layout
+from rlplace.graphs import OpGraph, OptimizerSpec
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import UpdateState, torch_optimizer
-from rlplace.graphs.program import OptimizerSpec, Update
+from rlplace.graphs.program import Update
+from rlplace.measure import Plan
 from rlplace.measure.execute.residents import GradientsOut, Residents
-from rlplace.measure.plan import Plan
 
 
 class PlacedState:

@@ -25,22 +25,20 @@ from rlplace.export.placed.graphs import Call, GraphsByShape, OtherShapes, as_ca
 from rlplace.export.placed.model_state import CapturedOptimizer, Option, named_state
 from rlplace.export.placed.step_arguments import Arguments
 from rlplace.files import parse_json, write_bytes_atomic
+from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing.portable import original_of, uncompiled
 from rlplace.graphs.capturing.untouched import call_with
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.micro_batching.loss_verdict import LossVerdict
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import loss_of
+from rlplace.measure import Host, Placement, Plan, detect_host, resolve_host
 from rlplace.measure.execute.device_threads import Crew
-from rlplace.measure.hosts.detect import MOST_PARTS, detect_host
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.placement import Placement, check_is_placement, check_plan
-from rlplace.measure.plan import Plan
+from rlplace.measure.hosts.detect import MOST_PARTS
+from rlplace.measure.placement import check_is_placement, check_plan
 from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
 
 if TYPE_CHECKING:
-    from rlplace.training.table import Table
+    from rlplace.training.outputs import Table
 
 _SETTABLE = ("lr", "betas", "eps", "momentum", "weight_decay", "num_steps")
 

@@ -23,19 +23,16 @@ from rlplace.errors import InvalidValue, RunnerError, UnknownName, UserError
 from rlplace.export.placed.graphs import Flags, carried_plan
 from rlplace.export.placed.placed_model import check_arguments, matching_host
 from rlplace.export.placed.step_arguments import HeldConstants, InputCutter, check_data, layout
+from rlplace.graphs import BACKWARD, OpGraph
 from rlplace.graphs.capturing.capture import CapturedModule, capture_module
 from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import BACKWARD, OpGraph
 from rlplace.graphs.program import Ref
-from rlplace.measure.execute.channels import torch_device
-from rlplace.measure.execute.device_threads import Crew
+from rlplace.measure import Host, Placement, Plan, resolve_host
+from rlplace.measure.execute.device_threads import Crew, torch_device
 from rlplace.measure.execute.placed_step import Kept, TwoPartStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.placement import Placement, check_plan
-from rlplace.measure.plan import Plan
+from rlplace.measure.placement import check_plan
 from rlplace.measure.timing.threads import keep_freed_memory
 
 _log = logging.getLogger(__name__)

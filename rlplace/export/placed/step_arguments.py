@@ -23,14 +23,14 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue, UserError
+from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing.capture import as_targets, has_numbers
 from rlplace.graphs.capturing.constants import memory
 from rlplace.graphs.capturing.untouched import modules_of_loss
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
+from rlplace.measure import Plan
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.plan import Plan
 from rlplace.records import Described
 
 MOST_ENTRIES = 10_000

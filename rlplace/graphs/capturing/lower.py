@@ -26,8 +26,7 @@ from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs.capturing.constants import memory, module_of
 from rlplace.graphs.capturing.functional import is_view, live_nodes
 from rlplace.graphs.capturing.trace import Output, Trace
-from rlplace.graphs.graph_builder import GraphBuilder, OpRow, TensorRow
-from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
+from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, GraphBuilder, OpGraph, OpRow, TensorRow
 from rlplace.graphs.optimizers import state_bytes
 from rlplace.graphs.program import (
     Call,

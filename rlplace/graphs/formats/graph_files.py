@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Literal
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import read_json, write_text_atomic
-from rlplace.graphs.formats.dnn_partitioning import load_dnn_partitioning
 from rlplace.graphs.formats.graphml import load_graphml, read_graphml, save_graphml
 from rlplace.graphs.formats.networkx_graph import from_networkx, given_times_s, is_node_link, read_node_link
 from rlplace.graphs.formats.onnx_file import load_onnx
 from rlplace.graphs.formats.own_json import graph_from_json, save_json
-from rlplace.graphs.formats.pipedream import load_pipedream, pipedream_times_s
+from rlplace.graphs.formats.published import load_dnn_partitioning, load_pipedream, pipedream_times_s
 from rlplace.graphs.opgraph import PHASES, OpGraph
 
 if TYPE_CHECKING:
@@ -36,6 +35,10 @@ ENDINGS: dict[str, Format] = {
     ".dot": "dot",
     ".gv": "dot",
 }
+
+
+_FIRST_BYTES: dict[bytes, Format] = {b"{": "json", b"<": "graphml", b"\x08": "onnx"}
+"""The formats that a first byte tells; an ONNX file starts with its `ir_version`, field 1."""
 
 
 def load_graph(
@@ -99,8 +102,7 @@ def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
         FileProblem: the file cannot be written.
         InvalidValue: a name that the format cannot hold.
     """
-    writers = {"json": save_json, "graphml": save_graphml, "dot": save_dot}
-    writers[format_to_write(path)](graph, path)
+    {"json": save_json, "graphml": save_graphml, "dot": save_dot}[format_to_write(path)](graph, path)
 
 
 def format_to_write(path: str | os.PathLike[str]) -> Format:
@@ -155,15 +157,10 @@ def _sniff(path: Path) -> Format:
             start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     except OSError as error:
         raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
-    if start[:1] == b"{":
-        return "json"
-    if start[:1] == b"<":
-        return "graphml"
-    if start[:1] == b"\x08":  # an ONNX file starts with its `ir_version`, field 1
-        return "onnx"
-    if b" -- " in start:
-        return "pipedream"
-    raise UnknownName("ending of a graph file", path.suffix or path.name, ENDINGS)
+    kind = _FIRST_BYTES.get(start[:1]) or ("pipedream" if b" -- " in start else None)
+    if kind is None:
+        raise UnknownName("ending of a graph file", path.suffix or path.name, ENDINGS)
+    return kind
 
 
 COLOURS = dict(zip(PHASES, ("#cfe3f7", "#fbd9b5", "#d3ecc8"), strict=True))

@@ -25,8 +25,17 @@ from pydantic import Field
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.formats.own_json import Size
-from rlplace.graphs.graph_builder import GraphBuilder, OpRow, TensorRow, unique_names
-from rlplace.graphs.opgraph import LARGEST_COUNT, LONGEST_TEXT, PHASES, OpGraph, check_texts
+from rlplace.graphs.opgraph import (
+    LARGEST_COUNT,
+    LONGEST_TEXT,
+    PHASES,
+    GraphBuilder,
+    OpGraph,
+    OpRow,
+    TensorRow,
+    check_texts,
+    unique_names,
+)
 from rlplace.records import described, read_record, record, shortened
 
 if TYPE_CHECKING:
@@ -171,8 +180,9 @@ def located(where: str, part: Hashable = None) -> Iterator[None]:
     try:
         yield
     except InvalidValue as error:
-        at = where if part is None else place_of(where, part)
-        raise InvalidValue(error.field, error.actual, error.expected, where=at) from error
+        raise InvalidValue(
+            error.field, error.actual, error.expected, where=where if part is None else place_of(where, part)
+        ) from error
 
 
 def place_of(where: str, part: object) -> str:
@@ -407,21 +417,20 @@ def check_spelling(nodes: Iterable[tuple[object, Mapping[Any, Any]]], edges: Ite
     Raises:
         InvalidValue: such an attribute; names the first node or edge that has it, and what it is like.
     """
-    of_nodes: dict[object, object] = {}
-    for node, row in nodes:
-        for name in row:
-            of_nodes.setdefault(name, node)
-    of_edges: dict[object, object] = {}
-    for source, target, row in edges:
-        for name in row:
-            of_edges.setdefault(name, f"{source} -> {target}")
-    for owners, known in ((of_nodes, NODE_NAMES), (of_edges, EDGE_NAMES)):
+    of_edges = ((f"{source} -> {target}", row) for source, target, row in edges)
+    for rows, known in ((nodes, NODE_NAMES), (of_edges, EDGE_NAMES)):
+        owners: dict[object, object] = {}
+        for part, row in rows:
+            owners |= {name: part for name in row if name not in owners}
         for name, owner in islice(owners.items(), MOST_COMPARED):
             nearest = nearest_name(name, known)
             if nearest:
-                hint = f"Name it {nearest!r}, or if it is something else, leave it out: nothing reads it."
                 raise InvalidValue(
-                    "attribute", shortened(str(name)), repr(nearest), where=place_of(where, owner), hint=hint
+                    "attribute",
+                    shortened(str(name)),
+                    repr(nearest),
+                    where=place_of(where, owner),
+                    hint=f"Name it {nearest!r}, or if it is something else, leave it out: nothing reads it.",
                 )
 
 
@@ -503,6 +512,7 @@ def _rows(data: dict[str, Any], field: str, where: str) -> list[dict[str, Any]]:
 def _node(row: dict[str, Any], field: str, place: str, where: str) -> str | int | float:
     node = row.get(field)
     if not isinstance(node, str | int | float):
-        actual = "missing" if node is None else described(node)
-        raise InvalidValue(f"{place}.{field}", actual, "text or a number", where=where)
+        raise InvalidValue(
+            f"{place}.{field}", "missing" if node is None else described(node), "text or a number", where=where
+        )
     return node

@@ -20,8 +20,17 @@ import numpy as np
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, RlplaceError
 from rlplace.files import read_plain
 from rlplace.graphs.formats.onnx_limits import check_functions, check_lengths, check_message
-from rlplace.graphs.graph_builder import GraphBuilder, OpRow, TensorRow, unique_names
-from rlplace.graphs.opgraph import FORWARD, LARGEST_COUNT, MOST_DIMENSIONS, MOST_TEXT, OpGraph
+from rlplace.graphs.opgraph import (
+    FORWARD,
+    LARGEST_COUNT,
+    MOST_DIMENSIONS,
+    MOST_TEXT,
+    GraphBuilder,
+    OpGraph,
+    OpRow,
+    TensorRow,
+    unique_names,
+)
 from rlplace.records import described, shortened
 
 LARGEST_BYTES = 2**31 - 1
@@ -64,8 +73,7 @@ def load_onnx(path: str | os.PathLike[str], *, dims: Mapping[str, int] | None = 
     path = Path(path)
     model = _read(path)
     fix_inputs(model, dims or {}, path)
-    values, reasons = infer_values(model, path)
-    return _Builder(model, values, reasons, path).graph()
+    return _Builder(model, *_Inference(model, path).run(), path).graph()
 
 
 def _read(path: Path) -> Any:
@@ -119,13 +127,12 @@ class _Builder:
             self._add_source(tensor.name, "constant" if is_index else "parameter")
         for place, node in enumerate(graph.node):
             self._add_node(node, place)
-        results = []
         for value in graph.output:
             if value.name not in self.base:
                 raise InvalidValue(
                     "graph.output", described(value.name), "a value that a node makes", where=str(self.path)
                 )
-            results.append(self.base[value.name])
+        results = [self.base[value.name] for value in graph.output]
         return self._assemble(*self._live(results), results)
 
     def _add_source(self, name: str, kind: str) -> None:
@@ -147,8 +154,12 @@ class _Builder:
             )
         for name in node.input:
             if name and name not in self.base:
-                expected = "a value that an input, an initializer or an earlier node makes"
-                raise InvalidValue("input", described(name), expected, where=where)
+                raise InvalidValue(
+                    "input",
+                    described(name),
+                    "a value that an input, an initializer or an earlier node makes",
+                    where=where,
+                )
         for name in node.output:
             if name and name in self.base:
                 raise InvalidValue("output", described(name), "a name that no other value has", where=where)
@@ -331,8 +342,12 @@ def fix_inputs(model: Any, dims: Mapping[str, int], path: Path) -> None:
         if value.name in weights:
             continue
         if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
-            field = f"input {shortened(value.name)!r}"
-            raise InvalidValue(field, "no tensor of a known rank", "a tensor with a shape", where=str(path))
+            raise InvalidValue(
+                f"input {shortened(value.name)!r}",
+                "no tensor of a known rank",
+                "a tensor with a shape",
+                where=str(path),
+            )
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if dim.HasField("dim_value") and dim.dim_value > 0:
                 continue
@@ -362,8 +377,8 @@ def fix_inputs(model: Any, dims: Mapping[str, int], path: Path) -> None:
                 dim.dim_value = sizes[dim.dim_param]
 
 
-def infer_values(model: Any, path: Path) -> tuple[dict[str, Value], dict[str, str]]:
-    """Shape and dtype of every value that has both; and why the others have none, as far as onnx says.
+class _Inference:
+    """Infers shape and dtype of every value.
 
     onnx infers the outputs of one node after the other. A node that computes a shape (`Shape`, `Gather`, `Concat`, ...)
     is worked out at once, so that what it shapes is known, too.
@@ -371,14 +386,8 @@ def infer_values(model: Any, path: Path) -> tuple[dict[str, Value], dict[str, st
     Args:
         model: a `ModelProto` whose inputs have sizes.
         path: for messages.
-
-    Raises:
-        InvalidValue: a size is negative or beyond all reason.
     """
-    return _Inference(model, path).run()
 
-
-class _Inference:
     def __init__(self, model: Any, path: Path) -> None:
         self.model = model
         self.path = path
@@ -389,6 +398,11 @@ class _Inference:
         self.reasons: dict[str, str] = {}
 
     def run(self) -> tuple[dict[str, Value], dict[str, str]]:
+        """Every value of a known shape and dtype; and why the others have none, as far as onnx says.
+
+        Raises:
+            InvalidValue: a size is negative or beyond all reason.
+        """
         from onnx import TensorProto, helper
 
         graph = self.model.graph
@@ -425,10 +439,9 @@ class _Inference:
                 ir_version=self.model.ir_version,
             )
         except Exception as error:  # onnx raises classes of its own and of pybind11, of no common root
+            reason = shortened(str(error)) or type(error).__name__
             if isinstance(error, KeyError):
                 reason = f"the shape of its input {described(error.args[0])!r} is unknown"
-            else:
-                reason = shortened(str(error)) or type(error).__name__
             self.reasons |= {name: self.reasons.get(next(iter(node.input), ""), reason) for name in node.output}
             return {}
 
@@ -485,8 +498,12 @@ class _Inference:
             )
         num_bytes = (_num_elements(shape) * half_bytes + 1) // 2
         if any(not 0 <= size <= LARGEST_COUNT for size in shape) or num_bytes > LARGEST_COUNT:
-            expected = f"sizes of at most {LARGEST_COUNT} bytes"
-            raise InvalidValue(f"shape of {shortened(name)!r}", described(str(shape)), expected, where=str(self.path))
+            raise InvalidValue(
+                f"shape of {shortened(name)!r}",
+                described(str(shape)),
+                f"sizes of at most {LARGEST_COUNT} bytes",
+                where=str(self.path),
+            )
         return Value(shape, dtype, num_bytes)
 
 

@@ -45,9 +45,9 @@ def check_message(data: bytes, kind: Any) -> int:
     try:
         while open_messages:
             end, kind = open_messages[-1]
-            inner = inner_of.get(kind)
-            if inner is None:
-                inner = inner_of[kind] = {f.number: f.message_type for f in kind.fields if f.message_type}
+            if kind not in inner_of:
+                inner_of[kind] = {f.number: f.message_type for f in kind.fields if f.message_type}
+            inner = inner_of[kind]
             while at < end:
                 key, at = _varint(data, at)
                 num_fields += 1

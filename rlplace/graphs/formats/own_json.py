@@ -138,10 +138,13 @@ def _numbers(data: Mapping[str, Any], name: str, where: str, high: float | None 
     types, words = ({int, float}, "numbers") if dtype is np.float64 else ({int}, "integers")
     values = data.get(name)
     if not isinstance(values, list):
-        actual = described(values) if name in data else "missing"
-        raise InvalidValue(name, actual, f"a list of {words}", where=where)
+        raise InvalidValue(name, described(values) if name in data else "missing", f"a list of {words}", where=where)
     # the whole list at once: a file may hold millions of entries
     if not set(map(type, values)) <= types or (values and not low <= min(values) <= max(values) <= highest):
-        bad = next(value for value in values if type(value) not in types or not low <= value <= highest)
-        raise InvalidValue(name, described(bad), f"{words} in {low:g}..{highest:g}", where=where)
+        raise InvalidValue(
+            name,
+            described(next(value for value in values if type(value) not in types or not low <= value <= highest)),
+            f"{words} in {low:g}..{highest:g}",
+            where=where,
+        )
     return np.array(values, dtype=dtype)

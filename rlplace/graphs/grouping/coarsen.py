@@ -49,8 +49,7 @@ class MergedGroups:
         cap_bytes: float = np.inf,
         is_acyclic: bool = False,
     ) -> None:
-        self.graph = graph
-        self.cap_bytes = cap_bytes
+        self.graph, self.cap_bytes = graph, cap_bytes
         self._op_cost_s, self._op_allowed = cost_s, allowed
         kept = graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes
         self._op_bytes = (kept + np.where(graph.phases == FORWARD, graph.output_bytes, 0)).astype(np.float64)
@@ -155,7 +154,7 @@ class MergedGroups:
         if not self._is_acyclic:
             return True
         roots = self.roots()
-        component = components(self.graph, self.roots())
+        component = components(self.graph, roots)
         is_root = roots == np.arange(len(roots))
         cyclic = np.bincount(component[is_root], minlength=int(component.max(initial=-1)) + 1)[component] > 1
         if not np.any(cyclic):

@@ -89,12 +89,11 @@ class Constraints:
         """
         allowed = np.ones((graph.num_ops, len(device_names)), dtype=np.bool_)
         because: list[tuple[NDArray[np.int64], str]] = []
-        for is_pin, pairs in ((True, self.pins), (False, self.exclusions)):
+        for verb, pairs in (("pin", self.pins), ("exclude", self.exclusions)):
             for pattern, word in pairs:
-                verb = "pin" if is_pin else "exclude"
                 ops = _matching(graph, pattern, verb)
                 devices = _devices(word, device_names, device_kinds)
-                allowed[ops] &= devices if is_pin else ~devices
+                allowed[ops] &= devices if verb == "pin" else ~devices
                 because.append((ops, f"{verb} {pattern}={word}"))
         together = tuple(
             np.unique(np.concatenate([_matching(graph, pattern, "together") for pattern in patterns]))
@@ -208,9 +207,9 @@ def modules_matching(graph: OpGraph, pattern: str) -> NDArray[np.int64]:
     """(N,) int64: a number for each module that `pattern` matches, for its ops and all below it; -1 for other ops."""
     glob = re.compile(fnmatch.translate(pattern))
     number: dict[str, int] = {"": -1}
-    label = {}
-    for path in sorted(set(graph.modules)):
-        label[path] = number.setdefault(_matched_prefix(glob, path), len(number) - 1)
+    label = {
+        path: number.setdefault(_matched_prefix(glob, path), len(number) - 1) for path in sorted(set(graph.modules))
+    }
     return np.array([label[path] for path in graph.modules], dtype=np.int64)
 
 

@@ -213,14 +213,13 @@ def _twins(graph: OpGraph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 def _parts(groups: Coarsening, num_groups: int) -> NDArray[np.int64]:
     """(N,) int64: METIS's part of each op."""
-    node = groups.op_group().astype(np.int64)
     roots = np.unique(groups.roots())
     source, target, weight_s = groups.edges()
     numbers = np.searchsorted(roots, np.concatenate((source, target)))
     parts = metis_parts(
         len(roots), numbers[: len(source)], numbers[len(source) :], weight_s, groups.shares()[roots], num_groups
     )
-    return parts[node]
+    return parts[groups.op_group()]
 
 
 def _shared_runs(graph: OpGraph, count: int) -> NDArray[np.int64]:
@@ -259,10 +258,8 @@ def _checked(
     if allowed.ndim != 2 or len(allowed) != graph.num_ops or not allowed.shape[1]:
         raise InvalidValue("allowed", allowed.shape, f"shape ({graph.num_ops}, D)", where="group_ops")
     if not np.all(allowed.any(axis=1)):
-        op = int(np.argmin(allowed.any(axis=1)))
-        raise InvalidValue(
-            "allowed", f"no device for op {graph.names[op]!r}", "at least one for every op", where="group_ops"
-        )
+        name = graph.names[int(np.argmin(allowed.any(axis=1)))]
+        raise InvalidValue("allowed", f"no device for op {name!r}", "at least one for every op", where="group_ops")
     return cost_s, allowed
 
 

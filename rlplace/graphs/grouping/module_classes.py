@@ -85,7 +85,7 @@ class _Classes:
         self._label_sources()
         for names in self.tree.tied:
             self._join([self.unit.get(name.rpartition(".")[0], INPUTS) for name in names])
-        self._label_classes()
+        self._join_members(lambda op: self.is_resident[op])  # what lives with a parameter or buffer is of its unit
         self._label_forward()
         self._label_backward()
         self._label_unread()
@@ -101,15 +101,10 @@ class _Classes:
             is_target = program is not None and program.sources[op].kind == "target"
             self.label[op] = INPUTS if (graph.targets[op] == "input" and not is_target) else None
 
-    def _label_classes(self) -> None:
-        """The ops that live with a parameter or buffer are of its unit."""
-        self._join_members(lambda op: self.is_resident[op])
-
     def _label_forward(self) -> None:
         graph = self.graph
         for op in np.flatnonzero((graph.phases == FORWARD) & ~graph.is_source).tolist():
-            own = self.label[op]
-            read = self._read(op)
+            own, read = self.label[op], self._read(op)
             if own is None:
                 movable = graph.modules[op] in self.tree.moves_inputs
                 read = [at for at in read if not movable or self.is_resident[at] or not self.is_source[at]]
@@ -141,10 +136,9 @@ class _Classes:
     def _label_unread(self) -> None:
         """What reads nothing that is placed (inputs, constants, what is made of them) goes with its first reader."""
         is_alone = not any(self._root(key) == self._root(INPUTS) for key in list(self.parent) if key != INPUTS)
-        if is_alone and INPUTS not in self.tree.tensors:
-            runs = {op for op, label in enumerate(self.label) if label == INPUTS and not self.graph.is_source[op]}
-            if not runs:
-                self.label = [None if label == INPUTS else label for label in self.label]
+        runs = any(label == INPUTS and not self.is_source[op] for op, label in enumerate(self.label))
+        if is_alone and INPUTS not in self.tree.tensors and not runs:
+            self.label = [None if label == INPUTS else label for label in self.label]
         first: dict[int, str] = {}
         for op in range(self.graph.num_ops - 1, -1, -1):
             label = self.label[op] = self.label[op] if self.label[op] is not None else first.get(op)
@@ -309,10 +303,8 @@ def _mixing(graph: OpGraph, moving: frozenset[str]) -> frozenset[str]:
                 reads[op] |= OUTSIDE if (graph.targets[producer] == "input" and path not in moving) else 0
                 continue
             home = graph.modules[producer]
-            if home == path:
-                reads[op] |= reads[producer]
-            else:
-                reads[op] |= INSIDE if not path or home.startswith(f"{path}.") else OUTSIDE
+            side = INSIDE if not path or home.startswith(f"{path}.") else OUTSIDE
+            reads[op] |= reads[producer] if home == path else side
         if path and reads[op] == INSIDE | OUTSIDE:
             mixing.add(path)
     return frozenset(mixing)

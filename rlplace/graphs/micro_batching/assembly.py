@@ -24,9 +24,8 @@ from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.constants import memory
 from rlplace.graphs.capturing.lower import Facts, Lowered, LoweredStep, call_facts, lower_step, signature, tensor_bytes
 from rlplace.graphs.capturing.trace import AsSlice, Trace, trace_step
-from rlplace.graphs.graph_builder import LATER_HALF, GradientSum, OpRow, TensorRow, gradient_sums
 from rlplace.graphs.micro_batching.slices import cut_words
-from rlplace.graphs.opgraph import BACKWARD, UPDATE
+from rlplace.graphs.opgraph import BACKWARD, LATER_HALF, UPDATE, GradientSum, OpRow, TensorRow, gradient_sums
 from rlplace.graphs.program import (
     Call,
     Cut,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs import OpGraph
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.records import described, read_record
 from rlplace.say import counted
@@ -76,8 +76,12 @@ def read_workspaces(rows: object, shape: tuple[int, ...], where: str) -> NDArray
         return None
     table = read_record(_WORKSPACES, {"costs": {"workspace_bytes": rows}}, where)["costs"]["workspace_bytes"]
     if len(table) != shape[0] or {len(row) for row in table} - {shape[1]}:
-        expected = f"{shape[0]} rows of {shape[1]} whole numbers >= 0, or null"
-        raise InvalidValue("costs.workspace_bytes", described(rows), expected, where=where)
+        raise InvalidValue(
+            "costs.workspace_bytes",
+            described(rows),
+            f"{shape[0]} rows of {shape[1]} whole numbers >= 0, or null",
+            where=where,
+        )
     return np.array(table, dtype=np.int64).reshape(shape)
 
 
@@ -251,8 +255,10 @@ def _peaks(device: Device, dtypes: NDArray[np.str_], needed: NDArray[np.bool_]) 
 
 
 def _lack(device: Device, field: str, actual: object) -> None:
-    expected = (
-        "the figure that an estimate needs (`float32` at least)" if field == "peak_flops_per_s" else "more than 0"
+    raise InvalidValue(
+        field,
+        actual,
+        "the figure that an estimate needs (`float32` at least)" if field == "peak_flops_per_s" else "more than 0",
+        where=f"device {device.name!r}",
+        hint="Give it in the host file, or profile the graph on this host instead.",
     )
-    hint = "Give it in the host file, or profile the graph on this host instead."
-    raise InvalidValue(field, actual, expected, where=f"device {device.name!r}", hint=hint)

@@ -16,14 +16,13 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from rlplace import cuda
-from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs import OpGraph
 from rlplace.graphs.program import Update
-from rlplace.measure.execute.channels import torch_device
-from rlplace.measure.execute.device_threads import Crew, Job
+from rlplace.measure.execute.device_threads import Crew, Job, torch_device
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 
 _TAKE, _ITEM = "take ", "item "
 
@@ -49,6 +48,10 @@ class MeteredStep(PlacedStep):
         crew: the host's threads.
         seed: of random ops.
         marks_ops: also count what each op needs while it runs (`needed_bytes`); of cores.
+
+    Attributes:
+        needed_bytes: (N,) int64, the most that each marked op added, while it ran, to what its device held, in the last
+            step. Updates that one call does have theirs at the last of them.
     """
 
     def __init__(
@@ -68,20 +71,12 @@ class MeteredStep(PlacedStep):
         self._gpus = {d: torch_device(device) for d, device in enumerate(host.devices) if device.backend == "cuda"}
         self._level: NDArray[np.int64] = np.zeros(host.num_devices, dtype=np.int64)
         self._peak = self._level
-        self._needed: NDArray[np.int64] = np.zeros(graph.num_ops, dtype=np.int64)
+        self.needed_bytes: NDArray[np.int64] = np.zeros(graph.num_ops, dtype=np.int64)
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
         """(D,) the most that each device held at a time during the last step; what earlier ones left there counts."""
         return tuple(self._peak.tolist())
-
-    @property
-    def needed_bytes(self) -> NDArray[np.int64]:
-        """(N,) the most that each op added, while it ran, to what its device held, in the last step; of marked ops.
-
-        Updates that one call does have theirs at the last of them.
-        """
-        return self._needed
 
     def load(self) -> None:
         super().load()
@@ -128,7 +123,7 @@ class MeteredStep(PlacedStep):
                 if event.kind == "change":
                     changes[self._account(device, event)].append((event.time_s, event.num_bytes))
             for item, needed in _needed(events):
-                self._needed[item] = needed
+                self.needed_bytes[item] = needed
         self._peak = self._level.copy()
         for device, own in enumerate(changes):
             in_order = [num_bytes for _, num_bytes in sorted(own, key=lambda change: change[0])]

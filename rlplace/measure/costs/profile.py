@@ -22,19 +22,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace import cuda
 from rlplace.errors import RunnerError
+from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import UpdateState, updater
 from rlplace.graphs.program import Ref, Update, map_refs
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.metered_step import MeteredStep
-from rlplace.measure.execute.channels import make_channel, torch_device
-from rlplace.measure.execute.device_threads import Crew, Job, cycles_to_launch
+from rlplace.measure.execute.device_threads import Crew, Job, cycles_to_launch, make_channel, torch_device
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents, limited_memory, seeded
 from rlplace.measure.hosts.host import Device, Host, Link
-from rlplace.measure.plan import capacity_bytes, single_device_peak_bytes, single_device_plan
-from rlplace.measure.timing.race import Unwatched, Watch
+from rlplace.measure.problem import capacity_bytes, single_device_peak_bytes, single_device_plan
+from rlplace.measure.timing.race import Watch
 from rlplace.measure.timing.threads import keep_freed_memory
 from rlplace.say import Say
 
@@ -201,7 +200,7 @@ def profile_costs(
     try:
         with limited_memory(host):
             say = on_progress or (lambda _: None)
-            profiler = _Profiler(graph, host, crew, num_steps, warmup, most_s, say, watch or Unwatched())
+            profiler = _Profiler(graph, host, crew, num_steps, warmup, most_s, say, watch or Watch())
             by_kind = profiler.run()
     finally:
         crew.stop()

@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlplace.graphs import OpGraph, Program
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.program import Call, Program, Ref, Update, View, refs_in
+from rlplace.graphs.program import Call, Ref, Update, View, refs_in
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 
 
 def generate(
@@ -164,8 +164,7 @@ class _Generator:
             else:
                 read = dict.fromkeys(t for t in self.reads[item] if t in on_the_way)
                 lines += [f"k{on_the_way.pop(t)}_arrived()" for t in read]
-                call = program.calls[item]
-                body, produced = self._op_lines(item, call, words)
+                body, produced = self._op_lines(item, program.calls[item], words)
                 copies = (k for tensor in self.mutated[item] for k in self.outgoing[tensor] if k not in copied)
                 lines += [f"k{k}_copied()" for k in copies]
                 copied.update(k for tensor in self.mutated[item] for k in self.outgoing[tensor])  # told once a step

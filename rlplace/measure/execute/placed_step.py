@@ -20,16 +20,26 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import RlplaceError, RunnerError
+from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Ref, Update
 from rlplace.measure.costs.costs import allocated
-from rlplace.measure.execute.channels import Channel, CudaChannel, make_channel, release_all, torch_device
-from rlplace.measure.execute.device_threads import Clock, Crew, CudaClock, HostClock, Job
+from rlplace.measure.execute.device_threads import (
+    Channel,
+    Clock,
+    Crew,
+    CudaChannel,
+    CudaClock,
+    HostClock,
+    Job,
+    make_channel,
+    release_all,
+    torch_device,
+)
 from rlplace.measure.execute.launch_code import Run, StepCode, generate
 from rlplace.measure.execute.residents import GradientsOut, Resident, Residents, seeded
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Plan, Timeline
+from rlplace.measure.problem import Plan, Timeline
 
 
 class PlacedStep:
@@ -87,7 +97,12 @@ class PlacedStep:
             hands_out=gradients is not None,
             second=second,
         )
-        self._marks = Marks(clocks_of(host, is_traced=is_traced))
+        self._marks = Marks(
+            [
+                CudaClock(torch_device(device)) if is_traced and device.backend == "cuda" else HostClock()
+                for device in host.devices
+            ]
+        )
         self._routes = {(route.source, route.destination): route for route in host.routes}
         self.needs = frozenset(self._needs())
         self.launch_s = [0.0] * host.num_devices
@@ -242,16 +257,14 @@ class PlacedStep:
             "E": self._marks.end,
             "O": self._results,
             "S": self._kept[device],
-            **program_names(
-                self._graph,
-                self._host,
-                self._code,
-                device,
-                self._residents,
-                seed=self._seed,
-                gradients=self._gradients,
-            ),
-            **order_names(self._channels, self._signals),
+            **self._program_names(device),
+            **{
+                f"k{k}_{word}": getattr(channel, method)
+                for k, channel in enumerate(self._channels)
+                for word, method in CHANNEL_METHODS.items()
+            },
+            **{f"s{k}_set": signal.release for k, signal in enumerate(self._signals)},
+            **{f"s{k}_wait": signal.acquire for k, signal in enumerate(self._signals)},
         }
         self._namespaces.append(names)
         exec(self._compiled[device], names)
@@ -267,78 +280,56 @@ class PlacedStep:
 
         return traced
 
+    def _program_names(self, device: int) -> dict[str, Any]:
+        """The names of tensors and functions in one device's code; residents that are not there yet are made."""
+        graph, code, program, gradients = self._graph, self._code, self._program, self._gradients
+        places = [torch_device(described) for described in self._host.devices]
+        names: dict[str, Any] = {
+            **code.constants,
+            **{f"D{d}": place for d, place in enumerate(places)},
+            **{f"g{k}": _direct(view.target) for k, view in enumerate(program.views)},
+        }
+        for item in code.items[device]:
+            if item in program.sources:
+                names[f"t{int(graph.output_offsets[item])}"] = self._residents.tensor(item, device)
+                continue
+            call = program.calls.get(item)
+            if call is None or isinstance(call, Update):
+                continue
+            function = _direct(call.target)
+            if call.is_random:
+                function = seeded(call.target, places[device], seed=self._seed, op=item)
+            if gradients is not None and item in program.seeds:
+                function = gradients.scaled(function)
+            names[f"f{item}"] = function
+        for run_of in code.update_runs[device]:
+            update = self._residents.updater(run_of, device)
+            if gradients is not None:
+                keys = [program.sources[self._residents.updated(op)].key for op in run_of]
+                update = gradients.instead_of(update, keys)
+            names[f"u{run_of[-1]}"] = update
+        if gradients is not None and program.optimizer is None:
+            names.update({f"a{k}": gradients.taker([name]) for k, name in enumerate(program.gradients)})
+        return names
+
     def _hold_back(self, device: int) -> None:
         if self.hold_cycles > 0:
             cuda.hold_back(cuda.current_stream(torch_device(self._host.devices[device])), self.hold_cycles)
 
 
+CHANNEL_METHODS = {
+    "send": "send",
+    "take": "take",
+    "wait": "wait_ready",
+    "arrived": "wait_arrived",
+    "done": "acknowledge",
+    "copied": "wait_copied",
+}
+"""Methods of a channel by their names in the code: `k4_wait` is `wait_ready` of channel 4."""
+
+
 def _file_name(device: int) -> str:
     return f"<placed step, device {device}>"
-
-
-def program_names(
-    graph: OpGraph,
-    host: Host,
-    code: StepCode,
-    device: int,
-    residents: Residents,
-    *,
-    seed: int,
-    gradients: GradientsOut | None,
-) -> dict[str, Any]:
-    """What one device's code computes with and by; residents that are not there yet are made.
-
-    Args:
-        graph: with its program.
-        host: of this machine.
-        code: generated for both.
-        device: index of the device.
-        residents: where parameters and state are kept.
-        seed: of random ops.
-        gradients: where gradients go that are asked for; None in a step that is never asked.
-    """
-    program = require_program(graph)
-    place = torch_device(host.devices[device])
-    names: dict[str, Any] = {
-        **code.constants,
-        **{f"D{d}": torch_device(described) for d, described in enumerate(host.devices)},
-        **{f"g{k}": _direct(view.target) for k, view in enumerate(program.views)},
-    }
-    for item in code.items[device]:
-        if item >= graph.num_ops:
-            continue
-        if item in program.sources:
-            names[f"t{int(graph.output_offsets[item])}"] = residents.tensor(item, device)
-            continue
-        call = program.calls[item]
-        if not isinstance(call, Update):
-            function = seeded(call.target, place, seed=seed, op=item) if call.is_random else _direct(call.target)
-            if gradients is not None and item in program.seeds:
-                function = gradients.scaled(function)
-            names[f"f{item}"] = function
-    for run_of in code.update_runs[device]:
-        update = residents.updater(run_of, device)
-        if gradients is not None:
-            update = gradients.instead_of(update, [program.sources[residents.updated(op)].key for op in run_of])
-        names[f"u{run_of[-1]}"] = update
-    if gradients is not None and program.optimizer is None:
-        names.update({f"a{k}": gradients.taker([name]) for k, name in enumerate(program.gradients)})
-    return names
-
-
-def order_names(channels: Sequence[Channel], signals: Sequence[threading.Lock]) -> dict[str, Any]:
-    """What the code of a device sends to others by, and waits for them by."""
-    names: dict[str, Any] = {}
-    for transfer, channel in enumerate(channels):
-        for method in ("send", "take"):
-            names[f"k{transfer}_{method}"] = getattr(channel, method)
-        names[f"k{transfer}_wait"] = channel.wait_ready
-        names[f"k{transfer}_arrived"] = channel.wait_arrived
-        names[f"k{transfer}_done"] = channel.acknowledge
-        names[f"k{transfer}_copied"] = channel.wait_copied
-    for index, signal in enumerate(signals):
-        names[f"s{index}_set"], names[f"s{index}_wait"] = signal.release, signal.acquire
-    return names
 
 
 def _direct(target: Callable[..., Any]) -> Callable[..., Any]:
@@ -352,7 +343,7 @@ class Marks:
     """What the code of the last step marked.
 
     Attributes:
-        clocks: by device.
+        clocks: by device; those of GPUs, which cost events, in a traced step.
         begin: by item (op i, or N + k): what its device's clock marked when it began; None without a mark.
         end: when it ended, likewise.
         started_s: when the step was started, on `time.perf_counter`.
@@ -366,14 +357,6 @@ class Marks:
     def renew(self, num_items: int) -> None:
         """Lists of their own for `num_items` items, without a mark."""
         self.begin, self.end = [None] * num_items, [None] * num_items
-
-
-def clocks_of(host: Host, *, is_traced: bool) -> list[Clock]:
-    """A clock for each device; those of GPUs, which cost events, where a step is traced."""
-    return [
-        CudaClock(torch_device(device)) if is_traced and device.backend == "cuda" else HostClock()
-        for device in host.devices
-    ]
 
 
 def step_timeline(
@@ -456,21 +439,17 @@ def allocated_bytes(graph: OpGraph, host: Host, plan: Plan, code: StepCode, begi
     resident += np.array([device.context_bytes for device in host.devices], dtype=np.int64)
     events: list[tuple[float, int, int, int]] = [(0.0, 1, d, int(size)) for d, size in enumerate(resident)]
     for device in range(host.num_devices):
-        for item, tensor in code.allocations[device]:
-            events.append((float(begin_s[item]), 1, device, int(sizes[device][tensor])))
+        events += [(float(begin_s[k]), 1, device, int(sizes[device][tensor])) for k, tensor in code.allocations[device]]
         for item, tensor in code.releases[device]:
             is_here = int(plan.devices[graph.tensor_op[tensor]]) == device
             lent_s = _lent_until_s(graph, plan, code, tensor, end_s) if is_here else 0.0
             events.append((max(float(end_s[item]), lent_s), 0, device, -int(sizes[device][tensor])))
     events.sort()
-    level = np.zeros(host.num_devices, dtype=np.int64)
-    times, devices, levels = [], [], []
-    for moment_s, _, device, change in events:
-        level[device] += change
-        times.append(moment_s)
-        devices.append(device)
-        levels.append(int(level[device]))
-    return np.array(times), np.array(devices, dtype=np.int32), np.array(levels, dtype=np.int64)
+    moments_s, _, devices, changes = map(np.array, zip(*events, strict=True))
+    levels = np.zeros(len(events), dtype=np.int64)
+    for device in range(host.num_devices):
+        levels[devices == device] = np.cumsum(changes[devices == device])
+    return moments_s, devices.astype(np.int32), levels
 
 
 def resident_bytes(graph: OpGraph, host: Host, devices: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -509,36 +488,9 @@ class TwoPartStep(PlacedStep):
     Unlike those of a whole step, its tensors are ordinary ones that autograd can hold, and its inputs are not copied:
     they are the caller's own where these are on the right device.
 
-    Args:
-        graph: with its program.
-        host: of this machine.
-        plan: made for both; its sequence ends with the items of `second`.
-        residents: where parameters and buffers are kept.
-        crew: the host's threads.
-        seed: of random ops.
-        second: items of the second part: no other item reads what they make.
+    Its `second` must be given: the items of the second part. The plan's sequence ends with them, and no other item
+    reads what they make.
     """
-
-    def __init__(
-        self,
-        graph: OpGraph,
-        host: Host,
-        plan: Plan,
-        residents: Residents,
-        crew: Crew,
-        *,
-        seed: int = 0,
-        second: Collection[int],
-    ) -> None:
-        super().__init__(graph, host, plan, residents, crew, seed=seed, second=second)
-        self._num_first = len(self._program.result_refs)
-        self._first_jobs: list[Job] = []
-        self._second_jobs: list[Job] = []
-
-    def load(self) -> None:
-        super().load()
-        self._first_jobs = [_ordinary(job) for job in self._jobs]
-        self._second_jobs = [_ordinary(names["second"]) for names in self._namespaces]
 
     def run_first(self, given: Mapping[int, torch.Tensor], number: int) -> tuple[list[torch.Tensor], Kept]:
         """Runs the first part.
@@ -555,9 +507,8 @@ class TwoPartStep(PlacedStep):
         """
         self._give(given)
         try:
-            self._run(self._first_jobs, number, DEADLINE_S)
-            kept = [each.pop() for each in self._kept]
-            return list(self._taken(0, self._num_first)), kept
+            self._run([_ordinary(job) for job in self._jobs], number, DEADLINE_S)
+            return list(self._taken(0, len(self._program.result_refs))), [each.pop() for each in self._kept]
         finally:
             self._forget(given)
 
@@ -579,8 +530,8 @@ class TwoPartStep(PlacedStep):
         for own in reversed(self._kept):
             own.append(kept.pop())
         try:
-            self._run(self._second_jobs, number, DEADLINE_S)
-            return list(self._taken(self._num_first, self._code.num_results))
+            self._run([_ordinary(names["second"]) for names in self._namespaces], number, DEADLINE_S)
+            return list(self._taken(len(self._program.result_refs), self._code.num_results))
         finally:
             self._forget(given)
 

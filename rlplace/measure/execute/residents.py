@@ -18,11 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from rlplace import cuda
 from rlplace.errors import InvalidValue
+from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import Updater, UpdateState, updater
 from rlplace.graphs.program import Update
-from rlplace.measure.execute.channels import torch_device
+from rlplace.measure.execute.device_threads import torch_device
 from rlplace.measure.hosts.host import Host
 
 CPU = "cpu"

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.opgraph import BACKWARD, PHASES, RESIDENT_TARGETS, UPDATE, OpGraph
+from rlplace.graphs import BACKWARD, PHASES, UPDATE, OpGraph
+from rlplace.graphs.opgraph import RESIDENT_TARGETS
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.explain.explanation import (
     SCHEMA,
@@ -31,8 +32,7 @@ from rlplace.measure.explain.explanation import (
     PathPart,
     RouteShare,
 )
-from rlplace.measure.plan import Plan, Timeline
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.simulate.compiled_problem import compile_problem
 from rlplace.measure.simulate.kernel_batch import critical_path, load_plan
 from rlplace.measure.simulate.scratch import new_scratch, stack_plans
@@ -55,8 +55,12 @@ def critical_items(problem: Problem, plan: Plan, timeline: Timeline) -> NDArray[
     """
     n, k = problem.graph.num_ops, plan.num_transfers
     if len(timeline.op_start_s) != n or len(timeline.transfer_start_s) != k:
-        found = f"{len(timeline.op_start_s)} ops and {len(timeline.transfer_start_s)} transfers"
-        raise InvalidValue("timeline", found, f"the plan's {n} ops and {k} transfers", where="explain")
+        raise InvalidValue(
+            "timeline",
+            f"{len(timeline.op_start_s)} ops and {len(timeline.transfer_start_s)} transfers",
+            f"the plan's {n} ops and {k} transfers",
+            where="explain",
+        )
     compiled = compile_problem(problem)
     batch, scratch = stack_plans(problem, compiled, [plan]), new_scratch(compiled)
     load_plan(scratch, batch, 0)
@@ -64,8 +68,7 @@ def critical_items(problem: Problem, plan: Plan, timeline: Timeline) -> NDArray[
     scratch.end_s[: n + k] = np.concatenate((timeline.op_end_s, timeline.transfer_end_s))
     binding = np.empty(n + compiled.max_transfers, dtype=np.int32)
     path = np.empty_like(binding)
-    length = critical_path(compiled, scratch, batch.devices[0], binding, path)
-    return path[:length][::-1].copy()
+    return path[: critical_path(compiled, scratch, batch.devices[0], binding, path)][::-1].copy()
 
 
 def find_critical_path(problem: Problem, plan: Plan, timeline: Timeline, items: NDArray[np.int32]) -> CriticalPath:

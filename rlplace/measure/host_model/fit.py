@@ -21,8 +21,7 @@ from rlplace.measure.host_model.learned_host import Posterior
 from rlplace.measure.host_model.scales import LARGEST, Scales
 from rlplace.measure.hosts.host import AtLeastOne, NotNegative, Positive
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.scratch import PlanBatch
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.records import Count, record

@@ -98,8 +98,11 @@ class LearnedHost:
     def __post_init__(self) -> None:
         for place, equation in enumerate(self.equations):
             if len(equation.slopes) != len(self.factors):
-                expected = f"{len(self.factors)} numbers, one for each factor"
-                raise InvalidValue(f"equations[{place}].slopes", len(equation.slopes), expected)
+                raise InvalidValue(
+                    f"equations[{place}].slopes",
+                    len(equation.slopes),
+                    f"{len(self.factors)} numbers, one for each factor",
+                )
 
     @classmethod
     def of(cls, posterior: Posterior) -> LearnedHost:
@@ -253,8 +256,7 @@ class Posterior:
         slopes = self.scales.unspread(self.slopes)
         targets = slopes @ self.mean - self.residuals
         missed = math.sqrt(float(np.mean(self.residuals**2)))
-        steepest = np.abs(slopes).max(axis=1) / STEEPEST
-        weights = 1.0 / np.maximum(np.maximum(steepest, missed), 1.0)
+        weights = 1.0 / np.maximum(np.maximum(np.abs(slopes).max(axis=1) / STEEPEST, missed), 1.0)
         both = np.column_stack((slopes, targets)) * weights[:, None]
         if len(both) > len(self.mean):
             both = np.linalg.qr(both, mode="r")[: len(self.mean)]
@@ -397,9 +399,13 @@ def fit_priors(hosts: Sequence[LearnedHost], shipped: Priors) -> tuple[Priors, t
                 figures[name] = Figure(now, _source(fitted))
                 found.append(fitted)
     if not found:
-        expected = "at least one factor that measured steps say something about"
-        hint = "Name runs that measured more plans."
-        raise InvalidValue("factors", 0, expected, where="fit-priors", hint=hint)
+        raise InvalidValue(
+            "factors",
+            0,
+            "at least one factor that measured steps say something about",
+            where="fit-priors",
+            hint="Name runs that measured more plans.",
+        )
     return Priors(sections["estimated"], sections["profiled"]), tuple(found)
 
 

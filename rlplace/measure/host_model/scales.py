@@ -249,8 +249,7 @@ class HostKnowledge:
         root = of_host[:, None] * np.linalg.inv(triangle)
         count = len(factors)
         mean = (root @ (np.linalg.inv(triangle).T @ (stacked.T @ target)))[:count]
-        covariance = root[:count] @ root[:count].T + np.diag(own[:count] ** 2)
-        return mean, np.linalg.cholesky(covariance)
+        return mean, np.linalg.cholesky(root[:count] @ root[:count].T + np.diag(own[:count] ** 2))
 
 
 def _key(factor: Factor) -> tuple[Kind, str, bool]:

@@ -48,8 +48,12 @@ def detect_host(
     if kind != "cores" and cuda.num_gpus():
         return gpu_host(name, num_parts=num_parts, with_cpu=with_cpu, cores=usable_cores(), ram_bytes=_ram_bytes())
     if kind == "cuda":
-        hint = "PyTorch sees no GPU here (`rlplace doctor` tells why). Use `cores`: the cores of the CPU."
-        raise InvalidValue("host", name, "a word for devices of this machine", hint=hint)
+        raise InvalidValue(
+            "host",
+            name,
+            "a word for devices of this machine",
+            hint="PyTorch sees no GPU here (`rlplace doctor` tells why). Use `cores`: the cores of the CPU.",
+        )
     return _core_host(num_devices, cores_per_device or 1, gangs=gangs)
 
 
@@ -138,8 +142,13 @@ def gpu_host(name: str, *, num_parts: int = 1, with_cpu: bool = False, cores: tu
         InvalidValue: more than 16 parts.
     """
     if not 1 <= num_parts <= MOST_PARTS:
-        hint = "Every part computes on a stream of its own."
-        raise InvalidValue("parts of a GPU", num_parts, f"1 to {MOST_PARTS}", where=f"host {name!r}", hint=hint)
+        raise InvalidValue(
+            "parts of a GPU",
+            num_parts,
+            f"1 to {MOST_PARTS}",
+            where=f"host {name!r}",
+            hint="Every part computes on a stream of its own.",
+        )
     count = cuda.num_gpus()
     launching = cores[: min(count * num_parts, len(cores) // 2)] if with_cpu else ()
     devices = [part for index in range(count) for part in _parts(index, num_parts, launching)]

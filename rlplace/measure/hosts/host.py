@@ -155,8 +155,9 @@ class Host:
             raise InvalidValue("routes", "two routes for one pair of devices", "one route a pair")
         for source, destination in permutations(names, 2):
             if (source, destination) not in pairs:
-                expected = "a route for every ordered pair of devices"
-                raise InvalidValue("routes", f"nothing from {source!r} to {destination!r}", expected)
+                raise InvalidValue(
+                    "routes", f"nothing from {source!r} to {destination!r}", "a route for every ordered pair of devices"
+                )
         rows = self.corun_slowdown
         if rows and {len(rows), *map(len, rows)} != {len(names)}:
             raise InvalidValue("corun_slowdown", rows, f"{len(names)} rows of {len(names)} numbers")

@@ -172,8 +172,13 @@ def host_from_dict(data: object, where: str) -> Host:
     spelled_out = {"devices": devices, "links": (*file.links, *links), "routes": routes}
     host = read_record(Host, {name: data[name] for name in data if name not in short} | spelled_out, where)
     if file.fingerprint not in (None, host.fingerprint):
-        hint = "The file was edited since it was written: remove the fingerprint."
-        raise InvalidValue("fingerprint", file.fingerprint, repr(host.fingerprint), where=where, hint=hint)
+        raise InvalidValue(
+            "fingerprint",
+            file.fingerprint,
+            repr(host.fingerprint),
+            where=where,
+            hint="The file was edited since it was written: remove the fingerprint.",
+        )
     return host
 
 
@@ -226,8 +231,10 @@ class _Loader(yaml.SafeLoader):
     def construct_number(self, node: yaml.ScalarNode) -> float:
         """A number; one in base 60 (`1:30:00`) or of many digits would take time that is quadratic in its length."""
         if not isinstance(node, yaml.ScalarNode) or ":" in node.value or len(node.value) > _LONGEST_NUMBER:
-            problem = f"expected a number in base 10, of at most {_LONGEST_NUMBER} characters"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(
+                problem=f"expected a number in base 10, of at most {_LONGEST_NUMBER} characters",
+                problem_mark=node.start_mark,
+            )
         is_whole = node.tag.endswith(":int")
         number: float = self.construct_yaml_int(node) if is_whole else self.construct_yaml_float(node)
         return number
@@ -302,8 +309,12 @@ def lay_routes(
         InvalidValue: Two wirings of one name, a device at two ports of one wiring, or more of them than can be laid.
     """
     if len(wirings) * len(devices) ** 2 > _MOST_PAIRS:
-        expected = f"at most {_MOST_PAIRS // max(len(devices), 1) ** 2} for {len(devices)} devices"
-        raise InvalidValue("topology", f"of {len(wirings)} entries", expected, where=where)
+        raise InvalidValue(
+            "topology",
+            f"of {len(wirings)} entries",
+            f"at most {_MOST_PAIRS // max(len(devices), 1) ** 2} for {len(devices)} devices",
+            where=where,
+        )
     known = dict.fromkeys(devices)
     names_before: set[str] = set()
     links: dict[str, Link] = {}

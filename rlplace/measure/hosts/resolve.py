@@ -66,16 +66,16 @@ def resolve_host(text: str | Host, *, gangs: bool = False) -> Host:
     if _GPUS.match(text) or text.partition(":")[0] == "cores" or text.startswith(("cores/", "cores+")):
         return _detect(text, gangs)
     if text.startswith(("cuda", "auto+", "auto/")):
-        hint = "The environment variable CUDA_VISIBLE_DEVICES says which GPUs PyTorch sees."
         raise InvalidValue(
             "host",
             text,
             "auto, cuda or cuda/PARTS (PARTS from 1), each with +cpu or without, e.g. cuda/2+cpu",
-            hint=hint,
+            hint="The environment variable CUDA_VISIBLE_DEVICES says which GPUs PyTorch sees.",
         )
     if text == "cpu":
-        hint = "`cores` is every core of this machine as a device, `cores:2` two of them."
-        raise InvalidValue("host", text, "`cores`", hint=hint)
+        raise InvalidValue(
+            "host", text, "`cores`", hint="`cores` is every core of this machine as a device, `cores:2` two of them."
+        )
     raise UnknownName("host", text, (*HOST_WORDS, *list_presets()))
 
 
@@ -187,7 +187,10 @@ def _check_gpu(device: Device, names: set[str], where: str) -> None:
         raise InvalidValue("device", device.name, f"a CUDA device of this machine ({seen})", where=where, hint=HINT)
     whole = f"cuda:{parsed[0]}"
     if device.name != whole and whole in names:
-        hint = "Both would count the same memory: name its parts alone (`cuda/2`)."
         raise InvalidValue(
-            "device", device.name, f"no part of {whole!r}, which is a device too", where=where, hint=hint
+            "device",
+            device.name,
+            f"no part of {whole!r}, which is a device too",
+            where=where,
+            hint="Both would count the same memory: name its parts alone (`cuda/2`).",
         )

@@ -14,16 +14,14 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
 from rlplace.errors import RlplaceError, RunnerError
-from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs import Grouping, OpGraph
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs
@@ -48,10 +46,9 @@ from rlplace.measure.isolate.messages import (
     Trace,
 )
 from rlplace.measure.isolate.packing import Packed
-from rlplace.measure.isolate.process import CannotIsolate, WorkerProcess, op_at_fault
+from rlplace.measure.isolate.worker import CannotIsolate, WorkerProcess, op_at_fault
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan, Timeline, single_device_plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem, Timeline, single_device_plan
 from rlplace.measure.timing.eager_step import EagerRecipe, Other, Recipe
 from rlplace.measure.timing.host_runner import LONGEST_S, HostRunner, Planner
 from rlplace.measure.timing.outcomes import all_lost, lost_of, status_of
@@ -494,27 +491,8 @@ VARIABLE = "RLPLACE_IN_PROCESS"
 """Of the environment: with 1, plans run in this process by default."""
 
 
-class Runner(Protocol):
-    """Runs plans for real: `HostRunner` in this process, `IsolatedRunner` in a worker's."""
-
-    def measure_plans(
-        self,
-        plans: Sequence[Plan],
-        *,
-        protocol: RaceProtocol | None = None,
-        others: Sequence[Other] = (),
-        deadline_s: float = float("inf"),
-    ) -> list[Measurement]:
-        """A measurement for each plan, then one for each of `others`, all in one race."""
-
-    def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2) -> list[Timeline]:
-        """Measured timelines of steps of `plan`, in order of step time."""
-
-    def timer(self, plan: Plan) -> Timer:
-        """What runs one step of `plan`, which is loaded now, to be raced by another runner."""
-
-    def close(self) -> None:
-        """Ends its threads, and its worker."""
+Runner = HostRunner | IsolatedRunner
+"""Runs plans for real: in this process, or in a worker."""
 
 
 def is_isolated(asked: bool | None) -> bool:

@@ -87,8 +87,7 @@ def _available_bytes() -> float:
     meminfo = _words(_PROC / "meminfo")
     if "MemAvailable" not in meminfo:
         return math.inf
-    reserved = RESERVED_SHARE * meminfo["MemTotal"] * 1024
-    left = [meminfo["MemAvailable"] * 1024 - reserved]
+    left = [meminfo["MemAvailable"] * 1024 - RESERVED_SHARE * meminfo["MemTotal"] * 1024]
     for folder in _own_cgroups():
         for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             limit, taken = _number(folder / most), _number(folder / used)
@@ -135,7 +134,7 @@ def _words(path: Path) -> dict[str, int]:
     return found
 
 
-class Room:
+class Room(Watch):
     """A watch that, before each step, gives back what was freed and has allocations beyond the limit fail.
 
     Freed memory is kept for the next step (`keep_freed_memory`), and glibc finds no use for many of the holes: a step

@@ -21,25 +21,26 @@ itself. Writing to the board is a few stores and wakes no thread, so that the ti
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from rlplace.errors import RunnerError
-from rlplace.graphs.program import Origin, Program
+from rlplace.graphs import Program
 from rlplace.measure.isolate.packing import shared_file
 from rlplace.measure.measurement import Status
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.timing.eager_step import EagerRecipe
 from rlplace.measure.timing.host_runner import LONGEST_S
-from rlplace.measure.timing.race import RaceProtocol
+from rlplace.measure.timing.race import RaceProtocol, Watch
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,6 @@ class Setup:
     """Of the process that asks."""
     memory_limit_bytes: int | None
     """Most that placements may take beside what the worker has when it is ready; None is what the machine has."""
-
-
-Parts = tuple[Setup, Origin | None]
-"""The two things that are packed, in this order: the second is read when it is needed."""
 
 
 @dataclass(frozen=True)
@@ -187,97 +184,73 @@ class Ask:
 
 IDLE = -2
 """The contender of a worker that has run none since it was asked."""
-_NUM_BYTES = mmap.PAGESIZE
-_CONTENDER, _IS_AT_WORK, _IS_MADE, _BEGIN_NS, _FIRST_NS, _BEST_NS, _END_NS = range(7)
 
 
-class Board:
+class Board(ctypes.Structure, Watch):
     """What a worker is doing; the worker writes (it is a `Watch`), the process that waits for it reads.
 
-    Times are of `time.monotonic`, which processes of one machine share.
-
-    Args:
-        file: descriptor of the page; a new page by default.
+    It lies on a page of shared memory. Times are of `time.monotonic`, which processes of one machine share.
 
     Attributes:
+        contender: the contender that is at work, or was last; `IDLE` where none was since the worker was asked.
+        is_at_work: whether its step has begun and not ended.
+        is_made: False while it is being made for the race.
+        begin_s: when its step began.
+        first_s: the longest first step of any contender so far, which loads the plan; 0 before one has ended.
+        best_s: the shortest later step so far; 0 before one has ended.
+        end_s: when the last step ended.
         file: descriptor to inherit.
     """
 
-    def __init__(self, file: int | None = None) -> None:
-        self.file = shared_file(_NUM_BYTES) if file is None else file
-        self._page = mmap.mmap(self.file, _NUM_BYTES)
-        self._words = memoryview(self._page).cast("q")
-        self._have_run: set[int] = set()
-        if file is None:
-            self.reset()
+    first_s: float
+    best_s: float
+    _fields_ = (
+        ("contender", ctypes.c_int64),
+        ("is_at_work", ctypes.c_bool),
+        ("is_made", ctypes.c_bool),
+        *((name, ctypes.c_double) for name in ("begin_s", "first_s", "best_s", "end_s")),
+    )
+
+    @classmethod
+    def on(cls, file: int) -> Board:
+        """The board on the page of a descriptor."""
+        board = cls.from_buffer(mmap.mmap(file, mmap.PAGESIZE))
+        board.file, board._have_run = file, set()
+        return board
+
+    @classmethod
+    def new(cls) -> Board:
+        """A board on a new page."""
+        board = cls.on(shared_file(mmap.PAGESIZE))
+        board.reset()
+        return board
 
     def reset(self) -> None:
         """Forgets the contenders of the last race, not how long steps took."""
         self._have_run.clear()
-        self._words[_CONTENDER], self._words[_IS_AT_WORK] = IDLE, False
+        self.contender, self.is_at_work = IDLE, False
 
     def begin(self, contender: int, *, is_made: bool = True) -> None:
-        words = self._words
-        words[_IS_MADE], words[_CONTENDER] = is_made, contender
-        words[_BEGIN_NS] = time.monotonic_ns()
-        words[_IS_AT_WORK] = True
+        self.is_made, self.contender = is_made, contender
+        self.begin_s = time.monotonic()
+        self.is_at_work = True
 
     def end(self) -> None:
-        words = self._words
-        words[_END_NS] = time.monotonic_ns()
-        took_ns = words[_END_NS] - words[_BEGIN_NS]
-        contender = words[_CONTENDER]
-        if words[_IS_MADE] and contender in self._have_run:
-            words[_BEST_NS] = min(words[_BEST_NS] or took_ns, took_ns)
-        elif words[_IS_MADE]:
-            self._have_run.add(contender)
-            words[_FIRST_NS] = max(words[_FIRST_NS], took_ns)
-        words[_IS_AT_WORK] = False
-
-    @property
-    def contender(self) -> int:
-        """The contender that is at work, or was last; `IDLE` where none was since the worker was asked."""
-        return int(self._words[_CONTENDER])
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether its step has begun and not ended."""
-        return bool(self._words[_IS_AT_WORK])
-
-    @property
-    def is_made(self) -> bool:
-        """False while it is being made for the race."""
-        return bool(self._words[_IS_MADE])
-
-    @property
-    def begin_s(self) -> float:
-        """When its step began."""
-        return float(self._words[_BEGIN_NS]) / 1e9
-
-    @property
-    def end_s(self) -> float:
-        """When the last step ended."""
-        return float(self._words[_END_NS]) / 1e9
-
-    @property
-    def first_s(self) -> float:
-        """The longest first step of any contender so far: it loads the plan; 0 before one has ended."""
-        return float(self._words[_FIRST_NS]) / 1e9
-
-    @property
-    def best_s(self) -> float:
-        """The shortest later step so far; 0 before one has ended."""
-        return float(self._words[_BEST_NS]) / 1e9
+        self.end_s = time.monotonic()
+        took_s = self.end_s - self.begin_s
+        if self.is_made and self.contender in self._have_run:
+            self.best_s = min(self.best_s or took_s, took_s)
+        elif self.is_made:
+            self._have_run.add(self.contender)
+            self.first_s = max(self.first_s, took_s)
+        self.is_at_work = False
 
     def carry(self, other: Board) -> None:
         """Takes over how long steps took on `other`, the board of a worker that this one's replaces."""
-        for word in (_FIRST_NS, _BEST_NS):
-            self._words[word] = other._words[word]
+        self.first_s, self.best_s = other.first_s, other.best_s
 
     def close(self) -> None:
-        """Gives the page back."""
-        self._words.release()
-        self._page.close()
+        """Closes the descriptor; the page is given back with this object."""
         os.close(self.file)
 
 
@@ -285,8 +258,11 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    *(
+        (partial(getattr, torch.backends.cudnn, name), partial(setattr, torch.backends.cudnn, name))
+        for name in ("benchmark", "deterministic", "allow_tf32")
+    ),
 )
-_OF_CUDNN = ("benchmark", "deterministic", "allow_tf32")
 
 
 @dataclass(frozen=True)
@@ -294,16 +270,15 @@ class TorchSettings:
     """Settings of a process that change what ops do or how long they take.
 
     Attributes:
-        values: intra-op threads of the calling thread, the default dtype, the precision of float32 matrix products.
+        values: intra-op threads of the calling thread, the default dtype, the precision of float32 matrix products, and
+            whether cuDNN tries its algorithms out, uses deterministic ones alone, and may round to TF32.
         is_deterministic: `torch.use_deterministic_algorithms`.
         warns_only: whether an op that has no deterministic form only warns.
-        of_cudnn: whether cuDNN tries its algorithms out, uses deterministic ones alone, may round to TF32.
     """
 
     values: tuple[Any, ...]
     is_deterministic: bool
     warns_only: bool
-    of_cudnn: tuple[bool, ...]
 
     @classmethod
     def here(cls) -> TorchSettings:
@@ -312,7 +287,6 @@ class TorchSettings:
             tuple(get() for get, _ in _SETTINGS),
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
-            tuple(getattr(torch.backends.cudnn, name) for name in _OF_CUDNN),
         )
 
     def apply(self) -> None:
@@ -320,8 +294,6 @@ class TorchSettings:
         for (_, set_), value in zip(_SETTINGS, self.values, strict=True):
             set_(value)
         torch.use_deterministic_algorithms(self.is_deterministic, warn_only=self.warns_only)
-        for name, value in zip(_OF_CUDNN, self.of_cudnn, strict=True):
-            setattr(torch.backends.cudnn, name, value)
 
 
 MAKING_S = 900.0

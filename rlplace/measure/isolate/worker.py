@@ -1,4 +1,8 @@
-"""The worker: holds a `HostRunner`, answers requests, and writes on its board what it is doing."""
+"""A worker process: how it is started, what it does, and how its end is explained.
+
+The worker holds a `HostRunner`, answers requests, and writes on its board what it is doing. `WorkerProcess` is its
+handle in the parent. Its end is explained by its exit status and by the stacks that Python wrote on the way out.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,31 @@ import contextlib
 import dataclasses
 import faulthandler
 import os
+import re
 import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace import cuda
+from rlplace.errors import RunnerError
+from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Origin
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.execute.device_threads import Worker as CoreWorker
+from rlplace.measure.execute.launch_code import generate
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import memory_watch
 from rlplace.measure.isolate.memory_watch import Room
@@ -40,14 +54,296 @@ from rlplace.measure.isolate.messages import (
     Trace,
     Unfit,
 )
-from rlplace.measure.isolate.packing import Section, Unpacked
+from rlplace.measure.isolate.packing import Packed, Section, Unpacked
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 from rlplace.measure.timing.eager_step import EagerRecipe, Other, Recipe
 from rlplace.measure.timing.host_runner import HostRunner
 from rlplace.measure.timing.outcomes import status_of
-from rlplace.measure.timing.race import Timer
+from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions, Timer
 from rlplace.measure.timing.threads import one_thread_here, pin_current_thread
+from rlplace.process import close_own, keep_from_children
+
+STARTS_WITHIN_S = 600.0
+"""Seconds for a worker to import PyTorch and the user's modules, on a machine that is busy."""
+_ENDS_WITHIN_S = 10.0
+_STACKS_WITHIN_S = 0.2
+_CODE = """
+import runpy
+import sys
+runpy.run_path({lifeline!r})["end_with"]({alive!r})
+sys.path[:] = {first!r}
+import torch
+from rlplace.measure.isolate.worker import main
+sys.path[:] = {path!r}
+main({ends!r}, {index!r})
+"""
+"""The lifeline comes first, as importing takes long; then PyTorch, before all else of ours: so OpenMP has the settings
+of this process, which the worker inherits, and no others. PyTorch and others ask for packages that need not be there
+(`triton`): none of them comes from the current folder, which may be a stranger's."""
+LIFELINE = str(Path(__file__).with_name("lifeline.py"))
+ALIVE = 1
+"""Place of the pipe of the lifeline among the descriptors that a worker inherits."""
+
+
+class CannotIsolate(RunnerError):
+    """No worker can be started for this program, and why."""
+
+
+class WorkerProcess:
+    """A fresh interpreter that holds a `HostRunner`; it is started by a command, so nothing of this process is forked.
+
+    The user's main module is not run there: what it defined travels by value. The worker ends with this process.
+
+    Args:
+        packed: what the worker is set up with.
+
+    Attributes:
+        board: what the worker says it is doing.
+        connection: for messages.
+        limit_bytes: memory that it may hold, placements included; infinite until it is ready.
+        held_bytes: what it held when last looked at.
+
+    Raises:
+        OSError: there is no memory for the tensors, or no process can be started.
+    """
+
+    def __init__(self, packed: Packed) -> None:
+        shared = packed.seal()
+        self.board = Board.new()
+        self.limit_bytes = float("inf")
+        self.held_bytes = 0
+        self._num_killed = memory_watch.num_killed()
+        self._stacks = tempfile.TemporaryFile(prefix="rlplace-")  # noqa: SIM115  # closed with the process
+        ours, theirs = socket.socketpair()
+        alive, lifeline = os.pipe()
+        self._lifeline = keep_from_children(lifeline)
+        ends = (theirs.fileno(), alive, shared, self.board.file, self._stacks.fileno())
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _code(ends, packed.index)],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what ops print must not mix with what a command prints there
+                pass_fds=ends,
+                env=_environment(),
+            )
+        except BaseException:
+            close_own(self._lifeline)
+            ours.close()
+            self._stacks.close()
+            self.board.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(alive)
+        self.connection: Connection[Any, Any] = Connection(ours.detach())
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def await_ready(self) -> None:
+        """Waits until it can be asked.
+
+        Raises:
+            CannotIsolate: it cannot read what it was sent, or it ended.
+        """
+        until_s, suspensions = time.monotonic() + STARTS_WITHIN_S, Suspensions()
+        try:
+            while not self.connection.poll(LOOKS_EVERY_S):
+                until_s += suspensions.look()
+                if time.monotonic() > until_s:
+                    raise CannotIsolate(f"the worker was not ready within {STARTS_WITHIN_S:g} s")
+            message = self.connection.recv()
+        except (EOFError, OSError) as error:
+            self.end()
+            raise CannotIsolate(f"the worker ended while it started: {self.how_it_ended()}") from error
+        if isinstance(message, Unfit):
+            raise CannotIsolate(message.why)
+        assert isinstance(message, Ready)
+        self.look_at_memory()
+        self.limit_bytes = self.held_bytes + message.room_bytes
+
+    def look_at_memory(self) -> bool:
+        """Whether it holds more than it may."""
+        self.held_bytes = memory_watch.resident_bytes(self.pid) or self.held_bytes
+        return self.held_bytes > self.limit_bytes
+
+    def write_stacks(self) -> None:
+        """Has it write what its threads are doing, also if it hangs in native code; returns once it has."""
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGUSR1)
+        until_s, size = time.monotonic() + _STACKS_WITHIN_S, -1
+        while time.monotonic() < until_s and (size <= 0 or os.fstat(self._stacks.fileno()).st_size != size):
+            size = os.fstat(self._stacks.fileno()).st_size
+            time.sleep(_STACKS_WITHIN_S / 10)
+
+    def stacks(self) -> str:
+        """What it wrote of its threads' stacks."""
+        # not by `read`: this file and the worker's have one position
+        file = self._stacks.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", errors="replace")
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether it was ended for want of memory: near its limit when last looked at, or by the kernel's count."""
+        is_near = self.held_bytes > 0.8 * self.limit_bytes
+        return is_near or memory_watch.num_killed() > self._num_killed
+
+    def is_ended_from_outside(self) -> bool:
+        """Whether another process ended it."""
+        return -(self._process.returncode or 0) in FROM_OUTSIDE
+
+    def how_it_ended(self) -> str:
+        """Its signal or exit code."""
+        return ending(self._process.returncode or 0)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is gone."""
+        return self._process.poll() is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal stopped it, and none has continued it."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except (AttributeError, ChildProcessError):  # a system without that call, or it has ended
+            return False
+
+    def end(self) -> None:
+        """Ends it at once, if it is there, and waits until it is gone."""
+        if self._process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if self._has_closed():
+                    self._process.wait(_ENDS_WITHIN_S)
+        if self._process.poll() is None:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel, for as long as its device takes
+                self._process.wait(_ENDS_WITHIN_S)
+
+    def close(self) -> None:
+        """Ends it and lets go of everything."""
+        self.end()
+        self.connection.close()
+        close_own(self._lifeline)
+        self._stacks.close()
+        self.board.close()
+
+    def _has_closed(self) -> bool:
+        """Whether it closed its end of the socket: it is on its way out, and its exit status tells why."""
+        try:
+            while self.connection.poll():
+                self.connection.recv_bytes()
+        except (EOFError, OSError):
+            return True
+        return False
+
+
+def _code(ends: Sequence[int], index: Section) -> str:
+    """What the worker runs: with this process's path, once all is imported that is not the user's."""
+    here = os.getcwd()
+    path = list(dict.fromkeys(os.path.abspath(entry) for entry in sys.path))
+    # a checkout in the current folder, say
+    homes = {str(Path(str(sys.modules[name].__file__)).parents[1]) for name in ("rlplace", "torch")}
+    first = [entry for entry in path if entry != here or entry in homes]
+    if here not in path and _has_run(here):
+        path.append(here)
+    return _CODE.format(lifeline=LIFELINE, alive=ends[ALIVE], first=first, path=path, ends=tuple(ends), index=index)
+
+
+def _has_run(folder: str) -> bool:
+    """Whether a module of the folder was imported here, as that of a user's function is: it will be there, too."""
+    facts = [vars(each) for name, each in list(sys.modules.items()) if "." not in name and isinstance(each, ModuleType)]
+    places = [place for each in facts for place in each.get("__path__") or [each.get("__file__") or ""]]
+    return folder in {os.path.dirname(place) for place in places}
+
+
+def _environment() -> dict[str, str]:
+    """That of this process; an empty or relative entry of PYTHONPATH would be of the folder that is current now."""
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in entries if os.path.isabs(entry))}
+
+
+FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
+"""Signals that other processes send; faults of an op raise others."""
+_THREAD = re.compile(r"^(?P<current>Current thread|Thread) 0x", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
+_PLACED = re.compile(r"<placed step, device (?P<device>\d+)>\Z")
+
+Frame = tuple[str, int, str]
+"""File, line and function."""
+
+
+def ending(return_code: int) -> str:
+    """How a process ended, in words.
+
+    >>> ending(-6), ending(3)
+    ('SIGABRT', 'exit code 3')
+    """
+    if return_code >= 0:
+        return f"exit code {return_code}"
+    try:
+        return signal.Signals(-return_code).name
+    except ValueError:
+        return f"signal {-return_code}"
+
+
+def stacks_of(text: str) -> list[list[Frame]]:
+    """The stack of each thread that `faulthandler` wrote, innermost frame first; the thread at fault comes first.
+
+    Args:
+        text: what it wrote: one dump, or several, of which the last counts.
+    """
+    begins = [match.start() for match in _THREAD.finditer(text)]
+    currents = [match.start() for match in _THREAD.finditer(text) if match["current"].startswith("Current")]
+    stacks: list[list[Frame]] = []
+    first = 0
+    for k, begin in enumerate(begins):
+        end = begins[k + 1] if k + 1 < len(begins) else len(text)
+        frames = [(match["file"], int(match["line"]), match["name"]) for match in _FRAME.finditer(text, begin, end)]
+        if currents and begin == currents[-1]:
+            first = len(stacks)
+        stacks.append(frames)
+    return stacks[first : first + 1] + stacks[:first] + stacks[first + 1 :]
+
+
+def op_at_fault(
+    text: str, graph: OpGraph, host: Host, plan: Plan, *, is_stuck: bool = False, is_traced: bool = False
+) -> str:
+    """The op that ran, with its device and the user's line below it, in words; "" where the stacks do not tell.
+
+    Args:
+        text: what `faulthandler` wrote.
+        graph: with its program.
+        host: the devices.
+        plan: what ran.
+        is_stuck: whether the step hung: then threads that wait for another's tensor are not at fault.
+        is_traced: whether it was traced: its code has other lines.
+    """
+    for frames in stacks_of(text):
+        depth = next((k for k, (file, _, _) in enumerate(frames) if _PLACED.match(file)), -1)
+        if depth < 0 or (is_stuck and depth == 0):
+            continue
+        return _words(frames[: depth + 1], graph, host, plan, is_traced)
+    return ""
+
+
+def _words(frames: Sequence[Frame], graph: OpGraph, host: Host, plan: Plan, is_traced: bool) -> str:
+    file, line, _ = frames[-1]
+    placed = _PLACED.match(file)
+    device = int(placed["device"]) if placed is not None else 0
+    items = generate(graph, host, plan, is_traced=is_traced).line_items[device]
+    item = items[line - 1] if 0 < line <= len(items) else -1
+    if item < 0:
+        return ""
+    n = graph.num_ops
+    op = item if item < n else int(graph.tensor_op[int(plan.transfer_tensor[item - n])])
+    what = "op" if item < n else "the transfer of op"
+    said = f"{what} {graph.names[op]!r} ({graph.targets[op]}) on {host.devices[device].name}"
+    own = next((frame for frame in frames[:-1] if "/torch/" not in frame[0] and not frame[0].startswith("<")), None)
+    return said if own is None else f"{said}, {own[0]}:{own[1]} in {own[2]}"
+
 
 SETUP, ORIGIN = range(2)
 """Numbers of the packed parts."""
@@ -79,7 +375,7 @@ def main(ends: tuple[int, int, int, int, int], index: Section) -> None:
             pin_current_thread(setup.cores)
             setup.settings.apply()
             threads.enter_context(one_thread_here())
-            worker = _Worker(setup, lambda: unpacked.get(ORIGIN), connection, Board(board))
+            worker = _Worker(setup, lambda: unpacked.get(ORIGIN), connection, Board.on(board))
             ready = Ready(worker.room_bytes())
         except Exception as error:
             connection.send(Unfit(f"{type(error).__name__}: {error}"))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.opgraph import FORWARD, OpGraph
+from rlplace.graphs import FORWARD, OpGraph
 from rlplace.graphs.paths import longest_after, ready_order, topological_order
 from rlplace.jit import Block, Bytes, Floats, Ints, Longs
 from rlplace.measure.costs.costs import allocated

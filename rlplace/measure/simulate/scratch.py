@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.jit import Block, Bytes, Floats, Ints, IntTable, Longs
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.compiled_problem import Compiled
 
 POSITION, TRANSFERS = range(2)

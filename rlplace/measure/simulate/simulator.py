@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue
 from rlplace.jit import Ints, kernel
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan, Timeline
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.simulate.compiled_problem import Compiled, account_names, compile_problem, default_priorities
 from rlplace.measure.simulate.kernel_batch import critical_path, evaluate, load_plan
 from rlplace.measure.simulate.kernel_plan import is_updater, shares_memory

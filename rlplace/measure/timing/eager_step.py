@@ -24,9 +24,9 @@ from torch.utils import _pytree as pytree
 from rlplace import cuda
 from rlplace.errors import FileProblem, InvalidValue, RunnerError
 from rlplace.files import cache_folder
+from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing.portable import uncompiled
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import torch_optimizer
 from rlplace.graphs.program import MicroBatches, loss_of
 from rlplace.measure.execute.device_threads import Worker

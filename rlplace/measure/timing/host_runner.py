@@ -20,18 +20,17 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import RlplaceError, RunnerError
-from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs import OpGraph
 from rlplace.measure.execute.device_threads import Crew, Worker
 from rlplace.measure.execute.placed_step import PlacedStep, resident_bytes
 from rlplace.measure.execute.residents import Resident, Residents, limited_memory
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan, Timeline
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.timing.eager_step import Other, Recipe
 from rlplace.measure.timing.outcomes import all_lost, as_measurement, lost_of
-from rlplace.measure.timing.race import REFERENCE, RaceProtocol, Suspensions, Timer, Unwatched, Watch, race, watched
+from rlplace.measure.timing.race import REFERENCE, RaceProtocol, Suspensions, Timer, Watch, race, watched
 from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
 
 LONGEST_S = 120.0
@@ -86,7 +85,7 @@ class HostRunner:
         self._protocol = protocol or RaceProtocol()
         self._timeout_s = step_timeout_s
         self._seed = seed
-        self._watch = watch or Unwatched()
+        self._watch = watch or Watch()
         self._is_fatal = is_fatal
         self._losses = FirstLosses()
         self._crew = Crew(problem.host.devices)
@@ -168,8 +167,7 @@ class HostRunner:
                 self._timed(step, peak_bytes, k)
             timed = []
             for k in range(num_steps):
-                seconds = self._timed(step, peak_bytes, warmup + k)
-                timed.append((seconds, k, step.timeline()))
+                timed.append((self._timed(step, peak_bytes, warmup + k), k, step.timeline()))
         finally:
             self._loaded.forget(step)
         self._watch.end()

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -31,21 +30,18 @@ REFERENCE = -1
 """What a watch is told in place of a contender's index."""
 
 
-class Watch(Protocol):
+class Watch:
     """Is told of every step: `begin` with the contender's index or `REFERENCE`, then `end`, unless the step raised.
 
-    What takes longer than a step (compiling a contender for the race, tracing) begins with `is_made` False.
+    What takes longer than a step (compiling a contender for the race, tracing) begins with `is_made` False. This class
+    does nothing with it.
     """
 
-    def begin(self, contender: int, *, is_made: bool = True) -> None: ...
-    def end(self) -> None: ...
+    def begin(self, contender: int, *, is_made: bool = True) -> None:
+        """A step of `contender` begins."""
 
-
-class Unwatched:
-    """A watch that does nothing."""
-
-    def begin(self, contender: int, *, is_made: bool = True) -> None: ...
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """It has ended."""
 
 
 def watched(timer: Timer, contender: int, watch: Watch, suspensions: Suspensions) -> Timer:

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.files import check_header, jsonable, parse_json, read_plain, write_bytes_atomic
-from rlplace.policy.base import Policy
-from rlplace.policy.checkpoint import refusing
+from rlplace.policy.base import Policy, refusing
 
 
 @dataclass(frozen=True)

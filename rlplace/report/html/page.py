@@ -23,7 +23,6 @@ import numpy as np
 
 from rlplace.errors import MissingExtra
 from rlplace.files import write_text_atomic
-from rlplace.format import NOTHING, format_bytes, format_clock, format_ms, format_seconds
 from rlplace.measure.explain.explanation import Explanation
 from rlplace.report.console import alternative_rows, cut_rows, path_rows, share
 from rlplace.report.html.figure import (
@@ -46,7 +45,7 @@ from rlplace.report.html.figure import (
 from rlplace.report.html.run_data import RunData
 from rlplace.report.html.step_sections import memory_section, modules_section, timeline_section
 from rlplace.report.plots import COLUMNS, TOLERANCE, Curve, Plot, agreement, best_so_far
-from rlplace.say import clean
+from rlplace.say import NOTHING, clean, format_bytes, format_clock, format_ms, format_seconds
 from rlplace.session.facts import Row
 from rlplace.session.folder import RUN_FILES, SESSION, RunFolder
 from rlplace.session.session import Session

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlplace.errors import FileProblem
+from rlplace.measure import Device
 from rlplace.measure.explain.explanation import Explanation
 from rlplace.measure.host_model import LearnedHost
-from rlplace.measure.hosts.host import Device
 from rlplace.report.chrome_trace import Trace
 from rlplace.session.facts import MethodResult, Row
 from rlplace.session.session import Session

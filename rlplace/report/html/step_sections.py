@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby, repeat
 from typing import Any
 
-from rlplace.format import format_bytes, format_ms, format_seconds
-from rlplace.measure.hosts.host import Device
+from rlplace.measure import Device
 from rlplace.report.chrome_trace import TRANSFER, Slice, Trace, covered_s
 from rlplace.report.html.figure import (
     CARD,
@@ -33,6 +32,7 @@ from rlplace.report.html.figure import (
 )
 from rlplace.report.html.run_data import RunData
 from rlplace.report.plots import PHASE_COLORS, blended, luminance
+from rlplace.say import format_bytes, format_ms, format_seconds
 
 MOST_BARS = 4000
 """More slices than that are merged with their neighbours: no screen shows them one by one."""

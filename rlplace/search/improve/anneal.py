@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.graphs.opgraph import FORWARD
+from rlplace.graphs import FORWARD, Grouping
+from rlplace.measure import Problem
 from rlplace.measure.measurement import PathTimer, StepTimer
-from rlplace.measure.problem import Problem
 from rlplace.search.groupings import (
     allowed_devices,
     atoms,
@@ -34,11 +33,10 @@ from rlplace.search.groupings import (
     room_bytes,
     split,
 )
-from rlplace.search.guide import Guide, GuidedMoves
 from rlplace.search.improve.moves import CHANCES, TABLE_CHANCES, Neighbourhood, Table
 from rlplace.search.improve.starting_points import best_start_with_greedy, evaluations_until, has_few_evaluations
 from rlplace.search.parallel.layouts import StepRoles, cut_stages, step_roles
-from rlplace.search.task import Budget, Task
+from rlplace.search.task import Budget, Guide, GuidedMoves, Task
 
 
 def anneal_from(
@@ -543,9 +541,6 @@ def run_groups(
         parts += [np.where(is_owned, 2, graph.phases[leaders] != FORWARD).astype(np.int64)]
     if owners:
         parts += [np.where(is_owned, graph.colocation[first], -1).astype(np.int64)]
-    if problem.allowed is not None:
-        table = np.ones((fine.num_groups, problem.host.num_devices), dtype=np.bool_)
-        np.logical_and.at(table, fine.op_group, problem.allowed)
-        parts += [np.unique(table, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)]
+    parts += [np.unique(allowed_devices(problem, fine), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)]
     label = np.unique(np.stack(parts), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return numbered(label[fine.op_group], f"runs of a chain:{count}")

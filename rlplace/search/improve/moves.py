@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs import Grouping
 from rlplace.jit import Block, BoolTable, Floats, Ints, IntTable, is_kept, kernel, part
-from rlplace.measure.problem import Problem
+from rlplace.measure import Problem
 from rlplace.search.groupings import allowed_devices, main_modules
 
 ONE, NEIGHBOUR, SWAP, WINDOW, MODULE, CLUSTER, COPY = range(7)

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.search.groupings import atoms, balanced
-from rlplace.search.guide import Guide, guided_schedules, score_guided
 from rlplace.search.improve.anneal import AnnealSettings, anneal_finer
 from rlplace.search.improve.starting_points import (
     CROSSED,
@@ -35,7 +34,7 @@ from rlplace.search.improve.starting_points import (
 )
 from rlplace.search.parallel.hybrid import hybrid_start
 from rlplace.search.parallel.pipelines import list_priorities
-from rlplace.search.task import Task
+from rlplace.search.task import Guide, Task, guided_schedules, score_guided
 
 POPULATION = 8
 TUNING_SHARE = 0.15

@@ -49,17 +49,14 @@ def towards(chances: NDArray[np.float64], elite: NDArray[np.int32], allowed: NDA
     """`chances` (G, D) moved by `STEP` towards how often each group is where in `elite` (K, G), floored."""
     share = (elite[:, :, None] == np.arange(chances.shape[1])).mean(axis=0)
     moved = np.where(allowed, np.maximum((1 - STEP) * chances + STEP * share, FLOOR / chances.shape[1]), 0.0)
-    normal: NDArray[np.float64] = moved / moved.sum(axis=1, keepdims=True)
-    return normal
+    return np.asarray(moved / moved.sum(axis=1, keepdims=True))
 
 
 def draw(chances: NDArray[np.float64], count: int, generator: np.random.Generator) -> NDArray[np.int32]:
     """(count, G) int32: a device for each group by its chances (G, D)."""
-    uniform = generator.random((count, len(chances), 1))
-    place = (uniform >= np.cumsum(chances, axis=1)).sum(axis=2)
+    place = (generator.random((count, len(chances), 1)) >= np.cumsum(chances, axis=1)).sum(axis=2)
     last = chances.shape[1] - 1 - np.argmax(chances[:, ::-1] > 0, axis=1)  # where rounding left the sum below 1
-    devices: NDArray[np.int32] = np.minimum(place, last).astype(np.int32)
-    return devices
+    return np.asarray(np.minimum(place, last), dtype=np.int32)
 
 
 GENETIC_ELITE, MUTANTS, BIAS = 0.2, 0.15, 0.7
@@ -98,12 +95,10 @@ def decode(keys: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[np.
     """(B, G) int32: the device of each group; the keys [0, 1) are cut evenly over the group's allowed devices."""
     place = (keys * allowed.sum(axis=1)).astype(np.int64)  # which of its allowed devices
     ranked = np.argsort(~allowed, axis=1, kind="stable").astype(np.int32)  # allowed devices first
-    devices: NDArray[np.int32] = ranked[np.arange(len(allowed)), place]
-    return devices
+    return np.asarray(ranked[np.arange(len(allowed)), place])
 
 
 def keys_of(placements: NDArray[np.int32], allowed: NDArray[np.bool_]) -> NDArray[np.float64]:
     """(B, G) float64: the keys in the middle of what decodes to `placements`."""
     place = (np.cumsum(allowed, axis=1) - 1)[np.arange(len(allowed)), placements]
-    keys: NDArray[np.float64] = (place + 0.5) / allowed.sum(axis=1)
-    return keys
+    return np.asarray((place + 0.5) / allowed.sum(axis=1))

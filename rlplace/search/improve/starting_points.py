@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, MissingExtra, RunnerError
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.measure.problem import Problem
+from rlplace.graphs import Grouping
+from rlplace.measure import Problem
 from rlplace.search.groupings import (
     balanced,
     by_module,
@@ -131,8 +131,7 @@ def _kinds(problem: Problem) -> list[int]:
     """The first of every kind of devices: equal costs, room and rules."""
     allowed = np.ones((1, problem.host.num_devices)) if problem.allowed is None else problem.allowed
     columns = np.concatenate((problem.costs.op_time_s, room_bytes(problem)[None], allowed))
-    first: list[int] = np.sort(np.unique(columns, axis=1, return_index=True)[1]).tolist()
-    return first
+    return list(np.sort(np.unique(columns, axis=1, return_index=True)[1]).tolist())
 
 
 def losses(
@@ -197,18 +196,17 @@ class GreedyPlacement:
     loss: float
 
 
-class Schedulers:
-    """A problem's list schedulers, one for each of the `GROUPINGS` that are asked for, laid out when they first are."""
+class Schedulers(dict[str, Greedy]):
+    """A problem's list schedulers by name of a grouping of `GROUPINGS`; each is laid out when it is first read."""
 
     def __init__(self, problem: Problem) -> None:
+        super().__init__()
         self._problem = problem
-        self._made: dict[str, Greedy] = {}
 
-    def __getitem__(self, grouping: str) -> Greedy:
-        """The scheduler of a grouping by its name."""
-        if grouping not in self._made:
-            self._made[grouping] = Greedy.of(self._problem, grouping_of(self._problem, self._levels, grouping))
-        return self._made[grouping]
+    def __missing__(self, grouping: str) -> Greedy:
+        """Lays out the scheduler of a grouping."""
+        self[grouping] = Greedy.of(self._problem, grouping_of(self._problem, self._levels, grouping))
+        return self[grouping]
 
     @cached_property
     def _levels(self) -> list[Grouping]:
@@ -337,20 +335,12 @@ def grouping_of(problem: Problem, levels: Sequence[Grouping], name: str) -> Grou
         name: one of `GROUPINGS`.
     """
     own = next(rung for rung, level in enumerate(levels) if level is problem.grouping)
-    match name:
-        case "coarser":
-            return levels[max(own - 1, 0)]
-        case "finer":
-            return levels[min(own + 1, len(levels) - 1)]
-        case "finest":
-            return levels[-1]
-        case "modules-16":
-            return by_module(problem, 16)
-        case "modules-64":
-            return by_module(problem, 64)
-        case "roles":
-            return by_role(problem, 64)
-    return problem.grouping
+    if name.startswith("modules-"):
+        return by_module(problem, int(name.removeprefix("modules-")))
+    if name == "roles":
+        return by_role(problem, 64)
+    last = len(levels) - 1
+    return levels[{"coarser": max(own - 1, 0), "own": own, "finer": min(own + 1, last), "finest": last}[name]]
 
 
 FIRST_WEIGHTS = (

@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, UserError
-from rlplace.measure.problem import OP_ORDERS, Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure import Problem, Simulator
+from rlplace.measure.problem import OP_ORDERS
 from rlplace.search.groupings import balanced
-from rlplace.search.methods import METHODS
+from rlplace.search.methods import METHODS, OwnOrderWithPaths
 from rlplace.search.task import Budget, Task
-from rlplace.search.winners import OwnOrderWithPaths
 
 SEARCH = "portfolio"
 FIRST_ORDER, LEAN_ORDER = "tilt", "backward-first"
@@ -125,9 +124,8 @@ def choose(
     race = _Race(SHARE * evaluations, seed, say or (lambda _: None))
     if len(problems) == 1:
         race.say(f"racing orders of ops: at most {max(int(race.left), 1):,} evaluations")
-    racing = race.counts(problems)
-    racing = _near(racing, NEAR, KEPT_COUNTS)
-    racing = [other for one in racing for other in one.in_all_orders()]
+    near = _near(race.counts(problems), NEAR, KEPT_COUNTS)
+    racing = [other for one in near for other in one.in_all_orders()]
     if len(racing) > 1:
         race.run(racing, race.left / (ROUNDS - 1))
     if len(final := _near(racing, NEAREST, FINAL)) > 1:
@@ -250,8 +248,7 @@ def _search(one: _Contender, evaluations: int, seed: int) -> int:
 def _fullness(simulator: Simulator) -> float:
     """The peak of the fullest device over its memory, where groups are spread so that devices are about as full."""
     problem = simulator.problem
-    spread = balanced(problem)[problem.grouping.op_group]
-    (measured,) = simulator.measure(spread[None])
+    (measured,) = simulator.measure(balanced(problem)[problem.grouping.op_group][None])
     return max(
         peak / device.memory_bytes for peak, device in zip(measured.peak_bytes, problem.host.devices, strict=True)
     )

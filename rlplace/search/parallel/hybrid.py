@@ -15,13 +15,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure import Problem, Simulator
 from rlplace.search.parallel.layouts import (
     Chain,
     Layout,
@@ -105,11 +103,19 @@ def improve_hybrids(task: Task, *, until: float) -> Field:
 
 @dataclass(frozen=True, eq=False)
 class Tried:
-    """A layout, its best order and the step time."""
+    """A layout that was timed.
+
+    Attributes:
+        layout: what it is.
+        devices: (N,) int32, its placement.
+        step_s: its step time; infinite where it does not fit.
+        order: the order of ops with that step time; empty for the problem's own.
+    """
 
     layout: Layout
-    order: str
+    devices: NDArray[np.int32]
     step_s: float
+    order: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,9 +126,6 @@ class Bounded:
     devices: NDArray[np.int32]
     limit: NDArray[np.int64]
     step_s: float
-
-
-Found = TypeVar("Found", Tried, "Start")
 
 
 class Field:
@@ -148,7 +151,8 @@ class Field:
         self.best_listed = (np.zeros(problem.graph.num_ops, dtype=np.int32), np.inf, self.priorities["rank"])
         nothing = Layout(np.zeros((1, 1), dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32))
         self.best_bounded = Bounded(nothing, self.best_listed[0], np.zeros(1, dtype=np.int64), np.inf)
-        self._roomy = Simulator(_without_limits(problem), threads=1)
+        roomy = tuple(replace(device, memory_bytes=ROOMY_BYTES) for device in problem.host.devices)
+        self._roomy = Simulator(replace(problem, host=replace(problem.host, devices=roomy)), threads=1)
 
     @property
     def is_spent(self) -> bool:
@@ -163,12 +167,9 @@ class Field:
         problem = self.task.problem
         pairs = max(problem.host.num_devices * (problem.host.num_devices - 1), 1)
         s_per_byte = float(problem.transfer_s_per_byte.sum()) / pairs
-        plans = replicated_plans(self.chain, self.plain, s_per_byte)
-        for plan in plans:
+        for plan in replicated_plans(self.chain, self.plain, s_per_byte):
             yield from self._dealt(plan)
-        for layout in layouts(problem, self.step):
-            if not len(layout.role_device):
-                yield layout
+        yield from (layout for layout in layouts(problem, self.step) if not len(layout.role_device))
         for plan in all_plans(self.step.num_positions, self.plain):
             yield from self._dealt(plan)
 
@@ -199,13 +200,13 @@ class Field:
         named = orders or (*self.priorities, "1f1b", "1f1b-deep")
         times = {order: self._score(layout, devices, order) for order in named}
         best = min(times, key=lambda order: times[order])
-        return Tried(layout, best, times[best])
+        return Tried(layout, devices, times[best], best)
 
     def refine(self, one: Tried) -> Tried:
         """The best of a plan, what is next to it and so on, in the order that was best."""
         return self.climb(one, lambda layout, best: self.try_orders(layout, (best.order,)), REFINEMENTS)
 
-    def climb(self, one: Found, attempt: Callable[[Layout, Found], Found], most: int) -> Found:
+    def climb(self, one: Tried, attempt: Callable[[Layout, Tried], Tried], most: int) -> Tried:
         """The best of a plan, what is next to it and so on; steps get smaller.
 
         Args:
@@ -229,7 +230,7 @@ class Field:
 
     def move_owners(self, one: Tried) -> None:
         """Tries each parameter on the other replicas of its stage, the largest first, in the order that was best."""
-        devices, best_s = placement_of(self.task.problem, one.layout, self.step), one.step_s
+        devices, best_s = one.devices, one.step_s
         for tries, (members, device) in enumerate(self.other_owners(one.layout)):
             if self.is_spent or tries >= OWNERS_MOVED:
                 return
@@ -271,11 +272,6 @@ class Field:
         return self.score_bounded(layout, devices, 2 * limit - 1 if order == "1f1b-deep" else limit)
 
 
-def _without_limits(problem: Problem) -> Problem:
-    devices = tuple(replace(device, memory_bytes=ROOMY_BYTES) for device in problem.host.devices)
-    return replace(problem, host=replace(problem.host, devices=devices))
-
-
 MOST_STAGES = 8
 PLACES = 48
 """Places where a chain may be cut between stages."""
@@ -293,13 +289,15 @@ def replicated_plans(chain: Chain, line: list[int], s_per_byte: float) -> list[S
         line: devices in the order in which stages take them.
         s_per_byte: of what replicas exchange.
     """
-    found: dict[StagePlan, None] = {}
-    for sending, exchanging in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)):
-        for cuts, replicas in _plans(chain, len(line), sending, exchanging * s_per_byte):
-            first = np.cumsum([0, *replicas]).tolist()
-            teams = tuple(tuple(line[a:b]) for a, b in itertools.pairwise(first))
-            found[StagePlan(tuple(cuts[:-1]), teams)] = None
-    return list(found)
+    found = (
+        StagePlan(
+            tuple(cuts[:-1]),
+            tuple(tuple(line[a:b]) for a, b in itertools.pairwise(itertools.accumulate(replicas, initial=0))),
+        )
+        for exchanging, sending in itertools.product((0.0, 1.0), repeat=2)
+        for cuts, replicas in _plans(chain, len(line), sending, exchanging * s_per_byte)
+    )
+    return list(dict.fromkeys(found))
 
 
 def _plans(chain: Chain, num_devices: int, sending: float, s_per_byte: float) -> list[tuple[list[int], list[int]]]:
@@ -465,24 +463,21 @@ def all_plans(num_positions: int, devices: list[int]) -> list[StagePlan]:
     sizes = range(1, min(num_positions, len(devices)) + 1)
     if len(devices) > 4 or sum(math.comb(num_positions - 1, p - 1) for p in sizes) * 60 > MOST_PLANS:
         return []
-    found: dict[StagePlan, None] = {}
-    for line in itertools.permutations(devices):
-        for stages in sizes:
-            for cuts in itertools.combinations(range(1, len(line) + 1), stages):
-                teams = tuple(tuple(sorted(line[a:b])) for a, b in itertools.pairwise((0, *cuts)))
-                for ends in itertools.combinations(range(1, num_positions), stages - 1):
-                    found[StagePlan(ends, teams)] = None
-    return list(found)
+    found = (
+        StagePlan(ends, tuple(tuple(sorted(line[a:b])) for a, b in itertools.pairwise((0, *cuts))))
+        for line in itertools.permutations(devices)
+        for stages in sizes
+        for cuts in itertools.combinations(range(1, len(line) + 1), stages)
+        for ends in itertools.combinations(range(1, num_positions), stages - 1)
+    )
+    return list(dict.fromkeys(found))
 
 
 def far_apart(count: int) -> NDArray[np.int32]:
     """(count,) int32: a permutation, by van der Corput's sequence, in which any run of places is spread evenly."""
     bits = max(count - 1, 1).bit_length()
-    turned = [int(f"{number:0{bits}b}"[::-1], 2) for number in range(1 << bits)]
-    order = [number for number in turned if number < count]
-    column = np.empty(count, dtype=np.int32)
-    column[order] = np.arange(count)
-    return column
+    turned = np.array([int(f"{number:0{bits}b}"[::-1], 2) for number in range(1 << bits)])
+    return np.argsort(turned[turned < count]).astype(np.int32)
 
 
 FACTORS = (1.25, 1.5, 1.75, 2.5, 3.0, 4.0)
@@ -514,8 +509,7 @@ def improve_bounded(field: Field) -> None:
     Args:
         field: with a plan under a bound.
     """
-    first = field.best_bounded
-    base = most_under_way(first.layout, field.task.problem.graph.num_micro_batches)
+    base = most_under_way(field.best_bounded.layout, field.task.problem.graph.num_micro_batches)
     for factor in FACTORS:
         _try_bound(field, np.ceil(factor * base).astype(np.int64))
     before_s = math.inf
@@ -556,22 +550,7 @@ START_REFINEMENTS = 200
 """... and how many of each at most."""
 
 
-@dataclass(frozen=True, eq=False)
-class Start:
-    """A placement to start from.
-
-    Attributes:
-        devices: (N,) int32.
-        step_s: its step time in the problem's op order; infinite where it does not fit.
-        layout: whose placement it is.
-    """
-
-    devices: NDArray[np.int32]
-    step_s: float
-    layout: Layout
-
-
-def parallel_starts(task: Task) -> list[Start]:
+def parallel_starts(task: Task) -> list[Tried]:
     """The best layouts in the problem's op order, best first; nothing where the step is not cut.
 
     They are over ops, not groups, which may be too coarse for them: stages x replicas, then stages with different
@@ -586,19 +565,18 @@ def parallel_starts(task: Task) -> list[Start]:
         return []
     field, is_few = Field(task), task.budget.evaluations < FEW
 
-    def attempt(layout: Layout, best: Start) -> Start:
+    def attempt(layout: Layout, best: Tried) -> Tried:
         devices = placement_of(problem, layout, field.step)
-        return Start(devices, float(task.score(devices, np.array([best.step_s]))[0]), layout)
+        return Tried(layout, devices, float(task.score(devices, np.array([best.step_s]))[0]))
 
     until = task.spent + (FEW_LAYOUTS_SHARE if is_few else LAYOUTS_SHARE)
-    found: list[Start] = []
+    found: list[Tried] = []
     made = _distinct(field)
     while (not found or task.spent < until) and not task.is_spent:
-        batch = list(itertools.islice(made, LAYOUTS_BATCH))
-        if not batch:
+        if not (batch := list(itertools.islice(made, LAYOUTS_BATCH))):
             break
         times = task.score(np.stack([devices for devices, _ in batch])).tolist()
-        found += [Start(devices, step_s, layout) for (devices, layout), step_s in zip(batch, times, strict=True)]
+        found += [Tried(layout, devices, step_s) for (devices, layout), step_s in zip(batch, times, strict=True)]
         found = sorted(found, key=lambda one: one.step_s)[:KEPT_LAYOUTS]
     if not is_few and not task.takes_plans:
         field.until = task.spent + LAYOUTS_SHARE

@@ -22,9 +22,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.graphs import FORWARD, OpGraph
 from rlplace.graphs.grouping.merging import mirrored_twins
-from rlplace.graphs.opgraph import FORWARD, OpGraph
-from rlplace.measure.problem import Problem
+from rlplace.measure import Problem
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.schedule.list_schedule import next_allowed, op_units
 
@@ -390,11 +390,8 @@ def apart_roles(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -
         step: its roles.
         devices: (D',) where they are dealt out.
     """
-    found = []
-    for what, device_at in (("experts", _experts(problem, step, devices)), ("tables", _tables(problem, step, devices))):
-        if np.any(device_at >= 0):
-            found.append((what, device_at[step.position]))
-    return found
+    places = {"experts": _experts(problem, step, devices), "tables": _tables(problem, step, devices)}
+    return [(what, device_at[step.position]) for what, device_at in places.items() if np.any(device_at >= 0)]
 
 
 def _experts(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -412,11 +409,8 @@ def _experts(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> N
 
 def _expert(path: str) -> int:
     """The number of the expert that a module belongs to; -1 for none."""
-    words = path.split(".")
-    for name, number in itertools.pairwise(words):
-        if name == EXPERTS and number.isdecimal():
-            return int(number)
-    return -1
+    pairs = itertools.pairwise(path.split("."))
+    return next((int(number) for name, number in pairs if name == EXPERTS and number.isdecimal()), -1)
 
 
 def _tables(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -15,11 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.compiled_problem import default_priorities, upward_ranks
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.graphs import BACKWARD, FORWARD, UPDATE, OpGraph
+from rlplace.measure import Plan, Problem, Simulator, upward_ranks
+from rlplace.measure.simulate.compiled_problem import default_priorities
 from rlplace.search.parallel.layouts import CUTS, SUM, Chain, Layout, StepRoles, cut_stages, placement_of, step_roles
 from rlplace.search.rules.baselines import plain_devices
 
@@ -248,17 +246,15 @@ class _Trials:
     def refined(self, one: BoundedPipeline) -> BoundedPipeline:
         """A pipeline with stages that begin elsewhere: one at a time is moved, ever less far, while it gets faster."""
         far, tries = max(self._num_places // 8, 1), 0
-        while far:
-            is_better = False
+        while far and tries < MOST_TRIES:
             for chosen in _moved(one.chosen, far, self._num_places):
                 tries += 1
                 other = self.simulated(chosen, one.devices, (one.schedule,))
                 if other.step_s < one.step_s:
-                    one, is_better = other, True
+                    one = other
                     break
-            if tries >= MOST_TRIES:
-                return one
-            far = far if is_better else far // 2
+            else:
+                far //= 2
         return one
 
 

@@ -12,13 +12,14 @@ Three patterns, each over 2, 4, ... and all devices that are not gangs; the best
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.measure import Problem
 from rlplace.measure.measurement import StepTimer
-from rlplace.measure.problem import Problem
 from rlplace.search.groupings import group_time_s
 from rlplace.search.schedule.list_schedule import next_allowed, op_units
 from rlplace.search.task import Task
@@ -43,8 +44,7 @@ def best_single(problem: Problem, timer: StepTimer) -> NDArray[np.int32]:
     singles = np.stack([single(problem, device) for device in devices])
     is_whole = problem.group_allowed[:, devices].all(axis=0)
     singles = singles[is_whole] if is_whole.any() else nearest_allowed(problem, singles)
-    best: NDArray[np.int32] = singles[int(np.argmin(timer.step_times(singles)))]
-    return best
+    return np.asarray(singles[int(np.argmin(timer.step_times(singles)))])
 
 
 def blocks(problem: Problem) -> NDArray[np.int32]:
@@ -87,10 +87,9 @@ def solve_round_robin(task: Task) -> None:
 
 def solve_random(task: Task) -> None:
     """Scores placements drawn uniformly until the budget ends, one batch at least however little time there is."""
-    while True:
+    task.score(random(task.problem, task.generator, 64))
+    while not task.is_spent:
         task.score(random(task.problem, task.generator, 64))
-        if task.is_spent:
-            return
 
 
 def nearest_allowed(problem: Problem, devices: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -123,14 +122,10 @@ def solve_expert(task: Task) -> None:
     first_op = np.unique(units.label, return_index=True)[1]
     plain = plain_devices(problem)
     counts = sorted({min(2**k, len(plain)) for k in range(1, len(plain).bit_length() + 1)} - {1}) or [1]
-    rows = []
-    for count in counts:
-        devices = np.array(plain[:count], dtype=np.int32)
-        for block_part in (layers(split, count), numbered(split, count), halves(split, count)):
-            wanted = devices[block_part][split.op_block[first_op]]
-            rows.append(next_allowed(units, wanted)[units.label])
-    found = np.stack(rows)
-    task.score(found[np.sort(np.unique(found, axis=0, return_index=True)[1])])
+    parts = [pattern(split, count) for count in counts for pattern in (layers, numbered, halves)]
+    devices = np.array(plain, dtype=np.int32)
+    wanted = [devices[part][split.op_block[first_op]] for part in parts]
+    task.score_distinct(np.stack([next_allowed(units, row)[units.label] for row in wanted]))
 
 
 def find_blocks(problem: Problem) -> Blocks:
@@ -167,16 +162,13 @@ def layers(split: Blocks, count: int) -> NDArray[np.int64]:
 
 def numbered(split: Blocks, count: int) -> NDArray[np.int64]:
     """(B,) int64, part of each block: by the number of its layer; before the first layer 0, after a stack the last."""
-    numbers = [_number(path) for path in split.paths]
-    last = max(numbers, default=-1)
+    numbers = np.array([_number(path) for path in split.paths], dtype=np.int64)
+    last = int(numbers.max(initial=-1))
     if last < 0:
         return _runs(split.cost_s, count)
-    is_first, parts = True, []
-    for number in numbers:
-        is_first = is_first and number < 0
-        at = number if number >= 0 else 0 if is_first else last
-        parts.append(at if last < count else at * count // (last + 1))
-    return np.array(parts, dtype=np.int64)
+    is_first = np.maximum.accumulate(numbers) < 0
+    layer = np.where(numbers >= 0, numbers, np.where(is_first, 0, last))
+    return np.asarray(layer if last < count else layer * count // (last + 1))
 
 
 def halves(split: Blocks, count: int) -> NDArray[np.int64]:
@@ -190,24 +182,20 @@ def halves(split: Blocks, count: int) -> NDArray[np.int64]:
 
 
 def _second_half(split: Blocks) -> NDArray[np.bool_]:
-    if any("decoder" in path for path in split.paths) and any("encoder" in path for path in split.paths):
-        begun, sides = False, []
-        for path in split.paths:
-            begun = begun or "decoder" in path
-            sides.append("decoder" in path or (begun and "encoder" not in path))
-        return np.array(sides, dtype=np.bool_)
+    is_decoder = np.array(["decoder" in path for path in split.paths], dtype=np.bool_)
+    is_encoder = np.array(["encoder" in path for path in split.paths], dtype=np.bool_)
+    if is_decoder.any() and is_encoder.any():
+        return is_decoder | (np.logical_or.accumulate(is_decoder) & ~is_encoder)
     roots = [path.split(".")[0] for path in split.paths]
-    cost_s: dict[str, float] = {}
+    cost_s: dict[str, float] = defaultdict(float)
     for root, cost in zip(roots, split.cost_s.tolist(), strict=True):
-        cost_s[root] = cost_s.get(root, 0.0) + cost
+        cost_s[root] += cost
     towers = sorted(cost_s, key=lambda root: -cost_s[root])[:2]
     if len(towers) < 2:
         return np.asarray(_runs(split.cost_s, 2) == 1)
-    side, sides = False, []
-    for root in roots:  # what is no tower stays with the one before it
-        side = root == towers[1] if root in towers else side
-        sides.append(side)
-    return np.array(sides, dtype=np.bool_)
+    # a block of no tower stays with the tower before it
+    nearest = np.maximum.accumulate(np.where(np.isin(roots, towers), np.arange(len(roots)), 0))
+    return np.asarray(np.array(roots)[nearest] == towers[1])
 
 
 def _runs(cost_s: NDArray[np.float64], count: int) -> NDArray[np.int64]:

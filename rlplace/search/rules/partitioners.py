@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rlplace.errors import MissingExtra, RunnerError
 from rlplace.graphs.grouping.groups import check_installed, run_metis
-from rlplace.measure.problem import Problem
+from rlplace.measure import Problem
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.schedule.list_schedule import Units, group_units, next_allowed, op_units
 from rlplace.search.task import Task
@@ -76,8 +76,7 @@ def score_cuts(task: Task, cut: Cut) -> None:
             rows.append(placed if len(placed) == problem.graph.num_ops else problem.grouping.expand(placed))
     if failure is not None and not rows:
         raise failure
-    found = np.stack(rows)
-    task.score(found[np.sort(np.unique(found, axis=0, return_index=True)[1])])
+    task.score_distinct(np.stack(rows))
 
 
 def balances(

@@ -49,8 +49,7 @@ def solve_m_sct(task: Task) -> None:
     def favourites(units: Units, resources: HostResources) -> NDArray[np.int64]:
         count = len(units.label)
         if count not in known:
-            is_large = count > problem.grouping.num_groups and num_edges(units) > MOST_LP_EDGES
-            if is_large:
+            if count > problem.grouping.num_groups and num_edges(units) > MOST_LP_EDGES:
                 children = favourite_children(group_units(problem), resources)
                 known[count] = favourites_within(op_units(problem), problem.grouping.op_group, children)
             else:
@@ -197,10 +196,10 @@ def _earliest_start(
             released[num_released] = unit
             num_released += 1
     while num_released + num_ready > 0:
-        while num_released > 0:  # a source is done at once, a job joins the ready ones
+        while num_released > 0:  # a source or a placed job releases its readers, another job joins the ready ones
             num_released -= 1
             unit = released[num_released]
-            if not u.is_source[unit]:
+            if not u.is_source[unit] and not is_done[unit]:
                 for device in range(num_devices):
                     arrival_s[unit, device] = _arrival_s(u, h, s, unit, device)
                 ready[num_ready] = unit
@@ -241,12 +240,8 @@ def _earliest_start(
         place_unit(u, h, s, m, gaps, unit, best)
         is_done[unit] = True
         last[best] = unit
-        for t in range(u.output_offsets[unit], u.output_offsets[unit + 1]):
-            for a in range(u.reader_offsets[t], u.reader_offsets[t + 1]):
-                missing[u.readers[a]] -= 1
-                if missing[u.readers[a]] == 0:
-                    released[num_released] = u.readers[a]
-                    num_released += 1
+        released[0] = unit
+        num_released = 1
 
 
 FAVOURITE_BELOW = 0.1

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs import Grouping
 from rlplace.jit import Bools, Floats, Ints, Longs, inlined, kernel
-from rlplace.measure.problem import Problem
+from rlplace.measure import Problem
 from rlplace.search.schedule.list_schedule import Schedule, append, end_on, total
 from rlplace.search.schedule.partial_schedule import (
     Decided,

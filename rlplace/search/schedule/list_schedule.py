@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs import Grouping
 from rlplace.jit import Block, Bools, BoolTable, Floats, FloatTable, Ints, Longs, inlined, kernel
-from rlplace.measure.hosts.host import Host
-from rlplace.measure.problem import Problem
+from rlplace.measure import Host, Problem
 from rlplace.measure.simulate.compiled_problem import JOB, Compiled, compile_problem, turns
 from rlplace.measure.simulate.transfer_time import transfer_seconds
 from rlplace.search.groupings import allowed_devices

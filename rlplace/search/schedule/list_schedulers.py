@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs import Grouping
 from rlplace.graphs.paths import longest_after, longest_before, ready_order
 from rlplace.jit import Bools, Floats, Ints, Longs, kernel
-from rlplace.measure.problem import Problem
+from rlplace.measure import Problem
 from rlplace.measure.simulate.compiled_problem import list_order
 from rlplace.measure.simulate.transfer_time import transfer_seconds
 from rlplace.search.groupings import held_bytes, room_bytes
@@ -237,9 +237,7 @@ def score_both(task: Task, place: Place) -> None:
     if problem.grouping.num_groups < problem.graph.num_ops:
         groups = group_units(problem)
         found += [problem.grouping.expand(place(groups, resources, share)) for share in OUTPUT_SHARES]
-    rows = np.stack(found).astype(np.int32)
-    first = np.sort(np.unique(rows, axis=0, return_index=True)[1])
-    task.score(rows[first])
+    task.score_distinct(np.stack(found).astype(np.int32))
 
 
 def mean_transfer_s(units: Units, resources: HostResources) -> NDArray[np.float64]:
@@ -306,9 +304,14 @@ class Estimator:
     def of_problem(cls, problem: Problem) -> Estimator:
         """The estimator of a problem: every op is a group of its own."""
         every = Grouping(np.arange(problem.graph.num_ops, dtype=np.int32))
-        held, room = held_bytes(problem, every), room_bytes(problem)
-        units, resources = op_units(problem, every), host_resources(problem)
-        return cls(units, resources, list_order(problem), _links(problem), held, room)
+        return cls(
+            op_units(problem, every),
+            host_resources(problem),
+            list_order(problem),
+            _links(problem),
+            held_bytes(problem, every),
+            room_bytes(problem),
+        )
 
     def of(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
         """(B, 6) `ESTIMATES` of placements (B, N)."""

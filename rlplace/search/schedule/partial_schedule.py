@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import UnknownName
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.graphs.opgraph import BACKWARD
+from rlplace.graphs import BACKWARD, Grouping
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.jit import Block, Bools, Floats, FloatTable, Ints, IntTable, Longs, inlined, kernel
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.compiled_problem import list_order, upward_ranks
+from rlplace.measure import Problem, upward_ranks
+from rlplace.measure.simulate.compiled_problem import list_order
 from rlplace.search.groupings import group_time_s, held_bytes, main_labels, main_modules, room_bytes
 from rlplace.search.schedule.list_schedule import (
     HostResources,

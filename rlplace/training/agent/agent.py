@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
+from rlplace.measure import Measurement, Plan, Problem, Simulator
 from rlplace.measure.host_model import (
     HostKnowledge,
     HostModel,
@@ -26,15 +27,11 @@ from rlplace.measure.host_model import (
     prior_of,
     save_posterior,
 )
-from rlplace.measure.measurement import Measurement, PlanMeasurer
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.measurement import PlanMeasurer
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.policy.options import LearnConfig
-from rlplace.search.guide import Guide
-from rlplace.search.methods import METHODS
-from rlplace.search.task import BestSoFar, Budget, Task
+from rlplace.policy import LearnConfig
+from rlplace.search import METHODS, Budget, Task
+from rlplace.search.task import BestSoFar, Guide
 from rlplace.session.calibrate import Known
 from rlplace.training.agent.config import AgentConfig
 from rlplace.training.agent.proposals import AverageTimer, Proposer, choose_batch, log_step_times
@@ -371,7 +368,7 @@ def solve(
         guide: the policy that suggests starts and moves to its searches; none by default.
         start: (N,) a placement that its first search starts from, besides its own starts.
         knowledge: what other workloads taught about this host; nothing by default.
-        learner_file: keeps the state of the guide's learner, and gives it back; nobody by default.
+        learner_file: stores the state of the guide's learner and loads it again; none by default.
     """
     if task.host is None or not task.budget.measurements:
         METHODS[WITHOUT_HOST].run(task, start=start)

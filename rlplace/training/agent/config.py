@@ -63,7 +63,7 @@ class AgentConfig:
     """Simulated placements of that search, for each one of a search under a single draw."""
 
     def on(self, *, is_known: bool) -> AgentConfig:
-        """As it is on a host that other workloads taught, or that nobody knows."""
+        """The value for a host that other workloads have taught, or for an unknown host."""
         return (
             dataclasses.replace(self, batch=min(self.batch, self.known_batch)) if is_known and self.is_prior else self
         )

@@ -12,15 +12,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure import Plan, Problem, Simulator
+from rlplace.search import METHODS, AnnealSettings, Budget, Task
 from rlplace.search.groupings import majority_devices
-from rlplace.search.guide import Guide
-from rlplace.search.improve.anneal import AnnealSettings, anneal_finer
-from rlplace.search.methods import METHODS
-from rlplace.search.task import Budget, Task
-from rlplace.search.winners import CountedTimer, OwnOrder, Winners, choose_diverse, permuted, shuffled
+from rlplace.search.improve.anneal import anneal_finer
+from rlplace.search.methods import CountedTimer, OwnOrder, Winners, choose_diverse, permuted, shuffled
+from rlplace.search.task import Guide
 from rlplace.training.agent.config import AgentConfig
 
 SEARCH = "portfolio"

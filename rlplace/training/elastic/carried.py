@@ -2,7 +2,7 @@
 
 `DeviceMatch`: which device of a new host stands for which of the old one, and which of its links for which.
 
-`op_type_factors`: what measured op times say of op types on devices that nobody has measured.
+`op_type_factors`: measured op times, carried over to op types on devices without measurements.
 
 `carried_placement`: a placement of one host as a placement of another, where a search may start.
 """
@@ -20,16 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs.costs import Costs, CostSource, estimate_costs
+from rlplace.graphs import Grouping, OpGraph
+from rlplace.measure import Costs, Device, Host, Link, Problem, Simulator
+from rlplace.measure.costs.costs import CostSource, estimate_costs
 from rlplace.measure.host_model.learned_host import LEAST_LEARNED, Equation, LearnedFactor, LearnedHost, likelihood
 from rlplace.measure.host_model.scales import SECTIONS, Kind
-from rlplace.measure.hosts.host import Device, Host, Link
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.search import eft
 from rlplace.search.groupings import allowed_devices, atoms, majority_devices
-from rlplace.search.schedule.list_schedulers import eft
 
 LEFT = " (left behind)"
 """Follows the name of a device or a link that the new host does not have: another may be called so there."""

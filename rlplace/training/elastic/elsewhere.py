@@ -14,21 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.errors import RunnerError, UserError
-from rlplace.graphs.grouping.constraints import Constraints
+from rlplace.graphs import Constraints
 from rlplace.locks import measuring_alone
+from rlplace.measure import Host, Placement, Problem, Simulator, save_placement
 from rlplace.measure.bounds import lower_bound_s
-from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.host_file import ENDINGS
-from rlplace.measure.placement import Placement, save_placement
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.policies import checked_policy
 from rlplace.report.console import make_progress
 from rlplace.say import Say
-from rlplace.search.methods import find
+from rlplace.search import Budget, find
 from rlplace.search.rules import baselines
-from rlplace.search.task import Budget
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared
 from rlplace.session.session import Session
@@ -114,7 +110,7 @@ def resume_elsewhere(
 
 
 def folder_for(folder: Path, host_word: str) -> Path:
-    """Where the new run goes if nobody says: beside the old one, with the host in its name.
+    """The default folder of the new run: beside the old one, with the host in its name.
 
     >>> folder_for(Path("runs/nmt"), "cores:3").as_posix()
     'runs/nmt-cores-3'
@@ -152,7 +148,7 @@ def _weights(config: TrainConfig, problem: Problem, old: Session, say: Say) -> d
 
 
 SECONDS = 5.0
-"""Of search, where nobody says otherwise."""
+"""Default seconds of search."""
 WARM_UP_EVALUATIONS = 400
 """Enough for every kernel of `portfolio` to be compiled, or read from disk, before the clock starts."""
 

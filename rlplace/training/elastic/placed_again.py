@@ -21,32 +21,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import UserError
-from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs import Constraints, Grouping, OpGraph
 from rlplace.locks import measuring_alone
-from rlplace.measure.costs.costs import Costs
+from rlplace.measure import Costs, Host, Measurement, Placement, Plan, Problem, Simulator
 from rlplace.measure.host_model import HostModel, LearnedHost, Posterior, Scales, knowledge_of, prior_of
-from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.isolate.isolated_runner import profile_isolated
-from rlplace.measure.measurement import Measurement
-from rlplace.measure.placement import Placement, check_plan
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.placement import check_plan
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.policy.options import LearnConfig
+from rlplace.policy import LearnConfig
 from rlplace.say import Say, counted
-from rlplace.search.methods import SearchResult
-from rlplace.search.task import Budget, Task
+from rlplace.search import Budget, SearchResult, Task
 from rlplace.session.cut import CutOptions
 from rlplace.session.facts import Request
+from rlplace.session.prepare import capture_workload, only_simulated, read_graph
 from rlplace.session.session import Session
 from rlplace.session.setup import Setup
-from rlplace.session.steps import capture_workload, only_simulated, read_graph
-from rlplace.store import MeasurementStore
-from rlplace.store.store import Filter
+from rlplace.store import Filter, MeasurementStore
 from rlplace.training.command import kept_config
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.carried import (

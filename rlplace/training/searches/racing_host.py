@@ -19,15 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.cluster.cluster_evaluator import ClusterEvaluator
+from rlplace.measure import Measurement, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.console import Progress
-from rlplace.search.task import BestSoFar, Failure, Saveable, Task
-from rlplace.search.winners import choose_diverse
+from rlplace.search import Task
+from rlplace.search.methods import choose_diverse
+from rlplace.search.task import BestSoFar, Failure, Saveable
 from rlplace.session.facts import MethodResult, Race, Unmeasured
 from rlplace.session.session import MethodKeeper
 from rlplace.training.tracking import Tracker
@@ -61,7 +58,7 @@ class RacingHost:
         on_best: told each new best measured plan, its step time and its ratio to the reference; at last the plan that
             the last race decided for.
         clock: seconds that never go back.
-        keeper: keeps what the method comes to; None for nobody.
+        keeper: stores the method's state and result; None stores nothing.
     """
 
     def __init__(

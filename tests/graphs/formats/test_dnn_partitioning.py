@@ -16,7 +16,7 @@ from published_splits import load_split
 from random_published import random_document
 
 from rlplace.errors import FileProblem, InvalidValue, UserError
-from rlplace.graphs.formats.dnn_partitioning import (
+from rlplace.graphs.formats.published import (
     DnnPartitioning,
     load_dnn_partitioning,
     parse_dnn_partitioning,

@@ -10,7 +10,7 @@ from layer_profiles import profile_text
 
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.graphs.formats import load_graph, load_times_s
-from rlplace.graphs.formats.pipedream import load_pipedream, pipedream_times_s, read_layers
+from rlplace.graphs.formats.published import load_pipedream, pipedream_times_s, read_layers
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.search.parallel.layouts import roles
 

@@ -140,7 +140,7 @@ def test_tied_as_modules_keeps_the_graphs_own_classes() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "mixtral", "clip"])
 def test_models_of_transformers_split_between_their_layers(name: str) -> None:
     pytest.importorskip("transformers")
-    from rlplace.session.steps import capture_workload
+    from rlplace.session.prepare import capture_workload
     from rlplace.workloads import build, without_memory
 
     with without_memory():

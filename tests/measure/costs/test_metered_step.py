@@ -22,8 +22,7 @@ from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.detect import detect_host
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
 
 ELEMENTS = 1 << 10

@@ -24,8 +24,8 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs, share_by_signature
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Timeline
-from rlplace.measure.timing.race import Unwatched
+from rlplace.measure.problem import Timeline
+from rlplace.measure.timing.race import Watch
 
 
 def test_an_op_has_the_median_of_its_steps_and_equal_ops_the_mean_of_theirs() -> None:
@@ -59,7 +59,7 @@ def test_profiled_costs_of_a_training_step() -> None:
 def test_where_the_time_is_over_one_step_after_the_first_is_traced(most_s: float, steps: int) -> None:
     begun: list[int] = []
 
-    class Counting(Unwatched):
+    class Counting(Watch):
         def begin(self, contender: int, *, is_made: bool = True) -> None:
             begun.append(contender)
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from core_hosts import core_device
 
-from rlplace.measure.execute.channels import CpuChannel, CudaChannel, Streams, make_channel
-from rlplace.measure.execute.device_threads import CudaClock
+from rlplace.measure.execute.device_threads import CpuChannel, CudaChannel, CudaClock, Streams, make_channel
 from rlplace.measure.hosts.host import Device
 
 

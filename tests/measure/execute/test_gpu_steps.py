@@ -18,7 +18,7 @@ from rlplace.graphs.opgraph import BACKWARD
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import Placement
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 
 pytestmark = NEEDS_GPU
 

@@ -40,7 +40,7 @@ from rlplace.measure.execute.launch_code import (
 )
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 
 # 0 weight, 1 bias, 2 input, 3 addmm, 4 relu, 5 sum, 6 ones_like, 7 threshold_backward, 8 mm, 9 sum, 10 and 11 updates
 SPLIT = [0, 0, 1, 1, 0, 1, 1, 0, 0, 0, 0, 0]

@@ -20,7 +20,7 @@ from rlplace import cuda
 from rlplace.errors import InvalidValue
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.execute.channels import torch_device
+from rlplace.measure.execute.device_threads import torch_device
 from rlplace.measure.execute.residents import Residents, gpu_capacities, limited_memory
 from rlplace.measure.hosts.host import Device, Host
 

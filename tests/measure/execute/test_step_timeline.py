@@ -16,7 +16,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.hosts.detect import detect_host
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Plan, Timeline
+from rlplace.measure.problem import Plan, Timeline
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import TwoPartStep
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 
 
 @pytest.fixture(scope="module", params=[HOST, GANG_HOST], ids=["cores", "gang"])

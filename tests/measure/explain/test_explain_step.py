@@ -32,8 +32,7 @@ from rlplace.measure.explain.explain_step import (
 )
 from rlplace.measure.explain.explanation import CriticalPath, CutEdge
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.plan import Plan, Timeline
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.simulate.simulator import Simulator
 
 seeds = st.integers(0, 2**32 - 1)

@@ -8,8 +8,7 @@ from host_models import learnable_problem, paired_host, step_times, varied_plans
 from random_problems import plain_host
 
 from rlplace.measure.host_model import FitConfig, HostModel, Posterior, Prior, Scales
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
 
 SURE = FitConfig(noise=0.01, misfit=0.0, far=0.0)

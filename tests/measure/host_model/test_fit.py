@@ -11,7 +11,7 @@ from random_problems import plain_host
 
 from rlplace.measure.host_model import FitConfig, HostModel, Prior, Scales
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 
 WIDE = Prior(op_type=1.0, device=0.5, bandwidth=1.0, latency=1.0, overhead_s=0.1, overhead=1.0)
 EXACT = FitConfig(noise=1e-7, misfit=0.0, far=0.0, sharpness=1e9, max_rounds=50, max_iterations=30)

@@ -11,7 +11,7 @@ from host_models import learnable_problem, paired_host, step_times, varied_plans
 
 from rlplace.errors import InvalidValue
 from rlplace.measure.host_model import FitConfig, HostModel, Posterior, Prior, Scales
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 
 SCALES = Scales(learnable_problem(paired_host(2), 12), Prior(overhead_s=0.1))
 

@@ -232,7 +232,7 @@ def test_commands_say_so_before_anything_is_captured(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rlplace.session.steps.build", None)  # what makes the model: must not be reached
+    monkeypatch.setattr("rlplace.session.prepare.build", None)  # what makes the model: must not be reached
     save_host(gpus("cuda:0", "cuda:1"), tmp_path / "lab.json")
     assert main([command, "nmt", "--host", "lab.json"]) == 2
     said = capsys.readouterr().err

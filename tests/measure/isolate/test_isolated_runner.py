@@ -29,13 +29,12 @@ from rlplace.graphs.grouping.groups import Grouping, group_ops
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.isolate import isolated_runner as wait_module
-from rlplace.measure.isolate import process as process_module
+from rlplace.measure.isolate import worker as process_module
 from rlplace.measure.isolate.isolated_runner import Asked, IsolatedRunner
 from rlplace.measure.isolate.messages import IDLE, Race, TimeLimits
-from rlplace.measure.isolate.process import CannotIsolate, WorkerProcess
+from rlplace.measure.isolate.worker import CannotIsolate, WorkerProcess
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.timing.eager_step import EagerRecipe
 from rlplace.measure.timing.race import REFERENCE, RaceProtocol
 from rlplace.measure.timing.threads import usable_cores

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.measure.isolate.process import LIFELINE
+from rlplace.measure.isolate.worker import LIFELINE
 
 WITHIN_S = 300.0
 IS_LINUX = sys.platform == "linux"
@@ -25,7 +25,7 @@ print("begun", flush=True)
 PARENT = """
 import os, sys, time
 from rlplace.measure.isolate.packing import Packed
-from rlplace.measure.isolate.process import WorkerProcess
+from rlplace.measure.isolate.worker import WorkerProcess
 sys.path.insert(0, sys.argv[1])
 packed = Packed()
 packed.add(None)

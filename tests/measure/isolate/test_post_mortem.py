@@ -9,7 +9,7 @@ from faulty_ops import faulty_graph
 from naive_plan import naive_plan
 
 from rlplace.measure.execute.launch_code import generate
-from rlplace.measure.isolate import process as post_mortem
+from rlplace.measure.isolate import worker as post_mortem
 
 DUMP = """Fatal Python error: Aborted
 

@@ -18,8 +18,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.isolate.isolated_runner import IsolatedRunner
 from rlplace.measure.isolate.messages import TimeLimits
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.race import RaceProtocol
 

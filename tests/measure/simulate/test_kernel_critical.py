@@ -15,8 +15,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import CriticalPaths, Simulator
 
 seeds = st.integers(0, 2**32 - 1)

@@ -18,8 +18,7 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.compiled_problem import upward_ranks
 from rlplace.measure.simulate.simulator import Simulator
 

@@ -15,8 +15,7 @@ from reference_simulator import Item, Reference
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.measure.plan import Plan, Timeline
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.simulate.simulator import Simulator
 
 seeds = st.integers(0, 2**32 - 1)

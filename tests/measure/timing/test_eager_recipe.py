@@ -18,8 +18,7 @@ from rlplace.errors import InvalidValue, RunnerError
 from rlplace.files import cache_folder
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.execute.channels import Streams
-from rlplace.measure.execute.device_threads import Worker
+from rlplace.measure.execute.device_threads import Streams, Worker
 from rlplace.measure.timing.eager_step import CudaGraphStep, EagerRecipe, EagerStep
 from rlplace.measure.timing.threads import usable_cores
 

@@ -26,8 +26,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.execute.device_threads import Worker
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.timing import host_runner as runner_module
 from rlplace.measure.timing.host_runner import FirstLosses, HostRunner, NotANumber, has_nan
 from rlplace.measure.timing.race import RaceProtocol

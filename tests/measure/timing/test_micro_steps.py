@@ -18,7 +18,7 @@ from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.execute.device_threads import Crew
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 from rlplace.measure.timing.eager_step import EagerStep
 
 LABELS = torch.tensor([0, 5, 2, 4, 1])

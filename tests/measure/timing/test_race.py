@@ -22,7 +22,7 @@ import pytest
 from rlplace.errors import InvalidValue
 from rlplace.measure.timing import race as idle
 from rlplace.measure.timing import race as suspensions
-from rlplace.measure.timing.race import MOST_TRIES, RaceProtocol, Suspensions, Unwatched, idle_share, race, watched
+from rlplace.measure.timing.race import MOST_TRIES, RaceProtocol, Suspensions, Watch, idle_share, race, watched
 
 PROTOCOL = RaceProtocol(warmup=1, min_rounds=3, max_rounds=10, margin=0.05, hopeless=2.0)
 
@@ -290,6 +290,6 @@ def test_a_suspended_step_is_run_again_and_not_for_ever(clocks: Clocks) -> None:
         clocks.move(ran[-1])
         return ran[-1]
 
-    timer = watched(step, 0, Unwatched(), Suspensions())
+    timer = watched(step, 0, Watch(), Suspensions())
     assert (timer(), len(ran)) == (0.1, 2)
     assert (timer(), len(ran)) == (7.0, 2 + MOST_TRIES)

@@ -24,8 +24,7 @@ from rlplace.measure.execute.placed_step import resident_bytes
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.timing.host_runner import HostRunner
 from rlplace.measure.timing.race import RaceProtocol
 

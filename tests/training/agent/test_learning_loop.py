@@ -13,8 +13,7 @@ from random_problems import plain_host
 from rlplace.errors import InvalidValue
 from rlplace.measure.host_model import HostKnowledge, HostModel, LearnedHost, Prior, knowledge_of
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
 from rlplace.search.task import Budget

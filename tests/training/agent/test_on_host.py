@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from random_problems import plain_host
 
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
 from rlplace.search.task import Budget, LateHost, Task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 from rlplace.training.searches.racing_host import Candidates
 
 

@@ -9,7 +9,7 @@ import pytest
 from fake_measurer import chain_problem
 
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.task import BestSoFar
 from rlplace.session.facts import MethodResult

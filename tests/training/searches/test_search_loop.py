@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from rlplace.errors import RunnerError
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.plan import Plan
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.console import Progress, make_progress

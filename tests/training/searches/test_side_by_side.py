@@ -11,12 +11,12 @@ import pytest
 from fake_measurer import chain_problem
 
 from rlplace.errors import InvalidValue
-from rlplace.measure.plan import Plan
+from rlplace.measure.problem import Plan
 from rlplace.report.console import Progress, make_progress
 from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import BestSoFar, Budget, Task
 from rlplace.session.facts import MethodResult
-from rlplace.training.searches import side_by_side
+from rlplace.training.searches import search_all as side_by_side
 from rlplace.training.tracking import NoTracker
 
 PROBLEM = chain_problem(4)
