@@ -29,7 +29,7 @@ from rlplace.session.prepare import check_exact, chosen_problem
 from rlplace.training import TrainConfig, train
 from rlplace.training.forecast import PROFILING_SHARE, within_rest
 
-TOTAL_PER_BUDGET = 1.4
+TOTAL_PER_BUDGET = 1.3
 """Seconds of a whole call for each second of its search."""
 
 
@@ -69,9 +69,9 @@ def place(
             `loss_fn(output, **targets)`.
         host: of this machine, or a word for it as of `--host` (`auto`, `cores`, `cores:2`, `cuda`); `auto` by default.
         budget_s: seconds of search, at most.
-        total_s: seconds of capture, profiling, calibration, search and final table together; 1.4 times `budget_s` by
+        total_s: seconds of capture, profiling, calibration, search and final table together; 1.3 times `budget_s` by
             default. Calibration and table shrink to fit, and the search gets the rest, at most `budget_s`. A few steps
-            of each are run however short it is. The first call on a machine also compiles kernels, some 30 seconds.
+            of each are run however short it is. The first call on a machine also compiles kernels, some 20 seconds.
         path: of the placement, a JSON file. If it exists, it is checked and run as it is, and nothing is searched or
             measured; if not, what is found is written there. Remove the file to search again.
         seed: of the search and of random ops.

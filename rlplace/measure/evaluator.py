@@ -64,19 +64,33 @@ class Evaluator:
         log: MeasurementLog | None = None,
         isolated: bool | None = None,
     ) -> None:
-        self.problem = problem
-        self.simulator = simulator
         self.num_recalled = 0
         self.num_repeated = 0
         self._runner: Runner | None = None
-        self._reference = reference
-        self._reference_name = "" if reference is None else placement_fingerprint(reference)
-        self._reference_s = math.nan
         self._versions, self._log = "", None
         if not problem.host.is_simulated:
             self._runner = make_runner(problem, simulator, reference=reference, seed=seed, isolated=isolated)
-            self._plausibility = Plausibility.of(problem, simulator, reference)
             self._versions, self._log = versions_line(), log
+        self._know(problem, simulator, reference)
+
+    def _know(self, problem: Problem, simulator: Simulator, reference: NDArray[np.int32] | None) -> None:
+        self.problem, self.simulator, self._reference = problem, simulator, reference
+        self._reference_name = "" if reference is None else placement_fingerprint(reference)
+        self._reference_s = math.nan
+        if self._runner is not None:
+            self._plausibility = Plausibility.of(problem, simulator, reference)
+
+    def turn_to(self, problem: Problem, simulator: Simulator, reference: NDArray[np.int32]) -> None:
+        """From here on, with other figures of the same host and another reference; the worker stays.
+
+        Args:
+            problem: the same graph on the same devices, calibrated.
+            simulator: of it.
+            reference: (N,) placement that every measured plan is timed beside.
+        """
+        self._know(problem, simulator, reference)
+        if self._runner is not None:
+            self._runner.turn_to(problem, simulator, reference)
 
     @property
     def is_measured(self) -> bool:

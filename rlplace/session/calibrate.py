@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ def calibrated(
     before: Sequence[tuple[str, Measurement]] = (),
     on_measured: Callable[[Known], None] = lambda known: None,
     most_s: float = float("inf"),
+    evaluator: Evaluator | None = None,
 ) -> tuple[Problem, Known]:
     """The problem with figures fitted to the measured steps of `count` placements, unless it is better as it was.
 
@@ -107,6 +109,7 @@ def calibrated(
         before: what was measured before an interruption, with the fingerprint of each plan; it is not measured again.
         on_measured: told what was measured, before anything is learned from it.
         most_s: seconds of measuring, after which there is no further round.
+        evaluator: of the problem, without a reference; one is made, and closed, where none is given.
 
     Raises:
         RunnerError: too few placements could be measured.
@@ -119,11 +122,11 @@ def calibrated(
     if known is None:
         few = f", not {count}: fewer say too little" if count < len(plans) else ""
         say(f"measuring {len(plans)} placements to calibrate the simulator on{few}")
-        evaluator = Evaluator(problem, simulator, seed=seed, log=log, isolated=isolated)
-        try:
+        with contextlib.ExitStack() as own:
+            if evaluator is None:
+                evaluator = Evaluator(problem, simulator, seed=seed, log=log, isolated=isolated)
+                own.callback(evaluator.close)
             known = _measured(problem, evaluator, plans, seed, say, time.monotonic() + most_s)
-        finally:
-            evaluator.close()
         on_measured(known)
     found = calibrate_on(known, prior, knowledge)
     for line in found.say():

@@ -25,15 +25,13 @@ CALIBRATION_STEPS = 6
 LOAD_S_PER_OP = 0.05e-3
 """Seconds that it takes to make code of a plan, for each of its ops."""
 HEURISTICS_S = 3.0
-"""What the heuristics take, and reading the kernels of searches from disk."""
-COMPILING_S = 60.0
-"""What compiling the kernels takes instead, the first time."""
+"""What the heuristics take, and before them starting the process that measures, while kernels are read from disk."""
+COMPILING_S = 20.0
+"""What they take the first time, when kernels are compiled instead."""
 PROFILING_SHARE = CALIBRATION_SHARE = TABLE_SHARE = 0.2
 """Parts of a limit for all of a run that profiling, calibration and the final table may take ..."""
 LEAST_SEARCH_SHARE = 0.1
 """... and what the search has of it, however long the others take."""
-WORKER_S = 3.0
-"""What starting the process that measures takes: where calibration has no more time than that, it is left out."""
 LEAST_RACED = 6
 """What the final table measures, however short the time: the reference, two placements that were searched, one device,
 and plain PyTorch with all threads and with one."""
@@ -112,7 +110,7 @@ def within(
     total_s = config.total_s
     if total_s is not None:
         each_s = CALIBRATION_STEPS * step_s + LOAD_S_PER_OP * graph.num_ops
-        room = int((CALIBRATION_SHARE * total_s - WORKER_S) / max(each_s, 1e-9))
+        room = int(CALIBRATION_SHARE * total_s / max(each_s, 1e-9))
         count = min(config.search.num_calibrated, room) if room >= LEAST else 0
         config = dataclasses.replace(config, search=dataclasses.replace(config.search, num_calibrated=count))
         others = dataclasses.replace(expected(config), search_s=0.0, heuristics_s=HEURISTICS_S)

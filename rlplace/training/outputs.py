@@ -434,11 +434,15 @@ def kept_table(session: Session, plans: Mapping[str, Plan]) -> Table | None:
 def keep_outcome(run: TrainingRun, result: TrainResult, found: Mapping[str, MethodResult]) -> None:
     """Keeps the end of a run: the table, the best placement, a step of it, and its explanation; writes the files.
 
+    Without a folder nothing of it would be read: making the explanation alone takes kernels that nothing else needs.
+
     Args:
         run: that has come to its end.
         result: of it.
         found: by method that searched.
     """
+    if run.folder is None:
+        return
     session, problem, table = run.session, run.problem, result.table
     kind, shown = "measured" if result.is_measured else "simulated", result.timeline.source
     session.keep_placement(result.placement)
@@ -455,8 +459,6 @@ def keep_outcome(run: TrainingRun, result: TrainResult, found: Mapping[str, Meth
     if shown == kind:  # the shares of a simulated step say nothing of a measured one
         explanation = explain_run(problem, table.plans[table.best], result.timeline, table.rows, table.best)
         session.keep(explanation=json.dumps(jsonable(explanation.to_dict()), allow_nan=False))
-    if run.folder is None:
-        return
     path = run.folder.path
     save_placement(result.placement, path("placement.json"))
     run.folder.write_json("result.json", result_of(session))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from rlplace.errors import RunnerError
 from rlplace.measure import Placement, Problem, Simulator
@@ -51,37 +53,37 @@ def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResu
         RunnerError: no placement could be run, or the reference failed.
     """
     session, progress, asked = run.session, run.progress, run.config
-    methods, watch = methods_of(asked, run.problem.host), Stopwatch()
+    methods, begin_s, watch = methods_of(asked, run.problem.host), time.monotonic(), Stopwatch()
     session.begin(signature_of(run.problem, asked), is_resumed=run.is_resumed)
     session.load_results(run.problem)
-    expected = _expected(run, methods)
-    if not session.bests():  # before calibration, which takes a while: a run that is stopped has a placement
-        simulator = Simulator(run.problem)
-        run.keep_placement(simulator.plan(baselines.best_single(run.problem, simulator)), "single")
-    compile_kernels(run.problem, Simulator(run.problem))
-    compiling_s, begin_s = watch.lap_s(), time.monotonic()  # a limit for all parts begins with compiled kernels
-
-    prior, knowledge = prior_of(run.problem, run.config.search.priors), _knowledge(run, known_hosts)
-    known = _calibrated(run, prior, knowledge)
-    calibration_s = watch.lap_s()
-
-    problem, simulator = run.problem, Simulator(run.problem)
-    reference = baselines.best_single(problem, simulator)
-    single_s = float(simulator.step_times(reference[None])[0])
-    evaluator = make_evaluator(
-        run.cluster,
-        problem,
-        simulator,
-        reference,
-        seed=run.config.seed,
-        log=run.log,
-        isolated=run.config.isolated,
-        say=progress.say,
-    )
+    is_compiled, simulator = are_kernels_kept(), Simulator(run.problem)
+    expected = _expected(run, methods, is_compiled=is_compiled)
+    measuring: dict[str, Any] = {"seed": run.config.seed, "log": run.log, "isolated": run.config.isolated}
+    # A worker takes seconds to start, and compiling one core: both at once, while nothing is measured.
+    compiling = threading.Thread(target=compile_kernels, args=(run.problem, simulator), daemon=True)
+    compiling.start()
+    evaluator = None if run.problem.host.is_simulated else Evaluator(run.problem, simulator, **measuring)
     try:
+        compiling.join()
+        if not is_compiled:
+            begin_s = time.monotonic()  # a limit for all parts begins with compiled kernels
+        if not session.bests():  # before calibration, which takes a while: a run that is stopped has a placement
+            run.keep_placement(simulator.plan(baselines.best_single(run.problem, simulator)), "single")
+        starting_s = watch.lap_s()
+
+        prior, knowledge = prior_of(run.problem, run.config.search.priors), _knowledge(run, known_hosts)
+        known = _calibrated(run, prior, knowledge, evaluator)
+        calibration_s = watch.lap_s()
+
+        problem, simulator = run.problem, Simulator(run.problem)
+        reference = baselines.best_single(problem, simulator)
+        single_s = float(simulator.step_times(reference[None])[0])
+        evaluator = make_evaluator(
+            run.cluster, problem, simulator, reference, **measuring, say=progress.say, here=evaluator
+        )
         leader = Leader(run, evaluator, simulator.plan(reference), single_s)
         entries = {name: place_quickly(problem, simulator, name) for name in HEURISTICS if name != methods[0]}
-        heuristics_s = compiling_s + watch.lap_s()
+        heuristics_s = starting_s + watch.lap_s()
 
         if asked.total_s is not None:
             left_s = asked.total_s - (time.monotonic() - begin_s) - expected.table_s
@@ -108,7 +110,8 @@ def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResu
             run.tracker.log_picture("best_so_far", path("best_so_far.png"))
         return result
     finally:
-        evaluator.close()
+        if evaluator is not None:
+            evaluator.close()
 
 
 def signature_of(problem: Problem, config: TrainConfig) -> str:
@@ -119,10 +122,10 @@ def signature_of(problem: Problem, config: TrainConfig) -> str:
     return digest.hexdigest()[:16]
 
 
-def _expected(run: TrainingRun, methods: tuple[str, ...]) -> Durations:
+def _expected(run: TrainingRun, methods: tuple[str, ...], *, is_compiled: bool) -> Durations:
     """How long the run is expected to take, which is said; its configuration becomes what its limit has room for."""
     problem, config = run.problem, run.config
-    is_simulated, is_compiled = problem.host.is_simulated, are_kernels_kept()
+    is_simulated = problem.host.is_simulated
     if methods[0] != method_of(config, is_simulated=False):
         run.progress.say(
             f"the host is simulated, nothing can be measured: `{methods[0]}` takes the place of `{LEARNED}`"
@@ -159,7 +162,9 @@ def _knowledge(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> HostKnow
     return knowledge
 
 
-def _calibrated(run: TrainingRun, prior: Prior, knowledge: HostKnowledge | None) -> Known | None:
+def _calibrated(
+    run: TrainingRun, prior: Prior, knowledge: HostKnowledge | None, evaluator: Evaluator | None
+) -> Known | None:
     """What was measured to calibrate; the run's problem becomes the calibrated one. Nothing on a simulated host."""
     config = run.config
     if not config.search.num_calibrated or run.problem.host.is_simulated:
@@ -176,6 +181,7 @@ def _calibrated(run: TrainingRun, prior: Prior, knowledge: HostKnowledge | None)
         before=run.session.calibration,
         on_measured=run.session.keep_calibration,
         most_s=limit_s(config.budget_s) if config.total_s is None else CALIBRATION_SHARE * config.total_s,
+        evaluator=evaluator,
     )
     return known
 

@@ -82,6 +82,7 @@ def test_an_option_takes_effect_or_is_refused(name: str, monkeypatch: pytest.Mon
         options["search"] = SearchConfig(method="anneal")
     if name == "agent":
         monkeypatch.setattr("rlplace.training.phases.make_evaluator", FakeEvaluator)
+        monkeypatch.setattr("rlplace.training.phases.Evaluator", lambda *given, **_: FakeEvaluator(None, *given))
         options["search"] = SearchConfig(num_calibrated=0)
     with pytest.raises(Seen) as found:
         train(problem(is_real=name in REAL), **options | {name: value})

@@ -258,10 +258,7 @@ class IsolatedRunner:
         self._is_closed = False
         self.num_started = 0
         self._process: WorkerProcess | None = None
-        peak_bytes = () if self._reference is None else planner.retime(self._reference).peak_bytes
-        self._packed = packed_setup(
-            problem, self._reference, peak_bytes, seed=seed, memory_limit_bytes=memory_limit_bytes
-        )
+        self._packed = packed_setup(problem, seed=seed, memory_limit_bytes=memory_limit_bytes)
         self._has_model = True
         try:
             self._packed.add(require_program(problem.graph).origin)
@@ -272,6 +269,10 @@ class IsolatedRunner:
         except BaseException:
             self.close()
             raise
+
+    def turn_to(self, problem: Problem, planner: Planner, reference: NDArray[np.int32]) -> None:
+        """From here on, with other figures of the same host and another reference; the worker stays."""
+        self._problem, self._planner, self._reference = problem, planner, planner.plan(reference)
 
     def measure_plans(
         self,
@@ -313,6 +314,8 @@ class IsolatedRunner:
                 [timer if isinstance(timer, EagerRecipe) else None for timer in timers],
                 protocol,
                 deadline_s,
+                self._reference,
+                () if self._reference is None else self._planner.retime(self._reference).peak_bytes,
             )
             answer = self._ask(request, [None if isinstance(timer, Recipe) else timer for timer in timers])
             if isinstance(answer, Done):
@@ -451,14 +454,7 @@ def without_model(origin: Origin) -> Origin:
     return Origin(nn.Module(), (), {}, None, autocast=origin.autocast, micro=origin.micro)
 
 
-def packed_setup(
-    problem: Problem,
-    reference: Plan | None = None,
-    peak_bytes: Sequence[int] = (),
-    *,
-    seed: int = 0,
-    memory_limit_bytes: int | None = None,
-) -> Packed:
+def packed_setup(problem: Problem, *, seed: int = 0, memory_limit_bytes: int | None = None) -> Packed:
     """The packed `Setup` of a worker.
 
     Raises:
@@ -469,7 +465,7 @@ def packed_setup(
     settings = TorchSettings.here()
     packed = Packed()
     try:
-        packed.add(Setup(problem, sent, reference, peak_bytes, seed, usable_cores(), settings, memory_limit_bytes))
+        packed.add(Setup(problem, sent, seed, usable_cores(), settings, memory_limit_bytes))
     except Exception as error:
         raise CannotIsolate(f"the captured step cannot be sent to it: {type(error).__name__}: {error}") from error
     return packed

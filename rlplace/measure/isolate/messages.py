@@ -51,10 +51,6 @@ class Setup:
     """What is measured; a graph travels without its program."""
     program: Program
     """Of its graph, without the user's model."""
-    reference: Plan | None
-    """What every plan is timed beside."""
-    reference_peaks: Sequence[int]
-    """(D,) its simulated peaks in bytes."""
     seed: int
     """Of random ops."""
     cores: tuple[int, ...]
@@ -79,6 +75,10 @@ class Race:
     """Rounds."""
     deadline_s: float
     """On `time.monotonic`."""
+    reference: Plan | None = None
+    """What every plan is timed beside."""
+    reference_peaks: Sequence[int] = ()
+    """(D,) its simulated peaks in bytes."""
 
 
 @dataclass(frozen=True)

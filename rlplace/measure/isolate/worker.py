@@ -388,7 +388,7 @@ class _Worker:
     """One `HostRunner`, and what it is asked.
 
     Args:
-        setup: the problem and the reference.
+        setup: the problem.
         origin: reads the user's model and loss, once they are needed.
         connection: to the process that asks.
         board: that it reads.
@@ -404,13 +404,12 @@ class _Worker:
         self._origin, self._connection, self._board = origin, connection, board
         self._room = Room(board)
         self._has_gpus = any(device.backend == "cuda" for device in problem.host.devices)
-        self._plans = _SentPlans(setup)
+        self._plans = _SentPlans()
         self._graph: OpGraph | None = None
         self._steps: dict[str, Timer] = {}  # by fingerprint of the plan
         self._runner = HostRunner(
             problem,
             self._plans,
-            reference=None if setup.reference is None else setup.reference.devices,
             step_timeout_s=2 * MAKING_S,  # who asks ends the worker before: a thread that hangs disturbs the others
             seed=setup.seed,
             watch=self._room,
@@ -466,6 +465,9 @@ class _Worker:
 
     def _race(self, request: Race) -> list[Measurement]:
         self._plans.learn(request.plans, request.peaks)
+        self._runner.reference = request.reference
+        if request.reference is not None:
+            self._plans.learn([request.reference], [request.reference_peaks])
         others: list[Other] = [
             _asking(self._connection, k) if other is None else _WithModel(other, self._with_model)
             for k, other in enumerate(request.others)
@@ -521,20 +523,16 @@ class _OutOfMemoryElsewhere(MemoryError):
 class _SentPlans:
     """The planner of a worker: it plans nothing, and knows of each plan what it was told."""
 
-    def __init__(self, setup: Setup) -> None:
-        self._reference = setup.reference
+    def __init__(self) -> None:
         self._peaks: dict[str, tuple[int, ...]] = {}
-        if setup.reference is not None:
-            self.learn([setup.reference], [setup.reference_peaks])
 
     def learn(self, plans: Sequence[Plan], peaks: Sequence[Sequence[int]]) -> None:
         """Keeps (D,) peaks of each plan."""
         self._peaks.update((plan.fingerprint, tuple(each)) for plan, each in zip(plans, peaks, strict=True))
 
     def plan(self, devices: NDArray[np.int32]) -> Plan:
-        """The reference's plan."""
-        assert self._reference is not None
-        return self._reference
+        """Plans travel with each request."""
+        raise NotImplementedError
 
     def retime(self, plan: Plan) -> Measurement:
         """A measurement of which only the peaks are known."""

@@ -62,6 +62,9 @@ class HostRunner:
         watch: told which contender of a race is at work.
         is_fatal: whether an error of a contender ends the race for all, and is raised.
 
+    Attributes:
+        reference: its plan.
+
     Raises:
         InvalidValue: a simulated host, one with a device that this machine lacks, or a graph without a program.
     """
@@ -91,7 +94,7 @@ class HostRunner:
         self._crew = Crew(problem.host.devices)
         self._residents = Residents(problem.graph, problem.host, seed=seed)
         self._loaded = LoadedPlans(problem.graph, problem.host, self._residents)
-        self._reference_plan = None if reference is None else planner.plan(reference)
+        self.reference = None if reference is None else planner.plan(reference)
         self.num_steps = 0
         self._limits = contextlib.ExitStack()
         self._limits.enter_context(limited_memory(problem.host))
@@ -99,6 +102,10 @@ class HostRunner:
     @property
     def problem(self) -> Problem:
         return self._problem
+
+    def turn_to(self, problem: Problem, planner: Planner, reference: NDArray[np.int32]) -> None:
+        """From here on, with other figures of the same host and another reference."""
+        self._problem, self._planner, self.reference = problem, planner, planner.plan(reference)
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """One `Measurement` for each row of `placements` (B, N), all raced together."""
@@ -134,8 +141,8 @@ class HostRunner:
         suspensions = Suspensions()
         timers = [watched(timer, k, self._watch, suspensions) for k, timer in enumerate(timers)]
         reference = None
-        if self._reference_plan is not None:
-            reference = watched(self._timer(self._reference_plan, _First()), REFERENCE, self._watch, suspensions)
+        if self.reference is not None:
+            reference = watched(self._timer(self.reference, _First()), REFERENCE, self._watch, suspensions)
         try:
             with suspensions.watching():
                 lanes = race(

@@ -477,6 +477,7 @@ def make_evaluator(
     log: MeasurementLog | None,
     isolated: bool | None,
     say: Callable[[str], None],
+    here: Evaluator | None = None,
 ) -> Evaluator:
     """What measures for the searches of a run: every node of a cluster that is like this machine, or this one alone.
 
@@ -489,9 +490,15 @@ def make_evaluator(
         log: keeps what is run.
         isolated: whether plans run in a worker process.
         say: told who measures.
+        here: what measures on this machine already; it goes on, or is closed where a cluster measures.
     """
     if cluster is None or problem.host.is_simulated:
-        return Evaluator(problem, simulator, reference, seed=seed, log=log, isolated=isolated)
+        if here is None:
+            return Evaluator(problem, simulator, reference, seed=seed, log=log, isolated=isolated)
+        here.turn_to(problem, simulator, reference)
+        return here
+    if here is not None:
+        here.close()
     return ClusterEvaluator(cluster, problem, simulator, reference, seed=seed, log=log, isolated=isolated, say=say)
 
 
