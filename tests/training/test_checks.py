@@ -45,10 +45,10 @@ ANNEAL = "rlplace.search.improve.anneal:solve_anneal"
 LEARNED = "rlplace.training.agent.agent:solve"
 HONOURED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "budget_s": (0.25, ANNEAL, lambda task, **_: task.budget.seconds),
-    "total_s": (9.5, "rlplace.training.outputs:searching_within", lambda config, *_: config.total_s),
+    "total_s": (9.5, "rlplace.training.phases:searching_within", lambda config, *_: config.total_s),
     "evaluations": (7, ANNEAL, lambda task, **_: task.budget.evaluations),
     "seed": (5, ANNEAL, lambda task, **_: task._seed),
-    "isolated": (False, "rlplace.measure.measurement:make_runner", lambda *_, isolated, **__: isolated),
+    "isolated": (False, "rlplace.measure.evaluator:make_runner", lambda *_, isolated, **__: isolated),
     "cluster": ("a:1", "rlplace.training.run:reach", lambda word, **_: word),
     "store": ("off", "rlplace.training.run:measuring", lambda host, word, **_: word),
     "search": (SearchConfig(method="anneal"), ANNEAL, lambda *_, **__: SearchConfig(method="anneal")),

@@ -341,7 +341,7 @@ class Ways:
     """
 
     def __init__(self, trial: Trial, slicing: Slicing, *, is_whole: bool = False, is_even: bool = False) -> None:
-        self._trial, self.tensors, self.slicing = trial, trial.tensors, slicing
+        self._trial, self.tensors, self.slicing, self._all = trial, trial.tensors, slicing, slicing
         self.reason, self.fails, self.is_loss_inside = "", False, False
         try:
             if not is_whole:
@@ -361,7 +361,27 @@ class Ways:
         if self._reads_class_weights:
             self.reason = "the loss divides by the weights of the classes that occur, other ones in every slice"
             return None
-        return self._separate(self.tensors, self._whole)
+        weights = self._separate(self.tensors, self._whole)
+        if weights is not None and not self._is_right_elsewhere(weights):
+            self.reason = f"their {weights} is the loss of some samples, not of others"
+            return None
+        return weights
+
+    def _is_right_elsewhere(self, weights: Weights) -> bool:
+        """Whether the losses of slices make that of the first samples too: where ops saturate, they hide what mixes."""
+        if self.slicing.batch == self._all.batch:
+            return True
+        tensors, slicing = few_samples(self._trial.tensors, self._all, is_spread=False)
+        if slicing != self.slicing:  # of the same size each, which the first are not, or ...
+            return True
+        try:
+            with self._trial.rehearsal():
+                whole = self._step(tensors)
+        except Exception:  # ... whatever the model does not take
+            return True
+        is_right = not whole.is_finite or self._separate(tensors, whole, (weights,)) is not None or self.fails
+        self.fails = False  # of a slice of the first samples: these were not asked for
+        return is_right
 
     def separate_when_padded(self, weights: Weights) -> bool:
         """Whether they do so too when some labels of a slice are ignored."""
@@ -497,7 +517,9 @@ MOST_SLICES = 3
 """Slices of a check: what mixes samples shows in two, a mean of means in uneven ones."""
 
 
-def few_samples(tensors: Sequence[Tensor], slicing: Slicing, *, is_even: bool = False) -> tuple[list[Tensor], Slicing]:
+def few_samples(
+    tensors: Sequence[Tensor], slicing: Slicing, *, is_even: bool = False, is_spread: bool = True
+) -> tuple[list[Tensor], Slicing]:
     """A few samples of a batch, at most two a slice, and how to cut them.
 
     They are from all over it: it may be sorted, by length for one, and padded at its end alone. Sizes differ, so that a
@@ -509,6 +531,7 @@ def few_samples(tensors: Sequence[Tensor], slicing: Slicing, *, is_even: bool = 
         tensors: inputs and targets.
         slicing: how they are to be cut.
         is_even: whether sizes are the same instead, where they can be.
+        is_spread: else they are the first.
     """
     count = min(slicing.num_micro_batches, MOST_SLICES)
     batch = min(slicing.batch, 2 * count)
@@ -519,7 +542,7 @@ def few_samples(tensors: Sequence[Tensor], slicing: Slicing, *, is_even: bool = 
         sizes[0] += 1
         sizes[-1] -= 1
     generator = torch.Generator().manual_seed(0)
-    taken = torch.arange(batch) * slicing.batch // batch
+    taken = torch.arange(batch) * slicing.batch // batch if is_spread else torch.arange(batch)
     cut = [
         tensor if dim is None else _varied(tensor.index_select(dim, taken), dim, generator)
         for tensor, dim in zip(tensors, slicing.dims, strict=True)
