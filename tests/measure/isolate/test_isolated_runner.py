@@ -5,6 +5,7 @@ The words for the contender that was at work when a worker ended.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -355,6 +356,20 @@ def test_a_simulated_host_is_refused() -> None:
     simulated = dataclasses.replace(problem, host=dataclasses.replace(problem.host, devices=devices))
     with pytest.raises(InvalidValue, match="simulate instead"):
         IsolatedRunner(simulated, NaivePlanner(problem.graph))
+
+
+def test_a_worker_goes_on_with_a_reference_and_other_figures() -> None:
+    graph = training()
+    plans = [naive_plan(graph, np.full(graph.num_ops, device, dtype=np.int32)) for device in (0, 1)]
+    with contextlib.closing(runner_of(graph)) as runner:
+        assert all(
+            outcome.ok and outcome.reference_s == 0.0 for outcome in runner.measure_plans(plans, protocol=PROTOCOL)
+        )
+        runner.turn_to(problem_of(graph), NaivePlanner(graph), np.zeros(graph.num_ops, dtype=np.int32))
+        assert all(
+            outcome.ok and outcome.reference_s > 0.0 for outcome in runner.measure_plans(plans, protocol=PROTOCOL)
+        )
+        assert runner.num_started == 1
 
 
 def test_contenders_are_not_numbered() -> None:
