@@ -52,7 +52,7 @@ def kernel(function: Function) -> Function:
     compiled: Any = njit(nogil=True)(function)
     if hasattr(compiled, "py_func"):  # otherwise NUMBA_DISABLE_JIT is set
         compiled._cache = _Cache(function)  # type: ignore[no-untyped-call]
-    return _of_types(compiled)
+    return cast(Function, _of_types(compiled))
 
 
 def part(function: Function) -> Function:
@@ -60,12 +60,13 @@ def part(function: Function) -> Function:
 
     Numba would optimise it alone first, and generate machine code: a third of the time that compiling took.
     """
-    return _of_types(njit(nogil=True, pipeline_class=_PartCompiler)(function))
+    return cast(Function, _of_types(njit(nogil=True, pipeline_class=_PartCompiler)(function)))
 
 
 def inlined(function: Function) -> Function:
     """A part in the place of each call: a call would count references to every array that it passes."""
-    return _of_types(njit(nogil=True, forceinline=True, pipeline_class=_PartCompiler)(function))
+    compiled = njit(nogil=True, forceinline=True, pipeline_class=_PartCompiler)(function)
+    return cast(Function, _of_types(compiled))
 
 
 def is_kept(function: Callable[..., Any]) -> bool:
@@ -92,7 +93,8 @@ class _PartCompiler(Compiler):
     def _compile_core(self) -> Any:
         state = self.state
         state.flags.no_compile = state.flags.no_cpython_wrapper = state.flags.no_cfunc_wrapper = True
-        state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        library: Any = _PartLibrary
+        state.library = library(state.targetctx.codegen(), state.func_id.func_qualname)
         entry = object().__reduce_ex__  # some builtin: numba knows the part by it, and a call from Python fails
         compiled = super()._compile_core()._replace(entry_point=entry)  # type: ignore[no-untyped-call]
         state.targetctx.insert_user_function(entry, compiled.fndesc, [compiled.library])
