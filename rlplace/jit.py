@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import glob
 import hashlib
 import os
@@ -49,7 +50,7 @@ FloatTable = Annotated[NDArray[np.float64], 2]
 
 def kernel(function: Function) -> Function:
     """The function, compiled by numba when it is first called, and kept on disk."""
-    compiled: Any = njit(nogil=True)(function)
+    compiled: Any = njit(nogil=True, pipeline_class=_KernelCompiler)(function)
     if hasattr(compiled, "py_func"):  # otherwise NUMBA_DISABLE_JIT is set
         compiled._cache = _Cache(function)  # type: ignore[no-untyped-call]
     return cast(Function, _of_types(compiled))
@@ -72,6 +73,19 @@ def inlined(function: Function) -> Function:
 def is_kept(function: Callable[..., Any]) -> bool:
     """Whether the code of a kernel is on disk already: an earlier process has compiled it."""
     return cast(_Cache, cast(Any, function)._cache).index.is_file()
+
+
+class _KernelCompiler(Compiler):
+    """Numba's compiler without the garbage collector, which would look through all of torch again and again."""
+
+    def _compile_core(self) -> Any:
+        is_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return super()._compile_core()  # type: ignore[no-untyped-call]
+        finally:
+            if is_enabled:
+                gc.enable()
 
 
 class _PartLibrary(JITCodeLibrary):

@@ -113,26 +113,27 @@ def longest_after(node_s: Floats, input_offsets: Ints, producers: Ints, edge_s: 
     return after
 
 
-@kernel
-def ready_order(priority: Floats, num_inputs: Ints, reader_offsets: Ints, readers: Ints) -> Longs:
+def ready_order(priority: Floats, input_offsets: Ints, reader_offsets: Ints, readers: Ints) -> Longs:
     """(N,) int64: a topological order that takes the ready node of highest priority next, ties by index.
 
     Args:
         priority: (N,) float64.
-        num_inputs: (N,) int32, edges into each node.
+        input_offsets: (N + 1,) int32, CSR of the edges into each node.
         reader_offsets: (N + 1,) int32, CSR of the edges out of each node.
         readers: (E,) int32, the node that each edge goes to.
     """
-    missing, following = num_inputs.copy(), readers.astype(np.int64)
-    ready = [(-priority[node], node) for node in range(len(missing)) if missing[node] == 0]
+    by_rank = np.argsort(-priority, kind="stable")
+    rank = np.argsort(by_rank)
+    ranks, starts, following = rank.tolist(), reader_offsets.tolist(), readers.tolist()
+    missing = np.diff(input_offsets).tolist()
+    ready = rank[np.diff(input_offsets) == 0].tolist()
     heapq.heapify(ready)
-    order = np.empty(len(missing), np.int64)
-    for place in range(len(order)):
-        _, node = heapq.heappop(ready)
-        order[place] = node
-        for edge in range(reader_offsets[node], reader_offsets[node + 1]):
-            reader = following[edge]
+    nodes, order = by_rank.tolist(), []
+    while ready:
+        node = nodes[heapq.heappop(ready)]
+        order.append(node)
+        for reader in following[starts[node] : starts[node + 1]]:
             missing[reader] -= 1
-            if missing[reader] == 0:
-                heapq.heappush(ready, (-priority[reader], reader))
-    return order
+            if not missing[reader]:
+                heapq.heappush(ready, ranks[reader])
+    return np.array(order, dtype=np.int64)

@@ -126,8 +126,7 @@ def list_order(problem: Problem) -> NDArray[np.int64]:
     """(N,) int64: ops by `default_priorities`, ties by index, each after what it reads."""
     graph = problem.graph
     offsets, readers = graph.readers
-    starts = offsets[graph.output_offsets]
-    return np.asarray(ready_order(default_priorities(problem), np.diff(graph.input_offsets), starts, readers))
+    return ready_order(default_priorities(problem), graph.input_offsets, offsets[graph.output_offsets], readers)
 
 
 def upward_ranks(problem: Problem) -> NDArray[np.float64]:
@@ -211,7 +210,7 @@ class Compiled(Block):
     capacity_bytes: Longs  # (accounts,)
     # what the host makes use of
     has_handovers: bool
-    is_general: bool  # devices or transfers block each other, or slow each other down; or there are too many
+    is_general: bool  # devices or transfers block each other or slow each other down, or launches wait in a queue
     has_corun: bool
     has_updates: bool
     launches: bool
@@ -243,6 +242,7 @@ def compile_problem(problem: Problem) -> Compiled:
     is_kept = graph.is_source[graph.tensor_op].astype(np.int8)
     is_kept[graph.output_tensors] = 1
     launches = bool(dispatchers) and (host.dispatch_s > 0 or host.copy_dispatch_s > 0)
+    by_request = launches and host.dispatch_order == "request"
     atoms = atoms_of(host)
     num_leaf, num_middle = -(-graph.num_ops // 64), -(-graph.num_ops // 4096)
     return Compiled(
@@ -300,11 +300,12 @@ def compile_problem(problem: Problem) -> Compiled:
             or np.any(corun)
             or any(d.members for d in host.devices)
             or num_slots > MAX_SLOTS
+            or by_request
         ),
         has_corun=bool(np.any(corun)),
         has_updates=len(graph.mutation_op) > 0,
         launches=launches,
-        by_request=launches and host.dispatch_order == "request",
+        by_request=by_request,
     )
 
 

@@ -14,10 +14,19 @@ import numpy as np
 
 from rlplace.jit import Floats, Ints, Longs, inlined, kernel, lowest_bit, part, pointer
 from rlplace.measure.simulate.compiled_problem import HANDOVER, JOB, Compiled, Updates
-from rlplace.measure.simulate.kernel_events import EventScratch, retime_events
+from rlplace.measure.simulate.kernel_events import retime_events
 from rlplace.measure.simulate.kernel_plan import SLACK, is_updater, least_seconds, plan, shares_memory
 from rlplace.measure.simulate.kernel_plan_general import plan_general
-from rlplace.measure.simulate.scratch import KEPT, ORIGINAL, POSITION, TRANSFERS, PlanBatch, Scratch
+from rlplace.measure.simulate.scratch import (
+    KEPT,
+    ORIGINAL,
+    POSITION,
+    TRANSFERS,
+    EventScratch,
+    FastScratch,
+    PlanBatch,
+    Scratch,
+)
 from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
@@ -25,7 +34,8 @@ from rlplace.measure.simulate.transfer_time import transfer_seconds
 def evaluate(
     p: Compiled,
     s: Scratch,
-    v: EventScratch,
+    f: FastScratch | None,
+    v: EventScratch | None,
     throughput: bool,
     batch: PlanBatch,
     first: int,
@@ -55,17 +65,19 @@ def evaluate(
         planned = 0.0
         if len(batch.sequence) > 0:
             load_plan(s, batch, b)
-        elif p.is_general:
-            planned = plan_general(p, s, devices, rank, by_rank, planned_cutoff)
-        else:
-            planned = plan(p, s, devices, rank, by_rank, planned_cutoff)
+        else:  # numba leaves out what is called under `is not None` where it is None: each host compiles one planner
+            if f is not None:
+                planned = plan(p, s, f, devices, rank, by_rank, planned_cutoff)
+            if v is not None:
+                planned = plan_general(p, s, v, devices, rank, by_rank, planned_cutoff)
         if planned > planned_cutoff:
             step_s[b] = np.inf
             peak_bytes[b] = 0
             continue
         lay_out_memory(p, s, devices)
-        if by_event:
-            retime_events(p, s, v, devices)
+        if v is not None:  # noqa: SIM102 (so alone is it left out)
+            if by_event:
+                retime_events(p, s, v, devices)
         seconds = retime(p, s, devices, by_event)
         fits = find_peaks(p, s)
         if throughput:
@@ -172,7 +184,8 @@ def critical_path(p: Compiled, s: Scratch, devices: Ints, binding: Ints, path: I
             for t in range(p.output_offsets[item], p.output_offsets[item + 1]):
                 available[t * num_devices + device] = item
             if p.has_updates and p.updates.concerned[item]:
-                _note_updates(p, end_s, updated, devices, item)
+                for a in range(awaited(p.updates, devices, item, s.found)):
+                    updated[s.found[a]] = _later(end_s, updated[s.found[a]], item, np.inf)
         else:
             t, device = s.transfer_tensor[item - n], s.transfer_destination[item - n]
             source = devices[p.tensor_op[t]]
@@ -214,17 +227,20 @@ def _later(end_s: Floats, one: int, other: int, limit_s: float) -> int:
     return other
 
 
-@part
-def _note_updates(p: Compiled, end_s: Floats, updated: Ints, devices: Ints, op: int) -> None:
-    u = p.updates
+@inlined
+def awaited(u: Updates, devices: Ints, op: int, found: Ints) -> int:
+    """Number of tensors whose in-place updates wait for the end of `op`, left in `found`."""
+    count = 0
     for a in range(u.input_offsets[op], u.input_offsets[op + 1]):
         t = u.input_tensors[a]
         waits = u.updater_offsets[t] < u.updater_offsets[t + 1] and not is_updater(u, op, t)
         if waits and shares_memory(u, devices[u.tensor_op[t]], devices[op]):
-            updated[t] = _later(end_s, updated[t], op, np.inf)
+            found[count] = t
+            count += 1
     for a in range(u.updated_offsets[op], u.updated_offsets[op + 1]):
-        t = u.updated_tensors[a]
-        updated[t] = _later(end_s, updated[t], op, np.inf)
+        found[count] = u.updated_tensors[a]
+        count += 1
+    return count
 
 
 @part
@@ -247,7 +263,7 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
     blocks_source, latency_s = pointer(p.route_blocks_source), pointer(p.route_latency_s)
     s_per_byte, tensor_bytes = pointer(p.route_s_per_byte), pointer(p.tensor_bytes)
     dispatcher, dispatch_s, copy_dispatch_s = pointer(p.dispatcher), p.dispatch_s, p.copy_dispatch_s
-    updates, updated_s = p.updates, pointer(s.updated_s)
+    updates, updated_s, found = p.updates, pointer(s.updated_s), s.found
     sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
     transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
     available_s, atom_free_s, link_free_s = pointer(s.available_s), pointer(s.atom_free_s), pointer(s.link_free_s)
@@ -312,7 +328,8 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                         recent_s[place] = end
                         recent_place[d] = place + 1 if place + 1 < (d + 1) * run_ahead else d * run_ahead
                 if has_updates and updates.concerned[item]:
-                    note_updates(updates, updated_s, placement, item, end)
+                    for a in range(awaited(updates, placement, item, found)):
+                        updated_s[found[a]] = max(updated_s[found[a]], end)
             # Then its memory: workspace and outputs from its start on; after its end, the workspace, outputs without
             # users, and inputs whose last user it was.
             step_s = max(step_s, end)
@@ -416,19 +433,6 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                 if has_pools and pool[source] >= 0:
                     note(time_s, num_bytes, base, count, pool[source], 1, used, size)
     return step_s
-
-
-@inlined
-def note_updates(u: Updates, updated_s: Floats, devices: Ints, op: int, end: float) -> None:
-    """Let in-place updates of what the op reads or updates wait for its end."""
-    for a in range(u.input_offsets[op], u.input_offsets[op + 1]):
-        t = u.input_tensors[a]
-        waits = u.updater_offsets[t] < u.updater_offsets[t + 1] and not is_updater(u, op, t)
-        if waits and shares_memory(u, devices[u.tensor_op[t]], devices[op]):
-            updated_s[t] = max(updated_s[t], end)
-    for a in range(u.updated_offsets[op], u.updated_offsets[op + 1]):
-        t = u.updated_tensors[a]
-        updated_s[t] = max(updated_s[t], end)
 
 
 @part

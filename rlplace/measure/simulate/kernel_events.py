@@ -1,68 +1,18 @@
 """Timing a given plan event by event: for hosts with `corun_slowdown`, or whose launches queue by request.
 
-A lane is a list of items in plan order that take turns: one for each single device, for each link and, where launches
-cost time, for each dispatcher (`dispatch_order="plan"`) or each device's launching thread (`"request"`).
+Items take turns in the lanes of `EventScratch`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from rlplace.jit import Block, Floats, Ints, Longs, lowest_bit, part, pointer
+from rlplace.jit import Ints, Longs, lowest_bit, part, pointer
 from rlplace.measure.simulate.compiled_problem import HANDOVER, JOB, Compiled
 from rlplace.measure.simulate.kernel_plan import count_updates, waiting_updates
 from rlplace.measure.simulate.kernel_plan_general import earliest, slow_down
-from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch
+from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, EventScratch, Scratch
 from rlplace.measure.simulate.transfer_time import transfer_seconds
-
-
-class EventScratch(Block):
-    """Working memory for timing event by event."""
-
-    lane_base: Longs  # (lanes + 1,)
-    lane_head: Longs  # (lanes,)
-    lane_items: Ints
-    item_lanes: Ints  # lanes of each item, for each of its turns ...
-    item_base: Longs  # (N + K,) ... from here ...
-    item_end: Longs  # (N + K,) ... to here
-    place: Ints  # place of the item in each of its lanes, aligned with `item_lanes`
-    duration_s: Floats  # (N + K,)
-    slot: Ints  # (N + K,) where the running item is kept; -1 for items that take no time
-    bounded: Ints  # (N + K,) how many of its lanes, the first ones, bound its launch by `run_ahead`
-    data_waiting: Ints  # (N + K,)
-    first_transfer: Ints  # (T,)
-    next_transfer: Ints  # (K,)
-    startable: Ints  # (N + K,)
-    launch_end_s: Floats  # (dispatchers,)
-    launch_lane: Longs  # (dispatchers,)
-    request_s: Floats  # (D,)
-
-
-def new_event_scratch(p: Compiled) -> EventScratch:
-    """Working memory for one thread; tiny where the host never needs it."""
-    n, k = (p.num_ops, p.max_transfers) if p.has_corun or p.by_request else (0, 0)
-    lanes = p.num_devices + p.num_links + max(p.num_devices, p.num_dispatchers)
-    most_atoms = max(mask.bit_count() for mask in p.atoms.tolist())
-    turns = n * (most_atoms + 1) + k * (2 * most_atoms + p.max_route_links + 1)
-    return EventScratch(
-        lane_base=np.zeros(lanes + 1, np.int64),
-        lane_head=np.zeros(lanes, np.int64),
-        lane_items=np.zeros(turns, np.int32),
-        item_lanes=np.zeros(turns, np.int32),
-        item_base=np.zeros(n + k, np.int64),
-        item_end=np.zeros(n + k, np.int64),
-        place=np.zeros(turns, np.int32),
-        duration_s=np.zeros(n + k),
-        slot=np.zeros(n + k, np.int32),
-        bounded=np.zeros(n + k, np.int32),
-        data_waiting=np.zeros(n + k, np.int32),
-        first_transfer=np.zeros(p.num_tensors, np.int32),
-        next_transfer=np.zeros(k, np.int32),
-        startable=np.zeros(n + k, np.int32),
-        launch_end_s=np.zeros(p.num_dispatchers),
-        launch_lane=np.zeros(p.num_dispatchers, np.int64),
-        request_s=np.zeros(p.num_devices),
-    )
 
 
 @part
@@ -79,7 +29,7 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
     updater_ops, corun_slowdown = pointer(updates.updater_ops), pointer(p.corun_slowdown)
     sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
     waiting, slot_item, slot_end_s = pointer(s.waiting), pointer(s.slot_item), pointer(s.slot_end_s)
-    work_s, anchor_s, slowdown = pointer(s.work_s), pointer(s.anchor_s), pointer(s.slowdown)
+    work_s, anchor_s, slowdown = pointer(v.work_s), pointer(v.anchor_s), pointer(v.slowdown)
     transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
     lane_base, lane_head, lane_items = pointer(v.lane_base), pointer(v.lane_head), pointer(v.lane_items)
     item_lanes, item_base, item_end = pointer(v.item_lanes), pointer(v.item_base), pointer(v.item_end)

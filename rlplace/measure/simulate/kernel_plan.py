@@ -21,17 +21,19 @@ import numpy as np
 
 from rlplace.jit import Ints, Longs, inlined, lowest_bit, part, pointer
 from rlplace.measure.simulate.compiled_problem import HANDOVER, Compiled, Updates
-from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch
+from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, FastScratch, Scratch
 from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
 @part
-def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Ints, cutoff_s: float) -> float:
+def plan(
+    p: Compiled, s: Scratch, f: FastScratch, placement: Ints, ranks: Ints, ops_by_rank: Ints, cutoff_s: float
+) -> float:
     """Seconds of the planned step; the plan and its times are left in the scratch.
 
     Args:
         p: the problem: no gangs, no blocking transfers, no co-run slowdown.
-        s: working memory.
+        s, f: working memory.
         placement: (N,) int32, device of each op.
         ranks: (N,) int32, place of each op in order of priority.
         ops_by_rank: (N,) int32, op at each place.
@@ -45,12 +47,12 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
     tensor_bytes, is_source, input_counts = pointer(p.tensor_bytes), pointer(p.is_source), pointer(p.input_counts)
     sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
     transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
-    waiting, ended, arrived, found = pointer(s.waiting), pointer(s.ended), pointer(s.arrived), s.found
+    waiting, ended, arrived, found = pointer(s.waiting), pointer(s.ended), pointer(f.arrived), s.found
     leaf, middle, top = pointer(s.ready_leaf), pointer(s.ready_middle), pointer(s.ready_top)
     num_leaf, num_middle, num_top = p.num_leaf, p.num_middle, p.num_top
     slot_end_s, slot_bits = pointer(s.slot_end_s), pointer(s.slot_end_bits)
-    slot_item, slot_tail, slot_next = pointer(s.slot_item), pointer(s.slot_tail), pointer(s.slot_next)
-    follower, link_free_s, link_last = pointer(s.follower), pointer(s.link_free_s), pointer(s.link_last)
+    slot_item, slot_tail, slot_next = pointer(s.slot_item), pointer(f.slot_tail), pointer(f.slot_next)
+    follower, link_free_s, link_last = pointer(f.follower), pointer(s.link_free_s), pointer(f.link_last)
     has_handovers, has_updates, updates = p.has_handovers, p.has_updates, p.updates
     concerned, path_s, work_left_s = pointer(updates.concerned), pointer(s.path_s), pointer(s.work_left_s)
     devices, rank, by_rank = pointer(placement), pointer(ranks), pointer(ops_by_rank)
@@ -62,7 +64,7 @@ def plan(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Int
     never_bits = 0x7FF0000000000000
     s.slot_end_s[:] = never
     slot_end_s[num_slots] = -1.0
-    s.slot_tail[:] = p.max_transfers
+    f.slot_tail[:] = p.max_transfers
     s.link_free_s[:] = 0.0
     for i in range(n):
         waiting[i] = input_counts[i]

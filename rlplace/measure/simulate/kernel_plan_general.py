@@ -11,12 +11,14 @@ import numpy as np
 from rlplace.jit import Floats, Ints, lowest_bit, part, pointer
 from rlplace.measure.simulate.compiled_problem import HANDOVER, QUEUED, Compiled
 from rlplace.measure.simulate.kernel_plan import count_updates, drop, forget_ready, peek, push, sort, waiting_updates
-from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, Scratch
+from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, EventScratch, Scratch
 from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
 @part
-def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_rank: Ints, cutoff_s: float) -> float:
+def plan_general(
+    p: Compiled, s: Scratch, v: EventScratch, placement: Ints, ranks: Ints, ops_by_rank: Ints, cutoff_s: float
+) -> float:
     """Seconds of the planned step; the plan and its times are left in the scratch. Arguments as of `plan`."""
     n, num_devices, num_slots, most_links = p.num_ops, p.num_devices, p.num_slots, p.max_route_links
     num_links, op_time_s, output_offsets = p.num_links, pointer(p.op_time_s), pointer(p.output_offsets)
@@ -32,12 +34,12 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
     leaf, middle, top = pointer(s.ready_leaf), pointer(s.ready_middle), pointer(s.ready_top)
     num_leaf, num_middle, num_top = p.num_leaf, p.num_middle, p.num_top
     slot_end_s, slot_item, corun_slowdown = pointer(s.slot_end_s), pointer(s.slot_item), pointer(p.corun_slowdown)
-    queue_next, queue_head = pointer(s.queue_next), pointer(s.queue_head)
-    queue_tail, link_busy = pointer(s.queue_tail), pointer(s.link_busy)
-    copy_key, copy_next = pointer(s.copy_key), pointer(s.copy_next)
-    copy_head, copy_cursor = pointer(s.copy_head), pointer(s.copy_cursor)
-    work_s, anchor_s = pointer(s.work_s), pointer(s.anchor_s)
-    slowdown, reserved_by = pointer(s.slowdown), pointer(s.reserved)
+    queue_next, queue_head = pointer(v.queue_next), pointer(v.queue_head)
+    queue_tail, link_busy = pointer(v.queue_tail), pointer(v.link_busy)
+    copy_key, copy_next = pointer(v.copy_key), pointer(v.copy_next)
+    copy_head, copy_cursor = pointer(v.copy_head), pointer(v.copy_cursor)
+    work_s, anchor_s = pointer(v.work_s), pointer(v.anchor_s)
+    slowdown, reserved_by = pointer(v.slowdown), pointer(v.reserved)
     has_updates, updates, has_corun = p.has_updates, p.updates, p.has_corun
     concerned, updater_offsets = pointer(updates.concerned), pointer(updates.updater_offsets)
     updater_ops = pointer(updates.updater_ops)
@@ -46,9 +48,9 @@ def plan_general(p: Compiled, s: Scratch, placement: Ints, ranks: Ints, ops_by_r
     one = 1
     never = np.inf
     s.slot_end_s[:] = never
-    s.queue_head[:] = -1
-    s.link_busy[:] = False
-    s.copy_head[:] = -1
+    v.queue_head[:] = -1
+    v.link_busy[:] = False
+    v.copy_head[:] = -1
     for i in range(n):
         waiting[i] = input_counts[i]
     if has_updates:

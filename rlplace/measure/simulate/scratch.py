@@ -47,24 +47,6 @@ class Scratch(Block):
     slot_end_s: Floats  # (slots + 1,) when the running item of a device or of a first link ends
     slot_end_bits: Longs  # the same memory, read as int64
     slot_item: Ints  # (slots,)
-    slot_tail: Ints  # (slots,)
-    arrived: Ints  # (K,) tensors that arrive at one instant
-    slot_next: Ints  # (K + 1,) the next transfer of the slot
-    follower: Ints  # (K * most links of a route + 1,) transfer that starts when this one ends
-    link_last: Ints  # (L,) place in `follower` of the link's last transfer
-    # planning with blocking transfers or gangs
-    queue_next: Ints  # (K * most links of a route,)
-    queue_head: Ints  # (L,)
-    queue_tail: Ints  # (L,)
-    link_busy: Bytes  # (L,)
-    copy_key: Longs  # (K,)
-    copy_next: Ints  # (K,)
-    copy_head: Ints  # (D,)
-    copy_cursor: Ints  # (D,)
-    reserved: Longs  # (D,)
-    work_s: Floats  # (D,) work left at `anchor_s`
-    anchor_s: Floats  # (D,)
-    slowdown: Floats  # (D,)
     # timing
     available_s: Floats  # (T * D,)
     updated_s: Floats  # (T,)
@@ -108,23 +90,6 @@ def new_scratch(p: Compiled) -> Scratch:
         slot_end_s=slot_end_s,
         slot_end_bits=slot_end_s.view(np.int64),
         slot_item=np.zeros(p.num_slots, np.int32),
-        slot_tail=np.zeros(p.num_slots, np.int32),
-        arrived=np.zeros(k, np.int32),
-        slot_next=np.zeros(k + 1, np.int32),
-        follower=np.zeros(k * p.max_route_links + 1, np.int32),
-        link_last=np.zeros(links, np.int32),
-        queue_next=np.zeros(k * p.max_route_links, np.int32),
-        queue_head=np.zeros(links, np.int32),
-        queue_tail=np.zeros(links, np.int32),
-        link_busy=np.zeros(links, np.int8),
-        copy_key=np.zeros(k, np.int64),
-        copy_next=np.zeros(k, np.int32),
-        copy_head=np.zeros(d, np.int32),
-        copy_cursor=np.zeros(d, np.int32),
-        reserved=np.zeros(d, np.int64),
-        work_s=np.zeros(d),
-        anchor_s=np.zeros(d),
-        slowdown=np.zeros(d),
         available_s=np.zeros(t * d),
         updated_s=np.zeros(t),
         atom_free_s=np.zeros(d),
@@ -139,6 +104,110 @@ def new_scratch(p: Compiled) -> Scratch:
         events=events,
         event_bytes=events.view(np.int64),
         held_bytes=np.zeros(p.num_accounts, np.int64),
+    )
+
+
+class FastScratch(Block):
+    """What only the fast planner needs."""
+
+    slot_tail: Ints  # (slots,)
+    arrived: Ints  # (K,) tensors that arrive at one instant
+    slot_next: Ints  # (K + 1,) the next transfer of the slot
+    follower: Ints  # (K * most links of a route + 1,) transfer that starts when this one ends
+    link_last: Ints  # (L,) place in `follower` of the link's last transfer
+
+
+def new_fast_scratch(p: Compiled) -> FastScratch | None:
+    """Working memory for one thread; None where the general planner plans."""
+    if p.is_general:
+        return None
+    return FastScratch(
+        slot_tail=np.zeros(p.num_slots, np.int32),
+        arrived=np.zeros(p.max_transfers, np.int32),
+        slot_next=np.zeros(p.max_transfers + 1, np.int32),
+        follower=np.zeros(p.max_transfers * p.max_route_links + 1, np.int32),
+        link_last=np.zeros(p.num_links, np.int32),
+    )
+
+
+class EventScratch(Block):
+    """What only the general planner needs, and timing event by event.
+
+    A lane is a list of items in plan order that take turns: one for each single device, for each link and, where
+    launches cost time, for each dispatcher (`dispatch_order="plan"`) or device's launching thread (`"request"`).
+    """
+
+    # planning
+    queue_next: Ints  # (K * most links of a route,)
+    queue_head: Ints  # (L,)
+    queue_tail: Ints  # (L,)
+    link_busy: Bytes  # (L,)
+    copy_key: Longs  # (K,)
+    copy_next: Ints  # (K,)
+    copy_head: Ints  # (D,)
+    copy_cursor: Ints  # (D,)
+    reserved: Longs  # (D,)
+    work_s: Floats  # (D,) work left at `anchor_s`
+    anchor_s: Floats  # (D,)
+    slowdown: Floats  # (D,)
+    # timing event by event
+    lane_base: Longs  # (lanes + 1,)
+    lane_head: Longs  # (lanes,)
+    lane_items: Ints
+    item_lanes: Ints  # lanes of each item, for each of its turns ...
+    item_base: Longs  # (N + K,) ... from here ...
+    item_end: Longs  # (N + K,) ... to here
+    place: Ints  # place of the item in each of its lanes, aligned with `item_lanes`
+    duration_s: Floats  # (N + K,)
+    slot: Ints  # (N + K,) where the running item is kept; -1 for items that take no time
+    bounded: Ints  # (N + K,) how many of its lanes, the first ones, bound its launch by `run_ahead`
+    data_waiting: Ints  # (N + K,)
+    first_transfer: Ints  # (T,)
+    next_transfer: Ints  # (K,)
+    startable: Ints  # (N + K,)
+    launch_end_s: Floats  # (dispatchers,)
+    launch_lane: Longs  # (dispatchers,)
+    request_s: Floats  # (D,)
+
+
+def new_event_scratch(p: Compiled) -> EventScratch | None:
+    """Working memory for one thread; None where the fast planner plans."""
+    if not p.is_general:
+        return None
+    n, k, d, links = p.num_ops, p.max_transfers, p.num_devices, p.num_links
+    lanes = d + links + max(d, p.num_dispatchers)
+    most_atoms = max(mask.bit_count() for mask in p.atoms.tolist())
+    turns = n * (most_atoms + 1) + k * (2 * most_atoms + p.max_route_links + 1)
+    return EventScratch(
+        queue_next=np.zeros(k * p.max_route_links, np.int32),
+        queue_head=np.zeros(links, np.int32),
+        queue_tail=np.zeros(links, np.int32),
+        link_busy=np.zeros(links, np.int8),
+        copy_key=np.zeros(k, np.int64),
+        copy_next=np.zeros(k, np.int32),
+        copy_head=np.zeros(d, np.int32),
+        copy_cursor=np.zeros(d, np.int32),
+        reserved=np.zeros(d, np.int64),
+        work_s=np.zeros(d),
+        anchor_s=np.zeros(d),
+        slowdown=np.zeros(d),
+        lane_base=np.zeros(lanes + 1, np.int64),
+        lane_head=np.zeros(lanes, np.int64),
+        lane_items=np.zeros(turns, np.int32),
+        item_lanes=np.zeros(turns, np.int32),
+        item_base=np.zeros(n + k, np.int64),
+        item_end=np.zeros(n + k, np.int64),
+        place=np.zeros(turns, np.int32),
+        duration_s=np.zeros(n + k),
+        slot=np.zeros(n + k, np.int32),
+        bounded=np.zeros(n + k, np.int32),
+        data_waiting=np.zeros(n + k, np.int32),
+        first_transfer=np.zeros(p.num_tensors, np.int32),
+        next_transfer=np.zeros(k, np.int32),
+        startable=np.zeros(n + k, np.int32),
+        launch_end_s=np.zeros(p.num_dispatchers),
+        launch_lane=np.zeros(p.num_dispatchers, np.int64),
+        request_s=np.zeros(d),
     )
 
 

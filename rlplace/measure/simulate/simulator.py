@@ -1,7 +1,7 @@
 """`Simulator`: the step-time model as a `Measurer`.
 
 `check` tells whether a given plan can be followed, `simulated_timeline` when each op and transfer begins and ends and
-how much memory is held. `Evaluation` runs the kernels on batches of plans, on all threads.
+how much memory is held.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.simulate.compiled_problem import Compiled, account_names, compile_problem, default_priorities
 from rlplace.measure.simulate.kernel_batch import critical_path, evaluate, load_plan
-from rlplace.measure.simulate.kernel_events import EventScratch, new_event_scratch
 from rlplace.measure.simulate.kernel_plan import is_updater, shares_memory
 from rlplace.measure.simulate.scratch import (
     POSITION,
     TRANSFERS,
+    EventScratch,
+    FastScratch,
     PlanBatch,
     Scratch,
+    new_event_scratch,
+    new_fast_scratch,
     new_scratch,
     stack_plans,
     unplanned,
@@ -55,6 +58,12 @@ class CriticalPaths(NamedTuple):
 
 
 Objective = Literal["latency", "throughput"]
+Results = tuple[NDArray[np.float64], NDArray[np.int64]]
+"""Step times (B,) in seconds, infinite where memory does not suffice, and peaks (B, accounts) in bytes."""
+Order = tuple[NDArray[np.int32], NDArray[np.int32]]
+"""Place of each op in order of priority, and the op at each place."""
+Memory = tuple[Scratch, FastScratch | None, EventScratch | None]
+"""Working memory of one thread."""
 
 __all__ = ["Objective", "Simulator"]
 
@@ -82,7 +91,9 @@ class Simulator:
         self.threads = threads if threads is not None else len(os.sched_getaffinity(0))
         self._compiled = compile_problem(problem)
         self._default_order = _order(default_priorities(problem))
-        self._evaluation = Evaluation(self._compiled, is_throughput=self._throughput, threads=self.threads)
+        self._idle: SimpleQueue[Memory] = SimpleQueue()
+        self._pool: ThreadPoolExecutor | None = None
+        self._pool_process = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How to pickle it: the problem is laid out again where it is loaded."""
@@ -156,8 +167,8 @@ class Simulator:
             InvalidValue: a placement or priorities that do not fit the problem.
         """
         batch, order = self._unplanned(devices), self._priority_order(priorities)
-        with self._evaluation.scratch() as (s, v):
-            results = self._evaluation.here(s, v, batch, order)
+        with self._scratch() as memory:
+            results, s = self._here(memory, batch, order), memory[0]
             transfers = int(s.state[TRANSFERS])
             plan = Plan(
                 devices=batch.devices[0],
@@ -182,7 +193,7 @@ class Simulator:
             InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
         """
         batch = stack_plans(self._problem, self._compiled, plans)
-        with self._evaluation.scratch() as (s, _):
+        with self._scratch() as (s, *_):
             for b, plan in enumerate(plans):
                 load_plan(s, batch, b)
                 wrong = check(self._compiled, s, batch.devices[b])
@@ -198,13 +209,15 @@ class Simulator:
 
     def critical_paths(self, batch: PlanBatch) -> CriticalPaths:
         """A critical path of each plan of a batch: what its step time is the sum of, waits for launches aside."""
-        p = self._compiled
-        step_s, found = np.empty(0), []
+        p, found = self._compiled, []
         binding = np.empty(p.num_ops + p.max_transfers, dtype=np.int32)
         path = np.empty_like(binding)
-        with self._evaluation.scratch() as (s, v):
-            for b, (step_s, _) in enumerate(self._evaluation.one_by_one(s, v, batch, self._default_order)):
-                length = critical_path(p, s, batch.devices[b], binding, path) if step_s[b] < np.inf else 0
+        cutoff_s, results = np.full(len(batch.devices), np.inf), self._new_results(batch)
+        step_s = results[0]
+        with self._scratch() as memory:
+            for b in range(len(step_s)):
+                evaluate(p, *memory, self._throughput, batch, b, b + 1, *self._default_order, cutoff_s, *results)
+                length = critical_path(p, memory[0], batch.devices[b], binding, path) if step_s[b] < np.inf else 0
                 found.append(path[:length][::-1].copy())
         offsets = np.cumsum([0, *(len(one) for one in found)])
         return CriticalPaths(step_s, np.concatenate([np.zeros(0, dtype=np.int32), *found]), offsets)
@@ -222,12 +235,12 @@ class Simulator:
         p, batch, order = self._compiled, self._unplanned(devices), self._priority_order(priorities)
         binding = np.empty(p.num_ops + p.max_transfers, dtype=np.int32)
         path = np.empty_like(binding)
-        with self._evaluation.scratch() as (s, v):
-            if self._throughput or not self._evaluation.here(s, v, batch, order)[0][0] < np.inf:
+        with self._scratch() as memory:
+            if self._throughput or not self._here(memory, batch, order)[0][0] < np.inf:
                 return path[:0]
-            path = path[: critical_path(p, s, batch.devices[0], binding, path)]
+            path = path[: critical_path(p, memory[0], batch.devices[0], binding, path)]
             is_sent = path >= p.num_ops
-            path[is_sent] = p.tensor_op[s.transfer_tensor[path[is_sent] - p.num_ops]]
+            path[is_sent] = p.tensor_op[memory[0].transfer_tensor[path[is_sent] - p.num_ops]]
         return path
 
     def timeline(self, plan: Plan) -> Timeline:
@@ -237,12 +250,25 @@ class Simulator:
             InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
         """
         batch = self.check_plans([plan])
-        with self._evaluation.scratch() as (s, v):
-            self._evaluation.here(s, v, batch, self._default_order)
-            return simulated_timeline(self._compiled, s, plan)
+        with self._scratch() as memory:
+            self._here(memory, batch, self._default_order)
+            return simulated_timeline(self._compiled, memory[0], plan)
 
     def _unplanned(self, placements: NDArray[np.int32]) -> PlanBatch:
         return unplanned(self._problem.check_placement(np.atleast_2d(placements)))
+
+    @contextmanager
+    def _scratch(self) -> Iterator[Memory]:
+        """Working memory that no other thread uses."""
+        try:
+            memory = self._idle.get_nowait()
+        except Empty:
+            p = self._compiled
+            memory = new_scratch(p), new_fast_scratch(p), new_event_scratch(p)
+        try:
+            yield memory
+        finally:
+            self._idle.put(memory)
 
     def _evaluate(
         self,
@@ -250,7 +276,41 @@ class Simulator:
         priorities: NDArray[np.float64] | None = None,
         cutoff_s: NDArray[np.float64] | None = None,
     ) -> Results:
-        return self._evaluation.everywhere(batch, self._priority_order(priorities), cutoff_s)
+        """The results of a batch, on every thread; the same to the bit, however many there are.
+
+        Args:
+            batch: B plans, or placements that are still to be planned.
+            priorities: (N,) in which placements are planned.
+            cutoff_s: (B,) step times above may come back as infinite.
+        """
+        order, count, results = self._priority_order(priorities), len(batch.devices), self._new_results(batch)
+        cutoff_s = np.full(count, np.inf) if cutoff_s is None else cutoff_s
+        size = max(1, count // (4 * self.threads))
+
+        def run(first: int, last: int) -> None:
+            with self._scratch() as memory:
+                evaluate(self._compiled, *memory, self._throughput, batch, first, last, *order, cutoff_s, *results)
+
+        if self.threads == 1 or count < 2:
+            run(0, count)
+            return results
+        if self._pool is None or self._pool_process != os.getpid():  # threads do not survive a fork
+            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="rlplace-simulator")
+            self._pool_process = os.getpid()
+        firsts = range(0, count, size)
+        list(self._pool.map(run, firsts, (min(first + size, count) for first in firsts)))
+        return results
+
+    def _here(self, memory: Memory, batch: PlanBatch, order: Order) -> Results:
+        """As `_evaluate`, on this thread, in its working memory, which then holds the last plan with its times."""
+        results, count = self._new_results(batch), len(batch.devices)
+        cutoff_s = np.full(count, np.inf)
+        evaluate(self._compiled, *memory, self._throughput, batch, 0, count, *order, cutoff_s, *results)
+        return results
+
+    def _new_results(self, batch: PlanBatch) -> Results:
+        count = len(batch.devices)
+        return np.empty(count), np.empty((count, self._compiled.num_accounts), dtype=np.int64)
 
     def _priority_order(self, priorities: NDArray[np.float64] | None) -> Order:
         if priorities is None:
@@ -386,104 +446,3 @@ def _memory_steps(s: Scratch, device: int) -> tuple[NDArray[np.float64], NDArray
     np.add.at(changes, places, np.concatenate(deltas))
     steps = (changes != 0) | (instants == 0.0)
     return instants[steps], np.cumsum(changes)[steps]
-
-
-Results = tuple[NDArray[np.float64], NDArray[np.int64]]
-"""Step times (B,) in seconds, infinite where memory does not suffice, and peaks (B, accounts) in bytes."""
-Order = tuple[NDArray[np.int32], NDArray[np.int32]]
-"""Place of each op in order of priority, and the op at each place."""
-
-
-class Evaluation:
-    """Evaluates batches on one compiled problem; the same to the bit, whatever the threads.
-
-    Args:
-        compiled: the problem.
-        is_throughput: seconds per step of a full pipeline instead of one step from start to end.
-        threads: batches are cut for so many.
-    """
-
-    def __init__(self, compiled: Compiled, *, is_throughput: bool, threads: int) -> None:
-        self._compiled, self._is_throughput, self._threads = compiled, is_throughput, threads
-        self._idle: SimpleQueue[tuple[Scratch, EventScratch]] = SimpleQueue()
-        self._pool: ThreadPoolExecutor | None = None
-        self._pool_process = 0
-
-    @contextmanager
-    def scratch(self) -> Iterator[tuple[Scratch, EventScratch]]:
-        """Working memory that no other thread uses."""
-        try:
-            pair = self._idle.get_nowait()
-        except Empty:
-            pair = new_scratch(self._compiled), new_event_scratch(self._compiled)
-        try:
-            yield pair
-        finally:
-            self._idle.put(pair)
-
-    def everywhere(self, batch: PlanBatch, order: Order, cutoff_s: NDArray[np.float64] | None = None) -> Results:
-        """The results of a batch, on every thread.
-
-        Args:
-            batch: B plans, or placements that are still to be planned.
-            order: in which placements are planned.
-            cutoff_s: (B,) step times above may come back as infinite.
-        """
-        count = len(batch.devices)
-        if self._threads == 1 or count < 2:
-            with self.scratch() as (s, v):
-                return self.here(s, v, batch, order, cutoff_s)
-        cutoffs, results = _cutoffs(cutoff_s, count), self._new_results(count)
-        size = max(1, count // (4 * self._threads))
-
-        def run(first: int) -> None:
-            with self.scratch() as (s, v):
-                self._run(s, v, batch, first, min(first + size, count), order, cutoffs, results)
-
-        if self._pool is None or self._pool_process != os.getpid():  # threads do not survive a fork
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="rlplace-simulator")
-            self._pool_process = os.getpid()
-        list(self._pool.map(run, range(0, count, size)))
-        return results
-
-    def here(
-        self,
-        s: Scratch,
-        v: EventScratch,
-        batch: PlanBatch,
-        order: Order,
-        cutoff_s: NDArray[np.float64] | None = None,
-    ) -> Results:
-        """As `everywhere`, on this thread, in its working memory, which then holds the last plan with its times."""
-        count = len(batch.devices)
-        results = self._new_results(count)
-        self._run(s, v, batch, 0, count, order, _cutoffs(cutoff_s, count), results)
-        return results
-
-    def one_by_one(self, s: Scratch, v: EventScratch, batch: PlanBatch, order: Order) -> Iterator[Results]:
-        """After each plan of a batch, while working memory holds it with its times, the results up to it."""
-        count = len(batch.devices)
-        cutoffs, results = _cutoffs(None, count), self._new_results(count)
-        for b in range(count):
-            self._run(s, v, batch, b, b + 1, order, cutoffs, results)
-            yield results
-
-    def _run(
-        self,
-        s: Scratch,
-        v: EventScratch,
-        batch: PlanBatch,
-        first: int,
-        last: int,
-        order: Order,
-        cutoffs: NDArray[np.float64],
-        results: Results,
-    ) -> None:
-        evaluate(self._compiled, s, v, self._is_throughput, batch, first, last, *order, cutoffs, *results)
-
-    def _new_results(self, count: int) -> Results:
-        return np.empty(count), np.empty((count, self._compiled.num_accounts), dtype=np.int64)
-
-
-def _cutoffs(cutoff_s: NDArray[np.float64] | None, count: int) -> NDArray[np.float64]:
-    return np.full(count, np.inf) if cutoff_s is None else cutoff_s

@@ -126,13 +126,14 @@ def _join_neighbour(row: Ints, u: Floats, groups: Ints, near: Neighbourhood) -> 
 @part
 def _copy(row: Ints, u: Floats, near: Neighbourhood) -> bool:
     """Puts some rows of the table where the one before or after them is, half of the time without column 0."""
-    num_rows = near.rows.max() + 1
+    num_rows = near.num_rows
     length = int((max(num_rows // 2, 2) / 2.0) ** u[1] + 0.5)  # short ones as often as long ones
     first = int(u[2] * num_rows)
     source = first - 1 if u[3] < 0.5 else first + length
     if source < 0 or source >= num_rows:
         return False
-    device = np.full(near.columns.max() + 1, -1, np.int32)
+    device = np.empty(near.num_columns, np.int32)
+    device[:] = -1
     for group in range(len(row)):
         if near.rows[group] == source and device[near.columns[group]] < 0:
             device[near.columns[group]] = row[group]
@@ -210,6 +211,7 @@ class Neighbourhood(Block):
         neighbour_offsets, neighbours: CSR (G + 1,), the groups that a tensor joins to each.
         blocks: (L, G) the block of each group on each of L coarser levels.
         rows, columns: (G,) the cell of each group's first op; (0,) without a table.
+        num_rows, num_columns: how many of each; 0 without a table.
         place, module_place: (G,) where each group is in `order` and in `module_order`.
     """
 
@@ -223,6 +225,8 @@ class Neighbourhood(Block):
     blocks: IntTable
     rows: Ints
     columns: Ints
+    num_rows: int
+    num_columns: int
     place: Ints
     module_place: Ints
 
@@ -266,6 +270,8 @@ class Neighbourhood(Block):
             blocks=np.array([level.op_group[first_op] for level in coarse], np.int32).reshape(-1, num_groups),
             rows=rows,
             columns=columns,
+            num_rows=int(rows.max(initial=-1)) + 1,
+            num_columns=int(columns.max(initial=-1)) + 1,
             place=np.argsort(order).astype(np.int32),
             module_place=np.argsort(module_order).astype(np.int32),
         )

@@ -224,13 +224,13 @@ def _place(placed: Ints, weights: Floats, g: GroupLayout) -> None:
     num_groups, num_devices = g.group_time_s.shape
     num_jobs = len(g.order)
     placed[:] = -1
-    ops = Schedule(
-        placed,
-        np.zeros(len(g.units.label)),
-        np.zeros(num_devices),
-        np.full((len(g.units.tensor_unit), num_devices), -1.0),
-    )
-    module_s = np.zeros((g.module.max() + 1, 2, num_devices))
+    num_modules = 0
+    for group in range(num_groups):
+        num_modules = max(num_modules, g.module[group] + 1)
+    there_s = np.empty((len(g.units.tensor_unit), num_devices))
+    there_s[:] = -1.0
+    ops = Schedule(placed, np.zeros(len(g.units.label)), np.zeros(num_devices), there_s)
+    module_s = np.zeros((num_modules, 2, num_devices))
     s = Decided(ops, placed, np.zeros(num_devices), np.zeros(num_devices), module_s, np.zeros(num_devices))
     end, cut = s.latest_end_s, np.zeros((2, num_devices))
     latest = -1
@@ -279,7 +279,9 @@ def _place(placed: Ints, weights: Floats, g: GroupLayout) -> None:
                 if value < least:
                     least, device = value, d
             if device < 0:  # weights that are no numbers
-                device = int(np.argmax(g.units.label_allowed[group]))
+                device = 0
+                while device < num_devices - 1 and not g.units.label_allowed[group, device]:
+                    device += 1
             place_group(g, s, group, device)
             latest = device
         if op >= 0:

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs import Grouping
-from rlplace.graphs.paths import longest_after, longest_before
+from rlplace.graphs.paths import longest_after, longest_before, ready_order
 from rlplace.jit import Bools, Floats, Ints, Longs, kernel
 from rlplace.measure import Problem
 from rlplace.measure.simulate.compiled_problem import list_order
@@ -88,7 +87,7 @@ def heft(units: Units, resources: HostResources, output_share: float = 0.0) -> t
         resources: where.
         output_share: share of all outputs that counts as held at once.
     """
-    order = ready_order(units, upward(units, resources))
+    order = _ready_order(units, upward(units, resources))
     return _inserted(units, resources, output_share, order, *_no_choice(units))
 
 
@@ -104,7 +103,7 @@ def peft(units: Units, resources: HostResources, output_share: float = 0.0) -> t
     of `heft`.
     """
     table_s = optimistic_cost_s(units, resources)
-    order = ready_order(units, np.asarray(table_s.mean(axis=1)))
+    order = _ready_order(units, np.asarray(table_s.mean(axis=1)))
     return _inserted(units, resources, output_share, order, table_s, _no_choice(units)[1])
 
 
@@ -154,7 +153,7 @@ def critical_path(units: Units, resources: HostResources, output_share: float = 
     may_run = units.label_allowed[units.label[path]].all(axis=0)
     if len(path) and may_run.any():
         wanted[path] = int(np.argmin(np.where(may_run, units.time_s[path].sum(axis=0), np.inf)))
-    return _inserted(units, resources, output_share, ready_order(units, above_s + below_s), bias_s, wanted)
+    return _inserted(units, resources, output_share, _ready_order(units, above_s + below_s), bias_s, wanted)
 
 
 def longest_path(
@@ -265,22 +264,10 @@ def in_turn(units: Units, priority: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(priority + units.turn * priority.max(initial=0.0))
 
 
-def ready_order(units: Units, priority: NDArray[np.float64]) -> NDArray[np.int64]:
+def _ready_order(units: Units, priority: NDArray[np.float64]) -> Longs:
     """(U,) int64: units as a queue of ready ones gives them out, by `in_turn` of priorities, ties by index."""
-    missing = np.diff(units.input_offsets).tolist()
-    offsets, reader_offsets, readers = units.output_offsets.tolist(), units.reader_offsets.tolist(), units.readers
-    keys = (-in_turn(units, priority)).tolist()
-    ready = [(keys[unit], unit) for unit, count in enumerate(missing) if count == 0]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        _, unit = heapq.heappop(ready)
-        order.append(unit)
-        for reader in readers[reader_offsets[offsets[unit]] : reader_offsets[offsets[unit + 1]]].tolist():
-            missing[reader] -= 1
-            if missing[reader] == 0:
-                heapq.heappush(ready, (keys[reader], reader))
-    return np.array(order, dtype=np.int64)
+    starts = units.reader_offsets[units.output_offsets]
+    return ready_order(in_turn(units, priority), units.input_offsets, starts, units.readers)
 
 
 def _edges(units: Units, resources: HostResources) -> tuple[Ints, Ints, NDArray[np.float64]]:
