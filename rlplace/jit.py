@@ -66,7 +66,8 @@ def part(function: Function) -> Function:
 
 def inlined(function: Function) -> Function:
     """A part in the place of each call: a call would count references to every array that it passes."""
-    return cast(Function, _of_types(njit(nogil=True, forceinline=True, pipeline_class=_PartCompiler)(function)))
+    compiled = njit(nogil=True, forceinline=True, pipeline_class=_PartCompiler)(function)
+    return cast(Function, _of_types(compiled))
 
 
 def is_kept(function: Callable[..., Any]) -> bool:
@@ -106,7 +107,8 @@ class _PartCompiler(Compiler):
     def _compile_core(self) -> Any:
         state = self.state
         state.flags.no_compile = state.flags.no_cpython_wrapper = state.flags.no_cfunc_wrapper = True
-        state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)  # type: ignore[no-untyped-call]
+        library: Any = _PartLibrary
+        state.library = library(state.targetctx.codegen(), state.func_id.func_qualname)
         entry = object().__reduce_ex__  # some builtin: numba knows the part by it, and a call from Python fails
         compiled = super()._compile_core()._replace(entry_point=entry)  # type: ignore[no-untyped-call]
         state.targetctx.insert_user_function(entry, compiled.fndesc, [compiled.library])

@@ -368,7 +368,7 @@ class Ways:
         return weights
 
     def _is_right_elsewhere(self, weights: Weights) -> bool:
-        """Whether the losses of slices make that of the first samples too: where ops saturate, they hide what mixes."""
+        """Whether slices also make the loss of the first samples: ops that saturate hide what mixes samples."""
         if self.slicing.batch == self._all.batch:
             return True
         tensors, slicing = few_samples(self._trial.tensors, self._all, is_spread=False)
