@@ -49,9 +49,10 @@ FAULTS: dict[int, tuple[Status, str]] = {
 class FaultyRunner:
     """Takes as long as the simulator says, and has a fault for each op of `FAULTS` on the second device."""
 
-    def __init__(self, simulator: Simulator, reference: NDArray[np.int32]) -> None:
+    num_failed = 0
+
+    def turn_to(self, problem: Problem, simulator: Simulator, reference: NDArray[np.int32]) -> None:
         self._simulator, self._reference = simulator, simulator.plan(reference)
-        self.num_failed = 0
 
     def measure_plans(
         self,
@@ -103,8 +104,8 @@ def ruled_out(problem: Problem, ops: Sequence[int] | dict[int, object]) -> Probl
 def test_the_best_is_that_of_a_search_without_the_faulty_placements(monkeypatch: pytest.MonkeyPatch) -> None:
     runners: list[FaultyRunner] = []
 
-    def make(problem: Problem, planner: Simulator, *, reference: NDArray[np.int32], **_: object) -> FaultyRunner:
-        runners.append(FaultyRunner(planner, reference))
+    def make(problem: Problem, planner: Simulator, **_: object) -> FaultyRunner:
+        runners.append(FaultyRunner())
         return runners[-1]
 
     monkeypatch.setattr(evaluator_module, "make_runner", make)
