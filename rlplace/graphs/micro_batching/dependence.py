@@ -17,7 +17,7 @@ import random
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplace.graphs.capturing.constants import calls_told, memory, owner_of
@@ -37,10 +38,7 @@ from rlplace.graphs.program import Slicing, tensors_in, with_tensors
 
 aten = torch.ops.aten
 
-FLOATS = {torch.float16, torch.bfloat16, torch.float32}
-"""What becomes float64."""
-DRAWN = 0.5
-"""What a random op of floats draws instead: neither nothing nor everything."""
+WIDENED = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64)
 
 
 class TimeUp(BaseException):
@@ -92,11 +90,10 @@ class Pinned(TorchDispatchMode):
             raise TimeUp
         kwargs = kwargs or {}
         if self._is_double and func is not aten.view.dtype:
-            args = tuple(map(_widened, args))
-            kwargs = {key: _widened(value) for key, value in kwargs.items()}
+            args, kwargs = pytree.tree_map_only(torch.dtype, lambda dtype: WIDENED.get(dtype, dtype), (args, kwargs))
         if func in _NORMS:
             return self._normalised(_named(func, args, kwargs), func)
-        if func in _NORM_BACKWARDS:
+        if func in (aten.native_batch_norm_backward.default, aten.batch_norm_backward.default):
             given = _named(func, args, kwargs)
             if given.get("train", given.get("update")):
                 mean, variance = _statistics(given)
@@ -105,7 +102,10 @@ class Pinned(TorchDispatchMode):
                     given["eps"], given["output_mask"],
                 )  # fmt: skip
         if func in _LOSSES:
-            self._note(_named(func, args, kwargs))
+            given = _named(func, args, kwargs)
+            num_ignored, is_mean = int((given["target"] == given["ignore_index"]).sum()), given["reduction"] == 1
+            is_weighted = is_mean and given.get("weight") is not None
+            self.labels.append(Labels(given["ignore_index"], num_ignored, is_mean, is_weighted))
         if torch.Tag.nondeterministic_seeded in func.tags:
             return _drawn(func, args, kwargs)
         return func(*args, **kwargs)
@@ -120,12 +120,6 @@ class Pinned(TorchDispatchMode):
         )
         return (*done, x.new_empty(0, dtype=torch.uint8)) if len(func._schema.returns) == 4 else done
 
-    def _note(self, given: dict[str, Any]) -> None:
-        ignored = given["target"] == given["ignore_index"]
-        is_mean = given["reduction"] == 1
-        is_weighted = is_mean and given.get("weight") is not None
-        self.labels.append(Labels(given["ignore_index"], int(ignored.sum()), is_mean, is_weighted))
-
 
 _NORMS = {
     aten.native_batch_norm.default,
@@ -133,12 +127,7 @@ _NORMS = {
     aten._native_batch_norm_legit.no_stats,
     aten._batch_norm_with_update.default,
 }
-_NORM_BACKWARDS = {aten.native_batch_norm_backward.default, aten.batch_norm_backward.default}
 _LOSSES = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
-
-
-def _widened(value: Any) -> Any:
-    return torch.float64 if isinstance(value, torch.dtype) and value in FLOATS else value
 
 
 def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -165,15 +154,12 @@ def _drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     drawn = func(*args, **kwargs)
     if not isinstance(drawn, Tensor):  # fused attention, whose dropout comes apart before where there is any
         return drawn
-    if func in _PERMUTATIONS:
+    if func.overloadpacket is aten.randperm:
         return drawn.copy_(torch.arange(len(drawn) - 1, -1, -1, dtype=drawn.dtype, device=drawn.device))
     if drawn.is_floating_point() or drawn.is_complex():
-        return drawn.fill_(DRAWN)
+        return drawn.fill_(0.5)  # neither nothing nor everything
     given = _named(func, args, kwargs)
     return drawn.fill_(True if drawn.dtype is torch.bool else given.get("low", given.get("from", 0)))
-
-
-_PERMUTATIONS: set[Callable[..., Any]] = {aten.randperm.default, aten.randperm.generator}
 
 
 @dataclass(frozen=True)
@@ -218,9 +204,8 @@ class Trial:
     ) -> None:
         self.is_double, self._deadline = is_double, deadline
         modules = [module for owner in (model, *owner_of(loss_fn)) for module in owner.modules()]
-        held = [value for module in modules for value in vars(module).values()]  # parameters are in dicts there
-        own = {id(value): value for value in tensors_in(held)}
-        memo: dict[int, Any] = {key: self._copied(value) for key, value in own.items()}
+        held = tensors_in([vars(module) for module in modules])
+        memo: dict[int, Any] = {id(value): self._copied(value) for value in held}
         with torch.no_grad():
             self.model, self._loss_fn = copy.deepcopy((model, loss_fn), memo)
         given, self._filled = with_tensors(call)
@@ -265,12 +250,8 @@ class Trial:
     def output(self, tensors: Sequence[Tensor]) -> Any:
         """What the model returns for these inputs (targets may follow); buffers and attributes are as at first."""
         self._state.restore()
-        for (
-            buffers,
-            name,
-            first,
-        ) in self._buffers:  # a gradient to come may need what the last became
-            buffers[name] = first.detach().clone()
+        for buffers, name, first in self._buffers:
+            buffers[name] = first.detach().clone()  # a gradient to come may need the one before
         args, kwargs = self._filled(tensors)
         return self.model(*args, **kwargs)
 
@@ -292,7 +273,7 @@ class Trial:
         return tuple(torch.zeros_like(p) if g is None else g.detach().to_dense() for g, p in pairs)
 
     def _copied(self, value: Tensor) -> Tensor:
-        dtype = torch.float64 if self.is_double and value.dtype in FLOATS else value.dtype
+        dtype = WIDENED.get(value.dtype, value.dtype) if self.is_double else value.dtype
         made = value.detach().to(device="cpu", dtype=dtype, copy=True)
         if isinstance(value, nn.Parameter):
             made = nn.Parameter(made, value.requires_grad)
@@ -357,11 +338,6 @@ class Dependence:
     is_known: bool
 
     @property
-    def has_apart(self) -> bool:
-        """Whether every output is of samples one by one, or of none."""
-        return all(each <= Of.SAMPLES for each in self.outputs)
-
-    @property
     def is_mixed(self) -> bool:
         """Whether an output is known to be of all samples together, and no sum over them."""
         return self.is_known and Of.MIXED in self.outputs
@@ -388,7 +364,9 @@ def dependence(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> Dep
                 output = trial.output(of_slice)
                 if trial.has_loss:
                     trial.loss(output, of_slice)
-            watch.begin_whole([tensor for tensor, dim in zip(of_batch, slicing.dims, strict=True) if dim is not None])
+            watch.is_whole = True
+            for tensor in [each for each, dim in zip(of_batch, slicing.dims, strict=True) if dim is not None]:
+                watch.known.note(tensor, Of.SAMPLES, is_written=False)
             with watch.calls(), watch:
                 output = trial.output(of_batch)
                 leaves = tensors_in(output)
@@ -400,8 +378,7 @@ def dependence(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> Dep
         is_done = watch.is_aligned
     except (Exception, TimeUp):  # of the user's model; the check of its values says so
         pass
-    mixing = dict.fromkeys(in_model or watch.found)
-    return Dependence(tuple(outputs), loss, tuple(mixing)[:MOST_NAMED], is_done)
+    return Dependence(tuple(outputs), loss, tuple(dict.fromkeys(in_model or watch.found))[:MOST_NAMED], is_done)
 
 
 _FACTORIES = {
@@ -477,6 +454,7 @@ class _Watch(TorchDispatchMode):
     Attributes:
         found: the ops that mix samples, since it was emptied.
         is_aligned: whether the batch has run the ops of the slice so far.
+        is_whole: whether ops are of the batch, no longer of the slice.
         known: what the tensors of the batch are of.
         origin: by id of a sum over samples, the op that added up.
     """
@@ -485,19 +463,14 @@ class _Watch(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[MixingOp] = []
         self.is_aligned = True
-        self._trial, self._cut, self._is_whole = trial, (batch, batch - size, size), False
+        self.is_whole = False
+        self._trial, self._cut = trial, (batch, batch - size, size)
         self._of_slice: dict[tuple[str, int], tuple[Any, list[Tensor]]] = {}
         self._counts: Counter[str] = Counter()
         self.known = _Known()
         self.origin: dict[int, MixingOp] = {}
         self._running: list[str] = []
         self._kept: list[Tensor] = []
-
-    def begin_whole(self, samples: Sequence[Tensor]) -> None:
-        """From here on ops are of the batch, of these tensors."""
-        self._is_whole = True
-        for tensor in samples:
-            self.known.note(tensor, Of.SAMPLES, is_written=False)
 
     @contextmanager
     def calls(self) -> Iterator[None]:
@@ -512,7 +485,7 @@ class _Watch(TorchDispatchMode):
 
         with calls_told(self._trial.model, enter, leave):
             yield
-        self.is_aligned &= not self._is_whole or self._counts.total() == len(self._of_slice)
+        self.is_aligned &= not self.is_whole or self._counts.total() == len(self._of_slice)
         self._running.clear()
         self._counts.clear()
 
@@ -525,15 +498,15 @@ class _Watch(TorchDispatchMode):
         place = (module, self._counts[module])
         self._counts[module] += 1
         outputs = tensors_in(result)
-        if not self._is_whole:
+        if not self.is_whole:
             self._of_slice[place] = func, [value.detach().clone() for value in outputs]
             self._kept += outputs  # as those of the batch are: PyTorch detaches what is new and kept elsewhere
             return result
-        called, found = self._of_slice.get(place, (None, []))
-        expected: list[Tensor | None] = [*found]
-        if called is not func or len(expected) != len(outputs):  # a slice took another path there
-            self.is_aligned, expected = False, [None] * len(outputs)
-        self._judge(MixingOp(str(func), module), func, args, kwargs, list(zip(outputs, expected, strict=True)))
+        called, expected = self._of_slice.get(place, (None, []))
+        is_alike = called is func and len(expected) == len(outputs)  # else a slice took another path there
+        self.is_aligned &= is_alike
+        pairs = zip(outputs, expected if is_alike else [None] * len(outputs), strict=True)
+        self._judge(MixingOp(str(func), module), func, args, kwargs, pairs)
         return result
 
     def _judge(
@@ -542,12 +515,11 @@ class _Watch(TorchDispatchMode):
         func: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        outputs: list[tuple[Tensor, Tensor | None]],
+        outputs: Iterable[tuple[Tensor, Tensor | None]],
     ) -> None:
         inputs = tensors_in((args, kwargs))
         of_inputs = [self.known.of(value) for value in inputs]
-        packet = func.overloadpacket.__name__
-        name = packet.removesuffix("_") if func._schema.is_mutable else packet
+        name = func.overloadpacket.__name__.removesuffix("_" * func._schema.is_mutable)
         sums = next((self.origin[id(value)] for value in inputs if id(value) in self.origin), op)
         for value, of_slice in outputs:
             of = self._of(name, func, args, kwargs, of_inputs, inputs, value, of_slice)

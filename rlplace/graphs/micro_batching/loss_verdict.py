@@ -15,6 +15,7 @@ The few samples that a check computes: cut from a user's batch, unevenly, and so
 from __future__ import annotations
 
 import itertools
+import operator
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,8 +50,6 @@ Kind = Literal["separate", "joined", "accumulated"]
 Weights = Literal["mean", "sum"]
 ASKED = ("auto", "separate", "joined", "accumulated")
 """How the loss of micro-batches can be asked for."""
-CHECK_S = 60.0
-"""Seconds that a check takes at most."""
 MOST_PARAMETERS = 1 << 28
 """Larger models are not copied: in float64, with gradients of both ways, this many take 8 GiB."""
 
@@ -103,7 +102,7 @@ def judge_loss(
     slicing: Slicing,
     *,
     asked: str = "auto",
-    check_s: float = CHECK_S,
+    check_s: float = 60.0,
 ) -> LossVerdict:
     """Which loss of micro-batches is that of the batch.
 
@@ -138,12 +137,11 @@ def judge_loss(
     if asked == "accumulated":
         why = "gradient accumulation over the micro-batches, weighted by their samples, as asked for"
         return LossVerdict("accumulated", "mean", True, why, normalises_batch(model))
-    assumed: Kind = "joined" if asked == "joined" or loss_fn is None else "separate"
     if slicing.num_micro_batches == 1:
-        return LossVerdict(assumed, "mean", True, "one micro-batch is the whole batch", normalises_batch(model))
-    tensors = tensors_in((args, kwargs))
+        kind: Kind = "joined" if asked == "joined" or loss_fn is None else "separate"
+        return LossVerdict(kind, "mean", True, "one micro-batch is the whole batch", normalises_batch(model))
     try:
-        if not has_values(model, (*tensors, *targets)):
+        if not has_values(model, (*tensors_in((args, kwargs)), *targets)):
             raise NotComputable("its tensors are fake, without values")
         if (num_parameters := sum(parameter.numel() for parameter in model.parameters())) > MOST_PARAMETERS:
             raise NotComputable(f"its {num_parameters:,} parameters are too many to copy")
@@ -177,11 +175,11 @@ def _judged(
     asked: str,
     deadline: float,
 ) -> LossVerdict:
-    trial, ways = _ways(model, call, loss_fn, targets, slicing, deadline)
+    ways = _ways(model, call, loss_fn, targets, slicing, deadline)
     found = _right(ways, asked, has_loss=loss_fn is not None)
     if isinstance(found, _Wrong) and ways.fails and slicing.sizes[-1] > 1 and ways.slicing.sizes[-1] == 1:
         # a slice of one sample, which a `squeeze` makes none of, is not among those of the step
-        ways = Ways(trial, slicing, is_even=True)
+        ways = Ways(ways.trial, slicing, is_even=True)
         found = _right(ways, asked, has_loss=loss_fn is not None)
     if not isinstance(found, _Wrong):
         return found
@@ -218,29 +216,24 @@ class _Wrong:
 
 
 def _right(ways: Ways, asked: str, *, has_loss: bool) -> LossVerdict | _Wrong:
-    separate, when_padded = "", ""
-    if has_loss and asked != "joined":
-        weights = ways.separate()
-        separate = ways.reason
-        if weights is not None:
-            if asked == "separate":
-                unless = ", as long as no label is ignored"
-                if not ways.counts_labels:
-                    unless = "" if ways.separate_always() else f" ({ways.reason})"
-                return _checked("separate", weights, f"{_MEANS[weights]}{unless}", ways)
-            is_right = ways.separate_when_padded(weights)
-            if is_right and ways.separate_always():
-                return _checked("separate", weights, _MEANS[weights], ways)
-            when_padded = ways.reason
-            if is_right and not ways.dependence.is_known and not ways.joined():
-                return _checked("separate", weights, f"{_MEANS[weights]} with this batch; {when_padded}", ways)
+    weights = ways.separate() if has_loss and asked != "joined" else None
+    separate, when_padded = ways.reason, ""
+    if weights is not None and asked == "separate":
+        is_always = not ways.counts_labels and ways.separate_always()
+        unless = ", as long as no label is ignored" if ways.counts_labels else f" ({ways.reason})"
+        return _checked("separate", weights, f"{_MEANS[weights]}{'' if is_always else unless}", ways)
+    if weights is not None:
+        is_right = ways.separate_when_padded(weights)
+        if is_right and ways.separate_always():
+            return _checked("separate", weights, _MEANS[weights], ways)
+        when_padded = ways.reason
+        if is_right and not ways.dependence.is_known and not ways.joined():
+            return _checked("separate", weights, f"{_MEANS[weights]} with this batch; {when_padded}", ways)
     if ways.joined():
         if asked == "separate":
             return _Wrong(separate, "", right="joined")
-        why = "the outputs of the micro-batches are joined"
-        if has_loss:
-            why += f" for one loss, that of the batch ({separate or when_padded or 'as asked for'})"
-        return _checked("joined", "mean", why, ways)
+        for_what = f" for one loss, that of the batch ({separate or when_padded or 'as asked for'})" if has_loss else ""
+        return _checked("joined", "mean", f"the outputs of the micro-batches are joined{for_what}", ways)
     joined = ways.reason
     is_separate = has_loss and asked == "joined" and ways.separate() is not None and not ways.dependence.is_mixed
     return _Wrong(separate, joined, when_padded, "separate" if is_separate else "")
@@ -259,7 +252,7 @@ def _ways(
     targets: Sequence[torch.Tensor],
     slicing: Slicing,
     deadline: float,
-) -> tuple[Trial, Ways]:
+) -> Ways:
     """The step of a few samples in float64.
 
     Where they do not run so, as they are (an op for float32 alone), or all samples (a shared tensor fits no fewer).
@@ -267,8 +260,8 @@ def _ways(
     Raises:
         NotComputable: it runs in none of these ways; says why the first failed.
     """
-    tensors = (*model.parameters(), *targets, *pytree.tree_leaves(call))
-    dtypes = {value.dtype for value in tensors if isinstance(value, torch.Tensor) and value.is_floating_point()}
+    tensors = (*model.parameters(), *targets, *tensors_in(call))
+    dtypes = {value.dtype for value in tensors if value.is_floating_point()}
     precisions = (True, False) if dtypes <= {torch.float32, torch.float64} else (True,)
     problems = []
     for is_whole, is_double in itertools.product((False, True), precisions):
@@ -277,7 +270,7 @@ def _ways(
         except Exception as error:  # of a `deepcopy` of the user's objects
             raise NotComputable(f"the model cannot be copied ({type(error).__name__}: {error})") from error
         try:
-            return trial, Ways(trial, slicing, is_whole=is_whole)
+            return Ways(trial, slicing, is_whole=is_whole)
         except NotComputable as problem:
             problems.append(problem)
     raise problems[0]
@@ -304,12 +297,12 @@ def _refused(ops: Sequence[MixingOp], wrong: _Wrong, cut: str, ways: Ways, *, ha
     elif ways.fails:
         what = f"it cannot be cut so: a slice of the batch fails, the whole batch runs ({cut})"
         hint = f"{dims} says which dimension of every tensor is the batch; fewer micro-batches make larger slices"
-    tried = [f"separate losses: {wrong.separate}"] if wrong.separate else []
-    tried += [f"joined outputs: {wrong.joined}"] if wrong.joined else []
+    tried = {"separate losses": wrong.separate, "joined outputs": wrong.joined}
     if wrong.separate == wrong.joined:
-        tried = [f"separate losses and joined outputs: {wrong.joined}"]
+        tried = {"separate losses and joined outputs": wrong.joined}
+    told = "; ".join(f"{way}: {reason}" for way, reason in tried.items() if reason)
     return CaptureError(
-        f"micro-batches do not make the step of the batch: {what}. Tried {'; '.join(tried)}. Hint: {hint}.",
+        f"micro-batches do not make the step of the batch: {what}. Tried {told}. Hint: {hint}.",
         op=ops[0].target if ops else "",
     )
 
@@ -341,7 +334,7 @@ class Ways:
     """
 
     def __init__(self, trial: Trial, slicing: Slicing, *, is_whole: bool = False, is_even: bool = False) -> None:
-        self._trial, self.tensors, self.slicing, self._all = trial, trial.tensors, slicing, slicing
+        self.trial, self.tensors, self.slicing, self._all = trial, trial.tensors, slicing, slicing
         self.reason, self.fails, self.is_loss_inside = "", False, False
         try:
             if not is_whole:
@@ -371,22 +364,22 @@ class Ways:
         """Whether slices also make the loss of the first samples: ops that saturate hide what mixes samples."""
         if self.slicing.batch == self._all.batch:
             return True
-        tensors, slicing = few_samples(self._trial.tensors, self._all, is_spread=False)
+        tensors, slicing = few_samples(self.trial.tensors, self._all, is_spread=False)
         if slicing != self.slicing:  # of the same size each, which the first are not, or ...
             return True
         try:
-            with self._trial.rehearsal():
+            with self.trial.rehearsal():
                 whole = self._step(tensors)
         except Exception:  # ... whatever the model does not take
             return True
         is_right = not whole.is_finite or self._separate(tensors, whole, (weights,)) is not None or self.fails
-        self.fails = False  # of a slice of the first samples: these were not asked for
+        self.fails = False  # the first samples are an additional check: that a slice of them fails is no refusal
         return is_right
 
     def separate_when_padded(self, weights: Weights) -> bool:
         """Whether they do so too when some labels of a slice are ignored."""
-        with self._trial.rehearsal():
-            tensors, labels = padded(self._trial, self.tensors, self.slicing)
+        with self.trial.rehearsal():
+            tensors, labels = padded(self.trial, self.tensors, self.slicing)
             if all(one is other for one, other in zip(tensors, self.tensors, strict=True)):
                 return True
             whole = self._step(tensors)
@@ -402,7 +395,7 @@ class Ways:
     @cached_property
     def dependence(self) -> Dependence:
         """How the step depends on its samples."""
-        return dependence(self._trial, self.tensors, self.slicing)
+        return dependence(self.trial, self.tensors, self.slicing)
 
     def separate_always(self) -> bool:
         """Whether the loss is a sum or mean over samples by what its ops are, not by their values on this batch."""
@@ -421,38 +414,38 @@ class Ways:
     def joined(self) -> bool:
         """Whether one loss of the slices' joined outputs is the batch's."""
         self.reason = ""
-        with self._caught(), self._trial.rehearsal():
+        with self._caught(), self.trial.rehearsal():
             with torch.no_grad():
-                whole = pytree.tree_leaves(self._trial.output(self.tensors))
+                whole = pytree.tree_leaves(self.trial.output(self.tensors))
             is_scalar = any(isinstance(leaf, Tensor) and leaf.dim() == 0 for leaf in whole)
-            self.is_loss_inside = self._trial.has_loss and is_scalar
-            with torch.set_grad_enabled(self._trial.has_loss):
+            self.is_loss_inside = self.trial.has_loss and is_scalar
+            with torch.set_grad_enabled(self.trial.has_loss):
                 cut = (self.slicing.cut(self.tensors, index) for index in range(len(self.slicing.sizes)))
-                outputs = [self._trial.output(tensors) for tensors in cut]
+                outputs = [self.trial.output(tensors) for tensors in cut]
             joined = join_outputs(whole, [pytree.tree_leaves(output) for output in outputs], self.slicing)
             self.reason = joined.problem
             if not joined.leaves:
                 return False
             output = pytree.tree_unflatten(joined.leaves, pytree.tree_structure(outputs[0]))
-            step = self._with_loss(output, joined) if self._trial.has_loss else _of_output(output)
+            step = self._with_loss(output, joined) if self.trial.has_loss else _of_output(output)
             if self._agree(self._whole, step):
-                is_apart = not self.dependence.is_known or self.dependence.has_apart
-                self.reason = "" if is_apart else "an output of the model depends on all samples of the batch together"
-                return is_apart
+                found = self.dependence
+                is_mixed = found.is_known and any(each > Of.SAMPLES for each in found.outputs)
+                self.reason = "an output of the model depends on all samples of the batch together" if is_mixed else ""
+                return not is_mixed
             self.reason = joined.problem or "the loss of the slices' joined outputs is not that of the batch"
         return False
 
     def _with_loss(self, output: Any, joined: Joined) -> Stepped:
         """One loss of joined outputs; each slice goes on backward from its part of their gradient."""
-        loss = self._trial.loss(output, self.tensors)
+        loss = self.trial.loss(output, self.tensors)
         starts = [start for parts in joined.parts for _, start in parts]
         seeds = iter(torch.autograd.grad(loss, starts, allow_unused=True))
-        total = Stepped(loss.detach(), ())
+        total = Stepped(loss.detach(), tuple(map(torch.zeros_like, self.trial.parameters)))
         for parts in joined.parts:
             ends = [(end, seed) for (end, _), seed in zip(parts, seeds, strict=False) if seed is not None]
             if ends:
-                own = Stepped(loss.new_zeros(()), self._trial.gradients(*zip(*ends, strict=True)))
-                total = _added(total, own) if total.gradients else Stepped(total.loss, own.gradients)
+                total = _added(total, Stepped(loss.new_zeros(()), self.trial.gradients(*zip(*ends, strict=True))))
         return total
 
     def _separate(
@@ -460,7 +453,7 @@ class Ways:
     ) -> Weights | None:
         self.reason = ""
         slicing = self.slicing
-        with self._caught(), self._trial.rehearsal():
+        with self._caught(), self.trial.rehearsal():
             sums: dict[Weights, Stepped] = {}
             for index, size in enumerate(slicing.sizes):
                 step = self._step(slicing.cut(tensors, index))
@@ -475,13 +468,13 @@ class Ways:
         return None
 
     def _step(self, tensors: Sequence[Tensor]) -> Stepped:
-        if self._trial.has_loss:
-            return self._trial.step(tensors)
+        if self.trial.has_loss:
+            return self.trial.step(tensors)
         with torch.no_grad():
-            return _of_output(self._trial.output(tensors))
+            return _of_output(self.trial.output(tensors))
 
     def _agree(self, expected: Stepped, found: Stepped) -> bool:
-        rtol = 1e-6 if self._trial.is_double else 1e-3
+        rtol = 1e-6 if self.trial.is_double else 1e-3
         overall = sum(float(gradient.norm()) ** 2 for gradient in expected.gradients) ** 0.5
         return bool((found.loss - expected.loss).abs() <= rtol * (expected.loss.abs() + 1e-3)) and all(
             one.shape == other.shape and float((one - other).norm()) <= rtol * (float(one.norm()) + 1e-3 * overall)
@@ -499,18 +492,16 @@ class Ways:
 
 def _of_output(output: Any) -> Stepped:
     """What inference computes, as a step without a loss."""
-    leaves = tensors_in(output)
-    return Stepped(torch.zeros(()), tuple(leaf.double() for leaf in leaves if not leaf.is_complex()))
+    return Stepped(torch.zeros(()), tuple(leaf.double() for leaf in tensors_in(output) if not leaf.is_complex()))
 
 
 def _added(one: Stepped, other: Stepped) -> Stepped:
-    pairs = zip(one.gradients, other.gradients, strict=True)
-    return Stepped(one.loss + other.loss, tuple(first + second for first, second in pairs))
+    return Stepped(one.loss + other.loss, tuple(map(operator.add, one.gradients, other.gradients)))
 
 
 def _said(error: BaseException) -> str:
-    message = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    return f"{type(error).__name__}: {message[:200]}"
+    first, *_ = str(error).strip().split("\n")
+    return f"{type(error).__name__}: {first[:200]}"
 
 
 MOST_SLICES = 3
@@ -573,14 +564,12 @@ def padded(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> tuple[l
         for ignored in sorted({label.ignore_index for label in now}):
             for share in (0.5, 1.0) if in_range.min <= ignored <= in_range.max else ():
                 other = _with_value(tensor, dim, slicing.sizes[0], ignored, share, draws)
-                if other is None:
-                    continue
                 changed = [*found[:position], other, *found[position + 1 :]]
                 try:
                     read = _labels(trial, changed)
                 except (IndexError, RuntimeError, ValueError):  # whatever else reads them
                     continue
-                if _num_ignored(read) > _num_ignored(now):
+                if sum(each.num_ignored for each in read) > sum(each.num_ignored for each in now):
                     found, now = changed, read
                     break
     return found, now
@@ -593,15 +582,10 @@ def _labels(trial: Trial, tensors: Sequence[Tensor]) -> list[Labels]:
     return pinned.labels
 
 
-def _num_ignored(labels: Sequence[Labels]) -> int:
-    return sum(label.num_ignored for label in labels)
-
-
 def _varied(tensor: Tensor, dim: int, generator: torch.Generator) -> Tensor:
     """The tensor, or others in its range where all its samples are alike."""
-    if tensor.shape[dim] < 2 or tensor.numel() == 0 or tensor.dtype is torch.bool or tensor.is_complex():
-        return tensor
-    if bool((tensor != tensor.narrow(dim, 0, 1)).any()):
+    has_no_range = tensor.numel() == 0 or tensor.dtype is torch.bool or tensor.is_complex()
+    if tensor.shape[dim] < 2 or has_no_range or bool((tensor != tensor.narrow(dim, 0, 1)).any()):
         return tensor
     if not tensor.is_floating_point():
         low, high = int(tensor.min()), int(tensor.max())
@@ -610,15 +594,11 @@ def _varied(tensor: Tensor, dim: int, generator: torch.Generator) -> Tensor:
     return tensor * (1 - noise / 2) if bool(tensor.any()) else noise / 2
 
 
-def _with_value(
-    tensor: Tensor, dim: int, size: int, value: int, share: float, draws: np.random.Generator
-) -> Tensor | None:
-    """A copy with `value` in a share of the elements of the first samples that have another; None where none has."""
+def _with_value(tensor: Tensor, dim: int, size: int, value: int, share: float, draws: np.random.Generator) -> Tensor:
+    """A copy with `value` in a share of the elements of the first samples that have another."""
     changed = tensor.clone()
     first = changed.narrow(dim, 0, size)
     others = torch.nonzero(first != value)
-    if not len(others):
-        return None
     count = max(round(share * len(others)), 1)
     chosen = others[torch.from_numpy(np.sort(draws.permutation(len(others))[:count]))]
     first[tuple(chosen.T)] = value

@@ -53,8 +53,7 @@ def plan_slices(
     if type(count) is not int or count < 1:
         raise InvalidValue("micro_batches", count, "an integer of at least 1", where=_WHERE)
     named = _named_tensors(args, kwargs, targets)
-    tensors = [tensor for _, tensor in named]
-    names = [name for name, _ in named]
+    names, tensors = [name for name, _ in named], [tensor for _, tensor in named]
     num_inputs = len(tensors) - len(targets)
     dims = _default_dims(tensors, num_inputs)
     if batch_dims is not None:
@@ -122,8 +121,7 @@ def _named_tensors(
 def _default_dims(tensors: Sequence[torch.Tensor], num_inputs: int) -> list[int | None]:
     first = next((tensor for tensor in tensors[:num_inputs] if tensor.dim()), None)
     batch = 1 if first is None else first.shape[0]
-    of_batch = (tensor is first or (batch > 1 and tensor.shape[:1] == (batch,)) for tensor in tensors)
-    return [0 if is_cut else None for is_cut in of_batch]
+    return [0 if each is first or (batch > 1 and each.shape[:1] == (batch,)) else None for each in tensors]
 
 
 def _given_dims(
