@@ -42,7 +42,7 @@ from rlplace.search import Budget, find, single
 from rlplace.search.rules.baselines import nearest_allowed
 from rlplace.session.cut import WHOLE, CutOptions, number_only
 from rlplace.session.setup import ProblemOptions
-from rlplace.workloads import CONFIGS, Workload, WorkloadSpec, build, build_for, default_size
+from rlplace.workloads import CATALOG, Workload, WorkloadSpec, build, build_for, default_size
 
 
 def capture_workload(
@@ -364,7 +364,7 @@ def judge_workload(spec: WorkloadSpec, *, asked: str = "auto", batch_dims: Batch
 def _twin(spec: WorkloadSpec) -> WorkloadSpec:
     if spec.is_multi:
         return replace(spec, parts=tuple(replace(part, spec=_twin(part.spec)) for part in spec.parts))
-    options = tuple((field.name, 2 * _CUT) for field in fields(CONFIGS[spec.name]) if field.name == "batch")
+    options = tuple((field.name, 2 * _CUT) for field in fields(CATALOG[spec.name].config) if field.name == "batch")
     return WorkloadSpec(spec.name, (*options, *_SMALLER.get(spec.name, ())), "small")
 
 

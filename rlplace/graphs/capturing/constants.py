@@ -15,7 +15,7 @@ import traceback
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,9 +85,22 @@ class ConstantCheck(TorchFunctionMode):
         if torch.compiler.is_dynamo_compiling():  # it follows modes too, and calls nothing
             return func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") == "__set__" and getattr(func, "__self__", None) is Tensor.data:
-            self._refuse_data(args[0])
+            name, line = _attribute(self._model, args[0]), line_of_user(traceback.extract_stack())
+            raise CaptureError(
+                f"cannot capture the model: `{name or 'a tensor'}.data = ...` in `forward`"
+                f"{f', at {line}' if line else ''}. A graph cannot give a tensor other memory, so placed steps would "
+                f"leave it as it is. Hint: write the new values in place, `with torch.no_grad(): "
+                f"{name or 'tensor'}.copy_(...)`.",
+                source=line,
+            )
         if _is_in_place(func) and isinstance(args[0], nn.Parameter) and not _is_traced(args[0]):
-            self._refuse_write(args[0])
+            line = line_of_user(traceback.extract_stack())
+            raise CaptureError(
+                f"cannot capture the model: the loss writes to parameter `{self._attribute_name(args[0])}` in place"
+                f"{f', at {line}' if line else ''}, which every placed step would leave as it is. Hint: change it "
+                f"between steps, outside of the loss: a placed step takes what it holds then.",
+                source=line,
+            )
         for value in pytree.tree_leaves((args, kwargs)):
             if isinstance(value, Tensor) and not _is_traced(value):
                 storage = _storage(value)
@@ -171,26 +184,6 @@ class ConstantCheck(TorchFunctionMode):
         name = self._name(lambda other: isinstance(other, Tensor) and _storage(other) == storage)
         looks = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
         raise _refusal(name, looks, self._lines.get(storage, ""), "" if node is None else self._at(value, node))
-
-    def _refuse_data(self, value: Tensor) -> NoReturn:
-        """Refuses `value.data = ...`, which no op of a graph does."""
-        name, line = _attribute(self._model, value), line_of_user(traceback.extract_stack())
-        raise CaptureError(
-            f"cannot capture the model: `{name or 'a tensor'}.data = ...` in `forward`{f', at {line}' if line else ''}."
-            f" A graph cannot give a tensor other memory, so placed steps would leave it as it is. Hint: write the new "
-            f"values in place, `with torch.no_grad(): {name or 'tensor'}.copy_(...)`.",
-            source=line,
-        )
-
-    def _refuse_write(self, value: Tensor) -> NoReturn:
-        """Refuses a write to a parameter that is none of the model's, before it happens."""
-        line = line_of_user(traceback.extract_stack())
-        raise CaptureError(
-            f"cannot capture the model: the loss writes to parameter `{self._attribute_name(value)}` in place"
-            f"{f', at {line}' if line else ''}, which every placed step would leave as it is. Hint: change it between "
-            f"steps, outside of the loss: a placed step takes what it holds then.",
-            source=line,
-        )
 
     def _require_own(self, array: np.ndarray[Any, Any], line: str = "") -> None:
         """Refuses an array that the functions reach, and no module holds."""

@@ -88,9 +88,6 @@ def _traced_again(module: GraphModule) -> GraphModule:
         return make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*placeholders)
 
 
-_TWINS = {aten.bernoulli_.float: aten.bernoulli.p}
-
-
 def mutates(node: Node) -> bool:
     """Whether a node writes to one of its arguments."""
     is_mutable = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
@@ -254,7 +251,8 @@ def _functional_twin(node: Node) -> Any:
     schema = target._schema
     namespace, _, name = schema.name.partition("::")
     packet = getattr(aten, name[:-1], None) if namespace == "aten" and name.endswith("_") else None
-    twin = _TWINS.get(target) or getattr(packet, schema.overload_name or "default", None)
+    overload = "p" if target is aten.bernoulli_.float else schema.overload_name or "default"
+    twin = getattr(packet, overload, None)
     if twin is None or twin._schema.is_mutable or node.kwargs.get("out") is not None:
         raise Uncovered
     if [argument.name for argument in twin._schema.arguments] != [argument.name for argument in schema.arguments]:

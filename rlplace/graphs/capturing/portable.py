@@ -98,10 +98,7 @@ def _cumulative_norm(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
 
     def forward(x: Tensor) -> Tensor:
         norm._check_input_dim(x)  # type: ignore[no-untyped-call]
-        mean, variance, count = norm.running_mean, norm.running_var, norm.num_batches_tracked
-        assert mean is not None
-        assert variance is not None
-        assert count is not None
+        mean, variance, count = map(norm.get_buffer, ("running_mean", "running_var", "num_batches_tracked"))
         batch_mean, batch_variance = torch.zeros_like(mean), torch.zeros_like(variance)
         y = functional.batch_norm(x, batch_mean, batch_variance, norm.weight, norm.bias, True, 1.0, norm.eps)
         with torch.no_grad():
@@ -179,8 +176,7 @@ def _own_norm(path: str, norm: _BatchNorm, found: list[Statistics]) -> Callable[
 
     def forward(x: Tensor) -> Tensor:
         norm._check_input_dim(x)  # type: ignore[no-untyped-call]
-        like = norm.running_mean
-        assert like is not None
+        like = norm.get_buffer("running_mean")
         mean, variance = (torch.zeros(like.shape, dtype=like.dtype, device=like.device) for _ in range(2))
         found.append((path, mean, variance))  # before: a recomputed forward may end inside of its last norm
         return functional.batch_norm(x, mean, variance, norm.weight, norm.bias, True, 1.0, norm.eps)

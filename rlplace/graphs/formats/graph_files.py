@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.files import read_json, write_text_atomic
+from rlplace.files import os_errors, read_json, write_text_atomic
 from rlplace.graphs.formats.graphml import load_graphml, read_graphml, save_graphml
 from rlplace.graphs.formats.networkx_graph import from_networkx, given_times_s, is_node_link, read_node_link
 from rlplace.graphs.formats.onnx_file import load_onnx
@@ -35,10 +35,6 @@ ENDINGS: dict[str, Format] = {
     ".dot": "dot",
     ".gv": "dot",
 }
-
-
-_FIRST_BYTES: dict[bytes, Format] = {b"{": "json", b"<": "graphml", b"\x08": "onnx"}
-"""The formats that a first byte tells; an ONNX file starts with its `ir_version`, field 1."""
 
 
 def load_graph(
@@ -152,15 +148,12 @@ def _load_json(path: Path) -> OpGraph:
 def _sniff(path: Path) -> Format:
     if not path.is_file():
         raise FileProblem(path, "no such file.")
-    try:
-        with path.open("rb") as file:
-            start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
-    except OSError as error:
-        raise FileProblem(path, f"cannot be read: {error.strerror or error}.") from error
-    kind = _FIRST_BYTES.get(start[:1]) or ("pipedream" if b" -- " in start else None)
-    if kind is None:
-        raise UnknownName("ending of a graph file", path.suffix or path.name, ENDINGS)
-    return kind
+    with os_errors(path, "read"), path.open("rb") as file:
+        start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    kinds: dict[bytes, Format] = {b"{": "json", b"<": "graphml", b"\x08": "onnx"}  # ONNX begins with field 1
+    if start[:1] in kinds or b" -- " in start:
+        return kinds.get(start[:1], "pipedream")
+    raise UnknownName("ending of a graph file", path.suffix or path.name, ENDINGS)
 
 
 COLOURS = dict(zip(PHASES, ("#cfe3f7", "#fbd9b5", "#d3ecc8"), strict=True))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape
 
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, parse_json, read_plain, write_text_atomic
@@ -22,14 +22,11 @@ from rlplace.records import described
 if TYPE_CHECKING:
     import networkx as nx
 
-NAMESPACE = "http://graphml.graphdrawing.org/xmlns"
 _TYPES = {int: "long", float: "double", str: "string", list: "string"}
 _STRUCTURED = ("tensors", "mutations", "outputs")
 """Attributes that hold lists: JSON inside the XML."""
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _OWNERS = ("graph", "node", "edge")
-_WEIGHTS = {"node": 8, "edge": 8}
-"""Values that an element counts for, by what it takes in memory; 1 of others."""
 _DEEPEST = 100
 
 
@@ -62,7 +59,10 @@ def save_graphml(graph: OpGraph, path: str | os.PathLike[str]) -> None:
     body = [data("graph", content.graph)]
     body += [f'<node id="n{node}">{data("node", row)}</node>' for node, row in content.nodes(data=True)]
     body += [f'<edge source="n{i}" target="n{j}">{data("edge", row)}</edge>' for i, j, row in content.edges(data=True)]
-    head = [f'<?xml version="1.0" encoding="UTF-8"?>\n<graphml xmlns={quoteattr(NAMESPACE)}>', *declarations]
+    head = [
+        '<?xml version="1.0" encoding="UTF-8"?>\n<graphml xmlns="http://graphml.graphdrawing.org/xmlns">',
+        *declarations,
+    ]
     write_text_atomic(path, "\n".join([*head, '<graph edgedefault="directed">', *body, "</graph>\n</graphml>\n"]))
 
 
@@ -140,7 +140,7 @@ class _Reader:
         element = tag.rpartition(":")[2]
         parent = self.stack[-1] if self.stack else ""
         self.stack.append(element)
-        self.num_values += _WEIGHTS.get(element, 1)
+        self.num_values += 8 if element in ("node", "edge") else 1  # by what it takes in memory
         if self.num_values > MOST_JSON_VALUES:
             raise self._too_many()
         if len(self.stack) > _DEEPEST:
@@ -153,7 +153,12 @@ class _Reader:
             self.owners[attributes["id"]] = attributes.get("for", "all")
             self.key = attributes["id"]
         elif element == "graph":
-            self._start_graph(attributes, parent)
+            self.num_graphs += 1
+            if parent != "graphml" or self.num_graphs > 1:
+                raise InvalidValue("graph", "another graph", "one graph, not nested", where=self._here())
+            if (order := attributes.get("edgedefault", "directed")) != "directed":
+                raise InvalidValue("edgedefault", described(order), "'directed'", where=self._here())
+            self.target = self.graph.graph
         elif element == "node":
             node = self._need(attributes, "id")
             if node in self.graph:
@@ -164,9 +169,8 @@ class _Reader:
             if attributes.get("directed", "true") != "true":
                 raise InvalidValue("directed", described(attributes["directed"]), "directed edges", where=self._here())
             self.target = {}
-            line = self.parser.CurrentLineNumber
             ends = self._need(attributes, "source"), self._need(attributes, "target")
-            self.edges.append((*ends, self.target, line))
+            self.edges.append((*ends, self.target, self.parser.CurrentLineNumber))
         elif element == "hyperedge":
             raise InvalidValue("hyperedge", "an edge of many nodes", "edges of two nodes", where=self._here())
         elif element == "data":
@@ -175,23 +179,13 @@ class _Reader:
                 raise InvalidValue("key", described(self.key), "the id of a key element", where=self._here())
         self.text.clear()
 
-    def _start_graph(self, attributes: dict[str, str], parent: str) -> None:
-        self.num_graphs += 1
-        if parent != "graphml" or self.num_graphs > 1:
-            raise InvalidValue("graph", "another graph", "one graph, not nested", where=self._here())
-        if attributes.get("edgedefault", "directed") != "directed":
-            raise InvalidValue("edgedefault", described(attributes["edgedefault"]), "'directed'", where=self._here())
-        self.target = self.graph.graph
-
     def _end(self, tag: str) -> None:
         element = self.stack.pop()
         parent = self.stack[-1] if self.stack else ""
         if element == "data" and parent in _OWNERS and self.target is not None:
-            name, kind = self.keys[self.key]
-            self.target[name] = self._value(name, kind)
+            self.target[self.keys[self.key][0]] = self._value(*self.keys[self.key])
         elif element == "default" and parent == "key":
-            name, kind = self.keys[self.key]
-            self.defaults[self.key] = self._value(name, kind)
+            self.defaults[self.key] = self._value(*self.keys[self.key])
         elif element in ("node", "edge"):
             self.target = self.graph.graph
         self.text.clear()

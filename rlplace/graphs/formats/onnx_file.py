@@ -33,9 +33,6 @@ from rlplace.graphs.opgraph import (
 )
 from rlplace.records import described, shortened
 
-LARGEST_BYTES = 2**31 - 1
-"""What a protobuf message can hold; models with more keep their weights in other files."""
-
 
 @dataclass(frozen=True)
 class _Item:
@@ -83,7 +80,8 @@ def _read(path: Path) -> Any:
     except ImportError as error:
         raise MissingExtra("onnx", "onnx") from error
     try:
-        content = read_plain(path, largest_bytes=LARGEST_BYTES, holds="ONNX", follows_links=True)
+        # what a protobuf message can hold; models with more keep their weights in other files
+        content = read_plain(path, largest_bytes=2**31 - 1, holds="ONNX", follows_links=True)
         check_message(content, onnx.ModelProto.DESCRIPTOR)
         model = onnx.load_model_from_string(content)
         del content
@@ -107,10 +105,8 @@ class _Builder:
     """Walks the nodes of one model."""
 
     def __init__(self, model: Any, values: Mapping[str, Value], reasons: Mapping[str, str], path: Path) -> None:
-        self.onnx_graph = model.graph
-        self.values = values
-        self.reasons = reasons
-        self.path = path
+        self.onnx_graph, self.path = model.graph, path
+        self.values, self.reasons = values, reasons
         self.base: dict[str, str] = {}  # the value whose memory a value shows; itself if it is no view
         self.items: list[_Item] = []
         self.num_characters = 0  # of signatures
@@ -183,10 +179,9 @@ class _Builder:
 
     def _live(self, results: list[str]) -> tuple[list[_Item], set[str]]:
         """Items that the results depend on, and all inputs; and the values that are read or returned."""
-        needed = set(results)
-        live = []
+        needed, live = set(results), list[_Item]()
         for item in reversed(self.items):
-            if item.target == "input" or any(name in needed for name in item.outputs):
+            if item.target == "input" or not needed.isdisjoint(item.outputs):
                 live.append(item)
                 needed.update(item.reads)
         return live[::-1], needed
@@ -256,15 +251,13 @@ def _texts(graph: Any) -> Iterator[object]:
 
 def _attributes(node: Any) -> Iterator[tuple[str, object]]:
     """Plain attributes; a tensor among them is data, not a kind of op."""
-    for attribute in node.attribute:
-        if attribute.type == attribute.INT:
-            yield attribute.name, attribute.i
-        elif attribute.type == attribute.INTS:
-            yield attribute.name, tuple(attribute.ints)[:16]
-        elif attribute.type == attribute.FLOAT:
-            yield attribute.name, attribute.f
-        elif attribute.type == attribute.STRING:
-            yield attribute.name, shortened(attribute.s.decode("utf-8", "replace"))
+    for each in node.attribute:
+        if each.type in (each.INT, each.FLOAT):
+            yield each.name, each.i if each.type == each.INT else each.f
+        elif each.type == each.INTS:
+            yield each.name, tuple(each.ints)[:16]
+        elif each.type == each.STRING:
+            yield each.name, shortened(each.s.decode("utf-8", "replace"))
 
 
 def _module(node: Any) -> str:
@@ -281,10 +274,7 @@ def _module(node: Any) -> str:
 
 def _modules(items: list[_Item]) -> tuple[str, ...]:
     """Modules; that of a parameter whose name tells none is its first reader's."""
-    first: dict[str, str] = {}
-    for item in items:
-        for name in item.reads:
-            first.setdefault(name, item.module)
+    first = {name: item.module for item in reversed(items) for name in item.reads}
     return tuple(
         item.module or (first.get(item.outputs[0], "") if item.target in ("parameter", "constant") else "")
         for item in items
@@ -389,8 +379,7 @@ class _Inference:
     """
 
     def __init__(self, model: Any, path: Path) -> None:
-        self.model = model
-        self.path = path
+        self.model, self.path = model, path
         self.opset_imports = list(model.opset_import)
         self.opsets = {entry.domain: entry.version for entry in self.opset_imports}
         self.types: dict[str, Any] = {}
@@ -458,10 +447,12 @@ class _Inference:
         if node.op_type not in _FOLDED or node.domain or not all(map(self._is_constant, names)):
             return
         shapes = [_shape_of(inferred[name]) if name in inferred else None for name in node.output]
-        if not all(shape is not None and _is_small(shape) for shape in shapes):
-            return  # what a file declares of an output is not believed: the node would run, whatever it gives
-        if node.op_type == "Range" and (0,) in shapes:
-            return  # onnx says 0, too, where the count of its elements overflows
+        # What a file declares of an output is not believed: the node would run, whatever it gives. A size of 0 hides no
+        # large one, which a step in between may have; and onnx says 0 where the number of a Range's elements overflows.
+        if any(shape is None or _num_elements(shape, 1) > _LARGEST_FOLDED for shape in shapes) or (
+            node.op_type == "Range" and (0,) in shapes
+        ):
+            return
         try:
             with np.errstate(all="ignore"):
                 arrays = {name: numpy_helper.to_array(self.constants[name]) for name in names}
@@ -516,13 +507,8 @@ def _shape_of(kind: Any) -> tuple[int, ...] | None:
     return tuple(dim.dim_value for dim in dims) if all(dim.HasField("dim_value") for dim in dims) else None
 
 
-def _num_elements(shape: Any) -> int:
-    return math.prod(max(size, 0) for size in shape)
-
-
-def _is_small(shape: tuple[int, ...]) -> bool:
-    """Whether a value can be worked out; a size of 0 hides no large one, which a step in between may have."""
-    return math.prod(max(size, 1) for size in shape) <= _LARGEST_FOLDED
+def _num_elements(shape: Any, least: int = 0) -> int:
+    return math.prod(max(size, least) for size in shape)
 
 
 Shape = tuple[int, ...]
@@ -558,8 +544,7 @@ _TARGETS = {
     "SimplifiedLayerNormalization": "aten._fused_rms_norm", "SkipLayerNormalization": "aten.native_layer_norm",
     "Softmax": "aten._softmax", "Sum": "aten.add", "TopK": "aten.topk",
 }  # fmt: skip
-_PRODUCTS = frozenset({"MatMul", "MatMulInteger", "FusedMatMul"})
-_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+_PRODUCTS = frozenset({"MatMul", "MatMulInteger", "QLinearMatMul", "FusedMatMul", "Gemm", "FusedGemm"})
 
 
 def target_of(op_type: str, domain: str) -> str:
@@ -595,22 +580,16 @@ def node_flops(
     out = math.prod(outputs[0]) if outputs else 0
     if op_type in _PRODUCTS and len(inputs) >= 2 and inputs[0]:
         return 2.0 * out * (inputs[0][-2] if attributes.get("transA") and len(inputs[0]) > 1 else inputs[0][-1])
-    if op_type in ("Gemm", "FusedGemm") and len(inputs) >= 2 and len(inputs[0]) == 2:
-        return 2.0 * out * inputs[0][0 if attributes.get("transA") else 1]
-    if op_type == "QLinearMatMul" and inputs and inputs[0]:
-        return 2.0 * out * inputs[0][-1]
     if op_type in ("Conv", "ConvInteger", "ConvTranspose", "QLinearConv") and len(inputs) >= 2:
         weight = inputs[3] if op_type == "QLinearConv" and len(inputs) > 3 else inputs[1]
         moved = math.prod(inputs[0]) if op_type == "ConvTranspose" else out
         return 2.0 * moved * math.prod(weight[1:])
-    if op_type in _RECURRENT and len(inputs) >= 3 and len(inputs[0]) == 3:
+    if op_type in ("LSTM", "GRU", "RNN") and len(inputs) >= 3 and len(inputs[0]) == 3:
         return 2.0 * inputs[0][0] * inputs[0][1] * (math.prod(inputs[1]) + math.prod(inputs[2]))
     if op_type in ("Attention", "MultiHeadAttention", "GroupQueryAttention") and inputs and len(inputs[0]) >= 3:
         return _attention_flops(inputs, out)
-    if op_type == "Einsum":
-        found = _einsum_flops(str(attributes.get("equation", "")), inputs, out)
-        if found is not None:
-            return found
+    if op_type == "Einsum" and (found := _einsum_flops(str(attributes.get("equation", "")), inputs, out)) is not None:
+        return found
     return float(max(sum(map(math.prod, inputs)), sum(map(math.prod, outputs))))
 
 

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.files import read_json, write_text_atomic
+from rlplace.files import write_text_atomic
 from rlplace.graphs.opgraph import DTYPES, LARGEST_COUNT, PHASES, OpGraph
 from rlplace.records import Count, described, read_record, record, shortened
 
-FORMAT = "rlplace-graph"
 SCHEMA = 1
 
 Item = TypeVar("Item", bound=Hashable)
@@ -64,14 +63,13 @@ def save_json(graph: OpGraph, path: str | os.PathLike[str]) -> None:
     strings, columns = _table(text for name in _TEXTS for text in getattr(graph, name))
     shapes, shape_column = _table(graph.tensor_shapes)
     data: dict[str, Any] = dict(
-        zip(_HEAD, (FORMAT, SCHEMA, graph.fingerprint, strings, shapes, graph.names), strict=True)
+        zip(_HEAD, ("rlplace-graph", SCHEMA, graph.fingerprint, strings, shapes, graph.names), strict=True)
     )
     for name in _TEXTS:
         length = len(getattr(graph, name))
         data[name], columns = columns[:length], columns[length:]
-    data |= {name: getattr(graph, name).tolist() for name in _RANGES}
-    if np.all(graph.micro_batch < 0):
-        del data[_MICRO_BATCH]
+    is_cut = bool(np.any(graph.micro_batch >= 0))
+    data |= {name: getattr(graph, name).tolist() for name in _RANGES if is_cut or name != _MICRO_BATCH}
     data["tensor_shapes"] = shape_column
     lines = (
         f"{json.dumps(key)}:{json.dumps(value, separators=(',', ':'), allow_nan=False)}" for key, value in data.items()
@@ -79,19 +77,14 @@ def save_json(graph: OpGraph, path: str | os.PathLike[str]) -> None:
     write_text_atomic(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def load_json(path: str | os.PathLike[str]) -> OpGraph:
-    """The graph that `save_json` wrote.
+def graph_from_json(data: object, *, where: str) -> OpGraph:
+    """The graph in a parsed file that `save_json` wrote; `where` names the file.
 
     Raises:
-        FileProblem: the file is missing, no JSON, or not what its fingerprint says.
+        FileProblem: it is not what its fingerprint says.
         InvalidValue: a field is missing or wrong.
         UnknownName: a field that does not exist.
     """
-    return graph_from_json(read_json(path), where=str(path))
-
-
-def graph_from_json(data: object, *, where: str) -> OpGraph:
-    """The graph in a parsed file; `where` names the file. Raises as `load_json` does."""
     if not isinstance(data, dict):
         raise InvalidValue("file", described(data), "a JSON object", where=where)
     schema = data.get("schema", SCHEMA)

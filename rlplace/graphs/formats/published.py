@@ -330,7 +330,6 @@ def _column(values: Sequence[Any], dtype: Any = np.float64) -> NDArray[Any]:
     return column
 
 
-LARGEST_PROFILE_BYTES = 1 << 26
 MOST_MICRO_BATCHES = 4096
 
 LONGEST_LINE = 1 << 16
@@ -398,7 +397,7 @@ def _steps(path: str | os.PathLike[str], micro_batches: int) -> LayerSteps:
 
 
 def _lines(path: Path) -> list[str]:
-    content = read_plain(path, largest_bytes=LARGEST_PROFILE_BYTES, holds="a profile", follows_links=True)
+    content = read_plain(path, largest_bytes=1 << 26, holds="a profile", follows_links=True)
     try:
         return content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -512,10 +511,7 @@ class LayerSteps(GraphBuilder):
         for layer in layers:
             needs = layer.parameter_bytes > 0 or any(self._has_backward[source] for source in layer.reads)
             self._has_backward.append(needs or layer.backward_s > 0)
-        self._build()
-
-    def _build(self) -> None:
-        layers, count = self._layers, self._count
+        count = micro_batches
         for index, layer in enumerate(layers):
             if size := layer.parameter_bytes:
                 row = OpRow(layer.module, "parameter", layer.module, parameter_bytes=size, gradient_bytes=size)
@@ -531,9 +527,8 @@ class LayerSteps(GraphBuilder):
                         parts[index][count + number] = self._sum(index, f"sum{number}", one, parts[index])
         for index, parameter in self._parameters.items():
             total = self._sum(index, "gradient", sums[index][-1], parts[index]) if count > 1 else parts[index][0]
-            name = layers[index].module
+            name, update, home = layers[index].module, len(self.ops), self.tensors[parameter].op
             self._add(OpRow(f"{name}.update", "update.sgd", name, UPDATE, reads=[parameter, total]), [])
-            update, home = len(self.ops) - 1, self.tensors[parameter].op
             self.mutations.append((update, parameter))
             self.together.append((home, self.tensors[total].op, update) if count > 1 else (home, update))
 

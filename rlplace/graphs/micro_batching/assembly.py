@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.constants import memory
-from rlplace.graphs.capturing.lower import Facts, Lowered, LoweredStep, call_facts, lower_step, signature, tensor_bytes
+from rlplace.graphs.capturing.lower import Facts, Lowered, LoweredStep, call_facts, lower_step, signature
 from rlplace.graphs.capturing.trace import AsSlice, Trace, trace_step
 from rlplace.graphs.micro_batching.slices import cut_words
 from rlplace.graphs.opgraph import BACKWARD, LATER_HALF, UPDATE, GradientSum, OpRow, TensorRow, gradient_sums
@@ -65,18 +65,14 @@ class Assembly:
         self, source: Source, name: str, *, module: str = "", gradient_bytes: int = 0, micro_batch: int = -1
     ) -> Ref:
         """Adds a source op; returns its tensor."""
-        value = source.value
-        target = "input" if source.kind == "target" else source.kind  # a target of the loss is placed as an input is
-        row = OpRow(
+        return self.ops.add_source(
             named(name, micro_batch),
-            target,
-            module,
-            signature=target,
-            parameter_bytes=tensor_bytes(value) if source.kind == "parameter" else 0,
+            source,
+            self._twin(source.value),
+            module=module,
             gradient_bytes=gradient_bytes,
             micro_batch=micro_batch,
         )
-        return self.ops.add_source(row, source, self._twin(value))
 
     def copy(self, part: Lowered, chosen: Iterable[int], refs: RefMap, *, micro_batch: int) -> None:
         """Copies the ops `chosen`, in order; `refs` then knows their outputs and the views that they read.
