@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -100,13 +100,12 @@ class OpGraph:
     name: str = ""
 
     def __post_init__(self) -> None:
+        if len(self.micro_batch) == 0:
+            object.__setattr__(self, "micro_batch", np.full(self.num_ops, -1, dtype=np.int32))
         for name, dtype in DTYPES.items():
             array = np.ascontiguousarray(getattr(self, name), dtype=dtype)
             array.flags.writeable = False
             object.__setattr__(self, name, array)
-        if len(self.micro_batch) == 0:
-            object.__setattr__(self, "micro_batch", np.full(self.num_ops, -1, dtype=np.int32))
-            self.micro_batch.flags.writeable = False
         check_columns(vars(self), num_phases=len(PHASES))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -367,10 +366,6 @@ def _check_order(columns: Mapping[str, Any]) -> None:
         )
 
 
-if TYPE_CHECKING:
-    from rlplace.graphs.program import Program
-
-
 @dataclass(slots=True)
 class OpRow:
     """One op: a row of the columns of an `OpGraph`, which says what they hold; `reads` are tensors, ascending."""
@@ -559,7 +554,5 @@ def gradient_sums(count: int, turn: int = 0) -> tuple[GradientSum, ...]:
         return count + len(found) - 1, goes_with, height + 1
 
     add(0, count)
-    if found:
-        root = found[-1]
-        found[-1] = GradientSum(root.left, root.right, -1, root.last)
+    found[-1:] = (replace(root, micro_batch=-1) for root in found[-1:])
     return tuple(found)

@@ -18,9 +18,14 @@ from rlplace.graphs.opgraph import FORWARD, OpGraph
 from rlplace.graphs.paths import depth_first_order
 from rlplace.jit import Bools, Floats, Longs
 
+PAIRED_ROUNDS = 64
+"""Rounds of matching; more are left only where thousands of small groups hang on one."""
 
-class MergedGroups:
+
+class Coarsening:
     """Groups of ops under construction; each is known by its first op, its root.
+
+    `join_...` follow a rule, `merge_...` go by seconds, under caps and down to a number of groups.
 
     With `is_acyclic`, a merge that would close a cycle among the groups is undone. What a parameter or buffer that
     lives with other ops feeds does not count: it is there before the step, and lives with its update, which comes last.
@@ -97,7 +102,7 @@ class MergedGroups:
         """
         return group_edges(self.graph, self.roots(), self._latency_s, self._s_per_byte)
 
-    def _merge(
+    def merge(
         self,
         pairs: Pairs,
         weight_s: Floats | None = None,
@@ -108,7 +113,7 @@ class MergedGroups:
         growth: int = merging.FREELY,
         is_rule: bool = False,
     ) -> bool:
-        """Merges pairs in order; False if some were undone to avoid a cycle."""
+        """Merges pairs in order, by a rule whatever is left then; False if some were undone to avoid a cycle."""
         before = self.roots()
         weight_s = np.zeros(len(pairs[0])) if weight_s is None else weight_s
         merging.merge_along(
@@ -171,17 +176,6 @@ class MergedGroups:
         self._allowed = self._op_allowed.copy()
         np.logical_and.at(self._allowed, roots, self._op_allowed)
 
-
-PAIRED_ROUNDS = 64
-"""Rounds of matching; more are left only where thousands of small groups hang on one."""
-
-
-class Coarsening(MergedGroups):
-    """Groups of ops under construction: what belongs together is joined, what is dear to keep apart is merged.
-
-    `join_...` follow a rule, `merge_...` go by seconds, under caps and down to a number of groups.
-    """
-
     def join_classes(self) -> None:
         """Merges the ops of each co-location class, whatever they cost; where cycles matter, what is between them too.
 
@@ -211,11 +205,7 @@ class Coarsening(MergedGroups):
         members = np.flatnonzero(labels >= 0)
         keys = labels[members] * (int(rows.max(initial=0)) + 1) + rows[members]
         _, leader, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        return self._merge((members[leader][inverse], members), is_rule=True)
-
-    def join_pairs(self, pairs: Pairs) -> bool:
-        """Merges each pair of ops that may share a device; False if a cycle kept some apart."""
-        return self._merge(pairs, is_rule=True)
+        return self.merge((members[leader][inverse], members), is_rule=True)
 
     def join_sources(self) -> None:
         """Merges each source without a class into its first reader; sources without a reader into one group."""
@@ -226,7 +216,7 @@ class Coarsening(MergedGroups):
         first = np.full(graph.num_ops, graph.num_ops, dtype=np.int64)
         np.minimum.at(first, producer[edges], graph.edge_op[edges])
         read = np.flatnonzero(first < graph.num_ops)
-        self._merge((read, first[read]))
+        self.merge((read, first[read]))
         self.join_alike(np.where(free & (first == graph.num_ops), 0, -1).astype(np.int64))
 
     def join_single_consumers(self) -> bool:
@@ -240,7 +230,7 @@ class Coarsening(MergedGroups):
             nodes, start, count = np.unique(source, return_index=True, return_counts=True)
             single = np.flatnonzero(count == 1)[::-1]
             before = self.num_groups
-            is_whole &= self._merge((nodes[single], target[start[single]]))
+            is_whole &= self.merge((nodes[single], target[start[single]]))
             if self.num_groups == before:
                 return is_whole
 
@@ -259,7 +249,7 @@ class Coarsening(MergedGroups):
             strong = np.flatnonzero(ratio >= least_ratio)
             strong = strong[np.lexsort((strong, -weight_s[strong], -ratio[strong]))]
             before = self.num_groups
-            self._merge(
+            self.merge(
                 (first[strong], second[strong]),
                 weight_s[strong],
                 least_ratio=least_ratio,
@@ -276,7 +266,7 @@ class Coarsening(MergedGroups):
         first, second, weight_s = self._candidates()
         order = np.argsort(-weight_s, kind="stable")
         before = self.num_groups
-        self._merge(
+        self.merge(
             (first[order], second[order]),
             weight_s[order],
             cap_s=cap_s,
@@ -333,7 +323,7 @@ class Coarsening(MergedGroups):
         while self.num_groups > num_groups:
             order, _ = topological_order(self.graph, self.roots())
             before = self.num_groups
-            self._merge((order[:-1], order[1:]), cap_s=cap_s, num_groups=num_groups, growth=merging.PAIRWISE)
+            self.merge((order[:-1], order[1:]), cap_s=cap_s, num_groups=num_groups, growth=merging.PAIRWISE)
             if self.num_groups == before:
                 if cap_s >= self.total_s:
                     return
