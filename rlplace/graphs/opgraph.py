@@ -554,5 +554,4 @@ def gradient_sums(count: int, turn: int = 0) -> tuple[GradientSum, ...]:
         return count + len(found) - 1, goes_with, height + 1
 
     add(0, count)
-    found[-1:] = (replace(root, micro_batch=-1) for root in found[-1:])
-    return tuple(found)
+    return tuple(replace(one, micro_batch=-1) if one is found[-1] else one for one in found)

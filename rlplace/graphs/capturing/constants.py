@@ -248,9 +248,8 @@ def _attribute(model: nn.Module, value: Tensor) -> str:
 
 def _is_of_an_array(value: Tensor) -> bool:
     """Whether a literal came from `torch.from_numpy`, which no function mode sees: it shows memory of NumPy's."""
-    if isinstance(value, FakeTensor) or value.device.type != "cpu" or value.layout is not torch.strided:
-        return False
-    return not value.untyped_storage().resizable()
+    is_plain = value.device.type == "cpu" and value.layout is torch.strided and not isinstance(value, FakeTensor)
+    return is_plain and not value.untyped_storage().resizable()
 
 
 def _leaves_of_gradient(loss: Tensor) -> Iterator[Tensor]:
@@ -442,8 +441,10 @@ def calls_told(model: nn.Module, enter: Callable[[str, nn.Module], None], leave:
     handles = []
     try:
         for path, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(lambda own, _, path=path: enter(path, own)))
-            handles.append(module.register_forward_hook(lambda *_: leave(), always_call=True))
+            handles += [
+                module.register_forward_pre_hook(lambda own, _, path=path: enter(path, own)),
+                module.register_forward_hook(lambda *_: leave(), always_call=True),
+            ]
         yield
     finally:
         for handle in handles:

@@ -171,6 +171,7 @@ class _Lowering:
                 f"attention) or hold packed weights (quantized layers) cannot be placed; use their plain counterparts.",
                 op=str(reader.target),
             )
+        node.meta.setdefault("val", value)
         shown = memory(value)
         if shown not in self.constants:  # tracing names a tensor anew wherever it is read
             source = Source("constant", "", value.detach(), held=value)
@@ -201,7 +202,7 @@ class _Lowering:
         target, custom = node.target, node.meta.get("custom") or {}
         args, kwargs = self._refs(node.args), self._refs(node.kwargs)
         reads = tuple(self.ops.base(ref) for ref in refs_in((args, kwargs)))
-        values = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val", _constant(self.trace, n)))
+        values = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
         is_store = _is_store(node)
         phase = UPDATE if is_store else FORWARD if custom.get("phase", "forward") == "forward" else BACKWARD
         output: Any = node.meta.get("val")
@@ -264,10 +265,6 @@ def _is_store(node: torch.fx.Node) -> bool:
         and isinstance(node.args[0], torch.fx.Node)
         and node.args[0].op == "placeholder"
     )
-
-
-def _constant(trace: Trace, node: torch.fx.Node) -> Any:
-    return operator.attrgetter(str(node.target))(trace.module) if node.op == "get_attr" else None
 
 
 @dataclass
@@ -386,7 +383,8 @@ class Lowered:
             by_storage.setdefault(source.value.untyped_storage()._cdata, []).append(op)
         for sharing in by_storage.values():
             for op, other in itertools.permutations(sharing, 2):
-                if op in written and _overlap(self.sources[op].value, self.sources[other].value):
+                (first, end), (start, last) = (_span(self.sources[each].value) for each in (op, other))
+                if op in written and start < end and first < last:
                     names = self.built.ops[op].name, self.built.ops[other].name
                     raise CaptureError(
                         f"the step writes to {names[0]}, which shares memory with {names[1]}, and they may be placed "
@@ -443,12 +441,6 @@ class Lowered:
             taken[row.name] += 1
             row.name += f"#{taken[row.name] - 1}" if taken[row.name] > 1 else ""
         return self.built.graph(sorted({self.base(ref) for ref in results}), program)
-
-
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors show a byte of their storage that is the same, those between their first and last counted."""
-    (first, end), (start, last) = _span(one), _span(other)
-    return start < end and first < last
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

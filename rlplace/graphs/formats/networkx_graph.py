@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.formats.own_json import Size
 from rlplace.graphs.opgraph import (
     LARGEST_COUNT,
     LONGEST_TEXT,
@@ -36,13 +35,14 @@ from rlplace.graphs.opgraph import (
     check_texts,
     unique_names,
 )
-from rlplace.records import described, read_record, record, shortened
+from rlplace.records import Count, described, read_record, record, shortened
 
 if TYPE_CHECKING:
     import networkx as nx
 
 
 SCHEMA = 1
+Size = Annotated[Count, Field(le=LARGEST_COUNT)]
 COUNTS = ("parameter_bytes", "gradient_bytes", "state_bytes", "workspace_bytes")
 
 
@@ -152,8 +152,7 @@ def topological_nodes(graph: nx.DiGraph[Any], where: str = "networkx graph") -> 
     place = {node: i for i, node in enumerate(graph)}
     order: list[Hashable] = []
     try:
-        for node in nx.lexicographical_topological_sort(graph, key=place.__getitem__):
-            order.append(node)
+        order.extend(nx.lexicographical_topological_sort(graph, key=place.__getitem__))
     except nx.NetworkXUnfeasible as error:
         cycle = " -> ".join(map(str, _cycle_of(graph, set(order))[:6]))
         raise InvalidValue("edges", f"a cycle ({described(cycle)})", "an acyclic graph", where=where) from error

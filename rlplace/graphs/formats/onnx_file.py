@@ -188,10 +188,12 @@ class _Builder:
 
     def _assemble(self, items: list[_Item], needed: set[str], results: list[str]) -> OpGraph:
         builder = GraphBuilder()
-        modules, names = _modules(items), unique_names([item.name for item in items])
+        names = unique_names([item.name for item in items])
+        first = {name: item.module for item in reversed(items) for name in item.reads}  # module of the first reader
         ids: dict[str, int] = {}
-        for op, (item, name, module) in enumerate(zip(items, names, modules, strict=True)):
-            is_parameter = item.target == "parameter"
+        for op, (item, name) in enumerate(zip(items, names, strict=True)):
+            is_parameter, is_held = item.target == "parameter", item.target in ("parameter", "constant")
+            module = item.module or (first.get(item.outputs[0], "") if is_held else "")
             signature, flops, moved = self._facts(item, needed)
             row = OpRow(name, item.target, module, FORWARD, signature, [ids[each] for each in item.reads], flops, moved)
             row.parameter_bytes = self.values[item.outputs[0]].num_bytes if is_parameter else 0
@@ -243,8 +245,7 @@ def _texts(graph: Any) -> Iterator[object]:
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
         yield from (attribute.name for attribute in node.attribute)
         yield from (text for entry in node.metadata_props for text in (entry.key, entry.value))
-    for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
-        yield tensor.name
+    yield from (each.name for each in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)))
     for info in (*graph.input, *graph.value_info, *graph.output):
         yield from (info.name, *(dim.dim_param for dim in info.type.tensor_type.shape.dim))
 
@@ -270,15 +271,6 @@ def _module(node: Any) -> str:
     if len(found) > 1:
         return str(found[-2])
     return str(node.name).strip("/").rpartition("/")[0].replace("/", ".")
-
-
-def _modules(items: list[_Item]) -> tuple[str, ...]:
-    """Modules; that of a parameter whose name tells none is its first reader's."""
-    first = {name: item.module for item in reversed(items) for name in item.reads}
-    return tuple(
-        item.module or (first.get(item.outputs[0], "") if item.target in ("parameter", "constant") else "")
-        for item in items
-    )
 
 
 _LARGEST_FOLDED = 1024
@@ -444,7 +436,12 @@ class _Inference:
                 self.constants[node.output[0]] = numpy_helper.from_array(result, node.output[0])
             return
         names = [name for name in node.input if name]
-        if node.op_type not in _FOLDED or node.domain or not all(map(self._is_constant, names)):
+        # the elements of each must be known, and be those of the value of that name, not of an earlier one
+        shape_of = {name: tuple(self.constants[name].dims) for name in names if name in self.constants}
+        is_known = all(
+            name in self.types and name in shape_of and _shape_of(self.types[name]) == shape_of[name] for name in names
+        )
+        if node.op_type not in _FOLDED or node.domain or not is_known:
             return
         shapes = [_shape_of(inferred[name]) if name in inferred else None for name in node.output]
         # What a file declares of an output is not believed: the node would run, whatever it gives. A size of 0 hides no
@@ -461,11 +458,6 @@ class _Inference:
                     self.constants[name] = numpy_helper.from_array(np.asarray(array), name)
         except Exception as error:  # a malformed node: what it shapes stays unknown, and is reported where it is needed
             self.reasons |= {name: shortened(str(error)) for name in node.output}
-
-    def _is_constant(self, name: str) -> bool:
-        """Whether its elements are known, and are those of the value of that name, not of an earlier one."""
-        kind, constant = self.types.get(name), self.constants.get(name)
-        return kind is not None and constant is not None and _shape_of(kind) == tuple(constant.dims)
 
     def _shape(self, node: Any) -> np.ndarray[Any, Any] | None:
         shape = _shape_of(self.types[node.input[0]]) if node.input[0] in self.types else None

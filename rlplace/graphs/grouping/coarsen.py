@@ -1,6 +1,4 @@
-"""`Coarsening`: the rules and rounds by which groups of ops are merged.
-
-`MergedGroups`: groups of ops that grow by merging, as a union-find over an `OpGraph`.
+"""`Coarsening`: groups of ops that grow by merging, as a union-find over an `OpGraph`, and the rules and rounds of it.
 
 Edges between groups of ops, and what they say of an order: which group runs before which, and which are on a cycle.
 
@@ -90,10 +88,6 @@ class Coarsening:
     def op_group(self) -> NDArray[np.int32]:
         """(N,) int32: group of each op, numbered by first op."""
         return np.unique(self.roots(), return_inverse=True)[1].astype(np.int32)
-
-    def allowed(self) -> Bools:
-        """(N, D) bool: devices where the group of each op may be."""
-        return self._allowed[self.roots()]
 
     def edges(self) -> tuple[Longs, Longs, Floats]:
         """Edges between groups by (source, target): their roots, and the seconds that it takes to send their tensors.

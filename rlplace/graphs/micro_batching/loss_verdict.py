@@ -14,13 +14,13 @@ The few samples that a check computes: cut from a user's batch, unevenly, and so
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -44,9 +44,8 @@ from rlplace.graphs.micro_batching.dependence import (
     has_values,
 )
 from rlplace.graphs.micro_batching.slices import cut_words
-from rlplace.graphs.program import MicroBatches, Slicing, even_sizes, tensors_in
+from rlplace.graphs.program import LossKind, MicroBatches, Slicing, even_sizes, tensors_in
 
-Kind = Literal["separate", "joined", "accumulated"]
 Weights = Literal["mean", "sum"]
 ASKED = ("auto", "separate", "joined", "accumulated")
 """How the loss of micro-batches can be asked for."""
@@ -80,7 +79,7 @@ class LossVerdict:
             micro-batch: the step is that of gradient accumulation.
     """
 
-    kind: Kind
+    kind: LossKind
     weights: Weights
     is_checked: bool
     why: str
@@ -138,7 +137,7 @@ def judge_loss(
         why = "gradient accumulation over the micro-batches, weighted by their samples, as asked for"
         return LossVerdict("accumulated", "mean", True, why, normalises_batch(model))
     if slicing.num_micro_batches == 1:
-        kind: Kind = "joined" if asked == "joined" or loss_fn is None else "separate"
+        kind: LossKind = "joined" if asked == "joined" or loss_fn is None else "separate"
         return LossVerdict(kind, "mean", True, "one micro-batch is the whole batch", normalises_batch(model))
     try:
         if not has_values(model, (*tensors_in((args, kwargs)), *targets)):
@@ -239,7 +238,7 @@ def _right(ways: Ways, asked: str, *, has_loss: bool) -> LossVerdict | _Wrong:
     return _Wrong(separate, joined, when_padded, "separate" if is_separate else "")
 
 
-def _checked(kind: Kind, weights: Weights, why: str, ways: Ways) -> LossVerdict:
+def _checked(kind: LossKind, weights: Weights, why: str, ways: Ways) -> LossVerdict:
     if ways.normalises_batch:
         why += "; batch norm takes the statistics of each micro-batch, as gradient accumulation does"
     return LossVerdict(kind, weights, True, why, ways.normalises_batch)
@@ -392,7 +391,7 @@ class Ways:
         )
         return False
 
-    @cached_property
+    @functools.cached_property
     def dependence(self) -> Dependence:
         """How the step depends on its samples."""
         return dependence(self.trial, self.tensors, self.slicing)
@@ -441,28 +440,21 @@ class Ways:
         loss = self.trial.loss(output, self.tensors)
         starts = [start for parts in joined.parts for _, start in parts]
         seeds = iter(torch.autograd.grad(loss, starts, allow_unused=True))
-        total = Stepped(loss.detach(), tuple(map(torch.zeros_like, self.trial.parameters)))
+        steps = [Stepped(loss.detach(), tuple(map(torch.zeros_like, self.trial.parameters)))]
         for parts in joined.parts:
             ends = [(end, seed) for (end, _), seed in zip(parts, seeds, strict=False) if seed is not None]
             if ends:
-                total = _added(total, Stepped(loss.new_zeros(()), self.trial.gradients(*zip(*ends, strict=True))))
-        return total
+                steps.append(Stepped(loss.new_zeros(()), self.trial.gradients(*zip(*ends, strict=True))))
+        return _summed(steps, [1.0] * len(steps))
 
     def _separate(
         self, tensors: Sequence[Tensor], whole: Stepped, kinds: Sequence[Weights] = ("mean", "sum")
     ) -> Weights | None:
-        self.reason = ""
-        slicing = self.slicing
+        self.reason, slicing = "", self.slicing
         with self._caught(), self.trial.rehearsal():
-            sums: dict[Weights, Stepped] = {}
-            for index, size in enumerate(slicing.sizes):
-                step = self._step(slicing.cut(tensors, index))
-                for kind in kinds:
-                    weight = size / slicing.batch if kind == "mean" else 1.0
-                    part = Stepped(weight * step.loss, tuple(weight * each for each in step.gradients))
-                    sums[kind] = part if index == 0 else _added(sums[kind], part)
+            steps = [self._step(slicing.cut(tensors, index)) for index in range(slicing.num_micro_batches)]
             for kind in kinds:
-                if self._agree(whole, sums[kind]):
+                if self._agree(whole, _summed(steps, slicing.weights(kind))):
                     return kind
             self.reason = "neither their sum nor their mean over samples is the loss of the batch"
         return None
@@ -495,8 +487,11 @@ def _of_output(output: Any) -> Stepped:
     return Stepped(torch.zeros(()), tuple(leaf.double() for leaf in tensors_in(output) if not leaf.is_complex()))
 
 
-def _added(one: Stepped, other: Stepped) -> Stepped:
-    return Stepped(one.loss + other.loss, tuple(map(operator.add, one.gradients, other.gradients)))
+def _summed(steps: Sequence[Stepped], weights: Sequence[float]) -> Stepped:
+    """The sum of steps, each times its weight."""
+    columns = zip(*((step.loss, *step.gradients) for step in steps), strict=True)
+    loss, *gradients = (functools.reduce(operator.add, map(operator.mul, weights, column)) for column in columns)
+    return Stepped(loss, tuple(gradients))
 
 
 def _said(error: BaseException) -> str:
@@ -647,12 +642,9 @@ def join_outputs(whole: Sequence[Any], outputs: Sequence[Sequence[Any]], slicing
         if not dims and not torch.equal(found[0], found[1]):
             what = "already a scalar" if expected.dim() == 0 else f"of shape {tuple(expected.shape)} for any batch"
             problem = f"an output of the model is {what}, and another for every slice"
-        used = []
-        for own, value in zip(parts, found if dims else found[:1], strict=False):
-            start = value.detach()
-            if value.requires_grad:
-                own.append((value, start.requires_grad_()))
-            used.append(start)
+        used = [end.detach().requires_grad_(end.requires_grad) for end in (found if dims else found[:1])]
+        for own, end, start in zip(parts, found, used, strict=False):
+            own += [(end, start)] if end.requires_grad else []
         leaves.append(torch.cat(used, dims[0]) if dims else used[0])
         has_grown |= bool(dims)
     if not has_grown:

@@ -53,8 +53,7 @@ class NMT(nn.Module):
             target_TB: (steps, B) int64 tokens that the decoder reads.
             labels_TB: (steps, B) int64 tokens that it should predict.
         """
-        memory_BTM, states = self.encoder(source_TB)
-        outputs = self.decoder(target_TB, memory_BTM, states)
+        outputs = self.decoder(target_TB, *self.encoder(source_TB))
         logits = tuple(self.projection(output_BH) for output_BH in outputs)
         if labels_TB is None:
             return NMTOutput(logits, None)

@@ -18,7 +18,7 @@ from random_problems import random_graph
 
 from rlplace.errors import FileProblem, InvalidValue, RlplaceError, UnknownName
 from rlplace.graphs.formats import load_graph
-from rlplace.graphs.formats.own_json import graph_from_json, save_json
+from rlplace.graphs.formats.graph_files import graph_from_json, save_json
 from rlplace.graphs.synthetic import FAMILIES
 
 
