@@ -187,8 +187,6 @@ def _growth(spec: WorkloadSpec) -> float:
 
 
 GRAPH_SUFFIXES = (".json", ".onnx", ".graphml", ".xml", ".txt")
-_MOST_LETTERS = 4096
-"""Of a workload that a run folder names: as many as a path has."""
 
 
 def parse_workload(text: str) -> WorkloadSpec:
@@ -233,7 +231,7 @@ def parse_kept_workload(kept: str, again: str | None, *, where: str, command: st
     if again is not None:
         return parse_workload(again)
     kept = kept.strip()
-    if len(kept) > _MOST_LETTERS:
+    if len(kept) > 4096:  # as long as a path can be
         raise InvalidValue("workload", described(kept), "a workload's name", where=where)
     if not _is_multi(kept) and kept.partition("@")[0].strip() not in CATALOG:
         raise InvalidValue(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import math
 import operator
 import traceback
 import types
@@ -278,21 +279,31 @@ def owner_of(loss_fn: object) -> Iterator[nn.Module]:
 
 def _held(modules: Iterable[nn.Module]) -> Iterator[Tensor | np.ndarray[Any, Any]]:
     """All tensors and arrays that modules hold."""
-    left: list[object] = list(modules)
-    seen: dict[int, object] = {}
-    while left:
-        value = left.pop()
-        if isinstance(value, (str, bytes, int, float, type(None))) or id(value) in seen:
+
+    def below(name: str, value: object) -> Iterator[Named]:
+        if isinstance(value, nn.Module):
+            yield from ((name, held) for each in (value, *own_classes([value])) for held in vars(each).values())
+        elif isinstance(value, (dict, list, tuple, set, frozenset)):
+            yield from ((name, held) for held in (value.values() if isinstance(value, dict) else value))
+
+    found = (value for _, value in _walk((("", module) for module in modules), below))
+    return (value for value in found if isinstance(value, (Tensor, np.ndarray)))
+
+
+def _walk(
+    start: Iterable[Named], below: Callable[[str, object], Iterator[Named]], most: float = math.inf
+) -> Iterator[Named]:
+    """Values that can be reached, each once and nearest first, at most so many; plain numbers and texts aside."""
+    left = deque(start)
+    seen: dict[int, object] = {}  # keeps what was made on the way, so that an id stays the name of one object
+    while left and len(seen) < most:
+        name, value = left.popleft()
+        if id(value) in seen or isinstance(value, (str, bytes, int, float, complex, type(None))):
             continue
         seen[id(value)] = value
-        if isinstance(value, (Tensor, np.ndarray)):
-            yield value
-        elif isinstance(value, nn.Module):
-            left += [held for each in (value, *own_classes([value])) for held in vars(each).values()]
-        elif isinstance(value, dict):  # other mappings run code of their own, some only to refuse
-            left.extend(value.values())
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            left.extend(value)
+        yield name, value
+        with contextlib.suppress(Exception):  # raised by attributes of an object of the user's
+            left.extend([*below(name, value)])
 
 
 def memory(value: Tensor) -> tuple[Any, ...]:
@@ -322,21 +333,9 @@ def referenced(functions: Iterable[object]) -> Iterator[Named]:
     Yields:
         The expression that names it, as in `batch['y']`, and the value.
     """
-    left: deque[Named] = deque(("", function) for function in functions)
-    seen: dict[int, object] = {}  # keeps what was made on the way, so that an id stays the name of one object
-    while left and len(seen) < MOST_VALUES:
-        name, value = left.popleft()
-        if id(value) in seen or isinstance(value, (str, bytes, int, float, complex, type(None))):
-            continue
-        seen[id(value)] = value
-        if isinstance(value, (torch.Tensor, np.ndarray, nn.Module)):
-            yield name, value
-        elif isinstance(value, _Cached):
-            yield name, value
-            left.append((name, value.__wrapped__))
-        else:
-            with contextlib.suppress(Exception):  # raised by attributes of an object of the user's
-                left.extend([*_below(name, value)])
+    kinds = (torch.Tensor, np.ndarray, nn.Module, _Cached)
+    found = _walk((("", function) for function in functions), _below, MOST_VALUES)
+    return ((name, value) for name, value in found if isinstance(value, kinds))
 
 
 def forwards(model: nn.Module) -> Iterator[object]:
@@ -368,8 +367,10 @@ def _below(name: str, value: object) -> Iterator[Named]:
     elif isinstance(value, types.FunctionType):
         if not str(value.__module__).startswith("torch."):
             yield from _of_function(value)
-    elif isinstance(value, types.ModuleType):
-        return  # only what a function names in it, see `_of_function`
+    elif isinstance(value, _Cached):
+        yield name, value.__wrapped__
+    elif isinstance(value, (Tensor, np.ndarray, nn.Module, types.ModuleType)):
+        return  # of a module of Python's only what a function names in it, see `_of_function`
     elif isinstance(attributes := getattr(value, "__dict__", None), dict):
         prefix = f"{name}." if name else ""
         yield from ((f"{prefix}{key}", item) for key, item in attributes.items() if not str(key).startswith("__"))

@@ -623,6 +623,4 @@ def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         strides = "" if value.is_contiguous() else f":{tuple(value.stride())}"
         return f"{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}{strides}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_describe, value))}]"
-    return repr(value)
+    return f"[{', '.join(map(_describe, value))}]" if isinstance(value, (list, tuple)) else repr(value)

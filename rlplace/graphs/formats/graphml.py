@@ -94,17 +94,14 @@ class _Reader:
 
         self.path = path
         self.graph: nx.DiGraph[Any] = nx.DiGraph()
-        self.keys: dict[str, tuple[str, str]] = {}  # name and type, by id
+        self.keys: dict[str, tuple[str, str, str]] = {}  # name, type and what it is for, by id
         self.defaults: dict[str, Any] = {}  # by id
-        self.owners: dict[str, str] = {}  # what a key is for, by id
         self.stack: list[str] = []
         self.target: dict[str, Any] | None = None  # where data goes
         self.key = ""
         self.text: list[str] = []
         self.edges: list[tuple[str, str, dict[str, Any], int]] = []
-        self.num_graphs = 0
-        self.num_values = 0
-        self.num_characters = 0  # of lists in JSON
+        self.num_graphs = self.num_values = self.num_characters = 0  # the last of lists in JSON
         self.parser = expat.ParserCreate("utf-8")
         self.parser.buffer_text = True
         self.parser.StartDoctypeDeclHandler = self._doctype
@@ -148,10 +145,9 @@ class _Reader:
         if not parent and element != "graphml":
             raise InvalidValue("root element", described(element), "graphml", where=self._here())
         if element == "key":
-            name = attributes.get("attr.name", self._need(attributes, "id"))
-            self.keys[self._need(attributes, "id")] = (name, attributes.get("attr.type", "string"))
-            self.owners[attributes["id"]] = attributes.get("for", "all")
-            self.key = attributes["id"]
+            self.key = self._need(attributes, "id")
+            named, kind = attributes.get("attr.name", self.key), attributes.get("attr.type", "string")
+            self.keys[self.key] = named, kind, attributes.get("for", "all")
         elif element == "graph":
             self.num_graphs += 1
             if parent != "graphml" or self.num_graphs > 1:
@@ -183,15 +179,15 @@ class _Reader:
         element = self.stack.pop()
         parent = self.stack[-1] if self.stack else ""
         if element == "data" and parent in _OWNERS and self.target is not None:
-            self.target[self.keys[self.key][0]] = self._value(*self.keys[self.key])
+            self.target[self.keys[self.key][0]] = self._value()
         elif element == "default" and parent == "key":
-            self.defaults[self.key] = self._value(*self.keys[self.key])
+            self.defaults[self.key] = self._value()
         elif element in ("node", "edge"):
             self.target = self.graph.graph
         self.text.clear()
 
-    def _value(self, name: str, kind: str) -> Any:
-        text = "".join(self.text)
+    def _value(self) -> Any:
+        text, (name, kind, _) = "".join(self.text), self.keys[self.key]
         try:
             if kind in ("int", "long"):
                 return int(text)
@@ -209,14 +205,11 @@ class _Reader:
             ("edge", (row for *_, row in self.graph.edges(data=True)), EDGE_NAMES),
         )
         for owner, rows, known in owners:
-            defaults: dict[str, Any] = {}
-            for key, value in self.defaults.items():
-                if self.owners[key] in (owner, "all"):
-                    defaults.setdefault(self.keys[key][0], value)
+            keys = [key for key in reversed(self.defaults) if self.keys[key][2] in (owner, "all")]
+            defaults = {self.keys[key][0]: self.defaults[key] for key in keys}  # the first of a name counts
             read = {name: value for name, value in defaults.items() if name in known}
             for place, row in enumerate(rows):
-                for name, value in (read if place else defaults).items():
-                    row.setdefault(name, value)
+                row |= {name: value for name, value in (read if place else defaults).items() if name not in row}
 
     def _decoded(self) -> nx.DiGraph[Any]:
         """One of our graphs: nodes by number again, lists as lists."""

@@ -148,17 +148,15 @@ class _Builder:
                 "it holds a graph of its own, and control flow cannot be placed: export the model with its "
                 "loops unrolled and its branches taken.",
             )
-        for name in node.input:
-            if name and name not in self.base:
-                raise InvalidValue(
-                    "input",
-                    described(name),
-                    "a value that an input, an initializer or an earlier node makes",
-                    where=where,
-                )
-        for name in node.output:
-            if name and name in self.base:
-                raise InvalidValue("output", described(name), "a name that no other value has", where=where)
+        if unknown := next((name for name in node.input if name and name not in self.base), ""):
+            raise InvalidValue(
+                "input",
+                described(unknown),
+                "a value that an input, an initializer or an earlier node makes",
+                where=where,
+            )
+        if taken := next((name for name in node.output if name and name in self.base), ""):
+            raise InvalidValue("output", described(taken), "a name that no other value has", where=where)
         self.base |= {name: name for name in node.output if name}
         if node.op_type in VIEWS and node.input and node.input[0] and node.output:
             self.base[node.output[0]] = self.base[node.input[0]]
@@ -268,9 +266,7 @@ def _module(node: Any) -> str:
     """
     scopes = next((entry.value for entry in node.metadata_props if entry.key == "pkg.torch.onnx.name_scopes"), "")
     found = re.findall(r"'([^']*)'", scopes)
-    if len(found) > 1:
-        return str(found[-2])
-    return str(node.name).strip("/").rpartition("/")[0].replace("/", ".")
+    return str(found[-2] if len(found) > 1 else node.name.strip("/").rpartition("/")[0].replace("/", "."))
 
 
 _LARGEST_FOLDED = 1024
@@ -420,9 +416,9 @@ class _Inference:
                 ir_version=self.model.ir_version,
             )
         except Exception as error:  # onnx raises classes of its own and of pybind11, of no common root
-            reason = shortened(str(error)) or type(error).__name__
-            if isinstance(error, KeyError):
-                reason = f"the shape of its input {described(error.args[0])!r} is unknown"
+            is_input = isinstance(error, KeyError)  # of which no shape is known
+            missing = f"the shape of its input {described(error.args[0])!r} is unknown" if is_input else ""
+            reason = missing or shortened(str(error)) or type(error).__name__
             self.reasons |= {name: self.reasons.get(next(iter(node.input), ""), reason) for name in node.output}
             return {}
 

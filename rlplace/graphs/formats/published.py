@@ -260,9 +260,8 @@ def _built(
 ) -> DnnPartitioning:
     """The workload, its nodes in `order`; `links` are the ends of each edge, an edge that is given twice is one."""
     place = {old: op for op, old in enumerate(order)}
-    edge_bytes: dict[tuple[int, int], float] = {}  # by reader and source
-    for (source, reader), edge in zip(links, file.edges, strict=True):
-        edge_bytes.setdefault((place[reader], place[source]), edge.size)
+    pairs = [*zip(links, file.edges, strict=True)]
+    edge_bytes = {(place[reader], place[source]): edge.size for (source, reader), edge in reversed(pairs)}
     reads: list[list[int]] = [[] for _ in order]
     for reader, source in sorted(edge_bytes):
         reads[reader].append(source)

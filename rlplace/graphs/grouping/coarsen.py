@@ -128,24 +128,10 @@ class Coarsening:
         return self._undo_cycles(before)
 
     def _tie(self, labels: Longs) -> None:
-        """Merges the ops of each label >= 0, under no cap."""
+        """Merges the ops of each label >= 0, under no cap; a label has whole groups."""
         members = np.flatnonzero(labels >= 0)
         _, leader, inverse = np.unique(labels[members], return_index=True, return_inverse=True)
-        merging.merge_along(
-            self._parent,
-            self._cost_s,
-            self._load_bytes,
-            np.ones((len(labels), 1), dtype=np.bool_),
-            np.zeros_like(self._fence),
-            members[leader][inverse],
-            members,
-            np.zeros(len(members)),
-            0.0,
-            np.inf,
-            np.inf,
-            len(members),
-            merging.FREELY,
-        )
+        self._parent[members] = members[leader][inverse]
         self._add_up()
 
     def _undo_cycles(self, before: Longs) -> bool:

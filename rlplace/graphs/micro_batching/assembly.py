@@ -217,7 +217,7 @@ class Parts:
     def __init__(self, origin: Origin, assembly: Assembly) -> None:
         assert origin.micro is not None
         self.origin, self.micro, self._assembly = origin, origin.micro, assembly
-        self.has_own_loss = origin.loss_fn is not None and origin.micro.loss != "joined"
+        self.has_own_loss = origin.loss_fn is not None and origin.micro.verdict.kind != "joined"
         inputs, self._filled = with_tensors((origin.args, origin.kwargs))
         self._tensors, self._num_inputs = [*inputs, *origin.targets], len(inputs)
         self.steps: dict[int, LoweredStep] = {}

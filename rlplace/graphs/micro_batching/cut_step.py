@@ -57,7 +57,8 @@ def capture_micro_batches(origin: Origin, optimizer: OptimizerSpec | None) -> Op
                 f"micro_batches=1, or change gradients in `forward`."
             )
     if normalises_batch(origin.model):
-        origin = dataclasses.replace(origin, micro=dataclasses.replace(origin.micro, has_own_statistics=True))
+        verdict = dataclasses.replace(origin.micro.verdict, normalises_batch=True)
+        origin = dataclasses.replace(origin, micro=dataclasses.replace(origin.micro, verdict=verdict))
     return _Capture(origin, optimizer).run()
 
 

@@ -106,9 +106,8 @@ class Pinned(TorchDispatchMode):
             num_ignored, is_mean = int((given["target"] == given["ignore_index"]).sum()), given["reduction"] == 1
             is_weighted = is_mean and given.get("weight") is not None
             self.labels.append(Labels(given["ignore_index"], num_ignored, is_mean, is_weighted))
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            return _drawn(func, args, kwargs)
-        return func(*args, **kwargs)
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        return _drawn(func, args, kwargs) if is_random else func(*args, **kwargs)
 
     def _normalised(self, given: dict[str, Any], func: Any) -> Any:
         x: Tensor = given["input"]
@@ -305,22 +304,6 @@ class Of(IntEnum):
 
 
 @dataclass(frozen=True)
-class MixingOp:
-    """An op that mixes samples.
-
-    Attributes:
-        target: the ATen op.
-        module: dotted path and class of the module that called it.
-    """
-
-    target: str
-    module: str
-
-    def __str__(self) -> str:
-        return f"{self.target} in {self.module}"
-
-
-@dataclass(frozen=True)
 class Dependence:
     """How a step depends on the samples of its batch.
 
@@ -328,13 +311,14 @@ class Dependence:
         outputs: of the tensors that the model returns.
         loss: of the loss; NOTHING without one.
         mixing: ops of the model that mix samples, or add them up; else those of the loss that do, or that make of a sum
-            over samples what is no such sum.
+            over samples what is no such sum. As `aten.mm.default in encoder.layer (Linear)`: the op, and the path and
+            class of the module that called it.
         is_known: whether it could be told: a slice runs, calls the same ops as the batch, and there was time.
     """
 
     outputs: tuple[Of, ...]
     loss: Of
-    mixing: tuple[MixingOp, ...]
+    mixing: tuple[str, ...]
     is_known: bool
 
     @property
@@ -355,7 +339,7 @@ def dependence(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> Dep
     halves = Slicing(slicing.dims, (slicing.batch - size, size))
     watch = _Watch(trial, slicing.batch, size)
     outputs: list[Of] = []
-    in_model: list[MixingOp] = []
+    in_model: list[str] = []
     loss, is_done = Of.NOTHING, False
     try:
         with trial.rehearsal(), torch.no_grad():
@@ -461,14 +445,14 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self, trial: Trial, batch: int, size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[MixingOp] = []
+        self.found: list[str] = []
         self.is_aligned = True
         self.is_whole = False
         self._trial, self._cut = trial, (batch, batch - size, size)
         self._of_slice: dict[tuple[str, int], tuple[Any, list[Tensor]]] = {}
         self._counts: Counter[str] = Counter()
         self.known = _Known()
-        self.origin: dict[int, MixingOp] = {}
+        self.origin: dict[int, str] = {}
         self._running: list[str] = []
         self._kept: list[Tensor] = []
 
@@ -506,12 +490,12 @@ class _Watch(TorchDispatchMode):
         is_alike = called is func and len(expected) == len(outputs)  # else a slice took another path there
         self.is_aligned &= is_alike
         pairs = zip(outputs, expected if is_alike else [None] * len(outputs), strict=True)
-        self._judge(MixingOp(str(func), module), func, args, kwargs, pairs)
+        self._judge(f"{func} in {module}", func, args, kwargs, pairs)
         return result
 
     def _judge(
         self,
-        op: MixingOp,
+        op: str,
         func: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +35,6 @@ from rlplace.graphs.capturing.untouched import untouched
 from rlplace.graphs.micro_batching.dependence import (
     Dependence,
     Labels,
-    MixingOp,
     Of,
     Stepped,
     TimeUp,
@@ -44,9 +43,8 @@ from rlplace.graphs.micro_batching.dependence import (
     has_values,
 )
 from rlplace.graphs.micro_batching.slices import cut_words
-from rlplace.graphs.program import LossKind, MicroBatches, Slicing, even_sizes, tensors_in
+from rlplace.graphs.program import LossKind, LossVerdict, Slicing, Weights, even_sizes, tensors_in
 
-Weights = Literal["mean", "sum"]
 ASKED = ("auto", "separate", "joined", "accumulated")
 """How the loss of micro-batches can be asked for."""
 MOST_PARAMETERS = 1 << 28
@@ -63,33 +61,6 @@ _INSTEAD = (
     "`loss='accumulated'` (--loss accumulated) takes eager gradient accumulation over the micro-batches instead, which "
     "is another step; micro_batches=1 keeps the batch whole"
 )
-
-
-@dataclass(frozen=True)
-class LossVerdict:
-    """How micro-batches make the loss of their batch.
-
-    Attributes:
-        kind: `separate`: each has a loss of its own. `joined`: one loss of their joined outputs; of inference, the
-            joined outputs alone. `accumulated`: as separate, by definition, whatever the loss of the whole batch is.
-        weights: of separate losses: `mean`: samples of the micro-batch over those of the batch. `sum`: 1.
-        is_checked: whether the loss and gradients of some samples were compared, or there was nothing to compare.
-        why: a sentence for people.
-        normalises_batch: whether the model has batch norm in training, whose statistics are then those of each
-            micro-batch: the step is that of gradient accumulation.
-    """
-
-    kind: LossKind
-    weights: Weights
-    is_checked: bool
-    why: str
-    normalises_batch: bool = False
-
-    @classmethod
-    def of(cls, micro: MicroBatches) -> LossVerdict:
-        """The verdict by which a step was cut."""
-        is_sum = micro.loss == "separate" and all(weight == 1 for weight in micro.weights)
-        return cls(micro.loss, "sum" if is_sum else "mean", micro.is_checked, micro.why, micro.has_own_statistics)
 
 
 def judge_loss(
@@ -160,9 +131,8 @@ def unchecked(model: torch.nn.Module, loss_fn: LossFn | None, asked: str, why: s
         why: what stands in the way of a check.
     """
     is_joined = asked == "joined" or loss_fn is None
-    what = "joined outputs are" if is_joined else "a mean over samples is"
-    why = f"unchecked: {why}; {what} assumed"
-    return LossVerdict("joined" if is_joined else "separate", "mean", False, why, normalises_batch(model))
+    told = f"unchecked: {why}; {'joined outputs are' if is_joined else 'a mean over samples is'} assumed"
+    return LossVerdict("joined" if is_joined else "separate", "mean", False, told, normalises_batch(model))
 
 
 def _judged(
@@ -275,7 +245,7 @@ def _ways(
     raise problems[0]
 
 
-def _refused(ops: Sequence[MixingOp], wrong: _Wrong, cut: str, ways: Ways, *, has_loss: bool) -> CaptureError:
+def _refused(ops: Sequence[str], wrong: _Wrong, cut: str, ways: Ways, *, has_loss: bool) -> CaptureError:
     """What to say where neither loss is right.
 
     Args:
@@ -292,7 +262,7 @@ def _refused(ops: Sequence[MixingOp], wrong: _Wrong, cut: str, ways: Ways, *, ha
         hint = f"{_OUTSIDE}; {hint}"
     what = f"it cannot be cut so ({cut})"
     if ops:
-        what, hint = f"samples of the batch are mixed by {', '.join(map(str, ops))}", f"{hint}. Now {cut}"
+        what, hint = f"samples of the batch are mixed by {', '.join(ops)}", f"{hint}. Now {cut}"
     elif ways.fails:
         what = f"it cannot be cut so: a slice of the batch fails, the whole batch runs ({cut})"
         hint = f"{dims} says which dimension of every tensor is the batch; fewer micro-batches make larger slices"
@@ -302,7 +272,7 @@ def _refused(ops: Sequence[MixingOp], wrong: _Wrong, cut: str, ways: Ways, *, ha
     told = "; ".join(f"{way}: {reason}" for way, reason in tried.items() if reason)
     return CaptureError(
         f"micro-batches do not make the step of the batch: {what}. Tried {told}. Hint: {hint}.",
-        op=ops[0].target if ops else "",
+        op=ops[0].partition(" in ")[0] if ops else "",
     )
 
 
@@ -361,10 +331,8 @@ class Ways:
 
     def _is_right_elsewhere(self, weights: Weights) -> bool:
         """Whether slices also make the loss of the first samples: ops that saturate hide what mixes samples."""
-        if self.slicing.batch == self._all.batch:
-            return True
         tensors, slicing = few_samples(self.trial.tensors, self._all, is_spread=False)
-        if slicing != self.slicing:  # of the same size each, which the first are not, or ...
+        if self.slicing.batch == self._all.batch or slicing != self.slicing:  # not the same sizes as before, or ...
             return True
         try:
             with self.trial.rehearsal():
@@ -404,9 +372,9 @@ class Ways:
             return False
         if found.loss in (Of.NOTHING, Of.SUM):
             return True
-        ops = ", ".join(map(str, found.mixing))
         self.reason = (
-            f"losses of slices make it with this batch, but not by what it computes: {ops} takes samples together"
+            "losses of slices make it with this batch, but not by what it computes: "
+            f"{', '.join(found.mixing)} takes samples together"
         )
         return False
 
