@@ -302,9 +302,8 @@ def check_columns(columns: Mapping[str, Any], *, num_phases: int) -> None:
     n, t = len(columns["names"]), len(columns["tensor_op"])
     lengths = dict.fromkeys(_OF_OPS, n) | dict.fromkeys(_OF_TENSORS, t)
     lengths |= {"input_offsets": n + 1, "mutation_tensor": len(columns["mutation_op"])}
-    for name, length in lengths.items():
-        if len(columns[name]) != length:
-            raise InvalidValue(name, len(columns[name]), f"{length} entries", where="graph")
+    if wrong := next((name for name, length in lengths.items() if len(columns[name]) != length), ""):
+        raise InvalidValue(wrong, len(columns[wrong]), f"{lengths[wrong]} entries", where="graph")
     if len(set(columns["names"])) != n:
         repeated = next(name for name, count in Counter(columns["names"]).items() if count > 1)
         raise InvalidValue("names", f"{repeated[:60]!r} more than once", "unique op names", where="graph")

@@ -83,8 +83,7 @@ class WorkloadSpec:
     def __str__(self) -> str:
         if self.is_multi:
             return f"{MULTI}:{','.join(map(str, self.parts))}"
-        size = [self.size] if self.size else []
-        items = [*size, *(f"{key}={str(value).lower()}" for key, value in self.options)]
+        items = [*filter(None, [self.size]), *(f"{key}={str(value).lower()}" for key, value in self.options)]
         return f"{self.name}@{','.join(items)}" if items else self.name
 
     @property
@@ -284,13 +283,11 @@ def _parse_single(text: str) -> WorkloadSpec:
         )
     items = [item.strip() for item in rest.split(",")] if at else []
     size = _parse_size(items.pop(0), name, text) if items and "=" not in items[0] else None
-    options: dict[str, object] = {}
-    for item in items:
-        key, value = _parse_option(item, name, text)
-        if key in options:
-            raise InvalidValue("workload", text, f"every option once, but {key!r} comes twice")
-        options[key] = value
-    return WorkloadSpec(name, tuple(options.items()), size)
+    options = tuple(_parse_option(item, name, text) for item in items)
+    keys = [key for key, _ in options]
+    if repeated := next((key for key in keys if keys.count(key) > 1), ""):
+        raise InvalidValue("workload", text, f"every option once, but {repeated!r} comes twice")
+    return WorkloadSpec(name, options, size)
 
 
 def _parse_parts(text: str) -> tuple[WeightedPart, ...]:

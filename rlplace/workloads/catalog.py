@@ -114,9 +114,8 @@ class Family:
         name = getattr(self.config, "NAME", None)
         if not isinstance(name, str) or name == MULTI:
             raise InvalidValue("NAME", name, f"the name of the workload, which is not {MULTI!r}", where=where)
-        for field in fields(self.config):
-            if field.default is MISSING:
-                raise InvalidValue(field.name, "without a default", "a default, its size `small`", where=where)
+        if unset := next((field.name for field in fields(self.config) if field.default is MISSING), ""):
+            raise InvalidValue(unset, "without a default", "a default, its size `small`", where=where)
 
     def build(self, config: WorkloadConfig) -> Parts:
         """A model, its inputs and its loss at the size that `config` says; imports torch.

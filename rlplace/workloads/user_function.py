@@ -132,7 +132,7 @@ def _checked(returned: object, name: str) -> Workload:
         raise InvalidValue("optimizer", _type_name(optimizer), f"one of {', '.join(OPTIMIZERS)}", where=where)
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise UnknownName("optimizer", optimizer, OPTIMIZERS)
-    if loss_fn is None and not optimizer is targets is None:
+    if loss_fn is None and (optimizer is not None or targets is not None):
         why = "there are targets" if optimizer is None else f"the optimizer is {optimizer!r}"
         raise InvalidValue("loss_fn", None, f"a function, since {why}", where=where)
     wanted = () if targets is None else _checked_tensors("targets", targets, where)
@@ -144,19 +144,18 @@ def _checked(returned: object, name: str) -> Workload:
 def _checked_tensors(field: str, given: object, where: str) -> tuple[Tensor, ...] | dict[str, Tensor]:
     if isinstance(given, Tensor):
         return (given,)
-    if isinstance(given, Mapping):
-        return {str(key): _checked_tensor(f"{field}[{key!r}]", value, where) for key, value in given.items()}
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        return tuple(_checked_tensor(f"{field}[{index}]", value, where) for index, value in enumerate(given))
-    raise InvalidValue(field, _type_name(given), "a tensor, a tuple or a dict of tensors", where=where)
-
-
-def _checked_tensor(field: str, value: object, where: str) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise InvalidValue(
-            field, _type_name(value), "a tensor", where=where, hint="Set whatever is not a tensor inside the model."
-        )
-    return value
+    if isinstance(given, str) or not isinstance(given, Mapping | Sequence):
+        raise InvalidValue(field, _type_name(given), "a tensor, a tuple or a dict of tensors", where=where)
+    for key, value in given.items() if isinstance(given, Mapping) else enumerate(given):
+        if not isinstance(value, Tensor):
+            raise InvalidValue(
+                f"{field}[{key!r}]",
+                _type_name(value),
+                "a tensor",
+                where=where,
+                hint="Set whatever is not a tensor inside the model.",
+            )
+    return {str(key): value for key, value in given.items()} if isinstance(given, Mapping) else tuple(given)
 
 
 def _type_name(value: object) -> str:

@@ -295,9 +295,6 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-aten = torch.ops.aten
-
-
 @dataclass(frozen=True)
 class CapturedModule:
     """A forward with its backward.
@@ -341,9 +338,6 @@ def capture_module(
     part = AsModule(tuple(seeds), differentiated) if seeds else None
     given = tuple(seeds.values())
     trace = trace_step(model, args, kwargs, None, given, is_training=part is not None, part=part, frozen=frozen)
-    for norm in trace.module.graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
-        if norm.args[7] is True:  # it takes running statistics in vain, and the forward has changed them
-            norm.args = (*norm.args[:3], None, None, *norm.args[5:])
     origin = Origin(model, args, kwargs, None, given, autocast=trace.autocast)
     graph = lower(trace, None, origin, is_training=part is not None)
     _check_writes(graph)

@@ -25,7 +25,7 @@ from torch.utils.flop_counter import flop_registry
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs.capturing.constants import memory, module_of
 from rlplace.graphs.capturing.functional import is_view, live_nodes
-from rlplace.graphs.capturing.trace import Output, Trace
+from rlplace.graphs.capturing.trace import Trace
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, GraphBuilder, OpGraph, OpRow, TensorRow
 from rlplace.graphs.optimizers import state_bytes
 from rlplace.graphs.program import (
@@ -53,7 +53,7 @@ class LoweredStep:
 
     Attributes:
         ops: what runs; its first tensors are the placeholders of the trace, in their order.
-        results: what the trace's `Output`s stand for.
+        results: what the `Ref`s in the trace's result stand for.
         gradients: of each trainable parameter; None for one that the step does not reach.
         input_gradients: of the inputs that have one, likewise.
         statistics: of batch norms that hand out theirs, in the order of the trace.
@@ -88,7 +88,7 @@ def lower(trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_t
             else:
                 ops.add_update(name, Ref(position), gradient, optimizer, (made,))
     return ops.graph(
-        pytree.tree_map_only(Output, lambda output: step.results[output.index], trace.result),
+        pytree.tree_map_only(Ref, lambda output: step.results[output.id], trace.result),
         step.results,
         optimizer,
         origin,
@@ -491,9 +491,10 @@ def register_cost(
     """
     given = {"flops": flops, "bytes_moved": bytes_moved, "workspace_bytes": workspace_bytes}
     figures = {name: function for name, function in given.items() if function is not None}
-    for name, function in figures.items():
-        if not callable(function):
-            raise InvalidValue(name, function, "a function of the op's arguments and `output`", where="register_cost")
+    if wrong := next((name for name, function in figures.items() if not callable(function)), ""):
+        raise InvalidValue(
+            wrong, figures[wrong], "a function of the op's arguments and `output`", where="register_cost"
+        )
     _COSTS[_resolve(op)] = figures
 
 

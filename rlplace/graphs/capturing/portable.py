@@ -50,7 +50,8 @@ def portable(model: nn.Module) -> Iterator[None]:
     updating = updating_norms(model).values()
     averaging = [norm for norm in updating if norm.momentum is None and norm.num_batches_tracked is not None]
     forwards: dict[nn.Module, Callable[..., Any]] = {norm: _cumulative_norm(norm) for norm in averaging}
-    forwards |= {each: _taking_masks_as_they_are(each) for each in model.modules() if _compares_masks(each)}
+    stacks = [each for each in model.modules() if "forward" not in vars(each) and type(each).forward in _STACKS]
+    forwards |= {each: _taking_masks_as_they_are(each) for each in stacks}
     torch._C._set_mkldnn_enabled(False)
     torch._C._set_cudnn_enabled(False)
     try:
@@ -111,9 +112,8 @@ def _cumulative_norm(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-def _compares_masks(module: nn.Module) -> bool:
-    kinds = (nn.TransformerEncoder, nn.TransformerDecoder)
-    return any(type(module).forward is kind.forward for kind in kinds) and "forward" not in vars(module)
+_STACKS = (nn.TransformerEncoder.forward, nn.TransformerDecoder.forward)
+"""They compare their mask with a causal one."""
 
 
 def _taking_masks_as_they_are(stack: nn.Module) -> Callable[..., Any]:

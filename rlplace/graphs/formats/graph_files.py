@@ -198,14 +198,13 @@ def save_json(graph: OpGraph, path: str | os.PathLike[str]) -> None:
     Raises:
         FileProblem: the file cannot be written.
     """
-    strings, columns = _table(text for name in _TEXTS for text in getattr(graph, name))
+    strings, _ = _table(text for name in _TEXTS for text in getattr(graph, name))
+    place = {text: number for number, text in enumerate(strings)}
     shapes, shape_column = _table(graph.tensor_shapes)
     data: dict[str, Any] = dict(
         zip(_HEAD, ("rlplace-graph", SCHEMA, graph.fingerprint, strings, shapes, graph.names), strict=True)
     )
-    for name in _TEXTS:
-        length = len(getattr(graph, name))
-        data[name], columns = columns[:length], columns[length:]
+    data |= {name: [place[text] for text in getattr(graph, name)] for name in _TEXTS}
     is_cut = bool(np.any(graph.micro_batch >= 0))
     data |= {name: getattr(graph, name).tolist() for name in _RANGES if is_cut or name != _MICRO_BATCH}
     data["tensor_shapes"] = shape_column

@@ -45,8 +45,8 @@ def save_graphml(graph: OpGraph, path: str | os.PathLike[str]) -> None:
         lines = []
         for name, value in attributes.items():
             if (owner, name) not in keys:
-                key, kind = f"d{len(keys)}", _TYPES[type(value)]
-                keys[owner, name] = key
+                key = keys[owner, name] = f"d{len(keys)}"
+                kind = _TYPES[type(value)]
                 declarations.append(f'<key id="{key}" for="{owner}" attr.name="{name}" attr.type="{kind}"/>')
             text = json.dumps(value, separators=(",", ":")) if isinstance(value, list) else str(value)
             if _NOT_XML.search(text):

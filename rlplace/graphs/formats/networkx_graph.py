@@ -416,8 +416,7 @@ def check_spelling(nodes: Iterable[tuple[object, Mapping[Any, Any]]], edges: Ite
         for part, row in rows:
             owners |= {name: part for name in row if name not in owners}
         for name, owner in islice(owners.items(), MOST_COMPARED):
-            nearest = nearest_name(name, known)
-            if nearest:
+            if nearest := nearest_name(name, known):
                 raise InvalidValue(
                     "attribute",
                     shortened(str(name)),

@@ -123,12 +123,10 @@ class _Builder:
             self._add_source(tensor.name, "constant" if is_index else "parameter")
         for place, node in enumerate(graph.node):
             self._add_node(node, place)
-        for value in graph.output:
-            if value.name not in self.base:
-                raise InvalidValue(
-                    "graph.output", described(value.name), "a value that a node makes", where=str(self.path)
-                )
-        results = [self.base[value.name] for value in graph.output]
+        returned = [value.name for value in graph.output]
+        if unmade := [name for name in returned if name not in self.base]:
+            raise InvalidValue("graph.output", described(unmade[0]), "a value that a node makes", where=str(self.path))
+        results = [self.base[name] for name in returned]
         return self._assemble(*self._live(results), results)
 
     def _add_source(self, name: str, kind: str) -> None:
@@ -349,10 +347,9 @@ def fix_inputs(model: Any, dims: Mapping[str, int], path: Path) -> None:
     unused = next((name for name in dims if name not in used), None)
     if unused is not None:
         raise InvalidValue(f"dims[{unused!r}]", "of no input", "names of dynamic dimensions", where=str(path))
-    for value in (*graph.value_info, *graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in sizes:
-                dim.dim_value = sizes[dim.dim_param]
+    others = (dim for each in (*graph.value_info, *graph.output) for dim in each.type.tensor_type.shape.dim)
+    for dim in (each for each in others if each.dim_param in sizes):
+        dim.dim_value = sizes[dim.dim_param]
 
 
 class _Inference:
@@ -389,8 +386,10 @@ class _Inference:
             self.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
             if tensor.data_location != TensorProto.EXTERNAL and _num_elements(tensor.dims) <= _LARGEST_FOLDED:
                 self.constants[tensor.name] = tensor
-        for sparse in graph.sparse_initializer:
-            self.types[sparse.values.name] = helper.make_tensor_type_proto(sparse.values.data_type, list(sparse.dims))
+        self.types |= {
+            sparse.values.name: helper.make_tensor_type_proto(sparse.values.data_type, list(sparse.dims))
+            for sparse in graph.sparse_initializer
+        }
         for node in graph.node:
             inferred = self._infer(node)
             for name in node.output:
@@ -427,8 +426,7 @@ class _Inference:
         from onnx.reference import ReferenceEvaluator
 
         if node.op_type in ("Shape", "Size") and len(node.output) == 1 and len(node.input) == 1:
-            result = self._shape(node)
-            if result is not None:
+            if (result := self._shape(node)) is not None:
                 self.constants[node.output[0]] = numpy_helper.from_array(result, node.output[0])
             return
         names = [name for name in node.input if name]

@@ -152,14 +152,12 @@ def mirrored_twins(
         best, best_distance = forward[start[home] + wanted], num_ops
         for edge in range(input_offsets[op], input_offsets[op + 1]):
             tensor = input_tensors[edge]
-            producer = tensor_op[tensor]
-            if is_source[producer]:
+            if is_source[tensor_op[tensor]]:
                 continue
-            if is_forward[producer] and module[producer] == home and abs(place[producer] - wanted) < best_distance:
-                best, best_distance = np.int64(producer), abs(place[producer] - wanted)
-            for position in range(reader_offsets[tensor], reader_offsets[tensor + 1]):
-                reader = readers[position]
-                if is_forward[reader] and module[reader] == home and abs(place[reader] - wanted) < best_distance:
-                    best, best_distance = np.int64(reader), abs(place[reader] - wanted)
+            first = reader_offsets[tensor]
+            for position in range(first - 1, reader_offsets[tensor + 1]):  # the producer, then the readers
+                other = np.int64(tensor_op[tensor] if position < first else readers[position])
+                if is_forward[other] and module[other] == home and abs(place[other] - wanted) < best_distance:
+                    best, best_distance = other, abs(place[other] - wanted)
         twin[op] = best
     return twin

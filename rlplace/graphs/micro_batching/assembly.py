@@ -247,7 +247,7 @@ class Parts:
 
         Raises:
             CaptureError: the model cannot be captured, or on a slice alone; or the step changes what all micro-batches
-                share, other than running statistics of batch norm.
+                share, other than running statistics of batch norm, or reads running statistics that it updates.
         """
         step = lower_step(self._trace(index, part, seeds))
         built = step.ops.built
@@ -258,7 +258,15 @@ class Parts:
                 f"{changed!r}, and every micro-batch would change it again; only running statistics of batch norm may "
                 f"change. Capture it with micro_batches=1."
             )
-        self._check_statistics(step)
+        first = len(step.trace.trainable) + len(step.trace.fixed)
+        read = {tensor for row in built.ops for tensor in row.reads}
+        for tensor, name in enumerate(step.trace.buffers, start=first):
+            if tensor in read and name.rpartition(".")[0] in step.trace.norms:
+                raise CaptureError(
+                    f"cannot cut the step into {self.micro.slicing.num_micro_batches} micro-batches: it reads "
+                    f"{name!r}, which batch norm updates, so that every micro-batch would wait for the one before. "
+                    f"Capture it with micro_batches=1."
+                )
         self.steps[self.micro.slicing.sizes[index]] = step
 
     def _trace(self, index: int, part: AsSlice, seeds: tuple[torch.Tensor, ...]) -> Trace:
@@ -288,19 +296,6 @@ class Parts:
                 op=error.op,
                 source=error.source,
             ) from error
-
-    def _check_statistics(self, step: LoweredStep) -> None:
-        """Refuses a step that reads running statistics of a batch norm which updates them."""
-        trace, built = step.trace, step.ops.built
-        first = len(trace.trainable) + len(trace.fixed)
-        read = {tensor for row in built.ops for tensor in row.reads}
-        for tensor, name in enumerate(trace.buffers, start=first):
-            if tensor in read and name.rpartition(".")[0] in trace.norms:
-                raise CaptureError(
-                    f"cannot cut the step into {self.micro.slicing.num_micro_batches} micro-batches: it reads "
-                    f"{name!r}, which batch norm updates, so that every micro-batch would wait for the one before. "
-                    f"Capture it with micro_batches=1."
-                )
 
     def add_sources(self) -> None:
         """Adds parameters, buffers, inputs and targets to the graph: each once, or once a micro-batch where it is cut.

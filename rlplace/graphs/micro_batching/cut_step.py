@@ -26,7 +26,7 @@ from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.lower import Lowered, LoweredStep, lower_step
 from rlplace.graphs.capturing.portable import normalises_batch, portable, statistics_handed_out
 from rlplace.graphs.capturing.refusals import explained
-from rlplace.graphs.capturing.trace import AsSlice, Output, check_alone, fakes, trace_step
+from rlplace.graphs.capturing.trace import AsSlice, check_alone, fakes, trace_step
 from rlplace.graphs.capturing.untouched import call_with, untouched
 from rlplace.graphs.micro_batching.assembly import Assembly, Gradients, Parts, RefMap, running_ops
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
@@ -129,7 +129,7 @@ class _Capture:
         outputs = joined.join(self.refs)
         if not self.is_training:
             result = self.parts.step(0).trace.result
-            return pytree.tree_map_only(Output, lambda each: outputs[each.index], result), outputs
+            return pytree.tree_map_only(Ref, lambda each: outputs[each.id], result), outputs
         loss, seeds = joined.add_loss(outputs)
         self.gradients = Gradients(self.assembly, self.parts)
         for index, refs in enumerate(self.refs):
