@@ -29,7 +29,7 @@ from rlplace.errors import FileProblem, InvalidValue
 from rlplace.policy import LearnConfig
 from rlplace.say import counted, format_ms, say
 from rlplace.training import SearchConfig, TrainConfig
-from rlplace.training.agent.config import AgentConfig
+from rlplace.training.agent.agent_config import AgentConfig
 
 if TYPE_CHECKING:
     from rlplace.training.command import Named

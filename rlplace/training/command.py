@@ -51,9 +51,9 @@ from rlplace.training.forecast import (
     within,
     within_rest,
 )
-from rlplace.training.methods import method_of, methods_of
+from rlplace.training.method_choice import check_names, method_of, methods_of
 from rlplace.training.outputs import WEIGHTS, TrainingRun, TrainResult, num_rows, result_of
-from rlplace.training.run import check_names, train_in
+from rlplace.training.run import train_in
 from rlplace.training.tracking import make_tracker
 from rlplace.workloads import WorkloadSpec, default_size, parse_kept_workload
 

@@ -50,7 +50,7 @@ from rlplace.training.elastic.carried import (
     carried_placement,
     match_devices,
 )
-from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO, method_of
+from rlplace.training.method_choice import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO, method_of
 from rlplace.workloads import Size, WorkloadSpec, build, parse_kept_workload, without_memory
 
 STARTING = (PORTFOLIO, LEARNED, POLICY, GUIDED)

@@ -40,8 +40,8 @@ from rlplace.session.calibrate import Known
 from rlplace.session.facts import MethodResult, ratio_of
 from rlplace.session.session import MethodKeeper
 from rlplace.training.agent.agent import Agent
-from rlplace.training.agent.config import AgentConfig
-from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO, SCHEDULE
+from rlplace.training.agent.agent_config import AgentConfig
+from rlplace.training.method_choice import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO, SCHEDULE
 from rlplace.training.outputs import Leader, TrainingRun, compile_kernels
 from rlplace.training.searches.racing_host import LoopBudget, RacingHost
 from rlplace.training.tracking import NoTracker, Tracker

@@ -24,7 +24,7 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.training import TrainConfig, train
-from rlplace.training.agent.config import AgentConfig
+from rlplace.training.agent.agent_config import AgentConfig
 from rlplace.training.config import SearchConfig
 from rlplace.training.searches.search_all import SavedFiles, agent_for, make_evaluator, num_machines
 
