@@ -329,8 +329,8 @@ def place(
         )
     if json:
         print_json(result)
-        return
-    _show(result)
+    else:
+        _show(result)
 
 
 def _free(path: Path, overwrite: bool) -> Path:
