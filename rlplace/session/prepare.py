@@ -238,36 +238,6 @@ def given_costs(spec: WorkloadSpec | None, host: Host, count: int = 1) -> Costs 
     return None if times_s is None else Costs.given(times_s, host)
 
 
-def describe_problem(problem: Problem) -> dict[str, Any]:
-    """What a run keeps of its problem: host, figures, groups and costs."""
-    graph, seen = problem.graph, problem.costs.workspace_bytes
-    return {
-        "schema": 1,
-        "graph": {
-            "fingerprint": graph.fingerprint,
-            "num_ops": graph.num_ops,
-            "num_edges": graph.num_edges,
-            "num_micro_batches": graph.num_micro_batches,
-            "names": list(graph.names),
-            "modules": list(graph.modules),
-        },
-        "op_order": problem.op_order,
-        "host_fingerprint": problem.host.fingerprint,
-        "host": problem.host.to_dict(),
-        "costs": {
-            "source": problem.costs.source,
-            "op_time_s": problem.costs.op_time_s.tolist(),
-            "workspace_bytes": None if seen is None else seen.tolist(),
-        },
-        "grouping": {
-            "rule": problem.grouping.rule,
-            "dropped": list(problem.grouping.dropped),
-            "op_group": problem.grouping.op_group.tolist(),
-        },
-        "allowed": None if problem.allowed is None else problem.group_allowed.tolist(),
-    }
-
-
 def versions() -> dict[str, str]:
     """Versions that a result depends on."""
     return {"rlplace": __version__, "python": platform.python_version(), "torch": torch.__version__}
@@ -405,8 +375,34 @@ class Prepared:
 
     def describe(self) -> dict[str, Any]:
         """What `problem.json` holds."""
-        start = None if self.start is None else self.start.tolist()
-        return describe_problem(self.problem) | {"evaluations": self.evaluations, "start": start}
+        problem, graph, seen = self.problem, self.problem.graph, self.problem.costs.workspace_bytes
+        return {
+            "schema": 1,
+            "graph": {
+                "fingerprint": graph.fingerprint,
+                "num_ops": graph.num_ops,
+                "num_edges": graph.num_edges,
+                "num_micro_batches": graph.num_micro_batches,
+                "names": list(graph.names),
+                "modules": list(graph.modules),
+            },
+            "op_order": problem.op_order,
+            "host_fingerprint": problem.host.fingerprint,
+            "host": problem.host.to_dict(),
+            "costs": {
+                "source": problem.costs.source,
+                "op_time_s": problem.costs.op_time_s.tolist(),
+                "workspace_bytes": None if seen is None else seen.tolist(),
+            },
+            "grouping": {
+                "rule": problem.grouping.rule,
+                "dropped": list(problem.grouping.dropped),
+                "op_group": problem.grouping.op_group.tolist(),
+            },
+            "allowed": None if problem.allowed is None else problem.group_allowed.tolist(),
+            "evaluations": self.evaluations,
+            "start": None if self.start is None else self.start.tolist(),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` says, and a run keeps, of micro-batches."""
@@ -436,8 +432,7 @@ def prepare(
     Raises:
         UserError: the step cannot be captured, or its batch cannot be cut so.
     """
-    host, made = steps.host, list[int]()
-    deadline_s = time.monotonic() + most_s
+    host, made, deadline_s = steps.host, list[int](), time.monotonic() + most_s
 
     def problem_of(count: int) -> Problem:
         graph = steps.graph(count)
