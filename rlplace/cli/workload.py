@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +126,7 @@ def describe(problem: Problem, top: int) -> dict[str, Any]:
     return {
         "schema": 1,
         "fingerprint": problem.graph.fingerprint,
-        **describe_graph(problem.graph, op_time_s.min(axis=1), top=top).to_dict(),
+        **asdict(describe_graph(problem.graph, op_time_s.min(axis=1), top=top)),
         "num_groups": problem.grouping.num_groups,
         "grouping": problem.grouping.rule,
         "costs_host": problem.host.name,

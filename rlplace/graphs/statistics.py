@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,10 +59,6 @@ class GraphStatistics:
     colocation_classes: int
     top_targets: tuple[TargetTotal, ...]
     """Dearest first."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return asdict(self)
 
 
 def describe_graph(graph: OpGraph, cost_s: NDArray[np.float64] | None = None, *, top: int = 10) -> GraphStatistics:

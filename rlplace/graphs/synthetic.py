@@ -93,15 +93,15 @@ def synthetic(
 
 
 def _check(name: str, value: object, default: object, where: str) -> None:
+    low = 0 if name == "seed" else 1
     if isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise InvalidValue(name, value, "true or false", where=where)
+        is_right, expected = isinstance(value, bool), "true or false"
     elif isinstance(default, int):
-        low = 0 if name == "seed" else 1
-        if type(value) is not int or value < low:
-            raise InvalidValue(name, value, f"an integer >= {low}", where=where)
-    elif not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise InvalidValue(name, value, "a number from 0 to 1", where=where)
+        is_right, expected = type(value) is int and value >= low, f"an integer >= {low}"
+    else:
+        is_right, expected = type(value) in (int, float) and 0 <= value <= 1, "a number from 0 to 1"  # type: ignore[operator]
+    if not is_right:
+        raise InvalidValue(name, value, expected, where=where)
 
 
 MATMUL = "aten.mm.default"

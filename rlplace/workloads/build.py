@@ -129,8 +129,8 @@ class WorkloadSpec:
             raise UnknownName("workload with options", self.name, CATALOG)
         kind = CATALOG[self.name].config
         known = [field.name for field in fields(kind)]
-        if unknown := next((key for key, _ in self.options if key not in known), None):
-            raise UnknownName(f"option of workload {self.name}", unknown, known)
+        if unknown := [key for key, _ in self.options if key not in known]:
+            raise UnknownName(f"option of workload {self.name}", unknown[0], known)
         size = self.size or default_size
         if size not in SIZES:
             raise UnknownName("size", size, SIZES)

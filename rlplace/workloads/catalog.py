@@ -13,10 +13,10 @@ means building and capturing each.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -123,10 +123,7 @@ class Family:
         Raises:
             InvalidValue: the builder returned something else.
         """
-        home = self.home
-        if isinstance(home, str):
-            module, _, function = home.partition(":")
-            home = getattr(importlib.import_module(module), function)
+        home = EntryPoint("", self.home, "").load() if isinstance(self.home, str) else self.home
         made: object = home(config)
         if not isinstance(made, Parts):
             raise InvalidValue(

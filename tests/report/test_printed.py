@@ -13,7 +13,7 @@ import dataclasses
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import StringIO
 from typing import Any
 
@@ -302,7 +302,7 @@ OTHERS: dict[str, Any] = {
 def shown_graph(graph: OpGraph) -> str:
     console = Console(width=120)
     with console.capture() as captured:
-        console.print(graph_table(describe_graph(graph).to_dict() | OTHERS))
+        console.print(graph_table(asdict(describe_graph(graph)) | OTHERS))
     return captured.get()
 
 

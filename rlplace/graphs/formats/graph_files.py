@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.files import os_errors, read_json, write_text_atomic
 from rlplace.graphs.formats.graphml import load_graphml, read_graphml, save_graphml
-from rlplace.graphs.formats.networkx_graph import Size, from_networkx, given_times_s, is_node_link, read_node_link
+from rlplace.graphs.formats.networkx_graph import (
+    Size,
+    from_networkx,
+    given_times_s,
+    is_node_link,
+    located,
+    read_node_link,
+)
 from rlplace.graphs.formats.onnx_file import load_onnx
 from rlplace.graphs.formats.published import load_dnn_partitioning, load_pipedream, pipedream_times_s
 from rlplace.graphs.opgraph import DTYPES, LARGEST_COUNT, PHASES, OpGraph
@@ -236,10 +243,8 @@ def graph_from_json(data: object, *, where: str) -> OpGraph:
     columns: dict[str, Any] = {name: _looked_up(data, name, head.strings, where) for name in _TEXTS}
     columns |= {name: _numbers(data, name, where) for name in _RANGES if name in data or name != _MICRO_BATCH}
     columns["tensor_shapes"] = _looked_up(data, "tensor_shapes", head.shapes, where)
-    try:
+    with located(where):
         graph = OpGraph(names=head.names, **columns)
-    except InvalidValue as error:
-        raise InvalidValue(error.field, error.actual, error.expected, where=where) from error
     if head.fingerprint not in (None, graph.fingerprint):
         raise FileProblem(
             where,

@@ -264,9 +264,8 @@ class Coarsening:
             self._merge_neighbours(num_groups)
             return
         roots = np.unique(self.roots())
-        sides, side = np.unique(self._fence[roots], return_inverse=True)
-        for number in range(len(sides)):  # every side of a fence is left with its part of the groups
-            own = roots[side == number]
+        for side in np.unique(self._fence[roots]):  # every side of a fence is left with its part of the groups
+            own = roots[self._fence[roots] == side]
             wanted = -(-num_groups * len(own) // len(roots))
             merging.merge_cheapest(
                 self._parent,

@@ -312,10 +312,10 @@ class GroupingRule:
             raise UnknownName("grouping rule", name, RULES)
         if name == "colocation" and len(options) == 1 and all(options[0].split(",")):
             return cls(name, cells=tuple(options[0].split(",")))
-        if name == "module" and 1 <= len(options) <= 2 and options[0].isdecimal() and int(options[0]) > 0:
-            if options[1:] in ([], ["apart"]):
-                return cls(name, depth=int(options[0]), is_apart=bool(options[1:]))
-        elif not options:
+        has_depth = name == "module" and bool(options) and options[0].isdecimal() and int(options[0]) > 0
+        if has_depth and options[1:] in ([], ["apart"]):
+            return cls(name, depth=int(options[0]), is_apart=bool(options[1:]))
+        if not options:
             return cls(name)
         raise InvalidValue(
             "grouping rule",

@@ -168,6 +168,11 @@ class Stepped:
     loss: Tensor
     gradients: tuple[Tensor, ...]
 
+    @classmethod
+    def of_output(cls, output: Any) -> Stepped:
+        """What inference computes, as a step without a loss."""
+        return cls(torch.zeros(()), tuple(leaf.double() for leaf in tensors_in(output) if not leaf.is_complex()))
+
     @property
     def is_finite(self) -> bool:
         """Whether there is neither NaN nor infinity in it."""
@@ -261,8 +266,12 @@ class Trial:
         return loss.reshape(())
 
     def step(self, tensors: Sequence[Tensor]) -> Stepped:
-        """Loss and gradients for these inputs and targets."""
-        loss = self.loss(self.output(tensors), tensors)
+        """Loss and gradients for these inputs and targets; without a loss the outputs, in place of gradients."""
+        with torch.set_grad_enabled(self.has_loss):
+            output = self.output(tensors)
+        if not self.has_loss:
+            return Stepped.of_output(output)
+        loss = self.loss(output, tensors)
         return Stepped(loss.detach(), self.gradients([loss], None))
 
     def gradients(self, outputs: Sequence[Tensor], seeds: Sequence[Tensor | None] | None) -> tuple[Tensor, ...]:

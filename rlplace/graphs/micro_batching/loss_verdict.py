@@ -309,7 +309,7 @@ class Ways:
             if not is_whole:
                 self.tensors, self.slicing = few_samples(trial.tensors, slicing, is_even=is_even)
             with trial.rehearsal() as pinned:
-                self._whole = self._step(self.tensors)
+                self._whole = self.trial.step(self.tensors)
         except Exception as error:  # the model is the user's: whatever it raises
             raise NotComputable(f"it does not run on {self.slicing.batch} samples alone ({_said(error)})") from error
         if not self._whole.is_finite:
@@ -336,7 +336,7 @@ class Ways:
             return True
         try:
             with self.trial.rehearsal():
-                whole = self._step(tensors)
+                whole = self.trial.step(tensors)
         except Exception:  # ... whatever the model does not take
             return True
         is_right = not whole.is_finite or self._separate(tensors, whole, (weights,)) is not None or self.fails
@@ -349,7 +349,7 @@ class Ways:
             tensors, labels = padded(self.trial, self.tensors, self.slicing)
             if all(one is other for one, other in zip(tensors, self.tensors, strict=True)):
                 return True
-            whole = self._step(tensors)
+            whole = self.trial.step(tensors)
         if not whole.is_finite or self._separate(tensors, whole, (weights,)):
             return True
         ignored = sorted({label.ignore_index for label in labels if label.num_ignored})
@@ -394,7 +394,7 @@ class Ways:
             if not joined.leaves:
                 return False
             output = pytree.tree_unflatten(joined.leaves, pytree.tree_structure(outputs[0]))
-            step = self._with_loss(output, joined) if self.trial.has_loss else _of_output(output)
+            step = self._with_loss(output, joined) if self.trial.has_loss else Stepped.of_output(output)
             if self._agree(self._whole, step):
                 found = self.dependence
                 is_mixed = found.is_known and any(each > Of.SAMPLES for each in found.outputs)
@@ -420,18 +420,12 @@ class Ways:
     ) -> Weights | None:
         self.reason, slicing = "", self.slicing
         with self._caught(), self.trial.rehearsal():
-            steps = [self._step(slicing.cut(tensors, index)) for index in range(slicing.num_micro_batches)]
+            steps = [self.trial.step(slicing.cut(tensors, index)) for index in range(slicing.num_micro_batches)]
             for kind in kinds:
                 if self._agree(whole, _summed(steps, slicing.weights(kind))):
                     return kind
             self.reason = "neither their sum nor their mean over samples is the loss of the batch"
         return None
-
-    def _step(self, tensors: Sequence[Tensor]) -> Stepped:
-        if self.trial.has_loss:
-            return self.trial.step(tensors)
-        with torch.no_grad():
-            return _of_output(self.trial.output(tensors))
 
     def _agree(self, expected: Stepped, found: Stepped) -> bool:
         rtol = 1e-6 if self.trial.is_double else 1e-3
@@ -448,11 +442,6 @@ class Ways:
             yield
         except Exception as error:
             self.reason, self.fails = f"the model does not run on a slice ({_said(error)})", True
-
-
-def _of_output(output: Any) -> Stepped:
-    """What inference computes, as a step without a loss."""
-    return Stepped(torch.zeros(()), tuple(leaf.double() for leaf in tensors_in(output) if not leaf.is_complex()))
 
 
 def _summed(steps: Sequence[Stepped], weights: Sequence[float]) -> Stepped:
