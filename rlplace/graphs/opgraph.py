@@ -300,8 +300,12 @@ def check_columns(columns: Mapping[str, Any], *, num_phases: int) -> None:
         InvalidValue: they do not; names the first column that is wrong.
     """
     n, t = len(columns["names"]), len(columns["tensor_op"])
-    lengths = dict.fromkeys(_OF_OPS, n) | dict.fromkeys(_OF_TENSORS, t)
-    lengths |= {"input_offsets": n + 1, "mutation_tensor": len(columns["mutation_op"])}
+    lengths = {
+        **dict.fromkeys(_OF_OPS, n),
+        **dict.fromkeys(_OF_TENSORS, t),
+        "input_offsets": n + 1,
+        "mutation_tensor": len(columns["mutation_op"]),
+    }
     if wrong := next((name for name, length in lengths.items() if len(columns[name]) != length), ""):
         raise InvalidValue(wrong, len(columns[wrong]), f"{lengths[wrong]} entries", where="graph")
     if len(set(columns["names"])) != n:

@@ -84,8 +84,11 @@ def check_devices(
     Raises:
         CaptureError: names one tensor of each device.
     """
-    named = {**state, **{f"input {k}": tensor for k, tensor in enumerate(inputs)}}
-    named |= {f"target {k}": tensor for k, tensor in enumerate(targets)}
+    named = {
+        **state,
+        **{f"input {k}": tensor for k, tensor in enumerate(inputs)},
+        **{f"target {k}": tensor for k, tensor in enumerate(targets)},
+    }
     first: dict[torch.device, str] = {}
     for name, tensor in named.items():
         if tensor.layout is not torch.strided:

@@ -212,8 +212,7 @@ def check_steps_alike(
         raise _refusal(growing, "in every step")
     renewed = {change.name for change in more}
     read = {id(getattr(following, str(node.target), None)) for node in following.graph.find_nodes(op="get_attr")}
-    carried = [each for each in changed if each.name in renewed and not read.isdisjoint(map(id, each.tensors))]
-    if carried:
+    if carried := [each for each in changed if each.name in renewed and not read.isdisjoint(map(id, each.tensors))]:
         raise _refusal(carried, "in every step, and the next one reads that")
     if list(_work(traced)) != list(_work(following)):
         raise _refusal(changed, "and the next step then computes something else")

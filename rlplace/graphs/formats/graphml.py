@@ -215,8 +215,8 @@ class _Reader:
         """One of our graphs: nodes by number again, lists as lists."""
         import networkx as nx
 
-        rows = [self.graph.graph, *(row for _, row in self.graph.nodes(data=True))]
-        for row in [*rows, *(row for *_, row in self.graph.edges(data=True))]:
+        parts = (self.graph.nodes(data=True), self.graph.edges(data=True))
+        for row in (self.graph.graph, *(row for part in parts for *_, row in part)):
             for name in _STRUCTURED:
                 if name in row:
                     row[name] = self._parsed(name, str(row[name]))
