@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, check_known
 from rlplace.files import jsonable
 from rlplace.records import check_seed
 from rlplace.training import TrainConfig
@@ -132,8 +132,7 @@ class GroupingOptions:
             UnknownName: no such granularity.
             InvalidValue: modules are to be placed, and another rule was given, or micro-batches.
         """
-        if self.granularity not in GRANULARITIES:
-            raise UnknownName("granularity", self.granularity, GRANULARITIES)
+        check_known("granularity", self.granularity, GRANULARITIES)
         if self.granularity == "op" and self.rule != MODULE_RULE:
             return self.rule
         if asked.count != 1:

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from rlplace.cluster import Cluster
 from rlplace.compare.comparison import AtLeastOne, Comparison, Objective, Row, RowStatus, collected, row_or_failure
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, check_known
 from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
@@ -81,8 +81,7 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         for name in self.methods:
-            if name not in ("all", OP_ORDER) and name not in METHODS:
-                raise UnknownName("method", name, ("all", OP_ORDER, *METHODS))
+            check_known("method", name, ("all", OP_ORDER, *METHODS))
         if self.seed + self.seeds - 1 > LARGEST_SEED:
             most = LARGEST_SEED - self.seed + 1
             raise InvalidValue("seeds", self.seeds, f"at most {most:,} from seed {self.seed} on", where="compare")

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
-from rlplace.errors import UnknownName
+from rlplace.errors import check_known
 from rlplace.graphs import PHASES, OpGraph
 from rlplace.graphs.opgraph import RESIDENT_TARGETS, SOURCE_TARGETS
 from rlplace.graphs.paths import longest_after, longest_before
@@ -552,8 +552,7 @@ class GraphObservation:
         Raises:
             UnknownName: no observation has that name.
         """
-        if kind not in OBSERVATIONS:
-            raise UnknownName("observation", kind, OBSERVATIONS)
+        check_known("observation", kind, OBSERVATIONS)
         self._arrays, self.space = _flat_features(problem) if kind == "graph" else {}, index_space()
         if kind == "graph":
             limits = {name: (0.0, 1.0) if name == "adjacency" else (-LARGEST, LARGEST) for name in self._arrays}

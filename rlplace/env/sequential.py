@@ -26,7 +26,7 @@ from rlplace.env.placement_env import (
 )
 from rlplace.env.rewards import Reward, rewards_of
 from rlplace.env.schedule_batch import SequentialBatch, SequentialObservation
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, check_known
 from rlplace.measure import Host, Measurer, Problem
 from rlplace.search.schedule.greedy import DECISION_FEATURES
 
@@ -231,8 +231,7 @@ class Shaping:
         Raises:
             UnknownName: no potential has that name.
         """
-        if potential not in POTENTIALS:
-            raise UnknownName("potential", potential, POTENTIALS)
+        check_known("potential", potential, POTENTIALS)
         self._name = potential
         self._reward = reward
         self._before = np.zeros(num_episodes)

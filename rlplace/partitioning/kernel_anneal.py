@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import UnknownName
+from rlplace.errors import check_known
 from rlplace.graphs.formats.published import DnnPartitioning
 from rlplace.jit import Block, Bools, Floats, FloatTable, Ints, IntTable, kernel
 from rlplace.partitioning.contiguous import contract
@@ -670,6 +670,5 @@ def make_search(record: DnnPartitioning, objective: str) -> Search:
         UnknownName: no such objective.
         InvalidValue: piece-latency of a training step.
     """
-    if objective not in OBJECTIVES:
-        raise UnknownName("objective", objective, OBJECTIVES)
+    check_known("objective", objective, OBJECTIVES)
     return MaxLoadSearch(record) if objective == "max-load" else PieceLatencySearch(record)

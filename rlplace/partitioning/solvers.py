@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import coo_array
 
-from rlplace.errors import InvalidValue, UnknownName, UserError
+from rlplace.errors import InvalidValue, UserError, check_known
 from rlplace.graphs.formats.published import DnnPartitioning
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.partitioning.contiguous import MOST_PAIRS, dp
@@ -115,8 +115,7 @@ def solve(
         InvalidValue: a budget that is not positive, a negative seed, or piece-latency of a training step.
     """
     for method in methods:
-        if method not in METHODS:
-            raise UnknownName("method", method, METHODS)
+        check_known("method", method, METHODS)
     Budget(math.inf if evaluations is None else evaluations, seconds)  # which refuses what is out of range
     if seed < 0:
         raise InvalidValue("seed", seed, "at least 0", where="budget")

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlplace.errors import FileProblem, UnknownName, nearest_names
+from rlplace.errors import FileProblem, check_known, nearest_names
 from rlplace.files import PARTIAL_ENDING, os_errors, refuse_link, write_json_atomic, write_text_atomic
 from rlplace.locks import LOCK_FILE, FolderLock
 
@@ -143,8 +143,7 @@ class RunFolder:
         Raises:
             UnknownName: runs have no file of that name.
         """
-        if name not in RUN_FILES:
-            raise UnknownName("run file", name, RUN_FILES)
+        check_known("run file", name, RUN_FILES)
         return self.root / name
 
     def has(self, name: str) -> bool:

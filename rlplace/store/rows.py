@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
-from rlplace.errors import FileProblem, InvalidValue, MissingExtra, UnknownName
+from rlplace.errors import FileProblem, InvalidValue, MissingExtra, check_known
 from rlplace.files import jsonable, parse_json, write_bytes_atomic
 from rlplace.measure import Measurement, Plan, Problem, Timeline
 from rlplace.measure.measurement import MeasurementKey, Status
@@ -350,8 +350,7 @@ def format_of(word: str | None, out: Path | None) -> Format:
     """
     if word is None:
         word = "csv" if out is None else _ENDINGS.get(out.suffix.lower(), "csv")
-    if word not in FORMATS:
-        raise UnknownName("format", word, FORMATS)
+    check_known("format", word, FORMATS)
     if word == "parquet" and out is None:
         raise InvalidValue("out", None, "a file for Parquet", where="measurements", hint="Give --out FILE.")
     return cast("Format", word)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlplace.errors import FileProblem, UnknownName, UserError
+from rlplace.errors import FileProblem, UserError, check_known
 from rlplace.files import jsonable, refuse_link
 from rlplace.say import format_ms
 
@@ -92,8 +92,7 @@ def make_tracker(mode: str, run_dir: str | os.PathLike[str], config: Mapping[str
         UnknownName: no mode has that name.
         UserError: wandb is not installed, or the server cannot be had.
     """
-    if mode not in TRACKING_MODES:
-        raise UnknownName("tracking mode", mode, TRACKING_MODES)
+    check_known("tracking mode", mode, TRACKING_MODES)
     return NoTracker() if mode == "disabled" else WandbTracker(Path(run_dir), config, is_online=mode == "online")
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.errors import FileProblem, InvalidValue, UnknownName, check_known
 from rlplace.records import described, shortened
 from rlplace.workloads.catalog import CATALOG, CONFIGS, MULTI, Workload
 from rlplace.workloads.configs import SIZES, Size, WorkloadConfig
@@ -129,16 +129,13 @@ class WorkloadSpec:
             UnknownName: no such size or option; or the workload is no name, and has no options.
             InvalidValue: the options exclude each other.
         """
-        if self.name not in CONFIGS:
-            raise UnknownName("workload with options", self.name, CONFIGS)
+        check_known("workload with options", self.name, CONFIGS)
         kind = CONFIGS[self.name]
         known = [field.name for field in fields(kind)]
         for key, _ in self.options:
-            if key not in known:
-                raise UnknownName(f"option of workload {self.name}", key, known)
+            check_known(f"option of workload {self.name}", key, known)
         size = self.size or default_size
-        if size not in SIZES:
-            raise UnknownName("size", size, SIZES)
+        check_known("size", size, SIZES)
         preset = kind.paper() if size == "paper" else kind.small()
         options: dict[str, Any] = {name: getattr(preset, name) for name in known} | dict(self.options)
         return kind(**options)
@@ -342,8 +339,7 @@ def _parse_option(item: str, name: str, text: str) -> tuple[str, object]:
             "workload", text, f"key=value where it says {item!r}", hint="The size comes first." if item in SIZES else ""
         )
     types = {field.name: type(field.default) for field in fields(CONFIGS[name])}
-    if key not in types:
-        raise UnknownName(f"option of workload {name}", key, types)
+    check_known(f"option of workload {name}", key, types)
     return key, _parse_value(key, value, types[key], f"workload {name}")
 
 

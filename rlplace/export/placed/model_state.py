@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, UnknownName, check_known
 from rlplace.export.placed.step_arguments import layout
 from rlplace.graphs import OpGraph, OptimizerSpec
 from rlplace.graphs.interpreter import require_program
@@ -186,13 +186,12 @@ class PlacedState:
         """
         own = {name: self.tensor(name) for name in (*self.parameters, *self.buffers)}
         for name, tensor in own.items():
-            if name not in tensors:
-                raise UnknownName(
-                    "parameter or buffer of the model",
-                    name,
-                    tensors,
-                    hint="Copy to the model that was captured, or to one of its class and sizes.",
-                )
+            check_known(
+                "parameter or buffer of the model",
+                name,
+                tensors,
+                hint="Copy to the model that was captured, or to one of its class and sizes.",
+            )
             if tensors[name].shape != tensor.shape:
                 raise InvalidValue(
                     f"shape of {name}",
@@ -357,8 +356,7 @@ class CapturedOptimizer:
             self.as_torch._opt_called = True  # type: ignore[attr-defined]
 
     def _refresh_for(self, name: str) -> None:
-        if name not in self.options:
-            raise UnknownName(f"option of {self.spec.name}", name, self.options)
+        check_known(f"option of {self.spec.name}", name, self.options)
         self.refresh()
 
     def _set(self, options: dict[str, object]) -> None:

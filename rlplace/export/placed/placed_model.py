@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from rlplace import cuda
-from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName, UserError
+from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName, UserError, check_known
 from rlplace.export.placed.graphs import Call, GraphsByShape, OtherShapes, as_cast
 from rlplace.export.placed.model_state import CapturedOptimizer, Option, named_state
 from rlplace.export.placed.step_arguments import Arguments
@@ -91,8 +91,7 @@ class PlacedModel:
         table: Table | None = None,
         other_shapes: OtherShapes = "capture",
     ) -> None:
-        if other_shapes not in get_args(OtherShapes):
-            raise UnknownName("way with other shapes", other_shapes, get_args(OtherShapes))
+        check_known("way with other shapes", other_shapes, get_args(OtherShapes))
         vars(self).update(op_order=op_order, step_time_s=step_time_s, table=table)
         keep_freed_memory()
         self._program, self._seed = require_program(graph), seed

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from rlplace import cuda
-from rlplace.errors import InvalidValue, RunnerError, UnknownName, UserError
+from rlplace.errors import InvalidValue, RunnerError, UserError, check_known
 from rlplace.export.placed.graphs import Flags, carried_plan
 from rlplace.export.placed.placed_model import check_arguments, matching_host
 from rlplace.export.placed.step_arguments import HeldConstants, InputCutter, check_data, layout
@@ -223,8 +223,7 @@ class PlacedForward:
         if now == self._bound:
             return
         for name, tensor in state.items():
-            if name not in self.places:
-                raise UnknownName("parameter", name, self.places)
+            check_known("parameter", name, self.places)
             if tensor.device != self.places[name]:
                 raise InvalidValue(
                     name,

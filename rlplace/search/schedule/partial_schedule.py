@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import UnknownName
+from rlplace.errors import check_known
 from rlplace.graphs import BACKWARD, Grouping
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.jit import Block, Bools, Floats, FloatTable, Ints, IntTable, Longs, inlined, kernel
@@ -270,8 +270,7 @@ def schedule_bounds(
     Raises:
         UnknownName: no mask has that name.
     """
-    if memory_mask not in MEMORY_MASKS:
-        raise UnknownName("memory mask", memory_mask, MEMORY_MASKS)
+    check_known("memory mask", memory_mask, MEMORY_MASKS)
     graph, units = problem.graph, layout.units
     first_op = np.full(grouping.num_groups, -1, dtype=np.int64)
     first_op[units.label[layout.order[::-1]]] = layout.order[::-1]  # the last write is the first op
