@@ -225,7 +225,7 @@ def _check_given(known: tuple[str, ...]) -> None:
 EVALUATIONS = 16
 """Placements of a workload that are simulated by default."""
 METHOD, RUN_METHOD = "schedule", "portfolio"
-"""What places a workload, and what places a run's step again."""
+"""The methods that place a workload, and the step of a run again."""
 PLACEMENT = Path("placement.json")
 
 

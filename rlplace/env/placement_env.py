@@ -228,8 +228,8 @@ def find_measurer(
     """What placements are measured with, and whether it was made here, so that the env has to close it.
 
     Args:
-        measurer: what measures placements; or
-        problem: what is placed; or
+        measurer: measures placements; or
+        problem: the problem to place; or
         workload: a WORKLOAD word, e.g. `nmt@small`, which is captured;
         host: a HOST word, e.g. `4xV100-pcie`, or a host, that goes with a workload.
         num_groups: groups to aim at, of a workload.
@@ -345,7 +345,7 @@ class OneShotEnv(PlacementEnv[NDArray[np.int64]]):
         """An env over the problem of `measurer`, over `problem`, or over `workload` on `host`.
 
         Args:
-            measurer: what measures placements; where it is not given, they are simulated or, if not `deterministic`,
+            measurer: measures placements; where it is not given, they are simulated or, if not `deterministic`,
                 run on the problem's host.
             reward: `sqrt`, `log_speedup` or a reward object.
             baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
@@ -425,7 +425,7 @@ class BatchedVecEnv(VecEnv):
         """Envs over the problem of `measurer`.
 
         Args:
-            measurer: what measures placements.
+            measurer: measures placements.
             num_envs: how many, B.
             reward: `sqrt`, `log_speedup` or a reward object.
             observation_space: of each env.
@@ -535,7 +535,7 @@ class PlacementVecEnv(BatchedVecEnv):
         """Envs over the problem of `measurer`.
 
         Args:
-            measurer: what measures placements.
+            measurer: measures placements.
             num_envs: placements a step, B.
             reward: `sqrt`, `log_speedup` or a reward object.
             baseline_s: the step time a named reward compares with; by default the best single device's, measured now.

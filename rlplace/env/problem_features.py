@@ -546,7 +546,7 @@ class GraphObservation:
         """The observation of `problem`.
 
         Args:
-            problem: what is placed.
+            problem: the problem to place.
             kind: one of `OBSERVATIONS`.
 
         Raises:

@@ -233,7 +233,7 @@ def make_scorer(
     """A `Scorer` whose reward is given by name or as an object.
 
     Args:
-        measurer: what measures placements.
+        measurer: measures placements.
         reward: a reward's name, or a reward.
         baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
         deterministic: whether the measurer gives a placement the same step time every time.

@@ -52,7 +52,7 @@ class SequentialBatch:
     first. The schedule then waits, and is the same in the end.
 
     Attributes:
-        problem: what is placed.
+        problem: the problem to place.
         grouping: G groups.
         num_episodes: B.
         num_groups: G, steps of an episode.
@@ -71,7 +71,7 @@ class SequentialBatch:
         """Episodes at their start.
 
         Args:
-            problem: what is placed.
+            problem: the problem to place.
             num_episodes: B.
             grouping: what is placed together; the problem's own groups by default.
             order: (G,) priorities of groups, higher first, ties by index.
@@ -237,7 +237,7 @@ class ListSchedules:
     """A problem's list schedulers over the groupings of `GROUPINGS`, each laid out when it is first asked for.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
     """
 
     def __init__(self, problem: Problem) -> None:

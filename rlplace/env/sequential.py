@@ -71,7 +71,7 @@ class SequentialEnv(PlacementEnv[np.int64]):
         """An env over the problem of `measurer`, over `problem`, or over `workload` on `host`.
 
         Args:
-            measurer: what measures placements; where it is not given, they are simulated or, if not `deterministic`,
+            measurer: measures placements; where it is not given, they are simulated or, if not `deterministic`,
                 run on the problem's host.
             reward: `sqrt`, `log_speedup` or a reward object.
             baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
@@ -279,7 +279,7 @@ class SequentialVecEnv(BatchedVecEnv):
         """Envs over the problem of `measurer`.
 
         Args:
-            measurer: what measures placements.
+            measurer: measures placements.
             num_envs: episodes in step, B.
             reward: `sqrt`, `log_speedup` or a reward object.
             baseline_s: the step time a named reward compares with; by default the best single device's, measured now.

@@ -44,7 +44,7 @@ LIST = "list"
 def export_run(
     folder: Path, *, workload: str | None, is_check: bool, format: str = "script", cache_tokens: int = 0
 ) -> dict[str, Any]:
-    """Writes a run's placement in a format, or compares its placed step with eager; returns what `--json` prints.
+    """Writes a run's placement in a format, or compares its placed step with eager; returns the object of `--json`.
 
     Args:
         folder: of the run.
@@ -201,7 +201,7 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
     Args:
         graph: with its program.
         host: of this machine, or a word for it.
-        plan: what is to run.
+        plan: the plan to run.
         num_steps: steps from the same start.
 
     Raises:

@@ -27,7 +27,7 @@ def lower_bounds(problem: Problem, objective: Literal["latency", "throughput"] =
     """Seconds of every bound, by name; 0 where a bound says nothing.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         objective: `latency`, or `throughput`: seconds per step of a full pipeline, where only work counts, launches
             left out.
 

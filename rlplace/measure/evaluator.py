@@ -45,7 +45,7 @@ class Evaluator:
         num_repeated: measurements that were not believed and made again.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         simulator: plans, and re-times on a simulated host.
         reference: (N,) placement that every measured plan is timed beside; none by default.
         seed: of random ops.

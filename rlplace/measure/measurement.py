@@ -177,7 +177,7 @@ class MeasurementLog(Protocol):
         """Takes a measurement that was just made.
 
         Args:
-            plan: what ran.
+            plan: the plans that ran.
             outcome: what came of it, with its key.
             reference: fingerprint of the placement that was timed in turn with it; empty without one.
             is_whole: whether it ended as the protocol says, not for want of time.

@@ -69,7 +69,7 @@ def draw_mix(
     where that puts it goes to the next device where it may be.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         best: (G,) the best placement known.
         count: how many.
         generator: draws them.

@@ -498,7 +498,7 @@ def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None
     `into[m, d] >= x[sink, d] - x[source, d]` for each sink; every load is at most T; memory is at most the capacity.
 
     Args:
-        units: what is placed.
+        units: the problem to place.
         seconds: wall time for the solver.
         nodes: of the branch-and-bound tree; the same number gives the same result.
     """

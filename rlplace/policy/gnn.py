@@ -318,7 +318,7 @@ class GnnPolicy(IndependentPolicy):
         """A policy for `problem`; before it has learned anything every device is as likely, whatever the seed.
 
         Args:
-            problem: what is placed.
+            problem: the problem to place.
             config: the size of the network.
             seed: of its weights, of the marks and of the samples.
             network: to be shared with another policy of the same options; a new one by default.

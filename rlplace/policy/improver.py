@@ -85,7 +85,7 @@ class ImproverPolicy(PolicyModule):
         """A policy for `problem` that starts with all groups on the device that is fastest for them together.
 
         Args:
-            problem: what is placed.
+            problem: the problem to place.
             config: the size of the network, and how many groups a pass moves at first.
             seed: of its weights and of the samples.
             network: to be shared with another policy of the same options; a new one by default.

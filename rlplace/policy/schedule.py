@@ -313,7 +313,7 @@ def propose(
     Nothing is simulated.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         network: guesses.
         count: most placements.
         schedules: of the problem, where they are laid out already.

@@ -101,7 +101,7 @@ def schedule(
     """Schedules the ops of a problem for latency.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         seconds: wall time; infinite for a fixed effort.
         start: (N,) a placement to begin with; HEFT's by default.
         is_narrowed: whether the program is told the other lower bounds.
@@ -135,7 +135,7 @@ def schedule_groups(problem: Problem, seconds: float = math.inf, *, start: NDArr
     """Schedules groups, at most 40 of them where ops may run anywhere; proves no bound.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         seconds: wall time; infinite for a fixed effort.
         start: (N,) a placement to begin with: every group goes where most of its work is.
 
@@ -234,7 +234,7 @@ class ScheduleModel:
 
         Args:
             problem: where launches, updates and routes come from.
-            units: what is placed.
+            units: the problem to place.
             horizon_s: no schedule that matters is longer.
             are_ops: whether units are ops; launches and updates are left out for groups.
 

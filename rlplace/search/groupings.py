@@ -202,7 +202,7 @@ def majority_devices(
     The first of several that hold as much.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         devices: (N,) where its ops are.
         grouping: what moves together; the problem's own groups by default.
     """
@@ -225,7 +225,7 @@ def main_labels(problem: Problem, grouping: Grouping, label_N: NDArray[np.int64]
     """(G,) int64: the label that most of each group's mean time has; the smallest where several have as much.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         grouping: its groups, or finer or coarser ones.
         label_N: (N,) a label of each op, 0 or more.
     """

@@ -569,7 +569,7 @@ def find(
     """The best placement that `method` finds within `budget`; the same seed and evaluations find the same.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         method: a name of `METHODS`.
         timer: what scores a placement.
         budget: what may be spent; no end by default.

@@ -56,7 +56,7 @@ class Task:
     plan, timeline or critical path; a plan for the host to run; fitting a host model to measured steps.
 
     Attributes:
-        problem: what is placed.
+        problem: the problem to place.
         timer: what scores a placement.
         host: what runs a placement, where `budget.measurements` allows it; None where nothing can be run.
         budget: what may be spent.
@@ -540,7 +540,7 @@ class GuidedMoves:
 
     Args:
         guide: suggests placements of ops.
-        problem: what is placed.
+        problem: the problem to place.
         grouping: what annealing moves together; a suggestion is taken as far as its groups can follow it.
     """
 

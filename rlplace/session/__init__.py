@@ -1,1 +1,1 @@
-"""A run: what was asked, its problem, what was measured and learned, and the store on disk that keeps all of it."""
+"""A run: the request, its problem, measurements, learned figures, and the store on disk that keeps all of it."""

@@ -56,7 +56,7 @@ class RunFolder:
 
         Args:
             path: of the folder.
-            overwrite: remove the files of the run that is in it; whatever else lies there stays.
+            overwrite: remove the files of the run that is in it; other files in the folder stay.
 
         Raises:
             FileProblem: a file is in the way, the folder is not empty and `overwrite` is false, another run is writing
@@ -114,7 +114,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """The folder of a run that was stopped, to go on with; what was half written is removed.
+        """The folder of a run that was stopped, to go on with; half written files are removed.
 
         It is this process's until `close`.
 
@@ -212,7 +212,7 @@ def _remove_run(root: Path) -> None:
 
 
 def _remove_partial(root: Path) -> None:
-    """Removes what a killed process had half written of a run's files."""
+    """Removes files of a run that a killed process had half written."""
     for entry in sorted(root.glob(f".*{PARTIAL_ENDING}")):
         if _is_passing(entry.name) and not entry.is_dir():
             entry.unlink(missing_ok=True)

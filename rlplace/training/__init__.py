@@ -1,6 +1,6 @@
 """Training: from a problem to the best placement that was measured, beside `portfolio` at the same budget.
 
-`command` is what `rlplace train` runs, `--resume` included. `config` has the options. `run` is the search
+`command` runs `rlplace train`, `--resume` included. `config` has the options. `run` is the search
 itself, in `phases`: `searches` gives every method its budget, `table` judges the results, `outputs` writes the files of
 a run. `place_workload` and `elastic` are `rlplace place`: of a workload, and of a run on other devices.
 `agent` is the method that learns the host; `policy_methods` are those whose policy learns, schedules, or guides a

@@ -8,7 +8,7 @@ A WORKLOAD is
 - `multi:PART,PART,...`, several models as one: a PART is any of the above, with `*WEIGHT` behind it for its priority.
   A `key=value` belongs to the part before it: `multi:bert@small,layers=2*3,gpt2` is two parts;
 - `package.module:function`;
-- a graph file: what ends in one of `GRAPH_SUFFIXES`, or is the path of a file and no name (`./nmt` is a path).
+- a graph file: a word that ends in one of `GRAPH_SUFFIXES`, or is the path of a file and no name (`./nmt` is a path).
 
 All of it is checked, and torch is not imported.
 
@@ -219,14 +219,14 @@ def parse_workload(text: str) -> WorkloadSpec:
 
 
 def parse_kept_workload(kept: str, again: str | None, *, where: str, command: str) -> WorkloadSpec:
-    """The workload of a run folder: a name is believed, what is larger than `MOST_GROWTH` times a workload's named
-    sizes, a function or a file only if the user names it again.
+    """The workload of a run folder: a name is believed; a workload larger than `MOST_GROWTH` times its named sizes, a
+    function or a file only if the user names it again.
 
     Args:
-        kept: what the folder says; no file of that name is looked for.
+        kept: the word of the folder; no file of that name is looked for.
         again: the workload as the user names it; None where they do not.
         where: the folder's file, for messages.
-        command: what names the workload again.
+        command: the word with which the user names the workload again.
 
     Raises:
         InvalidValue: a function, a file or a size out of all bounds, which the user does not name; or as
@@ -420,7 +420,7 @@ def build_for(spec: WorkloadSpec, host: Host, seed: int) -> Workload:
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """While active, what is built has shapes but no memory behind it, copies included.
+    """While active, new tensors have shapes but no memory behind them, copies included.
 
     `copy.deepcopy` of a fake tensor copies its mode too, and tensors of two modes cannot meet in one op: so layers that
     are copies (`nn.TransformerEncoder` makes its own that way) keep the one mode here.

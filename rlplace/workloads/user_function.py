@@ -107,7 +107,7 @@ def _find(module: ModuleType, function_name: str, name: str) -> Callable[[], obj
 
 
 def _raised(error: BaseException) -> str:
-    """What was raised, and the last line of it that is neither in the import machinery nor in PyTorch."""
+    """The error, and the last line of its traceback that is neither in the import machinery nor in PyTorch."""
     ours = ("<frozen ", importlib.__file__, __file__, str(Path(torch.__file__).parent))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
@@ -202,7 +202,7 @@ def join(members: Sequence[tuple[str, float, Parts]]) -> Parts:
     """One model of all members, whose loss is the sum of theirs.
 
     Args:
-        members: for each its name (a second `gpt2` becomes `gpt2_2`), the weight of its loss, and what it was built to.
+        members: for each its name (a second `gpt2` becomes `gpt2_2`), the weight of its loss, and its workload.
     """
     named: dict[str, tuple[float, Parts]] = {}
     inputs: dict[str, Tensor] = {}
@@ -224,7 +224,7 @@ def join(members: Sequence[tuple[str, float, Parts]]) -> Parts:
 
 
 def _batch_dims(parts: Parts) -> BatchDims:
-    """What is cut of one member: as it says, else dimension 0 of tensors as long there as the first."""
+    """The cut of one member: as it says, else dimension 0 of tensors as long there as the first."""
     if parts.batch_dims is not None:
         return parts.batch_dims
     tensors = list(parts.inputs.values() if isinstance(parts.inputs, dict) else parts.inputs)

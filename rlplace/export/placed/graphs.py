@@ -135,7 +135,7 @@ class PlacedGraph:
     Args:
         graph: with its program.
         host: of this machine.
-        plan: what runs.
+        plan: the plan to run.
         crew: the threads of the host.
         state: of the model; made from this graph where it is the first.
         seed: of random ops.

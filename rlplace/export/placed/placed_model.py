@@ -58,7 +58,7 @@ class PlacedModel:
     Args:
         graph: captured from the model.
         host: of this machine, or a word for it.
-        plan: what runs.
+        plan: the plan to run.
         seed: of random ops: each draws from (seed, op, step), the same numbers on all devices of one kind.
         op_order: in which the plan was searched, one of `OP_ORDERS`; None where that is not known.
         step_time_s: of the plan, as it was measured or simulated; None where that is not known.

@@ -130,7 +130,7 @@ def capture_step(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
     """The graph of what was captured before, or is alike: all is known of how it is cut, and nothing is judged anew.
 
     Args:
-        origin: what is captured; its `autocast` is that of now.
+        origin: the model to capture; its `autocast` is that of now.
         optimizer: updates the parameters; needs a loss.
 
     Raises:

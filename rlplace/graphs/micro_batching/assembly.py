@@ -209,7 +209,7 @@ class Parts:
     """The step of a micro-batch, captured once for each size.
 
     Args:
-        origin: what is captured; its `micro` says how it is cut.
+        origin: the model to capture; its `micro` says how it is cut.
         assembly: takes the source ops.
 
     Attributes:
@@ -245,7 +245,7 @@ class Parts:
 
         Args:
             index: of the micro-batch.
-            part: what is captured.
+            part: the model to capture.
             seeds: gradients of outputs, where the loss is joined.
 
         Raises:

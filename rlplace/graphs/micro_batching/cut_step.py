@@ -41,7 +41,7 @@ def capture_micro_batches(origin: Origin, optimizer: OptimizerSpec | None) -> Op
     Each size of a slice is captured once, a joined loss as well; the rest are copies.
 
     Args:
-        origin: what is captured; its `micro` says how.
+        origin: the model to capture; its `micro` says how.
         optimizer: updates parameters; needs a loss.
 
     Raises:

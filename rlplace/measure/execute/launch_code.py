@@ -34,7 +34,7 @@ def generate(
     Args:
         graph: with its program.
         host: the host that `plan` was made for.
-        plan: what is to run.
+        plan: the plan to run.
         is_traced: record the times of every op and transfer.
         hold_every: if above 0, GPUs are held back before the first op and then after every so many of a device.
         hands_out: gradients that no update takes are handed to `a...` as soon as they are made.

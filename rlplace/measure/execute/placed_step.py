@@ -63,7 +63,7 @@ class PlacedStep:
         second: items of the second part of a step in two parts (`TwoPartStep`).
 
     Attributes:
-        plan: what runs.
+        plan: the plan to run.
         needs: its residents.
         launch_s: by device: seconds in which the last step's part was launched; of traced steps.
         hold_cycles: clock cycles of the GPU.
@@ -367,7 +367,7 @@ def step_timeline(
     Args:
         graph: with its program.
         host: of this machine.
-        plan: what ran.
+        plan: the plans that ran.
         code: made of it, traced.
         marks: that it made.
         channels: by transfer: a GPU's copy is timed by the channel itself.
@@ -429,7 +429,7 @@ def allocated_bytes(graph: OpGraph, host: Host, plan: Plan, code: StepCode, begi
     Args:
         graph: with its program.
         host: the devices.
-        plan: what ran.
+        plan: the plans that ran.
         code: made of it.
         begin_s: (N + K,) when each item began.
         end_s: (N + K,) when it ended.

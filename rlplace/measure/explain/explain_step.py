@@ -46,7 +46,7 @@ def critical_items(problem: Problem, plan: Plan, timeline: Timeline) -> NDArray[
     measured step, of what ended before the middle of the item.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         plan: with a sequence that can be followed.
         timeline: of a step of it.
 
@@ -77,7 +77,7 @@ def find_critical_path(problem: Problem, plan: Plan, timeline: Timeline, items: 
     Where two items of a measured path overlap, the later one counts.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         plan: of the step.
         timeline: of a step of it.
         items: `critical_items` of them.
@@ -189,7 +189,7 @@ def costliest_cuts(
     """The transfers that take longest, the longest first; of equals, the first of the plan.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         plan: of the step.
         timeline: of the step.
         items: of its critical path.
@@ -261,7 +261,7 @@ def device_shares(
     """What every device does during the step, in the host's order.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         plan: of the step.
         timeline: of the step.
         peak_bytes: (D,) most that each device holds.
@@ -348,7 +348,7 @@ def explain(
     """Where the time and memory of a step of `plan` go.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         plan: what ran, or was simulated.
         timeline: of a step of it.
         method: what found it.

@@ -317,7 +317,7 @@ def op_at_fault(
         text: what `faulthandler` wrote.
         graph: with its program.
         host: the devices.
-        plan: what ran.
+        plan: the plans that ran.
         is_stuck: whether the step hung: then threads that wait for another's tensor are not at fault.
         is_traced: whether it was traced: its code has other lines.
     """

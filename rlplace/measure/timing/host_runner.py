@@ -123,7 +123,7 @@ class HostRunner:
         """Races exactly these plans, with `others` (what is no plan) in the same race.
 
         Args:
-            plans: what is to run.
+            plans: the plan to run.
             protocol: other than the runner's own.
             others: an eager step, or timers of anything.
             deadline_s: on `time.monotonic`; the race ends after the round in which it passes.

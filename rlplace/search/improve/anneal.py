@@ -51,7 +51,7 @@ def anneal_from(
     """The best placement of the problem's groups found from `start`, (G,) int32, and its step time.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         timer: gives step times.
         start: (G,) devices of groups.
         budget: evaluations or seconds, the start's own among them.
@@ -481,7 +481,7 @@ def blocks(problem: Problem, *, whole_modules: bool = True) -> list[Grouping]:
     """Whole modules, the coarsest of `nested`, and the problem's own groups.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         whole_modules: whether modules are among them: they are many, and few evaluations are better spent on the rest.
     """
     modules = [by_module(problem, 1)] if whole_modules else []
@@ -500,7 +500,7 @@ def run_table(problem: Problem, step: StepRoles, count: int) -> Table:
     """Cells of ops: runs of the chain, `count` of them, by micro-batches; what is owned in column 0, shared ops in 1.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         step: its roles.
         count: runs.
     """
@@ -520,7 +520,7 @@ def run_groups(
     """Groups of ops that belong to one of `count` runs of the chain, unions of `atoms` but for the arguments below.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         step: its roles.
         count: runs.
         micro_batches: whether micro-batches are apart, and what they share from them.

@@ -241,7 +241,7 @@ class Neighbourhood(Block):
         """The neighbourhood of placements of `grouping`'s groups; of the problem's own by default.
 
         Args:
-            problem: what is placed.
+            problem: the problem to place.
             grouping: what moves together.
             coarse: groupings whose groups are moved as blocks.
             table: cells of ops, whose rows follow each other.

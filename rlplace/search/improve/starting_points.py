@@ -330,7 +330,7 @@ def grouping_of(problem: Problem, levels: Sequence[Grouping], name: str) -> Grou
     """The grouping that a name of `GROUPINGS` stands for.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         levels: its nested groupings.
         name: one of `GROUPINGS`.
     """

@@ -386,7 +386,7 @@ def apart_roles(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -
     of tables are.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         step: its roles.
         devices: (D',) where they are dealt out.
     """

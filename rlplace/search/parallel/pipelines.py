@@ -88,7 +88,7 @@ def one_f_one_b(
     ops of the one that is so many before it.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         step: its roles.
         layout: whose placement it is.
         devices: (N,) the placement.

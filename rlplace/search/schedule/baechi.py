@@ -107,7 +107,7 @@ def m_sct(
     want of its parent's output, no other unit may start on the parent's device.
 
     Args:
-        units: what is placed.
+        units: the problem to place.
         resources: where.
         output_share: share of all outputs that counts as held at once.
         favourites: (U,) favourite child of each unit, -1 for none; `favourite_children` by default.

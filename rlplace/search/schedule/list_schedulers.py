@@ -83,7 +83,7 @@ def heft(units: Units, resources: HostResources, output_share: float = 0.0) -> t
     the links of their route, in gaps where there are any.
 
     Args:
-        units: what is placed.
+        units: the problem to place.
         resources: where.
         output_share: share of all outputs that counts as held at once.
     """

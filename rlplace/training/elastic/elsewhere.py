@@ -60,7 +60,7 @@ def resume_elsewhere(
     is_waiting: bool = True,
     shown: Shown = EVERYTHING,
 ) -> dict[str, Any]:
-    """Trains on another host, as a run was asked to, from what the run knows; returns what `--json` prints.
+    """Trains on another host, as a run was asked to, from what the run knows; returns the object of `--json`.
 
     Op times and links that the run measured, factors that it learned, its best placement and the weights of its policy
     are where the new run begins; see `rlplace.training.elastic`. What is learned on the new host counts from there.
@@ -70,7 +70,7 @@ def resume_elsewhere(
         host: where to train.
         new_folder: of the new run.
         named: what the user names again; a budget is the new run's own.
-        host_word: what the user called the host.
+        host_word: the user's word for the host.
         gangs: whether it was to have gangs.
         constraints: pins, exclusions and what stays together, instead of the run's.
         overwrite: whether there may be a run in `new_folder` already.
@@ -171,13 +171,13 @@ def replace_run(
     is_waiting: bool = True,
     is_quiet: bool = False,
 ) -> dict[str, Any]:
-    """Places a run's step on another host by simulation, from what the run knows; returns what `--json` prints.
+    """Places a run's step on another host by simulation, from what the run knows; returns the object of `--json`.
 
     Args:
         folder: of the run, which is not changed.
         host: where its step goes.
         path: the placement goes here; None writes no file.
-        host_word: what the user called the host.
+        host_word: the user's word for the host.
         run: a folder for the placement as a run of its own, which `rlplace export` and `train --resume` take.
         workload: the workload again, where the run is of a user's function.
         method: a name of `METHODS`.

@@ -117,7 +117,7 @@ def replaced(
     Args:
         known: what the run knows.
         host: where its step is to go.
-        say: told what takes long.
+        say: told of long work.
         constraints: pins, exclusions and what stays together; those of the run where None.
         isolated: whether ops are profiled in a worker process; see `profile_isolated`.
         is_waiting: wait for another search that measures on this machine, instead of giving up.

@@ -314,7 +314,7 @@ class Raced:
         """Takes in a race; whether there is a new best plan.
 
         Args:
-            plans: what ran.
+            plans: the plans that ran.
             measurements: of each.
             is_final: whether it was the last race.
             num_scored: placements that the search has simulated so far.

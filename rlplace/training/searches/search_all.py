@@ -484,7 +484,7 @@ def make_evaluator(
 
     Args:
         cluster: whose nodes measure; None for this machine alone.
-        problem: what is placed; on a simulated host nothing is measured.
+        problem: the problem to place; on a simulated host nothing is measured.
         simulator: plans.
         reference: (N,) placement that every measured plan is timed beside.
         seed: of random ops.
