@@ -133,7 +133,7 @@ class Problem:
             num_groups: how many groups to aim at.
             grouping: the rule that groups are made by, a word of `GroupingRule`.
             acyclic: keep the graph of groups without cycles.
-            constraints: pins, exclusions and what stays together.
+            constraints: pins, exclusions, and ops that stay together.
             progress: told what is being profiled; True prints to stderr, False nothing, None to a terminal only.
             profiler: what makes the costs; by default `profile_costs`, which runs steps in this process.
 

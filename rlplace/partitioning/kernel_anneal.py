@@ -1,6 +1,6 @@
 """`MaxLoadSearch`, `PieceLatencySearch`: the two published objectives, annealed over units.
 
-For max-load every move is scored by what it changes; for piece-latency a move cuts only the devices anew that it
+For max-load every move is scored by its changes alone; for piece-latency a move cuts only the devices anew that it
 touches. Both kernels follow one schedule: the temperature falls geometrically from `hot` to `cold`.
 """
 
@@ -564,7 +564,7 @@ class Search(ABC):
 
     Attributes:
         hot, cold: temperatures that annealing begins and ends with, as a share of the value.
-        units: what moves together: colour classes, and ops without one.
+        units: ops that move together: colour classes, and ops without one.
         order: (U,) units in a topological order of the contracted graph.
         place: (U,) where each unit is in it.
     """

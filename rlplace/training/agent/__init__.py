@@ -1,4 +1,4 @@
-"""The agent: learns the host from few measured steps, plans in what it has learned, measures, and goes on.
+"""The agent: learns the host from few measured steps, plans with the learned model, measures, and goes on.
 
 `agent` proposes plans and learns from them: `learn_host` runs it on anything that measures, `solve` on the task of a
 run. `proposals` searches for placements under given factors and chooses which of them to measure together, `config`

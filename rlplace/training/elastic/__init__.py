@@ -1,1 +1,2 @@
-"""Placing again on other devices, from what a run knows: its costs, links, factors of its host, and best placement."""
+"""Placing again on other devices, from the state of a run: its costs, links, factors of its host, and best
+placement."""
