@@ -1,6 +1,6 @@
 """Policies that place groups, and how they learn.
 
-`base` says what a policy and a learner are, and has base classes of policies; `policies` has them by name, `options`
+`base` defines policies and learners, and has base classes of policies; `policies` has them by name, `options`
 their options. `placer`, `gnn`, `improver`, `seq2seq` and `schedule` are policies, `learn/` holds learners, `checkpoint`
 reads and writes weights.
 

@@ -2,10 +2,11 @@
 
 The schedule of a step as a constraint program (OR-Tools CP-SAT).
 
-Every op has a start, an end and one device; on each device, link and dispatcher what runs does not overlap. A tensor
+Every op has a start, an end and one device; items on one device, link or dispatcher do not overlap. A tensor
 goes to each device that needs it once, over the links of its route, holding the devices that the copy blocks. Ops may
 be delayed, and every order is free, so the program's optimum is no longer than the step of any placement under any
-priorities. What it leaves out only makes steps longer: memory over time (what is resident all step long counts),
+priorities. Effects that it leaves out only make steps longer: memory over time (only memory that is resident for the
+    whole step counts),
 co-running, launch bounds other than `run_ahead=1`, updates that wait for readers by hand-over.
 
 Times are whole units, rounded down: with starts rounded down as well, any schedule stays one (s + p <= t implies
@@ -52,7 +53,7 @@ LEAST_S = 0.2
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """What CP-SAT made of a problem.
+    """The result of CP-SAT on a problem.
 
     Attributes:
         placements: (S, N) int32, of every better schedule that it found, the best last.
@@ -271,11 +272,11 @@ class ScheduleModel:
         self.model.minimize(self.makespan)
 
     def whole(self, seconds: float) -> int:
-        """Time units in `seconds`, rounded down, beyond the doubt of the division; what passes the horizon is cut."""
+        """Time units in `seconds`, rounded down, beyond the doubt of the division; times beyond the horizon are cut."""
         return math.floor(min(seconds / self.unit_s * (1 - 2.0**-50), UNITS + 2))
 
     def narrow(self, heads: NDArray[np.float64], tails: NDArray[np.float64], least_s: float) -> None:
-        """Tells the program what is known: least heads and tails of units, and of the step."""
+        """Gives the program known facts: least heads and tails of units, and of the step."""
         for unit, (head, tail) in enumerate(zip(heads.tolist(), tails.tolist(), strict=True)):
             if not self._units.is_source[unit]:
                 self.model.add(self.starts[unit] >= self.whole(head))
