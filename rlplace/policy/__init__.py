@@ -1,8 +1,8 @@
 """Policies that place groups, and how they learn.
 
 `base` defines policies and learners, and has base classes of policies; `policies` has them by name, `options`
-their options. `placer`, `gnn`, `improver`, `seq2seq` and `schedule` are policies, `learn/` holds learners, `checkpoint`
-reads and writes weights.
+their options. `gnn` (with the policy `placer`), `improver`, `seq2seq` and `schedule` (on `schedule_network`) are policies, and `learn/`
+holds learners.
 
 Importing this imports no torch: names are looked up when they are first used.
 """

@@ -499,9 +499,8 @@ def temperature_for(logits_GD: Tensor, flips: float) -> float:
     """The divisor of logits with which a sample differs from the mode in `flips` groups on average.
 
     Which groups are flipped, and to which device, depends on the policy: those that it is least sure of. A policy sure
-        of
-    everything would propose one placement for ever; an unsure one would change too much at once to tell which flip made
-    a placement better.
+    of everything would propose one placement for ever; an unsure one would change too much at once to tell which flip
+    made a placement better.
 
     Args:
         logits_GD: (G, D), minus infinity where a group may not be.

@@ -54,8 +54,7 @@ class ImproverPolicy(PolicyModule):
     a placement has one log-probability.
 
     Differences: Placeto's network passes messages anew in every step, ours encodes the graph once and sees of the
-        placement the sums over a group's neighbours and devices (`STATE_FEATURES`); rewards come at the end of a pass,
-        not
+    placement the sums over a group's neighbours and devices (`STATE_FEATURES`); rewards come at the end of a pass, not
     after each step; and a bias towards staying, `keep`, sets how many groups a pass moves (`set_flips`): a policy that
     moves every group a little at random never gets below where it started.
 
@@ -199,9 +198,8 @@ class ImproverNetwork(nn.Module):
     """A score of a group on a device; its weights know nothing of how many there are of either.
 
     The graph is encoded once: `encode` gives the part that depends on the problem alone. A step of a pass then adds
-        features of the placement so far, `STATE_FEATURES`, and takes one hidden layer to a score: small enough for a
-            step of each of
-    256 groups.
+    features of the placement so far, `STATE_FEATURES`, and takes one hidden layer to a score: small enough for a step
+    of each of 256 groups.
     """
 
     def __init__(self, config: ImproverConfig) -> None:

@@ -2,12 +2,11 @@
 
 The schedule of a step as a constraint program (OR-Tools CP-SAT).
 
-Every op has a start, an end and one device; items on one device, link or dispatcher do not overlap. A tensor
-goes to each device that needs it once, over the links of its route, holding the devices that the copy blocks. Ops may
-be delayed, and every order is free, so the program's optimum is no longer than the step of any placement under any
+Every op has a start, an end and one device; items on one device, link or dispatcher do not overlap. A tensor goes to
+each device that needs it once, over the links of its route, holding the devices that the copy blocks. Ops may be
+delayed, and every order is free, so the program's optimum is no longer than the step of any placement under any
 priorities. Effects that it leaves out only make steps longer: memory over time (only memory that is resident for the
-    whole step counts),
-co-running, launch bounds other than `run_ahead=1`, updates that wait for readers by hand-over.
+whole step counts), co-running, launch bounds other than `run_ahead=1`, updates that wait for readers by hand-over.
 
 Times are whole units, rounded down: with starts rounded down as well, any schedule stays one (s + p <= t implies
 floor(s) + floor(p) <= floor(t)), so the optimum times the unit is a lower bound.

@@ -84,8 +84,7 @@ def by_role(problem: Problem, num_groups: int) -> Grouping:
     """Ops that play one role in a module, cut into parts of an even share of the cost for about `num_groups` of them.
 
     Ops of one module, phase and target that give as many bytes play one role: for example the ops that compute the
-        gradients of a layer's weights at every unrolled step, which no tensors join. A part is atoms of a role that
-        follow
+    gradients of a layer's weights at every unrolled step, which no tensors join. A part is atoms of a role that follow
     each other and may be on the same devices; there are more than `num_groups` where there are as many roles.
     """
     graph, fine = problem.graph, atoms(problem)

@@ -1,10 +1,10 @@
 """`Task`: the problem of a search method, and the account of its budget and results.
 
 Protocols around a `Task`: the host that runs placements for it, its observer, and a learned object that can be saved.
-    `BestSoFar`: the
-best step time that a search has found, and the budget spent by then. `Failure`: a method that raised, as one line for
-a table and as a traceback. `Scoring`, `Simulating`, `Measuring`: a task as the timers and measurers that other code
-takes. `Guide`: suggests placements to a search, to start from and as moves of annealing; a policy can be one.
+`BestSoFar`: the best step time that a search has found, and the budget spent by then. `Failure`: a method that raised,
+as one line for a table and as a traceback. `Scoring`, `Simulating`, `Measuring`: a task as the timers and measurers
+that other code takes. `Guide`: suggests placements to a search, to start from and as moves of annealing; a policy can
+be one.
 """
 
 from __future__ import annotations

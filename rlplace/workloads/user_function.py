@@ -34,8 +34,8 @@ def load(name: str) -> Workload:
     The current folder is importable while the module is imported and the function runs.
 
     Args:
-        name: the module and a function of it that takes no arguments and returns
-            `(model, inputs[, loss_fn[, optimizer[, targets]]])`.
+        name: the module and a function of it that takes no arguments and returns `(model, inputs[, loss_fn[,
+            optimizer[, targets]]])`.
 
     Raises:
         UnknownName: there is no such module, function or optimizer.

@@ -50,8 +50,8 @@ class PlacedModel:
     plan that was measured: the same devices, orders and transfers. Inputs of other shapes are captured when they are
     first seen, and their graphs are placed as the measured one is, op by op.
 
-    Threads may share it: calls, and other uses of its state, take turns. A call
-    within a call (by a hook, a loss or an op) is refused, and so is one in a forked process.
+    Threads may share it: calls, and other uses of its state, take turns. A call within a call (by a hook, a loss or an
+    op) is refused, and so is one in a forked process.
 
     As a context manager, it is closed at the end.
 

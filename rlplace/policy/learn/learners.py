@@ -297,8 +297,8 @@ class Reinforce(EliteLearner):
     rewards for a baseline, scaled down to a norm of 1, in steps of Adam. A placement that fails has a reward too, the
     failing signal of the reward; after a share of learning (5,000 steps in the paper) such placements teach nothing any
     more, so that the policy does not unlearn placements that run. At first samples are drawn with noise on the logits,
-    of half their size
-    as in the program that the authors released later: without it the policy is soon sure of one device for everything.
+    of half their size as in the program that the authors released later: without it the policy is soon sure of one
+    device for everything.
 
     Differences from the paper: the baseline begins with the mean of the first batch, not with the failing signal,
     which would make any first samples look good; and one process samples, not twenty.

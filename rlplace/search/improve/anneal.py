@@ -435,9 +435,9 @@ def sweep(
 ) -> tuple[NDArray[np.int32], float]:
     """Devices (N,) int32 that no tried move of one block improves, or where its share of the budget ended; step time.
 
-    Blocks are those of `blocks`, each split where its ops are on several devices.
-    A block is tried on the least loaded other devices, and the best of them is taken if it is an improvement; all
-    levels are gone through again until none is. Nothing is drawn, so that no seed is luckier than another.
+    Blocks are those of `blocks`, each split where its ops are on several devices. A block is tried on the least loaded
+    other devices, and the best of them is taken if it is an improvement; all levels are gone through again until none
+    is. Nothing is drawn, so that no seed is luckier than another.
 
     Args:
         task: scores and counts.

@@ -37,11 +37,10 @@ def propose_moves(
 ) -> None:
     """Moves each row of `moved` (C, G) by its `draws` (C, DRAWS); the rest as in `Neighbourhood`.
 
-    A row has `DRAWS` numbers for any move, so that the generator does not depend on the moves that came before:
-    u[0] picks the kind; u[1], u[2], ... are the kind's own (which groups, how many, which device). The last four are
-    the same for all kinds: u[-4] whether the move begins with a group of `focus`, u[-3] on which level the blocks
-    of moved groups follow them, u[-2] the device and u[-1] the group of the move that is made
-    where the kind finds none.
+    A row has `DRAWS` numbers for any move, so that the generator does not depend on the moves that came before: u[0]
+    picks the kind; u[1], u[2], ... are the kind's own (which groups, how many, which device). The last four are the
+    same for all kinds: u[-4] whether the move begins with a group of `focus`, u[-3] on which level the blocks of moved
+    groups follow them, u[-2] the device and u[-1] the group of the move that is made where the kind finds none.
     """
     num_groups, num_devices = near.allowed.shape
     for c in range(len(moved)):
