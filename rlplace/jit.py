@@ -15,7 +15,7 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from rlplace.process import unseen
+from rlplace.process_settings import unseen
 
 # The file can name a folder of kernels, which numba unpickles, or modules, which it imports. `NUMBA_...` still counts.
 with unseen(".numba_config.yaml"):

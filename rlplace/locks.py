@@ -23,7 +23,7 @@ from typing import Protocol
 
 from rlplace.errors import FileProblem, RunnerError
 from rlplace.files import cache_folder
-from rlplace.process import close_own, keep_from_children
+from rlplace.process_settings import close_own, keep_from_children
 
 if sys.platform != "win32":
     import fcntl

@@ -23,7 +23,7 @@ from rlplace.doctor.installation import (
     torch_build,
 )
 from rlplace.doctor.system import Check, Finding, System, first_of
-from rlplace.process import SPIN_COUNT
+from rlplace.process_settings import SPIN_COUNT
 from rlplace.say import format_bytes, format_seconds
 
 LEAST_FREE_DISK_BYTES = 1 << 30

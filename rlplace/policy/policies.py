@@ -22,9 +22,9 @@ from rlplace.measure import Problem, resolve_host
 from rlplace.policy.base import GroupPolicy, Learner, Loadable, Policy, load_checkpoint, pretrained_path
 from rlplace.policy.gnn import GnnPolicy, make_policy
 from rlplace.policy.improver import ImproverPolicy
+from rlplace.policy.learn.learner_state import LearnerFile
 from rlplace.policy.learn.learners import CloneLearner, Reinforce
 from rlplace.policy.learn.ppo import GroupPPO
-from rlplace.policy.learn.state import LearnerFile
 from rlplace.policy.options import WEIGHTS_ENDING, LearnConfig
 from rlplace.policy.schedule import SchedulePolicy
 from rlplace.policy.schedule_network import new_network

@@ -25,7 +25,7 @@ from rlplace.errors import InvalidValue
 from rlplace.files import write_bytes_atomic
 from rlplace.graphs import OpGraph
 from rlplace.measure import Host, Timeline
-from rlplace.process import unseen
+from rlplace.process_settings import unseen
 from rlplace.report.chrome_trace import TRANSFER, Slice, Trace, covered_s
 from rlplace.report.plots import (
     FEW_SEEDS,

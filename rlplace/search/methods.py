@@ -474,13 +474,13 @@ _BUILT_IN = (
     ),
     Method(
         "genetic",
-        "rlplace.search.improve.random_keys:solve_genetic",
+        "rlplace.search.improve.cem_and_genetic:solve_genetic",
         "search",
         "biased random keys: Gonçalves & Resende 2011",
     ),
     Method(
         "cem",
-        "rlplace.search.improve.random_keys:solve_cem",
+        "rlplace.search.improve.cem_and_genetic:solve_cem",
         "search",
         "cross-entropy method, a categorical a group: Rubinstein 1999",
     ),

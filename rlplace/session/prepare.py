@@ -486,7 +486,7 @@ def chosen_problem(
     """
     if asked.count == 1:
         return Prepared(problem_of(1), asked)
-    from rlplace.search.parallel.choose import choose
+    from rlplace.search.parallel.choose_micro_batches import choose
 
     counts = candidates(host) if asked.count == "auto" else (asked.count,)
     kept = functools.cache(problem_of)

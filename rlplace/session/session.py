@@ -34,7 +34,9 @@ from rlplace.records import read_record, to_json
 from rlplace.search.task import Saveable
 from rlplace.session.calibrate import Known
 from rlplace.session.cut import CutOptions
-from rlplace.session.facts import (
+from rlplace.session.folder import SESSION, RunFolder
+from rlplace.session.prepare import Prepared, Steps, verdict_of
+from rlplace.session.session_records import (
     Ending,
     FinalTable,
     MethodResult,
@@ -47,8 +49,6 @@ from rlplace.session.facts import (
     race_of,
     with_arrays,
 )
-from rlplace.session.folder import SESSION, RunFolder
-from rlplace.session.prepare import Prepared, Steps, verdict_of
 from rlplace.session.setup import ProblemOptions
 from rlplace.store import MeasurementStore
 from rlplace.store.database import RUN, open_for_reading, open_for_writing, open_in_memory, told, transaction

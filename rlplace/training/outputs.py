@@ -36,9 +36,9 @@ from rlplace.search import Budget, find
 from rlplace.search.task import Failure, Saveable
 from rlplace.session.calibrate import cut_words
 from rlplace.session.explained import explain_run
-from rlplace.session.facts import Ending, FinalTable, MethodResult, Row, ratio_of
 from rlplace.session.folder import RunFolder
 from rlplace.session.session import Session
+from rlplace.session.session_records import Ending, FinalTable, MethodResult, Row, ratio_of
 from rlplace.store import StoreLog
 from rlplace.training.agent.agent import Agent
 from rlplace.training.config import TrainConfig

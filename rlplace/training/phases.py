@@ -17,7 +17,7 @@ from rlplace.measure.host_model import HostKnowledge, LearnedHost, Prior, knowle
 from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import Known, calibrated
-from rlplace.session.facts import MethodResult
+from rlplace.session.session_records import MethodResult
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import CALIBRATION_SHARE, Durations, Stopwatch, ahead, limit_s, searching_within, within
 from rlplace.training.method_choice import LEARNED, method_of, methods_of

@@ -20,7 +20,7 @@ from rlplace.measure import Problem
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy import LearnConfig, Policy
 from rlplace.policy.base import pretrained_path
-from rlplace.policy.learn.state import LearnerFile
+from rlplace.policy.learn.learner_state import LearnerFile
 from rlplace.policy.policies import checked_learner, checked_policy
 from rlplace.policy.schedule import propose
 from rlplace.policy.schedule_network import KIND, load_network

@@ -81,8 +81,8 @@ def capture(
         CaptureError: the model cannot be captured (control flow that depends on data, a tensor from outside, Python
             state that changes from step to step).
         InvalidValue: a model, inputs, loss, optimizer or targets of another type; an optimizer or targets without a
-            loss; a loss that takes another number of targets; micro-batches that the
-            batch cannot be cut into, or that do not give what the whole batch gives.
+            loss; a loss that takes another number of targets; micro-batches that the batch cannot be cut into, or that
+            do not give what the whole batch gives.
         UnknownName: an unknown optimizer, an unknown word for `loss`, or a name of nothing in `frozen`.
 
     >>> import torch

@@ -56,9 +56,8 @@ def merge_along(
 
     A pair is left out when the merged group would pass `cap_s` or `cap_bytes`, when a fence is between the two, when no
     device is allowed for both, when `weight_s[k]` is less than `least_ratio` times the cost of the cheaper of the two,
-    once `limit` are merged, and
-    when in this call either of the two grew already (`growth` is `PAIRWISE`, a matching) or the cheaper one did
-    (`BY_HUBS`: a group that many small ones hang on takes all of them in at once).
+    once `limit` are merged, and when in this call either of the two grew already (`growth` is `PAIRWISE`, a matching)
+    or the cheaper one did (`BY_HUBS`: a group that many small ones hang on takes all of them in at once).
     """
     grew = np.zeros(len(parent), np.bool_)
     num_merged = 0

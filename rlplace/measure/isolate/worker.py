@@ -62,7 +62,7 @@ from rlplace.measure.timing.host_runner import HostRunner
 from rlplace.measure.timing.outcomes import status_of
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions, Timer
 from rlplace.measure.timing.threads import one_thread_here, pin_current_thread
-from rlplace.process import close_own, keep_from_children
+from rlplace.process_settings import close_own, keep_from_children
 
 STARTS_WITHIN_S = 600.0
 """Seconds for a worker to import PyTorch and the user's modules, on a machine that is busy."""

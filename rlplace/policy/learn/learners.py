@@ -19,7 +19,7 @@ from torch.optim import Adam, Optimizer
 
 from rlplace.errors import InvalidValue
 from rlplace.policy.base import GroupPolicy, LearnedPolicy, Policy, StartsSomewhere, Straying, at_temperature_1
-from rlplace.policy.learn.state import (
+from rlplace.policy.learn.learner_state import (
     LearnerState,
     check_devices,
     check_finite,

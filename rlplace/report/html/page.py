@@ -46,9 +46,9 @@ from rlplace.report.html.run_data import RunData
 from rlplace.report.html.step_sections import memory_section, modules_section, timeline_section
 from rlplace.report.plots import COLUMNS, TOLERANCE, Curve, Plot, agreement, best_so_far
 from rlplace.say import NOTHING, clean, format_bytes, format_clock, format_ms, format_seconds
-from rlplace.session.facts import Row
 from rlplace.session.folder import RUN_FILES, SESSION, RunFolder
 from rlplace.session.session import Session
+from rlplace.session.session_records import Row
 
 _LATEST_S = 253_402_300_799.0
 """The end of the year 9999: `datetime` knows no later one."""

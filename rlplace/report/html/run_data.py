@@ -12,8 +12,8 @@ from rlplace.measure import Device
 from rlplace.measure.explain.explanation import Explanation
 from rlplace.measure.host_model import LearnedHost
 from rlplace.report.chrome_trace import Trace
-from rlplace.session.facts import MethodResult, Row
 from rlplace.session.session import Session
+from rlplace.session.session_records import MethodResult, Row
 
 
 @dataclass(frozen=True)

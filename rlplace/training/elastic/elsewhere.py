@@ -28,7 +28,6 @@ from rlplace.search.rules import baselines
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared
 from rlplace.session.session import Session
-from rlplace.training.command import EVERYTHING, INIT, NOTHING, Job, Named, Shown, believed, going_on, run_job
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.placed_again import (
     Replaced,
@@ -44,6 +43,7 @@ from rlplace.training.elastic.placed_again import (
 )
 from rlplace.training.method_choice import METHODS, POLICY, PORTFOLIO, method_of
 from rlplace.training.outputs import WEIGHTS
+from rlplace.training.train_and_resume import EVERYTHING, INIT, NOTHING, Job, Named, Shown, believed, going_on, run_job
 
 
 @one_thread_here()

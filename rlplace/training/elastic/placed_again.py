@@ -33,9 +33,9 @@ from rlplace.policy import LearnConfig
 from rlplace.say import Say, counted
 from rlplace.search import Budget, SearchResult, Task
 from rlplace.session.cut import CutOptions
-from rlplace.session.facts import Request
 from rlplace.session.prepare import capture_workload, only_simulated, read_graph
 from rlplace.session.session import Session
+from rlplace.session.session_records import Request
 from rlplace.session.setup import Setup
 from rlplace.store import Filter, MeasurementStore
 from rlplace.training.config import TrainConfig

@@ -25,8 +25,8 @@ from rlplace.report.console import Progress
 from rlplace.search import Task
 from rlplace.search.methods import choose_diverse
 from rlplace.search.task import BestSoFar, Failure, Saveable
-from rlplace.session.facts import MethodResult, Race, Unmeasured
 from rlplace.session.session import MethodKeeper
+from rlplace.session.session_records import MethodResult, Race, Unmeasured
 from rlplace.training.tracking import Tracker
 
 LEAST_KEPT, MOST_KEPT = 64, 512

@@ -30,15 +30,15 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge, LearnedHost, Prior
 from rlplace.measure.measurement import MeasurementLog
 from rlplace.measure.timing.threads import one_thread_here, usable_cores
-from rlplace.policy.learn.state import LearnerFile
+from rlplace.policy.learn.learner_state import LearnerFile
 from rlplace.report.console import Progress, make_progress
 from rlplace.say import format_clock
 from rlplace.search import Budget, Method, Task
 from rlplace.search.methods import OwnOrderWithPaths, adopt_methods
 from rlplace.search.task import BestSoFar, Failure, Saveable
 from rlplace.session.calibrate import Known
-from rlplace.session.facts import MethodResult, ratio_of
 from rlplace.session.session import MethodKeeper
+from rlplace.session.session_records import MethodResult, ratio_of
 from rlplace.training.agent.agent import Agent
 from rlplace.training.method_choice import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO, SCHEDULE
 from rlplace.training.outputs import Leader, TrainingRun, compile_kernels

@@ -33,10 +33,10 @@ from rlplace.report.console import CleanConsole, Progress, make_progress
 from rlplace.say import clean, say
 from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.session.cut import CutOptions
-from rlplace.session.facts import Request
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared, Steps, prepare, versions
 from rlplace.session.session import Session
+from rlplace.session.session_records import Request
 from rlplace.session.setup import Setup
 from rlplace.session.step_script import script
 from rlplace.store.log import check_store
