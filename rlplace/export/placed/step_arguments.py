@@ -69,7 +69,7 @@ class Arguments:
         Args:
             args: positional arguments of the model.
             kwargs: its keyword arguments, in any order.
-            targets: what the loss takes besides the model's output.
+            targets: further arguments of the loss.
             has_targets: whether targets are called for, where there were any.
 
         Raises:

@@ -123,7 +123,8 @@ def mirrored_twins(
 
     Within a module the backward runs the forward in reverse. Of k forward ops and m backward ones, backward op j
     (0-based) mirrors forward op `(m - 1 - j) k / m`; among the forward ops of its module that share a computed tensor
-    with it (they made it, or read it too: what autograd saved), the nearest to that one is its twin, else that one.
+    with it (they made it, or read it too: the tensor that autograd saved), the nearest to that one is its twin, else
+    that one.
     """
     num_ops = len(module)
     num_forward = np.zeros(num_modules + 1, np.int64)
