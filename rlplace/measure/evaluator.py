@@ -26,7 +26,7 @@ from rlplace.measure.measurement import (
 from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.eager_step import Other
-from rlplace.measure.timing.outcomes import error_of
+from rlplace.measure.timing.host_runner import error_of
 from rlplace.measure.timing.race import RaceProtocol
 
 

@@ -65,10 +65,6 @@ def find_mutants() -> list[Mutant]:
 
 def _calls(module: ModuleType) -> Iterator[Mutant]:
     for name, function in _functions(module):
-        if module is device_threads and name.startswith(
-            "CpuChannel."
-        ):  # copies between cores are ordered by its locks alone
-            continue
         for node in ast.walk(function):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_ordering(node.func, name):
                 yield Mutant(module, name, node.lineno, node.col_offset, ast.unparse(node))

@@ -50,8 +50,7 @@ from rlplace.measure.isolate.worker import CannotIsolate, WorkerProcess, op_at_f
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem, Timeline, single_device_plan
 from rlplace.measure.timing.eager_step import EagerRecipe, Other, Recipe
-from rlplace.measure.timing.host_runner import LONGEST_S, HostRunner, Planner
-from rlplace.measure.timing.outcomes import all_lost, lost_of, status_of
+from rlplace.measure.timing.host_runner import LONGEST_S, HostRunner, Planner, all_lost, lost_of, status_of
 from rlplace.measure.timing.race import LOOKS_EVERY_S, REFERENCE, RaceProtocol, Suspensions, Timer
 from rlplace.measure.timing.threads import usable_cores
 from rlplace.say import Say

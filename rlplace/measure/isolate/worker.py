@@ -58,8 +58,7 @@ from rlplace.measure.isolate.packing import Packed, Section, Unpacked
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan
 from rlplace.measure.timing.eager_step import EagerRecipe, Other, Recipe
-from rlplace.measure.timing.host_runner import HostRunner
-from rlplace.measure.timing.outcomes import status_of
+from rlplace.measure.timing.host_runner import HostRunner, status_of
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions, Timer
 from rlplace.measure.timing.threads import one_thread_here, pin_current_thread
 from rlplace.process import close_own, keep_from_children

@@ -4,7 +4,7 @@ Since transfers that share a link are served in order of request, each one's sta
 latest end of the transfer before it on each of its links. Ready ops wait in one bitmap a device, by priority.
 A branch that would be predicted wrong half of the time is replaced by arithmetic on a flag of 0 or 1.
 
-There are two planners. Searches spend most of their time in this one; kernel_plan_general.py plans on any host, where a
+There are two planners. Searches spend most of their time in this one; kernel_general.py plans on any host, where a
 copy may have to wait for a device and so has no start that is known at its request. The general planner could plan here
 too, but its queues would make the common case slower. Where both apply, tests hold them equal to the bit. They share
 the bitmaps and `sort` below; lines that look alike in the two loops differ, as the general planner branches on a
@@ -20,8 +20,15 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.jit import Ints, Longs, inlined, lowest_bit, part, pointer
-from rlplace.measure.simulate.compiled_problem import HANDOVER, Compiled, Updates
-from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, FastScratch, Scratch
+from rlplace.measure.simulate.compiled_problem import (
+    HANDOVER,
+    POSITION,
+    TRANSFERS,
+    Compiled,
+    FastScratch,
+    Scratch,
+    Updates,
+)
 from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
@@ -105,10 +112,9 @@ def plan(
                     here = int(e == source)
                     if has_handovers:
                         here |= int(route_kind[source * num_devices + e] == HANDOVER)
-                    left = waiting[reader] - here
-                    waiting[reader] = left
-                    here &= int(left == 0)
-                    ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, e, rank[reader], here)
+                    ready |= come_nearer(
+                        leaf, middle, top, num_leaf, num_middle, num_top, waiting, rank, reader, e, here
+                    )
                 elsewhere &= ~(one << source)
                 while elsewhere:
                     e = lowest_bit(elsewhere)
@@ -167,10 +173,9 @@ def plan(
             for b in range(reader_offsets[t], reader_offsets[t + 1]):
                 reader = reader_ops[b]
                 here = int(devices[reader] == destination)
-                left = waiting[reader] - here
-                waiting[reader] = left
-                here &= int(left == 0)
-                ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, destination, rank[reader], here)
+                ready |= come_nearer(
+                    leaf, middle, top, num_leaf, num_middle, num_top, waiting, rank, reader, destination, here
+                )
             for place in range(k * most_links, (k + 1) * most_links):
                 following = follower[place]
                 sequence[position] = n + following
@@ -185,16 +190,16 @@ def plan(
                     continue
                 for b in range(waiting_updates(updates, placement, ended[a], found)):
                     op = found[b]
-                    waiting[op] -= 1
-                    here = int(waiting[op] == 0)
-                    ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[op], rank[op], here)
+                    ready |= come_nearer(
+                        leaf, middle, top, num_leaf, num_middle, num_top, waiting, rank, op, devices[op], one
+                    )
             for a in range(num_arrived):
                 t = arrived[a]
                 for b in range(updates.updater_offsets[t], updates.updater_offsets[t + 1]):
                     op = updates.updater_ops[b]
-                    waiting[op] -= 1
-                    here = int(waiting[op] == 0)
-                    ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[op], rank[op], here)
+                    ready |= come_nearer(
+                        leaf, middle, top, num_leaf, num_middle, num_top, waiting, rank, op, devices[op], one
+                    )
         # Phase 4: idle devices take ready ops, the best priority of all of them first. `late` is set where an op shows
         # that the step cannot end by the cutoff: by the path that follows it, or by the work left on its device.
         startable = idle & ready
@@ -284,6 +289,26 @@ def push(
     middle[device * num_middle + (word >> 6)] |= really << (word & 63)
     top[device * num_top + (word >> 12)] |= really << ((word >> 6) & 63)
     return really << device
+
+
+@inlined
+def come_nearer(
+    leaf: Longs,
+    middle: Longs,
+    top: Longs,
+    num_leaf: int,
+    num_middle: int,
+    num_top: int,
+    waiting: Ints,
+    rank: Ints,
+    op: int,
+    device: int,
+    met: int,
+) -> int:
+    """Take off what the op waits for, if `met` is 1; where nothing is left, push it and give its device's bit."""
+    left = waiting[op] - met
+    waiting[op] = left
+    return push(leaf, middle, top, num_leaf, num_middle, num_top, device, rank[op], met & int(left == 0))
 
 
 @inlined
