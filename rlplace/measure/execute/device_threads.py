@@ -242,10 +242,13 @@ class Streams:
         """The streams of copies from `source` to `destination`, None between cores; those of one pair run in order."""
         if "cuda" not in (source.backend, destination.backend):
             return None
+        pair, here, there = (source.name, destination.name), torch_device(source), torch_device(destination)
         with self._lock:
-            pair = source.name, destination.name
             if pair not in self._copies:
-                self._copies[pair] = _copy_streams(source, destination)
+                is_between = here.type == there.type == "cuda" and here != there
+                incoming = cuda.stream(there if there.type == "cuda" else here, is_urgent=True)
+                outgoing = cuda.stream(here, is_urgent=True) if is_between else None
+                self._copies[pair] = CopyStreams(incoming, outgoing)
             return self._copies[pair]
 
     def settle(self, timeout_s: float) -> bool:
@@ -262,13 +265,6 @@ class Streams:
         with self._lock:
             self._left = [stream for stream in self._left if stream not in pending]
         return True
-
-
-def _copy_streams(source: Device, destination: Device) -> CopyStreams:
-    here, there = torch_device(source), torch_device(destination)
-    incoming = cuda.stream(there if destination.backend == "cuda" else here, is_urgent=True)
-    is_between = here.type == there.type == "cuda" and here != there
-    return CopyStreams(incoming, cuda.stream(here, is_urgent=True) if is_between else None)
 
 
 def _is_done(stream: cuda.Stream) -> bool:
@@ -439,28 +435,36 @@ class Crew:
         if not self._is_settled and not self._settle():
             raise RunnerError("a GPU is still busy with a step that did not end in time, in memory that this one needs")
         self._leave_behind([worker for worker in self.workers if worker.is_busy])
-        failure = _Failure(on_error)
+        causes: list[BaseException] = []  # what went wrong first: all that is reported after it is a consequence
+        reporting = threading.Lock()
+
+        def report(error: BaseException) -> None:
+            with reporting:
+                if not causes:
+                    causes.append(error)
+                    on_error()
+
         until_s = time.monotonic() + deadline_s
         running = list(self.workers)
         try:
             for worker, job in zip(self.workers, jobs, strict=True):
-                worker.start(job, step, failure.report)
+                worker.start(job, step, report)
             while running and running[0].wait(until_s - time.monotonic()):
                 until_s += running.pop(0).suspended_s
             if running:
                 late = running[0].device.name
-                failure.report(_Late(f"device {late} did not end its part within {deadline_s:g} s"))
+                report(_Late(f"device {late} did not end its part within {deadline_s:g} s"))
         except BaseException as error:  # Ctrl-C while waiting
-            failure.report(error)
+            report(error)
             raise
         finally:
             self._leave_behind([worker for worker in running if not worker.wait(GRACE_S)])
-            if failure.cause is not None:  # what was launched goes on, in memory that is about to be set anew
+            if causes:  # what was launched goes on, in memory that is about to be set anew
                 self._settle()
-        if isinstance(failure.cause, _Late):
-            raise TimeoutError(str(failure.cause))
-        if failure.cause is not None:
-            raise RunnerError(f"{type(failure.cause).__name__}: {failure.cause}") from failure.cause
+        if causes and isinstance(causes[0], _Late):
+            raise TimeoutError(str(causes[0]))
+        if causes:
+            raise RunnerError(f"{type(causes[0]).__name__}: {causes[0]}") from causes[0]
 
     def _settle(self) -> bool:
         self._is_settled = self.streams.settle(GRACE_S)
@@ -484,21 +488,6 @@ class _Late(Exception):
     """The time was up."""
 
 
-class _Failure:
-    """What went wrong first: everything that is reported after it is a consequence."""
-
-    def __init__(self, on_error: Callable[[], None]) -> None:
-        self.cause: BaseException | None = None
-        self._on_error = on_error
-        self._lock = threading.Lock()
-
-    def report(self, error: BaseException) -> None:
-        with self._lock:
-            if self.cause is None:
-                self.cause = error
-                self._on_error()
-
-
 @contextlib.contextmanager
 def _settled(device: Device, streams: Streams) -> Iterator[cuda.Stream | None]:
     """While active, the calling thread runs ops as `device` does; gives the stream that a GPU's run on."""
@@ -506,13 +495,9 @@ def _settled(device: Device, streams: Streams) -> Iterator[cuda.Stream | None]:
     is_gpu = device.backend == "cuda"
     # a GPU's thread copies to pinned memory: a team for that, on few cores, would slow the CPU's
     set_intra_op_threads(1 if is_gpu else max(len(device.cores), 1))
-    with torch.inference_mode():
-        if is_gpu:
-            stream = streams.renew_compute(device)
-            with cuda.using(stream):
-                yield stream
-        else:
-            yield None
+    stream = streams.renew_compute(device) if is_gpu else None
+    with torch.inference_mode(), contextlib.nullcontext() if stream is None else cuda.using(stream):
+        yield stream
 
 
 CLOCK_HZ = 1.5e9

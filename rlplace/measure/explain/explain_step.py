@@ -155,7 +155,9 @@ def _modules(parts: Sequence[PathPart]) -> tuple[ModuleShare, ...]:
     ops = [part for part in parts if part.kind == "op"]
     seconds = _summed(((part.module, part.phase), part.seconds) for part in ops)
     num_ops = _summed(((part.module, part.phase), part.num_ops) for part in ops)
-    shares = [ModuleShare(*place, seconds[place], num_ops[place]) for place in seconds]
+    shares = [
+        ModuleShare(module, phase, taken_s, num_ops[module, phase]) for (module, phase), taken_s in seconds.items()
+    ]
     return tuple(sorted(shares, key=lambda share: (-share.seconds, share.module, share.phase)))
 
 

@@ -101,8 +101,6 @@ def account_limits(host: Host) -> tuple[Ints, Longs]:
 def default_priorities(problem: Problem) -> NDArray[np.float64]:
     """(N,) float64, higher runs first: what `problem.op_order` says; upward ranks where nothing is cut."""
     rank = upward_ranks(problem)
-    if problem.op_order == "rank" or problem.graph.num_micro_batches == 1:
-        return rank
     return np.asarray(rank + turns(problem) * rank.max(initial=0.0))
 
 
@@ -348,7 +346,12 @@ def lay_out_updates(graph: OpGraph, route_kind: Ints, num_devices: int) -> Updat
     concerned = np.zeros(graph.num_ops, dtype=np.int8)
     concerned[ops] = 1
     concerned[graph.edge_op[updated[graph.input_tensors]]] = 1
-    if not _come_last(graph, ops, tensors):
+    is_update = np.isin(
+        graph.edge_op.astype(np.int64) * graph.num_tensors + graph.input_tensors, ops * graph.num_tensors + tensors
+    )
+    last_reader = np.full(graph.num_tensors, -1, dtype=np.int64)
+    np.maximum.at(last_reader, graph.input_tensors[~is_update], graph.edge_op[~is_update])
+    if not np.all(last_reader[tensors] < ops):  # else every update comes after all that it waits for
         _check_updates(graph, ops, tensors)
     return Updates(
         updated_offsets=_offsets(ops, graph.num_ops),
@@ -366,16 +369,6 @@ def lay_out_updates(graph: OpGraph, route_kind: Ints, num_devices: int) -> Updat
 
 def _offsets(keys: Longs, count: int) -> Ints:
     return np.concatenate(([0], np.cumsum(np.bincount(keys, minlength=count)))).astype(np.int32)
-
-
-def _come_last(graph: OpGraph, ops: Longs, tensors: Longs) -> bool:
-    """Whether every update has a higher index than each op that reads its tensor and does not update it."""
-    is_update = np.isin(
-        graph.edge_op.astype(np.int64) * graph.num_tensors + graph.input_tensors, ops * graph.num_tensors + tensors
-    )
-    last_reader = np.full(graph.num_tensors, -1, dtype=np.int64)
-    np.maximum.at(last_reader, graph.input_tensors[~is_update], graph.edge_op[~is_update])
-    return bool(np.all(last_reader[tensors] < ops))
 
 
 def _check_updates(graph: OpGraph, ops: Longs, tensors: Longs) -> None:

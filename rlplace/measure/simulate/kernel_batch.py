@@ -407,8 +407,9 @@ def _bounded_s(recent_s: Floats, recent_place: Longs, atoms: int) -> float:
 @inlined
 def _launched_s(dispatcher_free_s: Floats, dispatcher: int, first_s: float, seconds: float) -> float:
     """The end of a launch that takes some seconds and begins no earlier than `first_s`."""
-    dispatcher_free_s[dispatcher] = max(dispatcher_free_s[dispatcher], first_s) + seconds
-    return dispatcher_free_s[dispatcher]
+    launched_s: float = max(dispatcher_free_s[dispatcher], first_s) + seconds
+    dispatcher_free_s[dispatcher] = launched_s
+    return launched_s
 
 
 @inlined

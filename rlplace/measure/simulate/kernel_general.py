@@ -21,12 +21,12 @@ from rlplace.measure.simulate.compiled_problem import (
     Scratch,
 )
 from rlplace.measure.simulate.kernel_plan import (
+    begin,
     come_nearer,
     count_updates,
     drop,
     forget_ready,
     peek,
-    push,
     sort,
     waiting_updates,
 )
@@ -44,7 +44,7 @@ def plan_general(
     route_kind, route_offsets = pointer(p.route_kind), pointer(p.route_offsets)
     route_links, route_slot = pointer(p.route_links), pointer(p.route_slot)
     latency_s, s_per_byte = pointer(p.route_latency_s), pointer(p.route_s_per_byte)
-    tensor_bytes, is_source, input_counts = pointer(p.tensor_bytes), pointer(p.is_source), pointer(p.input_counts)
+    tensor_bytes = pointer(p.tensor_bytes)
     blocks_source, atoms, is_gang = pointer(p.route_blocks_source), pointer(p.atoms), pointer(p.is_gang)
     sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
     transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
@@ -69,22 +69,9 @@ def plan_general(
     v.queue_head[:] = -1
     v.link_busy[:] = False
     v.copy_head[:] = -1
-    for i in range(n):
-        waiting[i] = input_counts[i]
-    if has_updates:
-        count_updates(updates, p.reader_offsets, p.reader_ops, s.waiting, placement)
-    busy = 0
-    ready = 0
-    position = num_transfers = num_ended = num_queued = 0
-    for i in range(n):
-        if is_source[i]:
-            sequence[position] = i
-            position += 1
-            start_s[i] = end_s[i] = 0.0
-            ended[num_ended] = i
-            num_ended += 1
-        elif waiting[i] == 0:
-            ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[i], rank[i], one)
+    ready, num_ended = begin(p, s, placement, ranks)
+    position = num_ended
+    busy = num_transfers = num_queued = 0
     now = 0.0
     while True:
         # Phase 1: ops that have ended; transfers are requested, and wait in the queues of their links

@@ -51,7 +51,7 @@ def plan(
     reader_offsets, reader_ops = pointer(p.reader_offsets), pointer(p.reader_ops)
     route_kind, route_links, route_slot = pointer(p.route_kind), pointer(p.route_padded), pointer(p.route_slot)
     latency_s, s_per_byte = pointer(p.route_latency_s), pointer(p.route_s_per_byte)
-    tensor_bytes, is_source, input_counts = pointer(p.tensor_bytes), pointer(p.is_source), pointer(p.input_counts)
+    tensor_bytes = pointer(p.tensor_bytes)
     sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
     transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
     waiting, ended, arrived, found = pointer(s.waiting), pointer(s.ended), pointer(f.arrived), s.found
@@ -73,26 +73,13 @@ def plan(
     slot_end_s[num_slots] = -1.0
     f.slot_tail[:] = p.max_transfers
     s.link_free_s[:] = 0.0
-    for i in range(n):
-        waiting[i] = input_counts[i]
-    if has_updates:
-        count_updates(updates, p.reader_offsets, p.reader_ops, s.waiting, placement)
     no_follower = p.max_transfers * most_links
     all_devices = (one << num_devices) - one
     idle = all_devices
-    ready = 0
-    position = num_transfers = num_ended = 0
-    for i in range(n):
-        if is_source[i]:
-            sequence[position] = i
-            position += 1
-            start_s[i] = end_s[i] = 0.0
-            ended[num_ended] = i
-            num_ended += 1
-        elif waiting[i] == 0:
-            ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[i], rank[i], one)
+    ready, num_ended = begin(p, s, placement, ranks)
+    position = num_ended
+    num_transfers = due = 0
     now = 0.0
-    due = 0
     # One round per instant `now`. The state between rounds: bit d of `idle` and `ready` are devices that run no op and
     # that have a ready op; bit s of `due` are slots (devices, then first links) whose running item ends now.
     while True:
@@ -257,6 +244,31 @@ def plan(
     s.state[POSITION] = position
     s.state[TRANSFERS] = num_transfers
     return now
+
+
+@part
+def begin(p: Compiled, s: Scratch, devices: Ints, rank: Ints) -> tuple[int, int]:
+    """Begin a plan: sources have ended, and lead the sequence; every other op waits for its inputs.
+
+    Returns:
+        A bit for each device that has a ready op, and the number of sources.
+    """
+    one = 1
+    ready = num_ended = 0
+    for i in range(p.num_ops):
+        s.waiting[i] = p.input_counts[i]
+    if p.has_updates:
+        count_updates(p.updates, p.reader_offsets, p.reader_ops, s.waiting, devices)
+    for i in range(p.num_ops):
+        if p.is_source[i]:
+            s.sequence[num_ended] = s.ended[num_ended] = i
+            s.start_s[i] = s.end_s[i] = 0.0
+            num_ended += 1
+        elif s.waiting[i] == 0:
+            ready |= push(
+                s.ready_leaf, s.ready_middle, s.ready_top, p.num_leaf, p.num_middle, p.num_top, devices[i], rank[i], one
+            )
+    return ready, num_ended
 
 
 @inlined

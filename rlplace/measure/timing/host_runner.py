@@ -174,9 +174,10 @@ class HostRunner:
         try:
             for k in range(warmup):
                 self._timed(step, peak_bytes, k)
-            timed = []
-            for k in range(num_steps):
-                timed.append((self._timed(step, peak_bytes, warmup + k), k, step.timeline()))
+            timed = [
+                (self._timed(step, peak_bytes, warmup + k), k, step.timeline())  # its timeline is that of the last step
+                for k in range(num_steps)
+            ]
         finally:
             self._loaded.forget(step)
         self._watch.end()
@@ -364,7 +365,14 @@ class LoadedPlans:
         self._granularity = {
             residents.home(d): device.memory_granularity_bytes for d, device in enumerate(host.devices)
         }
-        self._capacity = _capacities(host, self._accounts)
+        members: dict[str, list[Device]] = defaultdict(list)
+        for account, device in zip(self._accounts, host.devices, strict=True):
+            members[account].append(device)
+        # bytes for a plan: the memory without contexts; of a pool, the least that a device of it says
+        self._capacity = {
+            account: min(each.memory_bytes for each in own) - sum(each.context_bytes for each in own)
+            for account, own in members.items()
+        }
         self._gpus = {residents.home(d) for d, device in enumerate(host.devices) if device.backend == "cuda"}
         self._steps: dict[PlacedStep, bool] = {}  # the least recently run first; whether its memory is still warm
         self._fitting: set[PlacedStep] = set()  # loaded plans that were found to fit beside the others
@@ -415,14 +423,13 @@ class LoadedPlans:
             return
         loaded = [each for each in self._steps if each is not step and each.is_loaded]
         while over := self._overfull(_union(step, loaded), running):
-            helps = (
+            helping = [
                 each for each in loaded if any(self._account_of[home] in over for _, home in each.needs - step.needs)
-            )
-            oldest = next(helps, None)
-            if oldest is None:
+            ]
+            if not helping:
                 break
-            oldest.unload()
-            loaded.remove(oldest)
+            helping[0].unload()
+            loaded.remove(helping[0])
         self._keep(_union(step, loaded))
 
     def _keep(self, needed: Collection[Resident]) -> bool:
@@ -453,17 +460,6 @@ class LoadedPlans:
         for account, num_bytes in zip(self._accounts, np.maximum(own, 0).tolist(), strict=True):
             held[account] += num_bytes
         return held
-
-
-def _capacities(host: Host, accounts: list[str]) -> dict[str, int]:
-    """Bytes for a plan by account: the memory without contexts; of a pool, the least that a device of it says."""
-    members: dict[str, list[Device]] = defaultdict(list)
-    for account, device in zip(accounts, host.devices, strict=True):
-        members[account].append(device)
-    return {
-        account: min(each.memory_bytes for each in own) - sum(each.context_bytes for each in own)
-        for account, own in members.items()
-    }
 
 
 def _union(step: PlacedStep, others: Iterable[PlacedStep]) -> frozenset[Resident]:
