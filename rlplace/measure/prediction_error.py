@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,10 +47,6 @@ class Fidelity:
     spearman_ceiling: float | None
     spearman_ceiling_best_quartile: float | None
     num_placements: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
 
 def draw_mix(

@@ -392,17 +392,14 @@ class Crew:
             UserError: a step is run within another one, by a hook, a loss or an op; or in a forked process, which has
                 none of the threads.
         """
-        if os.getpid() != self._process:
-            if runs:
-                raise UserError(
-                    "a placed model was called in a process that was forked from its own: threads do not survive a "
-                    "fork. Make it in the process that calls it (in `worker_init_fn` of a DataLoader, in `post_fork` "
-                    "of a server), or call it in the process that made it."
-                )
-            yield
-            return
-        is_within = threading.get_ident() == self._caller
-        if is_within and not runs:
+        is_forked, is_within = os.getpid() != self._process, threading.get_ident() == self._caller
+        if is_forked and runs:
+            raise UserError(
+                "a placed model was called in a process that was forked from its own: threads do not survive a "
+                "fork. Make it in the process that calls it (in `worker_init_fn` of a DataLoader, in `post_fork` "
+                "of a server), or call it in the process that made it."
+            )
+        if not runs and (is_forked or is_within):
             yield
             return
         if is_within or any(worker.is_calling for worker in self.workers):

@@ -537,16 +537,16 @@ def _in_worker(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s
         Grouping(np.zeros(graph.num_ops, dtype=np.int32)),
     )
 
-    def ask() -> Done | Fault:
+    def ask(packed: Packed) -> Done | Fault:
         """What one worker answers, which is gone then."""
         with closing(started(packed)) as process:
             process.await_ready()
             return wait_for(process, request, problem, (), lambda board: longest_s if board.is_made else MAKING_S, say)
 
     with closing(packed_setup(problem)) as packed:
-        answer = ask()
+        answer = ask(packed)
         if isinstance(answer, Fault) and answer.is_from_outside:
-            answer = ask()
+            answer = ask(packed)
     if isinstance(answer, Fault):
         raise RunnerError(answer.why)
     return cast(Costs, answer.result)

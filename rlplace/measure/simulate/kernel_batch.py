@@ -249,7 +249,7 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
     """
     n, num_tensors, num_devices = p.num_ops, p.num_tensors, p.num_devices
     run_ahead, most_links, launches = p.run_ahead, p.max_route_links, p.launches
-    has_handovers, has_updates = p.has_handovers, p.has_updates
+    has_handovers, has_updates, has_pools = p.has_handovers, p.has_updates, p.has_pools
     is_source, op_time_s, atoms = pointer(p.is_source), pointer(p.op_time_s), pointer(p.atoms)
     input_offsets, input_tensors = pointer(p.input_offsets), pointer(p.input_tensors)
     output_offsets, tensor_op = pointer(p.output_offsets), pointer(p.tensor_op)
@@ -338,9 +338,9 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                 is_now = used == end and account == device
                 freed += size * int(is_last and is_now)
                 if is_last and not is_now:
-                    _note_both(time_s, num_bytes, base, count, pool, account, 1, used, size)
-            _note_both(time_s, num_bytes, base, count, pool, device, 0, start, allocated)
-            _note_both(time_s, num_bytes, base, count, pool, device, 1, end, freed)
+                    _note_both(time_s, num_bytes, base, count, has_pools, pool, account, 1, used, size)
+            _note_both(time_s, num_bytes, base, count, has_pools, pool, device, 0, start, allocated)
+            _note_both(time_s, num_bytes, base, count, has_pools, pool, device, 1, end, freed)
         else:
             # A transfer: a hand-over takes no time and no memory; a copy waits for its links, for the devices that it
             # blocks and for its launch.
@@ -382,7 +382,7 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
             available_s[t * num_devices + device] = end
             last_use_s[t * num_devices + device] = end
             size = tensor_size[size_class[device] * num_tensors + t]
-            _note_both(time_s, num_bytes, base, count, pool, device, 0, start, size)
+            _note_both(time_s, num_bytes, base, count, has_pools, pool, device, 0, start, size)
             place = t * num_devices + source
             left = users[place] - 1
             users[place] = left
@@ -390,7 +390,7 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
             last_use_s[place] = used
             if (left & ~ORIGINAL) == 0:
                 size = tensor_size[size_class[source] * num_tensors + t]
-                _note_both(time_s, num_bytes, base, count, pool, source, 1, used, size)
+                _note_both(time_s, num_bytes, base, count, has_pools, pool, source, 1, used, size)
     return step_s
 
 
@@ -503,6 +503,7 @@ def _note_both(
     num_bytes: Longs,
     base: Longs,
     count: Longs,
+    has_pools: bool,
     pool: Ints,
     device: int,
     is_free: int,
@@ -511,7 +512,7 @@ def _note_both(
 ) -> None:
     """Keep an allocation or a free on the account of a device, and on that of the pool that it shares."""
     note(time_s, num_bytes, base, count, device, is_free, time, size)
-    if pool[device] >= 0:
+    if has_pools and pool[device] >= 0:
         note(time_s, num_bytes, base, count, pool[device], is_free, time, size)
 
 

@@ -72,7 +72,13 @@ __all__ = ["Objective", "Simulator"]
 
 
 class Simulator:
-    """Computes step times exactly as docs/step-time-model.md says; deterministic to the bit, whatever the threads."""
+    """Computes step times exactly as docs/step-time-model.md says; deterministic to the bit, whatever the threads.
+
+    Attributes:
+        problem: what placements are simulated on.
+        objective: what step times mean.
+        threads: placements simulated at once.
+    """
 
     def __init__(self, problem: Problem, *, objective: Objective = "latency", threads: int | None = None) -> None:
         """Lay the problem out for the kernels.
@@ -89,8 +95,8 @@ class Simulator:
             raise InvalidValue("objective", objective, "'latency' or 'throughput'", where="simulator")
         if threads is not None and threads < 1:
             raise InvalidValue("threads", threads, "at least 1", where="simulator")
-        self._problem = problem
-        self._throughput = objective == "throughput"
+        self.problem, self.objective = problem, objective
+        self._is_throughput = objective == "throughput"
         self.threads = threads or len(os.sched_getaffinity(0))
         self._compiled = compile_problem(problem)
         self._default_order = _order(default_priorities(problem))
@@ -100,20 +106,10 @@ class Simulator:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How to pickle it: the problem is laid out again where it is loaded."""
-        return partial(Simulator, objective=self.objective, threads=self.threads), (self._problem,)
+        return partial(Simulator, objective=self.objective, threads=self.threads), (self.problem,)
 
     def __repr__(self) -> str:
-        return f"Simulator({self._problem!r}, {self.objective}, {counted(self.threads, 'thread')})"
-
-    @property
-    def problem(self) -> Problem:
-        """The problem that placements are simulated on."""
-        return self._problem
-
-    @property
-    def objective(self) -> Objective:
-        """What step times mean."""
-        return "throughput" if self._throughput else "latency"
+        return f"Simulator({self.problem!r}, {self.objective}, {counted(self.threads, 'thread')})"
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """One `Measurement` for each row of `placements` (B, N).
@@ -195,7 +191,7 @@ class Simulator:
         Raises:
             InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
         """
-        batch = stack_plans(self._problem, self._compiled, plans)
+        batch = stack_plans(self.problem, self._compiled, plans)
         with self._scratch() as (s, *_):
             for b, plan in enumerate(plans):
                 load_plan(s, batch, b)
@@ -217,7 +213,7 @@ class Simulator:
         step_s = results[0]
         with self._scratch() as memory:
             for b in range(len(step_s)):
-                evaluate(p, *memory, self._throughput, batch, b, b + 1, *self._default_order, cutoff_s, *results)
+                evaluate(p, *memory, self._is_throughput, batch, b, b + 1, *self._default_order, cutoff_s, *results)
                 found.append(critical_path(p, memory[0], batch.devices[b])[::-1] if step_s[b] < np.inf else found[0])
         return CriticalPaths(step_s, np.concatenate(found), np.cumsum([len(one) for one in found]))
 
@@ -233,7 +229,7 @@ class Simulator:
         """
         p, batch, order = self._compiled, self._unplanned(devices), self._priority_order(priorities)
         with self._scratch() as memory:
-            if self._throughput or not self._here(memory, batch, order)[0][0] < np.inf:
+            if self._is_throughput or not self._here(memory, batch, order)[0][0] < np.inf:
                 return np.zeros(0, dtype=np.int32)
             path = critical_path(p, memory[0], batch.devices[0])
             is_sent = path >= p.num_ops
@@ -252,7 +248,7 @@ class Simulator:
             return simulated_timeline(self._compiled, memory[0], plan)
 
     def _unplanned(self, placements: NDArray[np.int32]) -> PlanBatch:
-        return unplanned(self._problem.check_placement(np.atleast_2d(placements)))
+        return unplanned(self.problem.check_placement(np.atleast_2d(placements)))
 
     @contextmanager
     def _scratch(self) -> Iterator[Memory]:
@@ -286,7 +282,7 @@ class Simulator:
 
         def run(first: int, last: int) -> None:
             with self._scratch() as memory:
-                evaluate(self._compiled, *memory, self._throughput, batch, first, last, *order, cutoff_s, *results)
+                evaluate(self._compiled, *memory, self._is_throughput, batch, first, last, *order, cutoff_s, *results)
 
         if self.threads == 1 or count < 2:
             run(0, count)
@@ -301,7 +297,7 @@ class Simulator:
     def _here(self, memory: Memory, batch: PlanBatch, order: Order) -> Results:
         """As `_evaluate`, on this thread, in its working memory, which then holds the last plan with its times."""
         results, cutoff_s = self._new_results(batch), np.full(len(batch.devices), np.inf)
-        evaluate(self._compiled, *memory, self._throughput, batch, 0, len(cutoff_s), *order, cutoff_s, *results)
+        evaluate(self._compiled, *memory, self._is_throughput, batch, 0, len(cutoff_s), *order, cutoff_s, *results)
         return results
 
     def _new_results(self, batch: PlanBatch) -> Results:
@@ -328,7 +324,7 @@ class Simulator:
         over = [
             f"{name}: peak of {peak} bytes is {peak - capacity} bytes over its {capacity}"
             for name, peak, capacity in zip(
-                account_names(self._problem.host), peak_bytes, self._compiled.capacity_bytes, strict=True
+                account_names(self.problem.host), peak_bytes, self._compiled.capacity_bytes, strict=True
             )
             if peak > capacity
         ]

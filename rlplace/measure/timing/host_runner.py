@@ -65,6 +65,7 @@ class HostRunner:
         is_fatal: whether an error of a contender ends the race for all, and is raised.
 
     Attributes:
+        problem: what placements are measured on.
         reference: its plan.
 
     Raises:
@@ -85,7 +86,7 @@ class HostRunner:
     ) -> None:
         check_runs_here(problem.host)
         keep_freed_memory()
-        self._problem = problem
+        self.problem = problem
         self._planner = planner
         self._protocol = protocol or RaceProtocol()
         self._timeout_s = step_timeout_s
@@ -101,17 +102,13 @@ class HostRunner:
         self._limits = contextlib.ExitStack()
         self._limits.enter_context(limited_memory(problem.host))
 
-    @property
-    def problem(self) -> Problem:
-        return self._problem
-
     def turn_to(self, problem: Problem, planner: Planner, reference: NDArray[np.int32]) -> None:
         """From here on, with other figures of the same host and another reference."""
-        self._problem, self._planner, self.reference = problem, planner, planner.plan(reference)
+        self.problem, self._planner, self.reference = problem, planner, planner.plan(reference)
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """One `Measurement` for each row of `placements` (B, N), all raced together."""
-        devices = self._problem.check_placement(np.atleast_2d(placements))
+        devices = self.problem.check_placement(np.atleast_2d(placements))
         return self.measure_plans([self._planner.plan(row) for row in devices])
 
     def measure_plans(
@@ -151,14 +148,14 @@ class HostRunner:
                     timers, reference, protocol or self._protocol, deadline_s=deadline_s, is_fatal=self._is_fatal
                 )
         except Exception as error:
-            if (lost := lost_of(self._problem.host, error)) is not None:
+            if (lost := lost_of(self.problem.host, error)) is not None:
                 return all_lost(len(timers), lost)
             if isinstance(error, RlplaceError) or not cuda.is_lost(error):
                 raise
             raise RunnerError(f"{type(error).__name__}: {error}{cuda.advice(error)}") from error
         finally:
             self._loaded.forget_all()
-        if (lost := lost_of(self._problem.host)) is not None:
+        if (lost := lost_of(self.problem.host)) is not None:
             return all_lost(len(timers), lost)
         for lane, each in zip(lanes, first):  # where another was free of NaN, but only later
             if each.is_nan and lane.error is None and self._losses.saw_numbers:
@@ -196,8 +193,8 @@ class HostRunner:
     def load(self, plan: Plan, *, is_traced: bool = False) -> PlacedStep:
         """The plan for this runner's threads and tensors; it is loaded when it runs."""
         return PlacedStep(
-            self._problem.graph,
-            self._problem.host,
+            self.problem.graph,
+            self.problem.host,
             plan,
             self._residents,
             self._crew,
@@ -240,7 +237,7 @@ class HostRunner:
             return other
         self._watch.begin(contender, is_made=False)
         try:
-            timer = other.timer(self._problem.graph, self._problem.host, self.widest_worker())
+            timer = other.timer(self.problem.graph, self.problem.host, self.widest_worker())
         except Exception as error:
             if self._is_fatal(error):
                 raise
