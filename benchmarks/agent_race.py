@@ -31,7 +31,7 @@ from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import Known, measure_all, plans_of, step_times
 from rlplace.session.prepare import graph_for, make_problem
-from rlplace.training.methods import LEARNED
+from rlplace.training.method_choice import LEARNED
 from rlplace.training.searches.racing_host import LoopBudget
 from rlplace.training.searches.search_all import search_and_measure
 from rlplace.training.tracking import NoTracker

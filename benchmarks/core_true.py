@@ -134,7 +134,7 @@ def _compare(
 
 
 def _question(config: TrueConfig, name: str) -> dict[str, Any]:
-    return {"method": name, "measured": config.measured, "allowed": config.budget.evaluations}
+    return {"method": name, "measured": config.measured, "allowed": config.budget().evaluations}
 
 
 def _answer(row: Row) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from rlplace.measure import Simulator
 from rlplace.policy import POLICIES, LearnConfig
 from rlplace.policy.base import pretrained_kinds
 from rlplace.search import Budget, Task
-from rlplace.training.methods import GUIDED, METHODS, POLICY, SCHEDULE
+from rlplace.training.method_choice import GUIDED, METHODS, POLICY, SCHEDULE
 
 SUITE, EVALUATIONS, SEEDS = "core-dev", "500,3000", "0-9"
 LEARNERS = {"placer": "ppo", "gnn": "ppo", "seq2seq": "reinforce", "improver": "ppo", "schedule": "ppo"}

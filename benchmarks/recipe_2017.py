@@ -21,7 +21,7 @@ from rlplace.policy import LearnConfig
 from rlplace.report import Curve, save_best_so_far_png
 from rlplace.search import Budget, SearchResult, find
 from rlplace.search.rules import baselines
-from rlplace.training.methods import METHODS, POLICY
+from rlplace.training.method_choice import METHODS, POLICY
 from rlplace.workloads import build, parse_workload
 
 WORKLOAD, HOST = "nmt@small", "4xV100-pcie"

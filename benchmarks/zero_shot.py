@@ -32,7 +32,7 @@ from rlplace.policy.schedule_network import ScheduleNetwork, load_network
 from rlplace.pretrain.pretraining import draw
 from rlplace.search import Budget, find
 from rlplace.search.improve.starting_points import CROSSED, FIRST_WEIGHTS, START_WEIGHTS
-from rlplace.training.methods import METHODS, SCHEDULE
+from rlplace.training.method_choice import METHODS, SCHEDULE
 
 COUNTS = (1, 16, 64)
 DRAWS = 9

@@ -13,12 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs import capture
-from rlplace.workloads import CONFIGS, SIZES, build, parse_workload
+from rlplace.workloads import CATALOG, SIZES, build, parse_workload
 from rlplace.workloads.catalog import COUNTS_PATH
 
 kept = read_json(COUNTS_PATH)["workloads"] if COUNTS_PATH.exists() else {}
-counts = {name: kept[name] for name in sorted(CONFIGS) if name in kept}
-for name in sys.argv[1:] or sorted(CONFIGS):
+counts = {name: kept[name] for name in sorted(CATALOG) if name in kept}
+for name in sys.argv[1:] or sorted(CATALOG):
     counts[name] = {}
     for size in SIZES:
         with FakeTensorMode():

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlplace.graphs.capturing.capture import as_call, as_targets
-from rlplace.graphs.micro_batching.loss_verdict import LossVerdict, judge_loss
+from rlplace.graphs.micro_batching.loss_verdict import judge_loss
 from rlplace.graphs.micro_batching.slices import plan_slices
+from rlplace.graphs.program import LossVerdict
 
 BATCH, CLASSES = 8, 4
 

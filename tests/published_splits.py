@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.files import read_json
-from rlplace.graphs.formats.published import LARGEST_FILE_BYTES, DnnPartitioning, Id, read_known
+from rlplace.graphs.formats.published import IGNORING, LARGEST_FILE_BYTES, DnnPartitioning, Id
 from rlplace.graphs.opgraph import BACKWARD
-from rlplace.records import record
+from rlplace.records import read_record
 
 Placed = NDArray[np.int32]
 
 
-@record(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Device:
+    __pydantic_config__ = IGNORING
     nodes: tuple[Id, ...]
 
 
-@record(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Split:
     """The nodes on each device, under the benchmark's own names."""
 
+    __pydantic_config__ = IGNORING
     fpgas: tuple[_Device, ...]
     cpus: tuple[_Device, ...]
 
@@ -40,7 +43,7 @@ def load_split(path: str | os.PathLike[str], record: DnnPartitioning) -> Placed:
             workload has.
     """
     where = os.fspath(path)
-    split = read_known(_Split, read_json(path, largest_bytes=LARGEST_FILE_BYTES), where, fpgas=_Device, cpus=_Device)
+    split = read_record(_Split, read_json(path, largest_bytes=LARGEST_FILE_BYTES), where)
     position = {number: op for op, number in enumerate(record.ids.tolist())}
     devices = np.full(record.num_ops, -1, dtype=np.int32)
     for kind in ("fpgas", "cpus"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -133,6 +134,16 @@ def test_the_graph_of_rooms_has_no_circle() -> None:
         room = name.partition(".")[2].partition(".")[0]
         graph.add_edges_from((room, other) for other in imports_of(path) - GROUND - {room} if room)
     assert list(nx.simple_cycles(graph)) == []
+
+
+def test_train_reaches_few_modules() -> None:
+    """Of ours, faces resolved, imports inside functions included: following one `train` opens these."""
+    reached = set()
+    for node in ast.walk(ast.parse(MODULES["rlplace.training.run"].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlplace."):
+            face = importlib.import_module(str(node.module))
+            reached |= {getattr(getattr(face, alias.name), "__module__", node.module) for alias in node.names}
+    assert len(reached) <= 15, sorted(reached)
 
 
 def test_partitioning_has_one_door() -> None:

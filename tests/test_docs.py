@@ -58,7 +58,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 def test_every_method_is_in_the_docs() -> None:
     from rlplace.compare.pytorch_baselines import BASELINES
-    from rlplace.training.methods import METHODS
+    from rlplace.training.method_choice import METHODS
 
     text = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
     assert [name for name in (*METHODS, *BASELINES) if f"`{name}`" not in text] == []

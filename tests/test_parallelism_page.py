@@ -12,7 +12,7 @@ from rlplace.cli.main import main
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import OP_ORDERS
 from rlplace.session.cut import LOSSES
-from rlplace.training.methods import METHODS
+from rlplace.training.method_choice import METHODS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "parallelism.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -29,7 +29,7 @@ from rlplace.errors import FileProblem, InvalidValue
 from rlplace.policy import LearnConfig
 from rlplace.say import counted, format_ms, say
 from rlplace.training import SearchConfig, TrainConfig
-from rlplace.training.agent.config import AgentConfig
+from rlplace.training.agent.agent_config import AgentConfig
 
 if TYPE_CHECKING:
     from rlplace.training.command import Named
@@ -329,8 +329,8 @@ def place(
         )
     if json:
         print_json(result)
-        return
-    _show(result)
+    else:
+        _show(result)
 
 
 def _free(path: Path, overwrite: bool) -> Path:

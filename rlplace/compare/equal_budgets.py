@@ -34,7 +34,7 @@ from rlplace.search.rules.baselines import best_single
 from rlplace.session.calibrate import Known
 from rlplace.training import SearchConfig
 from rlplace.training.agent.agent import Agent
-from rlplace.training.methods import LEARNED, METHODS
+from rlplace.training.method_choice import LEARNED, METHODS
 from rlplace.training.searches.racing_host import ROUND
 
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)

@@ -29,7 +29,7 @@ from rlplace.records import Number, Seed, record
 from rlplace.search import METHODS, Budget, Task, find
 from rlplace.search.methods import SEARCH, find_winners
 from rlplace.search.task import BestSoFar
-from rlplace.training.agent.config import AgentConfig
+from rlplace.training.agent.agent_config import AgentConfig
 
 
 @record(frozen=True)
@@ -72,12 +72,7 @@ class TrueConfig:
         named = ROWS if "all" in self.methods else self.methods
         return tuple(name for name in ROWS if name in named)
 
-    @property
-    def budget(self) -> Budget:
-        """Of one row, where they run one after the other."""
-        return self.budget_beside(1)
-
-    def budget_beside(self, count: int) -> Budget:
+    def budget(self, count: int = 1) -> Budget:
         """Of one row, where `count` of them run at once."""
         evaluations = self.evaluations or AgentConfig().whole_evaluations(self.measured)
         seconds = math.inf if self.seconds is None else self.seconds / math.ceil(len(self.names) / count)
@@ -111,12 +106,12 @@ def compare_true(
     true = true_problem(problem, config.truth)
     simulator, names = Simulator(problem, threads=config.threads), config.names
     coming: Iterator[tuple[int, Row]] = (
-        (number, _row(name, simulator, true, config, config.budget)) for number, name in enumerate(names)
+        (number, _row(name, simulator, true, config, config.budget())) for number, name in enumerate(names)
     )
     if cluster is not None:
-        coming = cluster.map(partial(_row_alone, problem, config, config.budget_beside(cluster.num_workers)), names)
+        coming = cluster.map(partial(_row_alone, problem, config, config.budget(cluster.num_workers)), names)
     rows, is_interrupted = collected(coming, {}, on_row)
-    budget = config.budget
+    budget = config.budget()
     return Comparison(
         workload,
         problem.host.name,

@@ -31,7 +31,7 @@ from rlplace.measure.timing.eager_step import EagerRecipe, Other, check_has_valu
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions
 from rlplace.search import single
 from rlplace.search.rules.baselines import plain_devices
-from rlplace.workloads import CONFIGS, Size, WorkloadSpec, build, without_memory
+from rlplace.workloads import CATALOG, Size, WorkloadSpec, build, without_memory
 
 BASELINES = {
     "eager": "plain PyTorch on one device (one core, or the first GPU)",
@@ -159,7 +159,7 @@ def with_batch_share(spec: WorkloadSpec, count: int, default_size: Size) -> Work
     Raises:
         InvalidValue: it has no option `batch`, or one that cannot be divided.
     """
-    batch = getattr(spec.config(default_size), "batch", None) if spec.name in CONFIGS else None
+    batch = getattr(spec.config(default_size), "batch", None) if spec.name in CATALOG else None
     if not isinstance(batch, int):
         raise InvalidValue(
             "workload",

@@ -29,7 +29,7 @@ from rlplace.session.calibrate import calibrated
 from rlplace.session.prepare import Steps, prepare
 from rlplace.session.setup import Setup
 from rlplace.store.log import check_store, measuring
-from rlplace.training.methods import METHODS
+from rlplace.training.method_choice import METHODS
 from rlplace.workloads import default_size
 
 NUM_CALIBRATED = 12

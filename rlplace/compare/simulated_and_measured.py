@@ -184,7 +184,7 @@ def _other_cut(placement: Placement, graph: OpGraph) -> str:
     if cut is None:
         return "If its step was cut into micro-batches, give `--micro-batches` again; `auto` finds how many."
     micro = None if graph.program is None else graph.program.origin.micro
-    mine = PlacedCut(graph.num_micro_batches, "" if micro is None else micro.loss)
+    mine = PlacedCut(graph.num_micro_batches, "" if micro is None else micro.verdict.kind)
     if cut.count != mine.count:
         ask = "leave `--micro-batches` out" if cut.count == 1 else f"give `--micro-batches {cut.count}`"
         return f"It places {cut}, yours is {mine}: {ask}, or `--micro-batches auto`."

@@ -131,21 +131,6 @@ def glibc_version() -> str:
         return ""
 
 
-def is_writable(path: Path) -> bool:
-    """Whether this process may make files in that folder."""
-    return os.access(path, os.W_OK | os.X_OK)
-
-
-def free_bytes(path: Path) -> int:
-    """Free space of the file system that holds `path`."""
-    return shutil.disk_usage(path).free
-
-
-def has_module(name: str) -> bool:
-    """Whether a top-level module can be found; it is not imported."""
-    return importlib.util.find_spec(name) is not None
-
-
 @dataclass(frozen=True, slots=True)
 class System:
     """The machine and the installation, as this process sees them."""
@@ -168,13 +153,13 @@ class System:
     """logical cores of the machine"""
     distribution: Callable[[str], importlib.metadata.Distribution] = importlib.metadata.distribution
     """what is known of an installed package; raises PackageNotFoundError"""
-    has_module: Callable[[str], bool] = has_module
-    """whether a top-level module can be found"""
+    has_module: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
+    """whether a top-level module can be found; it is not imported"""
     find_program: Callable[[str], str | None] = shutil.which
     """path of a program"""
-    is_writable: Callable[[Path], bool] = is_writable
+    is_writable: Callable[[Path], bool] = lambda path: os.access(path, os.W_OK | os.X_OK)
     """whether files can be made in a folder"""
-    free_bytes: Callable[[Path], int] = free_bytes
+    free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
     """free space of the file system that holds a path"""
     glibc_version: Callable[[], str] = glibc_version
     """of the C library; empty where it is another"""

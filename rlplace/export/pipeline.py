@@ -655,10 +655,10 @@ def said(plan: PipelinePlan) -> list[str]:
         f"{plan.num_micro_batches} micro-batches, {SCHEDULES[plan.schedule]}: {plan.step_s * 1e3:.4g} ms a step by the "
         f"simulator, {plan.ratio:.3g} of the run's placement of ops ({plan.placement_s * 1e3:.4g} ms)",
     ]
-    if not plan.micro.is_checked:
-        lines.append(f"warning: the loss of micro-batches was not checked ({plan.micro.why})")
-    elif "accumulation" in plan.micro.why:
-        lines.append(f"warning: another step than that of the whole batch: {plan.micro.why}")
+    if not plan.micro.verdict.is_checked:
+        lines.append(f"warning: the loss of micro-batches was not checked ({plan.micro.verdict.why})")
+    elif "accumulation" in plan.micro.verdict.why:
+        lines.append(f"warning: another step than that of the whole batch: {plan.micro.verdict.why}")
     if plan.shared:
         lines.append(f"several stages hold a copy of {', '.join(plan.shared)}; their gradients are added each step")
     return lines
@@ -674,7 +674,7 @@ def figures(plan: PipelinePlan) -> dict[str, Any]:
             for stage in plan.stages
         ],
         "shared_parameters": list(plan.shared),
-        "loss": {"is_checked": plan.micro.is_checked, "why": plan.micro.why},
+        "loss": {"is_checked": plan.micro.verdict.is_checked, "why": plan.micro.verdict.why},
         "costs": plan.source,
         "step_s": plan.step_s,
         "placement_step_s": plan.placement_s,

@@ -61,9 +61,8 @@ def run_graph(graph: OpGraph) -> StepResult:
             output = call.target(*map_refs(read, call.args), **map_refs(read, call.kwargs))
             outputs = output if call.returns_tuple else (output,)
             values |= {tensor: value for tensor, value in zip(call.outputs, outputs, strict=False) if tensor >= 0}
-        for name, gradient in program.gradients.items():
-            if name not in gradients:  # no update takes it
-                gradients[name] = read(gradient).clone()
+        left = {name: gradient for name, gradient in program.gradients.items() if name not in gradients}
+        gradients |= {name: read(gradient).clone() for name, gradient in left.items()}  # those that no update takes
     state = {
         source.key: values[int(graph.output_offsets[op])]
         for op, source in program.sources.items()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -100,13 +100,12 @@ class OpGraph:
     name: str = ""
 
     def __post_init__(self) -> None:
+        if len(self.micro_batch) == 0:
+            object.__setattr__(self, "micro_batch", np.full(self.num_ops, -1, dtype=np.int32))
         for name, dtype in DTYPES.items():
             array = np.ascontiguousarray(getattr(self, name), dtype=dtype)
             array.flags.writeable = False
             object.__setattr__(self, name, array)
-        if len(self.micro_batch) == 0:
-            object.__setattr__(self, "micro_batch", np.full(self.num_ops, -1, dtype=np.int32))
-            self.micro_batch.flags.writeable = False
         check_columns(vars(self), num_phases=len(PHASES))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -303,9 +302,8 @@ def check_columns(columns: Mapping[str, Any], *, num_phases: int) -> None:
     n, t = len(columns["names"]), len(columns["tensor_op"])
     lengths = dict.fromkeys(_OF_OPS, n) | dict.fromkeys(_OF_TENSORS, t)
     lengths |= {"input_offsets": n + 1, "mutation_tensor": len(columns["mutation_op"])}
-    for name, length in lengths.items():
-        if len(columns[name]) != length:
-            raise InvalidValue(name, len(columns[name]), f"{length} entries", where="graph")
+    if wrong := next((name for name, length in lengths.items() if len(columns[name]) != length), ""):
+        raise InvalidValue(wrong, len(columns[wrong]), f"{lengths[wrong]} entries", where="graph")
     if len(set(columns["names"])) != n:
         repeated = next(name for name, count in Counter(columns["names"]).items() if count > 1)
         raise InvalidValue("names", f"{repeated[:60]!r} more than once", "unique op names", where="graph")
@@ -365,10 +363,6 @@ def _check_order(columns: Mapping[str, Any]) -> None:
             "each tensor once, ascending within an op",
             where="graph",
         )
-
-
-if TYPE_CHECKING:
-    from rlplace.graphs.program import Program
 
 
 @dataclass(slots=True)
@@ -559,7 +553,4 @@ def gradient_sums(count: int, turn: int = 0) -> tuple[GradientSum, ...]:
         return count + len(found) - 1, goes_with, height + 1
 
     add(0, count)
-    if found:
-        root = found[-1]
-        found[-1] = GradientSum(root.left, root.right, -1, root.last)
-    return tuple(found)
+    return tuple(replace(one, micro_batch=-1) if one is found[-1] else one for one in found)

@@ -30,19 +30,16 @@ def resolve_optimizer(optimizer: object) -> OptimizerSpec | None:
     if optimizer is None:
         return None
     if not isinstance(optimizer, str | OptimizerSpec):
-        expected = f"one of {', '.join(OPTIMIZERS)}, or an OptimizerSpec"
-        if isinstance(optimizer, type):
-            known = optimizer.__name__.lower() if optimizer.__name__.lower() in OPTIMIZERS else "adam"
-            raise InvalidValue(
-                "optimizer",
-                f"the class {optimizer.__name__}",
-                expected,
-                where="capture",
-                hint=f'Name one (`"{known}"`, or `rlplace.OptimizerSpec("{known}", lr=...)`); for others, make it over '
-                "`step.parameters()` and fill `grad` by `step.backward(...)`.",
-            )
-        kind = type(optimizer)
-        raise InvalidValue("optimizer", f"{kind.__module__}.{kind.__qualname__}", expected, where="capture")
+        kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+        known = kind.__name__.lower() if kind.__name__.lower() in OPTIMIZERS else "adam"
+        raise InvalidValue(
+            "optimizer",
+            f"the class {kind.__name__}" if isinstance(optimizer, type) else f"{kind.__module__}.{kind.__qualname__}",
+            f"one of {', '.join(OPTIMIZERS)}, or an OptimizerSpec",
+            where="capture",
+            hint=f'Name one (`"{known}"`, or `rlplace.OptimizerSpec("{known}", lr=...)`); for others, make it over '
+            "`step.parameters()` and fill `grad` by `step.backward(...)`.",
+        )
     name = optimizer if isinstance(optimizer, str) else optimizer.name
     if name not in OPTIMIZERS:
         raise UnknownName("optimizer", name, OPTIMIZERS)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
@@ -195,6 +195,28 @@ class LossByName(functools.partial[torch.Tensor]):
 
 
 LossKind = Literal["separate", "joined", "accumulated"]
+Weights = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True)
+class LossVerdict:
+    """How micro-batches make the loss of their batch.
+
+    Attributes:
+        kind: `separate`: each has a loss of its own. `joined`: one loss of their joined outputs; of inference, the
+            joined outputs alone. `accumulated`: as separate, by definition, whatever the loss of the whole batch is.
+        weights: of separate losses: `mean`: samples of the micro-batch over those of the batch. `sum`: 1.
+        is_checked: whether the loss and gradients of some samples were compared, or there was nothing to compare.
+        why: a sentence for people.
+        normalises_batch: whether the model has batch norm in training, whose statistics are then those of each
+            micro-batch: the step is that of gradient accumulation.
+    """
+
+    kind: LossKind
+    weights: Weights
+    is_checked: bool
+    why: str
+    normalises_batch: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,28 +225,24 @@ class MicroBatches:
 
     Attributes:
         slicing: which tensors are cut, and where.
-        loss: `separate`: of each micro-batch, weighted; `joined`: of all outputs together; `accumulated`: as
-            `separate`, whatever the whole batch would give.
-        weights: of separate losses, one a micro-batch.
-        is_checked: whether the loss was compared with that of the whole batch.
-        why: how it was judged, in words.
+        verdict: how the micro-batches make the loss.
         output_dims: of a joined loss, or of outputs without one: for every tensor that the model returns, the dimension
             that grows with the batch; None for one that is the same for every batch.
-        has_own_statistics: whether it has batch norms, which use the statistics of each micro-batch.
     """
 
     slicing: Slicing
-    loss: LossKind
-    weights: tuple[float, ...]
-    is_checked: bool = False
-    why: str = ""
+    verdict: LossVerdict
     output_dims: tuple[int | None, ...] = ()
-    has_own_statistics: bool = False
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Of separate losses, one a micro-batch."""
+        return self.slicing.weights(self.verdict.weights)
 
     @property
     def equals_whole(self) -> bool:
         """Whether the step does what one of the whole batch does; else it does what accumulating gradients does."""
-        return self.loss != "accumulated" and not self.has_own_statistics
+        return self.verdict.kind != "accumulated" and not self.verdict.normalises_batch
 
 
 @dataclass(frozen=True)
@@ -330,15 +348,11 @@ _LEAVES = frozenset((int, float, bool, str, type(None), torch.dtype, torch.devic
 """Most arguments that are no tensors; they hold none."""
 
 
-def refs_in(value: Any) -> Iterator[Ref]:
+def refs_in(value: Any) -> list[Ref]:
     """Every `Ref` in nested arguments, in order."""
-    if isinstance(value, Ref):
-        yield value
-    elif isinstance(value, slice):
-        yield from refs_in((value.start, value.stop, value.step))
-    elif isinstance(value, (list, tuple, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from refs_in(item)
+    found: list[Ref] = []
+    map_refs(found.append, value)
+    return found
 
 
 def map_refs(function: Callable[[Ref], Any], value: Any) -> Any:
@@ -386,7 +400,7 @@ class Slicing:
         """The first sample of each micro-batch."""
         return tuple(sum(self.sizes[:index]) for index in range(len(self.sizes)))
 
-    def weights(self, kind: Literal["mean", "sum"]) -> tuple[float, ...]:
+    def weights(self, kind: Weights) -> tuple[float, ...]:
         """What the loss of each micro-batch counts: its part of the batch where losses are means, 1 for sums."""
         return tuple(size / self.batch if kind == "mean" else 1.0 for size in self.sizes)
 

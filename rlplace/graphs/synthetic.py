@@ -84,7 +84,8 @@ def synthetic(
         raise InvalidValue("parameters", math.prod(counts), f"a product of at most {MAX_CELLS}", where=where)
     rng = np.random.default_rng(seed)
     cells = FAMILIES[family](rng, **params)
-    step = Step(cells, Sizes(rng, flops=flops, output_bytes=output_bytes, spread=spread, rows=rows))
+    costs = _draw_costs(cells, rng, flops=flops, output_bytes=output_bytes, spread=spread, rows=rows)
+    step = Step(cells, costs, input_elements=max(1, round(output_bytes / _ELEMENT_BYTES)), rows=rows)
     if is_training:
         step.add_backward()
         step.add_updates(optimizer)
@@ -107,7 +108,6 @@ MATMUL = "aten.mm.default"
 ADD = "aten.add.Tensor"
 RELU = "aten.relu.default"
 SOFTMAX = "aten._softmax.default"
-CONCAT = "aten.cat.default"
 ATTENTION = "aten.scaled_dot_product_attention.default"
 
 
@@ -174,7 +174,7 @@ def fork_join(rng: np.random.Generator, *, stages: int = 5, width: int = 4, dept
                 name = f"stage{stage}.branch{branch}.{step}"
                 last = cells.add((last,), MATMUL, f"stage{stage}.branch{branch}", name, name, scale)
             ends.append(last)
-        last = cells.add(ends, CONCAT, f"stage{stage}", f"stage{stage}.join")
+        last = cells.add(ends, "aten.cat.default", f"stage{stage}", f"stage{stage}.join")
     return cells
 
 
@@ -300,43 +300,45 @@ UPDATES = {"sgd": (2.0, 0), "momentum": (4.0, 1), "adam": (14.0, 2), "adamw": (1
 _ELEMENT_BYTES = 4  # of float32
 
 
-class Sizes:
-    """Draws the FLOPs and output elements of each kind of cell, once."""
-
-    def __init__(
-        self, rng: np.random.Generator, *, flops: float, output_bytes: float, spread: float, rows: int
-    ) -> None:
-        self.rng, self.flops, self.spread, self.rows = rng, flops, spread, rows
-        self.elements = output_bytes / _ELEMENT_BYTES
-        self.drawn: dict[str, tuple[float, int]] = {}
-
-    def of(self, cell: Cell) -> tuple[float, int]:
-        """FLOPs and elements of the output; a weight's elements are `flops / (2 * rows)`."""
-        if cell.kind not in self.drawn:
-            work, size = (math.exp(self.spread * draw) for draw in self.rng.standard_normal(2).tolist())
-            elements = max(1, round(self.elements * size * cell.scale))
-            weight = max(1, round(self.flops * work * cell.scale / (2 * self.rows)))
-            self.drawn[cell.kind] = (2.0 * self.rows * weight if cell.weight else float(elements), elements)
-        return self.drawn[cell.kind]
+def _draw_costs(
+    cells: Sequence[Cell], rng: np.random.Generator, *, flops: float, output_bytes: float, spread: float, rows: int
+) -> list[tuple[float, int]]:
+    """FLOPs and output elements of each cell, drawn once a kind; a weight's elements are `flops / (2 * rows)`."""
+    drawn: dict[str, tuple[float, int]] = {}
+    for cell in sorted(cells, key=lambda cell: not cell.weight):  # as in the graph, weights come first
+        if cell.kind not in drawn:
+            work, size = (math.exp(spread * draw) for draw in rng.standard_normal(2).tolist())
+            elements = max(1, round(output_bytes / _ELEMENT_BYTES * size * cell.scale))
+            weight = max(1, round(flops * work * cell.scale / (2 * rows)))
+            drawn[cell.kind] = (2.0 * rows * weight if cell.weight else float(elements), elements)
+    return [drawn[cell.kind] for cell in cells]
 
 
 class Step(GraphBuilder):
-    """One step in the making: ops and tensors in order."""
+    """One step in the making: ops and tensors in order.
 
-    def __init__(self, cells: Sequence[Cell], sizes: Sizes) -> None:
+    Args:
+        cells: in a topological order.
+        costs: FLOPs and output elements of each.
+        input_elements: of the graph's input.
+        rows: that each weight multiplies.
+    """
+
+    def __init__(
+        self, cells: Sequence[Cell], costs: Sequence[tuple[float, int]], *, input_elements: int, rows: int
+    ) -> None:
         super().__init__()
-        self.cells, self.sizes = cells, sizes
+        self.cells, self.costs = cells, costs
         self.weights: dict[str, int] = {}  # tensor of each weight
         self.weight_gradients: dict[str, list[int]] = defaultdict(list)
-        (self.input,) = self._add(OpRow("input", "input"), [max(1, round(sizes.elements))])
-        for cell in cells:
+        (self.input,) = self._add(OpRow("input", "input"), [input_elements])
+        for cell, (flops, _) in zip(cells, costs, strict=True):
             if cell.weight and cell.weight not in self.weights:
-                size = round(sizes.of(cell)[0] / (2 * sizes.rows))
+                size = round(flops / (2 * rows))
                 row = OpRow(cell.weight, "parameter", cell.module, parameter_bytes=size * _ELEMENT_BYTES)
                 (self.weights[cell.weight],) = self._add(row, [size])
         self.outputs: list[int] = []
-        for place, cell in enumerate(cells):
-            flops, elements = sizes.of(cell)
+        for place, (cell, (flops, elements)) in enumerate(zip(cells, costs, strict=True)):
             reads = [self.outputs[i] for i in cell.reads] or [self.input]
             reads += [self.weights[cell.weight]] if cell.weight else []
             row = OpRow(f"{cell.kind}.{place}.forward", cell.target, cell.module, reads=reads, flops=flops)
@@ -354,7 +356,7 @@ class Step(GraphBuilder):
             gradients[tensor].append(gradient)
         for place in range(len(self.cells) - 1, -1, -1):
             cell, output = self.cells[place], self.outputs[place]
-            flops, name = self.sizes.of(cell)[0], f"{cell.kind}.{place}.backward"
+            flops, name = self.costs[place][0], f"{cell.kind}.{place}.backward"
             upstream = self._sum(gradients.pop(output), name, cell.module)
             inputs, weight = [self.outputs[i] for i in cell.reads], self.weights.get(cell.weight)
             if inputs:

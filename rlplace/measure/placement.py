@@ -111,7 +111,7 @@ class Placement:
         names = tuple(device.name for device in problem.host.devices)
         program = problem.graph.program
         micro = None if program is None else program.origin.micro
-        cut = PlacedCut(problem.graph.num_micro_batches, "" if micro is None else micro.loss, problem.op_order)
+        cut = PlacedCut(problem.graph.num_micro_batches, "" if micro is None else micro.verdict.kind, problem.op_order)
         return cls(plan, problem.graph.fingerprint, problem.host.fingerprint, names, method, cut)
 
     @property

@@ -34,11 +34,6 @@ def explain_run(
     kind: Kind = timeline.source
     by_name = {str(row["method"]): row for row in rows}
     one_device = _of_row("one device", by_name.get("single"), kind)
-    alternatives = [
-        one_device,
-        data_parallel(problem, one_device),
-        _of_row("eager", by_name.get("eager"), kind),
-    ]
     row = by_name.get(method, {})
     return explain(
         problem,
@@ -47,7 +42,11 @@ def explain_run(
         method=method,
         step_time_s=row.get("step_time_s"),
         spread_s=row.get("spread_s") or 0.0,
-        alternatives=alternatives,
+        alternatives=[
+            one_device,
+            data_parallel(problem, one_device),
+            _of_row("eager", by_name.get("eager"), kind),
+        ],
     )
 
 
@@ -75,9 +74,8 @@ def data_parallel(problem: Problem, one_device: Alternative) -> Alternative:
     else:
         kind, step_s, note = "estimated", ratio * even_split_s(problem), SPLIT_NOTE
         failed = "the batch is one sample, or no two devices hold the model each"
-    if math.isfinite(step_s):
-        return Alternative("data parallel", step_s, kind, note)
-    return Alternative("data parallel", None, kind, failed)
+    is_possible = math.isfinite(step_s)
+    return Alternative("data parallel", step_s if is_possible else None, kind, note if is_possible else failed)
 
 
 def read_explanation(folder: Path) -> Explanation:

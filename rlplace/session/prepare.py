@@ -30,8 +30,9 @@ from rlplace.errors import CaptureError, InvalidValue, RunnerError, UserError
 from rlplace.graphs import Constraints, OpGraph, capture
 from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.micro_batching.dependence import has_values
-from rlplace.graphs.micro_batching.loss_verdict import LossVerdict, judge_loss, unchecked
+from rlplace.graphs.micro_batching.loss_verdict import judge_loss, unchecked
 from rlplace.graphs.micro_batching.slices import BatchDims, plan_slices
+from rlplace.graphs.program import LossVerdict
 from rlplace.locks import measuring_alone
 from rlplace.measure import Costs, Host, Problem, RaceProtocol, Simulator
 from rlplace.measure.costs.costs import estimate_costs
@@ -42,7 +43,7 @@ from rlplace.search import Budget, find, single
 from rlplace.search.rules.baselines import nearest_allowed
 from rlplace.session.cut import WHOLE, CutOptions, number_only
 from rlplace.session.setup import ProblemOptions
-from rlplace.workloads import CONFIGS, Workload, WorkloadSpec, build, build_for, default_size
+from rlplace.workloads import CATALOG, Workload, WorkloadSpec, build, build_for, default_size
 
 
 def capture_workload(
@@ -79,7 +80,7 @@ def check_exact(graph: OpGraph, asked: CutOptions) -> OpGraph:
     if not asked.is_exact or micro is None or micro.equals_whole:
         return graph
     own_statistics = "Batch norm takes the statistics of each micro-batch"
-    why = own_statistics if micro.has_own_statistics else "Their losses are accumulated"
+    why = own_statistics if micro.verdict.normalises_batch else "Their losses are accumulated"
     raise InvalidValue(
         "micro_batches",
         graph.num_micro_batches,
@@ -237,36 +238,6 @@ def given_costs(spec: WorkloadSpec | None, host: Host, count: int = 1) -> Costs 
     return None if times_s is None else Costs.given(times_s, host)
 
 
-def describe_problem(problem: Problem) -> dict[str, Any]:
-    """What a run keeps of its problem: host, figures, groups and costs."""
-    graph, seen = problem.graph, problem.costs.workspace_bytes
-    return {
-        "schema": 1,
-        "graph": {
-            "fingerprint": graph.fingerprint,
-            "num_ops": graph.num_ops,
-            "num_edges": graph.num_edges,
-            "num_micro_batches": graph.num_micro_batches,
-            "names": list(graph.names),
-            "modules": list(graph.modules),
-        },
-        "op_order": problem.op_order,
-        "host_fingerprint": problem.host.fingerprint,
-        "host": problem.host.to_dict(),
-        "costs": {
-            "source": problem.costs.source,
-            "op_time_s": problem.costs.op_time_s.tolist(),
-            "workspace_bytes": None if seen is None else seen.tolist(),
-        },
-        "grouping": {
-            "rule": problem.grouping.rule,
-            "dropped": list(problem.grouping.dropped),
-            "op_group": problem.grouping.op_group.tolist(),
-        },
-        "allowed": None if problem.allowed is None else problem.group_allowed.tolist(),
-    }
-
-
 def versions() -> dict[str, str]:
     """Versions that a result depends on."""
     return {"rlplace": __version__, "python": platform.python_version(), "torch": torch.__version__}
@@ -364,7 +335,7 @@ def judge_workload(spec: WorkloadSpec, *, asked: str = "auto", batch_dims: Batch
 def _twin(spec: WorkloadSpec) -> WorkloadSpec:
     if spec.is_multi:
         return replace(spec, parts=tuple(replace(part, spec=_twin(part.spec)) for part in spec.parts))
-    options = tuple((field.name, 2 * _CUT) for field in fields(CONFIGS[spec.name]) if field.name == "batch")
+    options = tuple((field.name, 2 * _CUT) for field in fields(CATALOG[spec.name].config) if field.name == "batch")
     return WorkloadSpec(spec.name, (*options, *_SMALLER.get(spec.name, ())), "small")
 
 
@@ -404,8 +375,34 @@ class Prepared:
 
     def describe(self) -> dict[str, Any]:
         """What `problem.json` holds."""
-        start = None if self.start is None else self.start.tolist()
-        return describe_problem(self.problem) | {"evaluations": self.evaluations, "start": start}
+        problem, graph, seen = self.problem, self.problem.graph, self.problem.costs.workspace_bytes
+        return {
+            "schema": 1,
+            "graph": {
+                "fingerprint": graph.fingerprint,
+                "num_ops": graph.num_ops,
+                "num_edges": graph.num_edges,
+                "num_micro_batches": graph.num_micro_batches,
+                "names": list(graph.names),
+                "modules": list(graph.modules),
+            },
+            "op_order": problem.op_order,
+            "host_fingerprint": problem.host.fingerprint,
+            "host": problem.host.to_dict(),
+            "costs": {
+                "source": problem.costs.source,
+                "op_time_s": problem.costs.op_time_s.tolist(),
+                "workspace_bytes": None if seen is None else seen.tolist(),
+            },
+            "grouping": {
+                "rule": problem.grouping.rule,
+                "dropped": list(problem.grouping.dropped),
+                "op_group": problem.grouping.op_group.tolist(),
+            },
+            "allowed": None if problem.allowed is None else problem.group_allowed.tolist(),
+            "evaluations": self.evaluations,
+            "start": None if self.start is None else self.start.tolist(),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` says, and a run keeps, of micro-batches."""
@@ -435,8 +432,7 @@ def prepare(
     Raises:
         UserError: the step cannot be captured, or its batch cannot be cut so.
     """
-    host, made = steps.host, list[int]()
-    deadline_s = time.monotonic() + most_s
+    host, made, deadline_s = steps.host, list[int](), time.monotonic() + most_s
 
     def problem_of(count: int) -> Problem:
         graph = steps.graph(count)
@@ -543,7 +539,11 @@ def judged(graph: OpGraph) -> list[str]:
 def verdict_of(graph: OpGraph) -> dict[str, Any] | None:
     """How the loss of a step that is cut was judged; None where the batch is whole, or the graph came from a file."""
     micro = None if graph.program is None else graph.program.origin.micro
-    return None if micro is None else {"kind": micro.loss, "is_checked": micro.is_checked, "why": micro.why}
+    return (
+        None
+        if micro is None
+        else {"kind": micro.verdict.kind, "is_checked": micro.verdict.is_checked, "why": micro.verdict.why}
+    )
 
 
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)

@@ -184,7 +184,7 @@ class Session:
         Raises:
             FileProblem: the run was stopped before it was kept.
         """
-        return self._required("request", Request)
+        return self.required("request", Request)
 
     @property
     def facts(self) -> ProblemFacts:
@@ -193,7 +193,7 @@ class Session:
         Raises:
             FileProblem: the run was stopped before it had one.
         """
-        return self._required("problem", ProblemFacts)
+        return self.required("problem", ProblemFacts)
 
     def has(self, name: str) -> bool:
         """Whether there is a record under a name: `request`, `problem`, `table`, ..."""
@@ -343,7 +343,7 @@ class Session:
         """What was known about the host when the run began; None where it had not come so far."""
         count = self.fact("known_hosts", int)
         places = range(count or 0)
-        return None if count is None else tuple(self._required(f"known_host/{k}", LearnedHost) for k in places)
+        return None if count is None else tuple(self.required(f"known_host/{k}", LearnedHost) for k in places)
 
     def keep_known_hosts(self, known: tuple[LearnedHost, ...]) -> None:
         """Keeps what is known about the host: it must be the same when the run goes on."""
@@ -412,7 +412,7 @@ class Session:
         """What the methods found, without plans and races, by name."""
         apart: dict[str, Any] = {"plan": None, "learned": None, "races": (), "start": None, "unmeasured": None}
         return {
-            name: dataclasses.replace(self._required(f"method/{name}", MethodResult), **apart)
+            name: dataclasses.replace(self.required(f"method/{name}", MethodResult), **apart)
             for name in self._names("method/")
         }
 
@@ -503,7 +503,7 @@ class Session:
 
     def keep_durations(self, expected: dict[str, float], taken: dict[str, float]) -> None:
         """Keeps how long the parts of all of the run were expected to take and took, once its table is there."""
-        self.keep(ending=dataclasses.replace(self._required("ending", Ending), expected=expected, taken=taken))
+        self.keep(ending=dataclasses.replace(self.required("ending", Ending), expected=expected, taken=taken))
 
     @property
     def explanation(self) -> Explanation | None:
@@ -549,7 +549,13 @@ class Session:
         hint = "it stopped before that was kept. Run it again to the end."
         return FileProblem(self.path, f"this run has no {name}: {hint}")
 
-    def _required(self, name: str, kind: type[T]) -> T:
+    def required(self, name: str, kind: type[T]) -> T:
+        """As `fact`, of a record without which nothing goes on.
+
+        Raises:
+            FileProblem: the run was stopped before it was kept.
+            InvalidValue, UnknownName: it is malformed.
+        """
         found = self.fact(name, kind)
         if found is None:
             raise self._unfinished(name)
@@ -626,8 +632,7 @@ class MethodKeeper:
     def __init__(
         self, session: Session, method: str, num_devices: int, keep_learned: Callable[[Saveable], None]
     ) -> None:
-        self._session, self._method, self._num_devices = session, method, num_devices
-        self.keep_learned = keep_learned
+        self._session, self._method, self._num_devices, self._keep_learned = session, method, num_devices, keep_learned
 
     @property
     def is_due(self) -> bool:
@@ -635,11 +640,13 @@ class MethodKeeper:
         return self._session.is_due
 
     def keep(self, result: MethodResult) -> None:
-        """Keeps what the method found so far.
+        """Keeps what the method found so far, and what it learned.
 
         Raises:
             FileProblem: the store cannot be written.
         """
+        if result.learned is not None:
+            self._keep_learned(result.learned)
         self._session.keep_result(self._method, result, self._num_devices)
 
 

@@ -51,9 +51,9 @@ from rlplace.training.forecast import (
     within,
     within_rest,
 )
-from rlplace.training.methods import method_of, methods_of
+from rlplace.training.method_choice import check_names, method_of, methods_of
 from rlplace.training.outputs import WEIGHTS, TrainingRun, TrainResult, num_rows, result_of
-from rlplace.training.run import check_names, train_in
+from rlplace.training.run import train_in
 from rlplace.training.tracking import make_tracker
 from rlplace.workloads import WorkloadSpec, default_size, parse_kept_workload
 
@@ -494,25 +494,12 @@ def resume_training(
 
 def _ended(session: Session, progress: Progress) -> dict[str, Any]:
     """The answer of a run that has ended, of which nothing changes."""
-    count = kept_config(session).evaluations
+    count = session.required("config", TrainConfig).evaluations
     more = "to go on, give it a larger --budget"
     if count is not None:  # a larger budget is refused
         more = f"its {count:,} evaluations are spent: for more, start another run with a larger --evaluations"
     progress.say(f"the run in {session.path.parent} has come to its end; {more}")
     return answer_of(session)
-
-
-def kept_config(session: Session) -> TrainConfig:
-    """How the run was asked to search.
-
-    Raises:
-        FileProblem: the run was stopped before that was kept.
-        InvalidValue, UnknownName: it is malformed; names the field.
-    """
-    found = session.fact("config", TrainConfig)
-    if found is None:
-        raise FileProblem(session.path, "this run has no config: it stopped before it began. Start it again.")
-    return found
 
 
 def reopen(session: Session, named: Named) -> tuple[Job, bool]:
@@ -527,7 +514,7 @@ def reopen(session: Session, named: Named) -> tuple[Job, bool]:
         InvalidValue: the workload is another, or has to be named; or the budget is smaller than before.
         UserError: what the session holds is malformed, or names what does not exist.
     """
-    request, kept, where = session.request, kept_config(session), str(session.path)
+    request, kept, where = session.request, session.required("config", TrainConfig), str(session.path)
     if request.versions != versions():
         installed = ", ".join(f"{name} {version}" for name, version in versions().items())
         made = ", ".join(f"{name} {version}" for name, version in request.versions.items())

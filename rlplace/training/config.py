@@ -13,7 +13,7 @@ from rlplace.errors import InvalidValue
 from rlplace.policy import LearnConfig
 from rlplace.records import Number, Whole, record
 from rlplace.session.setup import ProblemOptions, Setup
-from rlplace.training.agent.config import MOST_EVALUATIONS, AgentConfig
+from rlplace.training.agent.agent_config import MOST_EVALUATIONS, AgentConfig
 
 MOST_S, MOST_ROUNDS = 30 * 24 * 3600, 10_000
 """Of a run: seconds; placements measured before the search, and rounds of its final table."""

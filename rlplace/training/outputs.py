@@ -467,7 +467,18 @@ def keep_outcome(run: TrainingRun, result: TrainResult, found: Mapping[str, Meth
     save_timeline_png(path("timeline.png"), result.timeline, problem.graph, problem.host, title)
     if explanation is not None:
         save_explanation(explanation, path("explanation.json"))
-    run.folder.write_json("search.json", {"schema": 1, "methods": {name: _told(one) for name, one in found.items()}})
+    methods = {
+        name: {
+            "placements": one.num_scored,
+            "measured": one.num_measured,
+            "seconds": one.seconds,
+            "single_s": one.single_s,
+            "history": [best.to_list() for best in one.history],
+            "tried": [list(pair) for pair in one.tried],
+        }
+        for name, one in found.items()
+    }
+    run.folder.write_json("search.json", {"schema": 1, "methods": methods})
     if learning := {name: one.learning for name, one in found.items() if one.learning}:
         run.folder.write_json("learning.json", learning)
     save_best_so_far_png(
@@ -508,15 +519,3 @@ def title_of(method: str, timeline: Timeline, step_time_s: float) -> str:
     shown, median = (f"{seconds * 1e3:.1f} ms" for seconds in (timeline.step_s, step_time_s))
     other = "" if shown == median else f" (median of many: {median})"
     return f"{method}: one {timeline.source} step, {shown}{other}"
-
-
-def _told(found: MethodResult) -> dict[str, Any]:
-    """What `search.json` says of a method."""
-    return {
-        "placements": found.num_scored,
-        "measured": found.num_measured,
-        "seconds": found.seconds,
-        "single_s": found.single_s,
-        "history": [best.to_list() for best in found.history],
-        "tried": [list(pair) for pair in found.tried],
-    }

@@ -20,7 +20,7 @@ from rlplace.session.calibrate import Known, calibrated
 from rlplace.session.facts import MethodResult
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import CALIBRATION_SHARE, Durations, Stopwatch, ahead, limit_s, searching_within, within
-from rlplace.training.methods import LEARNED, method_of, methods_of
+from rlplace.training.method_choice import LEARNED, method_of, methods_of
 from rlplace.training.outputs import (
     HEURISTICS,
     Leader,

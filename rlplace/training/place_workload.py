@@ -15,7 +15,7 @@ from rlplace.search import Budget, find
 from rlplace.search.rules import baselines
 from rlplace.session.prepare import Steps, prepare
 from rlplace.session.setup import Setup
-from rlplace.training.methods import METHODS
+from rlplace.training.method_choice import METHODS
 
 LEAST_TO_CHOOSE = 1000
 """Evaluations of the search that micro-batches and orders of ops are chosen for, at least: few would choose blindly."""

@@ -1,7 +1,4 @@
-"""`train`: a method and `portfolio`, each with half of the budget, and quick heuristics, judged in one table.
-
-`check_names`: what a run is to be, checked before anything is measured: names, and what goes with what.
-"""
+"""`train`: a method and `portfolio`, each with half of the budget, and quick heuristics, judged in one table."""
 
 from __future__ import annotations
 
@@ -13,22 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.cluster import reach
-from rlplace.env import make_reward
-from rlplace.errors import InvalidValue, UnknownName
-from rlplace.graphs.grouping.groups import GroupingRule
+from rlplace.errors import InvalidValue
 from rlplace.measure import Problem
-from rlplace.measure.host_model import LearnedHost, load_priors
+from rlplace.measure.host_model import LearnedHost
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.policy import LEARNERS, POLICIES, LearnConfig
-from rlplace.policy.policies import check_fit
 from rlplace.report.console import Progress, progress_of
 from rlplace.session.folder import RunFolder
 from rlplace.session.session import Session
 from rlplace.store.log import measuring
-from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards
-from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, SCHEDULE, method_of
+from rlplace.training.method_choice import check_names
 from rlplace.training.outputs import TrainingRun, TrainResult
 from rlplace.training.phases import find_best
 from rlplace.training.tracking import NoTracker, Tracker
@@ -162,80 +154,3 @@ def check_beside_problem(config: TrainConfig, *, is_tracked: bool) -> None:
             where="train",
             hint="Give `tracker=make_tracker(...)` of rlplace.training.tracking, which knows where to.",
         )
-
-
-def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
-    """Looks up everything that `config` names, so that a mistake is refused before anything is measured.
-
-    Args:
-        config: what a run is to be.
-        is_simulated: whether its host is.
-
-    Raises:
-        UnknownName: no such method, policy, learner, reward or rule.
-        InvalidValue: evaluations on a host that is measured or beside a budget of time, a guide, a policy, a learner or
-            options of one for a method that takes none, the learner cannot teach the policy, or the policy takes no
-            weights.
-        FileProblem: the file of priors or of weights cannot be read, or it is of another kind of policy.
-    """
-    load_priors(config.search.priors)
-    recipe, method = config.learn.recipe, method_of(config, is_simulated=is_simulated)
-    if method not in METHODS and method in POLICIES:
-        raise UnknownName("method", method, METHODS, hint=f"It is a policy: `--policy {method}`.")
-    _ = METHODS[method], POLICIES[recipe.policy], LEARNERS[recipe.learner]
-    make_reward(recipe.reward, 1.0)
-    GroupingRule.parse(config.grouping)
-    has_evaluations, asked = config.evaluations is not None, method_of(config, is_simulated=False)
-    has_policy = method in (POLICY, GUIDED) or config.guide is not None
-    none_learns = f"none with method {method}, which learns none"
-    own_policy = f"It is of the methods `{POLICY}` and `{GUIDED}`; `--guide` names a policy for `{LEARNED}`."
-    for is_wrong, field, actual, expected, hint in (
-        (
-            has_evaluations and not is_simulated,
-            "evaluations",
-            config.evaluations,
-            "none on a host that is measured",
-            "A search that measures has a budget of time: `--budget`.",
-        ),
-        (
-            has_evaluations and config.budget_s != TrainConfig.budget_s,
-            "evaluations",
-            config.evaluations,
-            "none beside budget_s",
-            "Leave one of the two out.",
-        ),
-        (
-            config.guide is not None and method not in (LEARNED, GUIDED),
-            "guide",
-            config.search.guide,
-            f"none with method {method}",
-            f"A policy guides the searches of `{LEARNED}` and `{GUIDED}`.",
-        ),
-        (
-            asked != LEARNED and config.agent != AgentConfig(),
-            "agent",
-            _changed(config.agent),
-            f"none with method {asked}",
-            f"The agent is the method `{LEARNED}`.",
-        ),
-        (not has_policy and config.learn.policy is not None, "policy", config.learn.policy, none_learns, own_policy),
-        (not has_policy and config.learn.learner is not None, "learner", config.learn.learner, none_learns, own_policy),
-        (
-            not has_policy and method != SCHEDULE and config.learn != LearnConfig(),
-            "learn",
-            _changed(config.learn),
-            none_learns,
-            f"They are of the methods `{POLICY}`, `{GUIDED}` and `{SCHEDULE}`, and of `--guide`.",
-        ),
-    ):
-        if is_wrong:
-            raise InvalidValue(field, actual, expected, where="train", hint=hint)
-    if has_policy:
-        check_fit(config.guide or config.learn)
-
-
-def _changed(options: AgentConfig | LearnConfig) -> str:
-    """Names of the options that are not as by default."""
-    default = type(options)()
-    names = (field.name for field in dataclasses.fields(options))
-    return ", ".join(name for name in names if getattr(options, name) != getattr(default, name))

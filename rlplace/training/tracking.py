@@ -94,9 +94,7 @@ def make_tracker(mode: str, run_dir: str | os.PathLike[str], config: Mapping[str
     """
     if mode not in TRACKING_MODES:
         raise UnknownName("tracking mode", mode, TRACKING_MODES)
-    if mode == "disabled":
-        return NoTracker()
-    return WandbTracker(Path(run_dir), config, is_online=mode == "online")
+    return NoTracker() if mode == "disabled" else WandbTracker(Path(run_dir), config, is_online=mode == "online")
 
 
 class NoTracker(Tracker):

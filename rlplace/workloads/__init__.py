@@ -17,7 +17,6 @@ from rlplace.workloads.build import (
 )
 from rlplace.workloads.catalog import (
     CATALOG,
-    CONFIGS,
     OPTIMIZERS,
     Family,
     Optimizer,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CATALOG",
-    "CONFIGS",
     "NMT",
     "OPTIMIZERS",
     "SIZES",

@@ -22,14 +22,14 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.records import described, shortened
-from rlplace.workloads.catalog import CATALOG, CONFIGS, MULTI, Workload
+from rlplace.workloads.catalog import CATALOG, MULTI, Parts, Workload
 from rlplace.workloads.configs import SIZES, Size, WorkloadConfig
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class WorkloadSpec:
     """
 
     name: str
-    """A name of `CONFIGS`, `multi`, `package.module:function`, or the path of a graph file."""
+    """A name of `CATALOG`, `multi`, `package.module:function`, or the path of a graph file."""
     options: tuple[tuple[str, object], ...] = ()
     """Options given by the user, in their order."""
     size: Size | None = None
@@ -69,25 +69,21 @@ class WorkloadSpec:
             if self.is_function and not all(part.isidentifier() for part in [*module.split("."), function]):
                 raise InvalidValue("workload", self.name, "package.module:function")
             return
-        if self.name not in CONFIGS:
-            raise UnknownName("workload", self.name, [*CONFIGS, MULTI])
-        if self.size is not None:
-            self.config(self.size)
-            return
-        problems = []
-        for size in SIZES:
+        if self.name not in CATALOG:
+            raise UnknownName("workload", self.name, [*CATALOG, MULTI])
+        sizes, problems = (self.size,) if self.size else SIZES, list[InvalidValue]()
+        for size in sizes:
             try:
                 self.config(size)
             except InvalidValue as problem:
                 problems.append(problem)
-        if len(problems) == len(SIZES):
+        if len(problems) == len(sizes):
             raise problems[0]
 
     def __str__(self) -> str:
         if self.is_multi:
             return f"{MULTI}:{','.join(map(str, self.parts))}"
-        size = [self.size] if self.size else []
-        items = [*size, *(f"{key}={str(value).lower()}" for key, value in self.options)]
+        items = [*filter(None, [self.size]), *(f"{key}={str(value).lower()}" for key, value in self.options)]
         return f"{self.name}@{','.join(items)}" if items else self.name
 
     @property
@@ -129,19 +125,17 @@ class WorkloadSpec:
             UnknownName: no such size or option; or the workload is no name, and has no options.
             InvalidValue: the options exclude each other.
         """
-        if self.name not in CONFIGS:
-            raise UnknownName("workload with options", self.name, CONFIGS)
-        kind = CONFIGS[self.name]
+        if self.name not in CATALOG:
+            raise UnknownName("workload with options", self.name, CATALOG)
+        kind = CATALOG[self.name].config
         known = [field.name for field in fields(kind)]
-        for key, _ in self.options:
-            if key not in known:
-                raise UnknownName(f"option of workload {self.name}", key, known)
+        if unknown := next((key for key, _ in self.options if key not in known), None):
+            raise UnknownName(f"option of workload {self.name}", unknown, known)
         size = self.size or default_size
         if size not in SIZES:
             raise UnknownName("size", size, SIZES)
-        preset = kind.paper() if size == "paper" else kind.small()
-        options: dict[str, Any] = {name: getattr(preset, name) for name in known} | dict(self.options)
-        return kind(**options)
+        options: dict[str, Any] = dict(self.options)
+        return replace(kind.paper() if size == "paper" else kind.small(), **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +151,7 @@ class WeightedPart:
     """Its loss counts this often in the sum."""
 
     def __post_init__(self) -> None:
-        if self.spec.name not in CONFIGS or self.spec.is_file:
+        if self.spec.name not in CATALOG or self.spec.is_file:
             raise InvalidValue(
                 "part",
                 str(self.spec),
@@ -177,13 +171,12 @@ class WeightedPart:
 
 def _growth(spec: WorkloadSpec) -> float:
     """How many times a named workload's options multiply the larger of its named sizes, at least 1."""
-    kind = CONFIGS[spec.name]
-    named = [kind.small(), kind.paper()]
+    kind = CATALOG[spec.name].config
     whole = most_heads = 1.0
     for key, value in spec.options:
         if type(value) is not int:
             continue
-        sizes = [getattr(each, key) for each in named]
+        sizes = [getattr(each, key) for each in (kind.small(), kind.paper())]
         times = min(sizes) / value if key == "patch_size" else value / max(sizes)
         if key.endswith("heads"):  # they grow with the width, which counts already
             most_heads = max(most_heads, times)
@@ -193,8 +186,6 @@ def _growth(spec: WorkloadSpec) -> float:
 
 
 GRAPH_SUFFIXES = (".json", ".onnx", ".graphml", ".xml", ".txt")
-_MOST_LETTERS = 4096
-"""Of a workload that a run folder names: as many as a path has."""
 
 
 def parse_workload(text: str) -> WorkloadSpec:
@@ -239,9 +230,9 @@ def parse_kept_workload(kept: str, again: str | None, *, where: str, command: st
     if again is not None:
         return parse_workload(again)
     kept = kept.strip()
-    if len(kept) > _MOST_LETTERS:
+    if len(kept) > 4096:  # as long as a path can be
         raise InvalidValue("workload", described(kept), "a workload's name", where=where)
-    if not _is_multi(kept) and kept.partition("@")[0].strip() not in CONFIGS:
+    if not _is_multi(kept) and kept.partition("@")[0].strip() not in CATALOG:
         raise InvalidValue(
             "workload",
             None,
@@ -269,7 +260,7 @@ def _is_name(text: str) -> bool:
     """Whether a text has the form of a known name with its options, of several models, or of a function."""
     name = text.partition("@")[0].strip()
     is_function = ":" in name and all(map(str.isidentifier, name.replace(":", ".").split(".")))
-    return name in CONFIGS or is_function or _is_multi(text)
+    return name in CATALOG or is_function or _is_multi(text)
 
 
 def _parse_name(text: str) -> WorkloadSpec:
@@ -283,22 +274,20 @@ def _parse_single(text: str) -> WorkloadSpec:
         if at:
             raise InvalidValue("workload", text, f"{name!r} alone", hint="A function takes no size and no options.")
         return WorkloadSpec(name)
-    if name not in CONFIGS:
+    if name not in CATALOG:
         raise UnknownName(
             "workload",
             name,
-            [*CONFIGS, MULTI],
+            [*CATALOG, MULTI],
             hint="A function of yours is package.module:function, a graph file its path.",
         )
     items = [item.strip() for item in rest.split(",")] if at else []
     size = _parse_size(items.pop(0), name, text) if items and "=" not in items[0] else None
-    options: dict[str, object] = {}
-    for item in items:
-        key, value = _parse_option(item, name, text)
-        if key in options:
-            raise InvalidValue("workload", text, f"every option once, but {key!r} comes twice")
-        options[key] = value
-    return WorkloadSpec(name, tuple(options.items()), size)
+    options = tuple(_parse_option(item, name, text) for item in items)
+    keys = [key for key, _ in options]
+    if repeated := next((key for key in keys if keys.count(key) > 1), ""):
+        raise InvalidValue("workload", text, f"every option once, but {repeated!r} comes twice")
+    return WorkloadSpec(name, options, size)
 
 
 def _parse_parts(text: str) -> tuple[WeightedPart, ...]:
@@ -330,7 +319,7 @@ def _parse_part(text: str, whole: str) -> WeightedPart:
 def _parse_size(item: str, name: str, text: str) -> Size:
     if item in SIZES:
         return item
-    if not item or item in (field.name for field in fields(CONFIGS[name])):
+    if not item or item in (field.name for field in fields(CATALOG[name].config)):
         raise InvalidValue("workload", text, f"a size ({', '.join(SIZES)}) or key=value after '@'")
     raise UnknownName("size", item, SIZES)
 
@@ -341,25 +330,22 @@ def _parse_option(item: str, name: str, text: str) -> tuple[str, object]:
         raise InvalidValue(
             "workload", text, f"key=value where it says {item!r}", hint="The size comes first." if item in SIZES else ""
         )
-    types = {field.name: type(field.default) for field in fields(CONFIGS[name])}
+    types = {field.name: type(field.default) for field in fields(CATALOG[name].config)}
     if key not in types:
         raise UnknownName(f"option of workload {name}", key, types)
     return key, _parse_value(key, value, types[key], f"workload {name}")
 
 
 def _parse_value(key: str, value: str, kind: type, where: str) -> object:
-    if kind is bool:
-        if value.lower() not in ("true", "false"):
-            raise InvalidValue(key, value, "true or false", where=where)
+    if kind is bool and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    if kind is int:
-        if not re.fullmatch(r"[+-]?[0-9]+", value):
-            raise InvalidValue(key, value, "an integer", where=where)
+    if kind is int and re.fullmatch(r"[+-]?[0-9]+", value):
         return int(value)
-    try:
-        return float(value)
-    except ValueError:
-        raise InvalidValue(key, value, "a number", where=where) from None
+    with suppress(ValueError):
+        if kind is float:
+            return float(value)
+    expected = {bool: "true or false", int: "an integer"}.get(kind, "a number")
+    raise InvalidValue(key, value, expected, where=where)
 
 
 def build(spec: WorkloadSpec | str, *, default_size: Size = "small", seed: int = 0) -> Workload:
@@ -388,18 +374,16 @@ def build(spec: WorkloadSpec | str, *, default_size: Size = "small", seed: int =
             "a name or package.module:function",
             hint="A graph file alone can be simulated, not measured; capture the graph again from its model.",
         )
+    from rlplace.workloads.user_function import join, load
+
+    def parts_of(named: WorkloadSpec) -> Parts:
+        return CATALOG[named.name].build(named.config(default_size))
+
     with _seeded(seed):
         if spec.is_function:
-            from rlplace.workloads.user_function import load
-
             return load(spec.name)
-        if spec.is_multi:
-            from rlplace.workloads.user_function import join
-
-            built = [(part, CATALOG[part.spec.name].build(part.spec.config(default_size))) for part in spec.parts]
-            parts = join([(part.spec.name, part.weight, made) for part, made in built])
-        else:
-            parts = CATALOG[spec.name].build(spec.config(default_size))
+        members = [(part.spec.name, part.weight, parts_of(part.spec)) for part in spec.parts]
+        parts = join(members) if spec.is_multi else parts_of(spec)
     return Workload(
         str(spec),
         parts.model,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,9 +114,8 @@ class Family:
         name = getattr(self.config, "NAME", None)
         if not isinstance(name, str) or name == MULTI:
             raise InvalidValue("NAME", name, f"the name of the workload, which is not {MULTI!r}", where=where)
-        for field in fields(self.config):
-            if field.default is MISSING:
-                raise InvalidValue(field.name, "without a default", "a default, its size `small`", where=where)
+        if unset := next((field.name for field in fields(self.config) if field.default is MISSING), ""):
+            raise InvalidValue(unset, "without a default", "a default, its size `small`", where=where)
 
     def build(self, config: WorkloadConfig) -> Parts:
         """A model, its inputs and its loss at the size that `config` says; imports torch.
@@ -160,24 +159,6 @@ _BUILT_IN: dict[str, Family] = {
 }
 
 CATALOG = Registry[Family]("workload", _BUILT_IN, group="rlplace.workloads", entry_type=Family)
-
-
-class _Configs(Mapping[str, type[WorkloadConfig]]):
-    def __getitem__(self, name: str) -> type[WorkloadConfig]:
-        return CATALOG[name].config
-
-    def __contains__(self, name: object) -> bool:
-        return name in CATALOG
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(CATALOG)
-
-    def __len__(self) -> int:
-        return len(CATALOG)
-
-
-CONFIGS: Mapping[str, type[WorkloadConfig]] = _Configs()
-"""Name of every named workload and the class of its options: those of `CATALOG`, as they are now."""
 
 
 def register_workload(config: type[WorkloadConfig], build: str | Callable[[Any], Parts]) -> None:

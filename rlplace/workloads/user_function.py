@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from rlplace.errors import InvalidValue, RlplaceError, UnknownName
 from rlplace.graphs.program import LossByName
-from rlplace.workloads.catalog import OPTIMIZERS, BatchDims, Optimizer, Parts, Workload
+from rlplace.workloads.catalog import OPTIMIZERS, BatchDims, Parts, Workload
 from rlplace.workloads.configs import Loss
 
 RETURNED = "(model, inputs[, loss_fn[, optimizer[, targets]]])"
@@ -74,23 +74,16 @@ def _import(name: str) -> ModuleType:
     except RlplaceError:
         raise
     except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and _is_or_contains(error.name, name):
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             raise UnknownName(f"module (in {Path.cwd()} or on Python's path)", name, _modules_beside(name)) from error
         raise InvalidValue("workload", name, "a module that can be imported", hint=_raised(error)) from error
 
 
-def _is_or_contains(missing: str | None, name: str) -> bool:
-    return missing is not None and f"{name}.".startswith(f"{missing}.")
-
-
 def _modules_beside(name: str) -> list[str]:
     """Names that could have been meant: modules of the imported parent package, else of the current folder."""
-    parent, dot, _ = name.rpartition(".")
-    package = sys.modules.get(parent)
-    paths = getattr(package, "__path__", None) if package else None
-    if paths is None:
-        return [module.name for module in pkgutil.iter_modules([str(Path.cwd())])]
-    return [f"{parent}{dot}{module.name}" for module in pkgutil.iter_modules(paths)]
+    parent = name.rpartition(".")[0]
+    paths = getattr(sys.modules.get(parent), "__path__", None)
+    return [module.name for module in pkgutil.iter_modules(paths or [str(Path.cwd())], f"{parent}." if paths else "")]
 
 
 def _find(module: ModuleType, function_name: str, name: str) -> Callable[[], object]:
@@ -135,45 +128,34 @@ def _checked(returned: object, name: str) -> Workload:
         raise InvalidValue(
             "loss_fn", _type_name(loss_fn), "a function from the model's output to a scalar", where=where
         )
-    optimizer = _checked_optimizer(optimizer, loss_fn, where)
-    wanted: tuple[Tensor, ...] = ()
-    if targets is not None:
-        if loss_fn is None:
-            raise InvalidValue("loss_fn", None, "a function, since there are targets", where=where)
-        named = _checked_tensors("targets", targets, where)
-        loss_fn = LossByName(loss_fn, tuple(named)) if isinstance(named, dict) else loss_fn
-        wanted = tuple(named.values()) if isinstance(named, dict) else named
+    if optimizer is not None and not isinstance(optimizer, str):
+        raise InvalidValue("optimizer", _type_name(optimizer), f"one of {', '.join(OPTIMIZERS)}", where=where)
+    if optimizer is not None and optimizer not in OPTIMIZERS:
+        raise UnknownName("optimizer", optimizer, OPTIMIZERS)
+    if loss_fn is None and (optimizer is not None or targets is not None):
+        why = "there are targets" if optimizer is None else f"the optimizer is {optimizer!r}"
+        raise InvalidValue("loss_fn", None, f"a function, since {why}", where=where)
+    wanted = () if targets is None else _checked_tensors("targets", targets, where)
+    if isinstance(wanted, dict):
+        loss_fn, wanted = LossByName(loss_fn, tuple(wanted)), tuple(wanted.values())
     return Workload(name, model, _checked_tensors("inputs", inputs, where), loss_fn, optimizer, wanted)
 
 
 def _checked_tensors(field: str, given: object, where: str) -> tuple[Tensor, ...] | dict[str, Tensor]:
     if isinstance(given, Tensor):
         return (given,)
-    if isinstance(given, Mapping):
-        return {str(key): _checked_tensor(f"{field}[{key!r}]", value, where) for key, value in given.items()}
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        return tuple(_checked_tensor(f"{field}[{index}]", value, where) for index, value in enumerate(given))
-    raise InvalidValue(field, _type_name(given), "a tensor, a tuple or a dict of tensors", where=where)
-
-
-def _checked_tensor(field: str, value: object, where: str) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise InvalidValue(
-            field, _type_name(value), "a tensor", where=where, hint="Set whatever is not a tensor inside the model."
-        )
-    return value
-
-
-def _checked_optimizer(optimizer: object, loss_fn: object, where: str) -> Optimizer | None:
-    if optimizer is None:
-        return None
-    if not isinstance(optimizer, str):
-        raise InvalidValue("optimizer", _type_name(optimizer), f"one of {', '.join(OPTIMIZERS)}", where=where)
-    if optimizer not in OPTIMIZERS:
-        raise UnknownName("optimizer", optimizer, OPTIMIZERS)
-    if loss_fn is None:
-        raise InvalidValue("loss_fn", None, f"a function, since the optimizer is {optimizer!r}", where=where)
-    return optimizer
+    if isinstance(given, str) or not isinstance(given, Mapping | Sequence):
+        raise InvalidValue(field, _type_name(given), "a tensor, a tuple or a dict of tensors", where=where)
+    for key, value in given.items() if isinstance(given, Mapping) else enumerate(given):
+        if not isinstance(value, Tensor):
+            raise InvalidValue(
+                f"{field}[{key!r}]",
+                _type_name(value),
+                "a tensor",
+                where=where,
+                hint="Set whatever is not a tensor inside the model.",
+            )
+    return {str(key): value for key, value in given.items()} if isinstance(given, Mapping) else tuple(given)
 
 
 def _type_name(value: object) -> str:
@@ -220,19 +202,14 @@ def join(members: Sequence[tuple[str, float, Parts]]) -> Parts:
 
     models = {name: parts.model for name, (_, parts) in named.items()}
     dims = tuple(dim for _, _, parts in members for dim in _batch_dims(parts))
-    return Parts(Multi(models), inputs, loss_fn, dims, _loss([parts.loss for _, _, parts in members]))
+    kinds = [parts.loss for _, _, parts in members]
+    # of a sum of losses: accumulated with any that is, one that all have, else to be found
+    alike: Loss = kinds[0] if len(set(kinds)) == 1 else "auto"
+    return Parts(Multi(models), inputs, loss_fn, dims, "accumulated" if "accumulated" in kinds else alike)
 
 
 def _batch_dims(parts: Parts) -> BatchDims:
     """What is cut of one member: as it says, else dimension 0 of tensors as long there as the first."""
-    if parts.batch_dims is not None:
-        return parts.batch_dims
     tensors = list(parts.inputs.values() if isinstance(parts.inputs, dict) else parts.inputs)
-    return tuple(0 if tensor.shape[:1] == tensors[0].shape[:1] else None for tensor in tensors)
-
-
-def _loss(kinds: Sequence[Loss]) -> Loss:
-    """The kind of a sum of losses: accumulated with any that is, one that all have, else to be found."""
-    if "accumulated" in kinds:
-        return "accumulated"
-    return kinds[0] if len(set(kinds)) == 1 else "auto"
+    default = (0 if tensor.shape[:1] == tensors[0].shape[:1] else None for tensor in tensors)
+    return tuple(default) if parts.batch_dims is None else parts.batch_dims

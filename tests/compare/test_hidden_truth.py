@@ -111,11 +111,11 @@ def test_ctrl_c_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_budgets_are_equal() -> None:
     config = TrueConfig(HARD, 16, ("portfolio", "single", "portfolio"), seconds=8.0)
     assert config.names == ("single", "portfolio")
-    assert config.budget.seconds == 4.0
-    assert config.budget.evaluations == 40_000
-    assert config.budget.measurements == 16
+    assert config.budget().seconds == 4.0
+    assert config.budget().evaluations == 40_000
+    assert config.budget().measurements == 16
     assert TrueConfig(HARD, 16).names == tuple(ROWS)
-    assert TrueConfig(HARD, 16, evaluations=5).budget.evaluations == 5
+    assert TrueConfig(HARD, 16, evaluations=5).budget().evaluations == 5
 
 
 @pytest.mark.parametrize(

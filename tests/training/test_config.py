@@ -10,10 +10,9 @@ import pytest
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.policy.options import LearnConfig, PPOConfig
-from rlplace.training.agent.config import AgentConfig
+from rlplace.training.agent.agent_config import AgentConfig
 from rlplace.training.config import SearchConfig, TrainConfig
-from rlplace.training.methods import method_of
-from rlplace.training.run import check_names
+from rlplace.training.method_choice import check_names, method_of
 
 
 @pytest.mark.parametrize(

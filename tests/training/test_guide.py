@@ -20,9 +20,9 @@ from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.training import SearchConfig, TrainConfig
 from rlplace.training.agent import AgentConfig, learn_host
-from rlplace.training.methods import METHODS
+from rlplace.training.method_choice import METHODS, check_names
 from rlplace.training.policy_methods import PolicyGuide
-from rlplace.training.run import check_names, train
+from rlplace.training.run import train
 
 PROBLEM = random_problem(np.random.default_rng(4), 30, plain_host(3))
 MOVING = LearnConfig(guided=GuideConfig(starts=0.1, moves=0.5))

@@ -20,7 +20,7 @@ from rlplace.search.improve.portfolio import tuned_start
 from rlplace.search.improve.starting_points import best_start_with_greedy
 from rlplace.search.methods import find
 from rlplace.search.task import Budget, Task
-from rlplace.training.methods import METHODS
+from rlplace.training.method_choice import METHODS
 from rlplace.training.policy_methods import search_by_policy
 
 PROBLEMS = [fork_problem(0), fork_problem(1, 3), tight_problem(6, 2)]

@@ -19,7 +19,7 @@ from rlplace.session.folder import RunFolder
 from rlplace.session.session import Session
 from rlplace.training import SearchConfig, TrainConfig, phases, train
 from rlplace.training.agent import agent as agents
-from rlplace.training.agent.config import AgentConfig
+from rlplace.training.agent.agent_config import AgentConfig
 from rlplace.training.outputs import Table, keep_table
 from rlplace.training.searches.racing_host import ROUND
 

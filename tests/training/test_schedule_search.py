@@ -14,7 +14,7 @@ from rlplace.policy.schedule import propose
 from rlplace.policy.schedule_network import load_network
 from rlplace.search.parallel.hybrid import parallel_starts
 from rlplace.search.task import Budget, Task
-from rlplace.training.methods import METHODS, SCHEDULE
+from rlplace.training.method_choice import METHODS, SCHEDULE
 from rlplace.training.policy_methods import search_zero_shot
 
 

@@ -16,7 +16,7 @@ from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.training import SearchConfig
 from rlplace.training.agent.agent import Agent
-from rlplace.training.methods import METHODS
+from rlplace.training.method_choice import METHODS
 from rlplace.training.run import train
 
 FEW = Budget(evaluations=12)

@@ -26,7 +26,7 @@ from rlplace.graphs.optimizers import OPTIMIZERS, torch_optimizer
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.workloads import CATALOG, CONFIGS, Workload, build, parse_workload
+from rlplace.workloads import CATALOG, Workload, build, parse_workload
 
 HOST = core_host(2)
 NUM_STEPS = 2
@@ -114,7 +114,7 @@ def placed_equals(graph: OpGraph, eager: Eager, first_state: dict[str, Tensor], 
 
 
 def test_every_name_is_tested_here() -> None:
-    assert TINY.keys() == CONFIGS.keys()
+    assert TINY.keys() == CATALOG.keys()
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_captured_and_placed_it_equals_eager(name: str, crew: Crew) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", CATALOG)
 def test_small_captured_and_placed_it_equals_eager(name: str, crew: Crew) -> None:
     equals_eager(f"{name}@small", crew)
 
@@ -183,7 +183,7 @@ PUBLISHED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", CATALOG)
 def test_paper_size_takes_no_memory_and_has_the_published_parameters(name: str) -> None:
     with FakeTensorMode():
         workload = build(parse_workload(f"{name}@paper"))
@@ -204,8 +204,9 @@ def test_without_transformers_the_message_names_the_extra(monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_naming_and_listing_import_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys; from rlplace.workloads import CONFIGS, parse_workload;"
-        "[(kind.small(), kind.paper(), parse_workload(f'{name}@paper').config()) for name, kind in CONFIGS.items()];"
+        "import sys; from rlplace.workloads import CATALOG, parse_workload;"
+        "[(each.config.small(), each.config.paper(), parse_workload(f'{name}@paper').config())"
+        " for name, each in CATALOG.items()];"
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

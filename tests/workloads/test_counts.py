@@ -10,12 +10,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from rlplace.cli.main import main
 from rlplace.files import read_json
 from rlplace.graphs import capture
-from rlplace.workloads import CONFIGS, build, describe_workloads, parse_workload
+from rlplace.workloads import CATALOG, build, describe_workloads, parse_workload
 from rlplace.workloads.catalog import COUNTS_PATH, op_counts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", CATALOG)
 def test_small_counts_are_true(name: str) -> None:
     with FakeTensorMode():
         workload = build(parse_workload(f"{name}@small"))
@@ -25,14 +25,14 @@ def test_small_counts_are_true(name: str) -> None:
 
 
 def test_every_workload_is_counted_and_no_other() -> None:
-    assert read_json(COUNTS_PATH)["workloads"].keys() == CONFIGS.keys()
+    assert read_json(COUNTS_PATH)["workloads"].keys() == CATALOG.keys()
     for sizes in op_counts().values():
         assert 0 < sizes["small"]["num_ops"] <= sizes["paper"]["num_ops"]
 
 
 def test_rows_hold_options_counts_and_what_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {row["name"]: row for row in describe_workloads()}
-    assert rows.keys() == CONFIGS.keys()
+    assert rows.keys() == CATALOG.keys()
     assert rows["nmt"]["paper"]["units"] == 1024
     assert (rows["nmt"]["extra"], rows["nmt"]["is_installed"]) == (None, True)
     monkeypatch.setattr("rlplace.workloads.catalog.find_spec", lambda name: None)
@@ -48,10 +48,10 @@ def test_the_list_shows_options_that_can_be_given_back(
     assert main(["workloads"]) == 0
     for line in capsys.readouterr().err.splitlines()[:-1]:
         name, size, *_, options = line.split()
-        kind = CONFIGS[name]
+        kind = CATALOG[name].config
         assert parse_workload(f"{name}@{options}").config() == (kind.small() if size == "small" else kind.paper())
     assert main(["workloads", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["workloads"]) == len(CONFIGS)
+    assert len(json.loads(capsys.readouterr().out)["workloads"]) == len(CATALOG)
     monkeypatch.setattr("rlplace.workloads.catalog.find_spec", lambda name: None)
     assert main(["workloads"]) == 0
     assert "pip install 'rlplace[zoo]'" in capsys.readouterr().err

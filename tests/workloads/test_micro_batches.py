@@ -12,7 +12,7 @@ from rlplace.export.export_run import check_export
 from rlplace.graphs import capture
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.workloads import CONFIGS, build, parse_workload, without_memory
+from rlplace.workloads import CATALOG, build, parse_workload, without_memory
 
 HOST = core_host(2)
 TINY = {
@@ -60,7 +60,7 @@ def trains_as_eager_does(name: str) -> None:
 
 
 def test_every_name_is_tested_here() -> None:
-    assert TINY.keys() == CONFIGS.keys() - {"evoformer"}
+    assert TINY.keys() == CATALOG.keys() - {"evoformer"}
 
 
 @pytest.mark.slow

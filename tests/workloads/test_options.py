@@ -6,11 +6,11 @@ import math
 import pytest
 
 from rlplace.errors import InvalidValue
-from rlplace.workloads import CONFIGS, InceptionV3Config, NMTConfig, parse_workload
+from rlplace.workloads import CATALOG, InceptionV3Config, NMTConfig, parse_workload
 
 
 def test_default_is_small():
-    for kind in CONFIGS.values():
+    for kind in [family.config for family in CATALOG.values()]:
         assert kind() == kind.small()
 
 
@@ -58,10 +58,10 @@ def test_feature_map(image_size, expected):
     assert InceptionV3Config(batch=2, image_size=image_size).feature_map == expected
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", CATALOG)
 def test_every_option_is_checked(name):
     """Integers and shares out of range, and values of another type, are refused by name."""
-    kind = CONFIGS[name]
+    kind = CATALOG[name].config
     assert name == kind.NAME
     for field in dataclasses.fields(kind):
         bad = {int: [0, -1, 2.5, True, "2"], float: [-0.1, 1.0, math.inf, "much"], bool: [1, "yes"]}

@@ -19,7 +19,6 @@ from rlplace.cli.main import main
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.workloads import (
     CATALOG,
-    CONFIGS,
     Family,
     Parts,
     WorkloadConfig,
@@ -61,7 +60,7 @@ def test_a_registered_workload_is_named_sized_and_built_like_ours() -> None:
     assert work.inputs[0].shape == (3, 5)  # type: ignore[index]
     assert torch.equal(work.inputs[0], build("mlp@layers=3,width=5", seed=4).inputs[0])  # type: ignore[index]
     assert [str(part) for part in parse_workload("multi:mlp@layers=3*2,nmt").parts] == ["mlp@layers=3*2", "nmt"]
-    assert CONFIGS["mlp"] is MLPConfig
+    assert CATALOG["mlp"].config is MLPConfig
     with pytest.raises(UnknownName, match="did you mean 'layers'"):
         parse_workload("mlp@layer=3")
     with pytest.raises(UnknownName, match="did you mean 'mlp'"):
@@ -93,7 +92,7 @@ def test_a_registered_workload_is_listed_uncounted(capsys: pytest.CaptureFixture
 def test_it_is_gone_once_it_is_unregistered() -> None:
     register_workload(MLPConfig, build_mlp)
     CATALOG.unregister("mlp")
-    assert "mlp" not in CONFIGS
+    assert "mlp" not in CATALOG
     with pytest.raises(UnknownName, match="unknown workload 'mlp'"):
         parse_workload("mlp")
 

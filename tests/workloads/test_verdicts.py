@@ -9,9 +9,9 @@ from tiny_workloads import TEXTS, TINY
 
 from rlplace.errors import CaptureError, InvalidValue
 from rlplace.graphs.capturing.capture import as_call
-from rlplace.graphs.micro_batching.loss_verdict import LossVerdict, judge_loss
+from rlplace.graphs.micro_batching.loss_verdict import judge_loss
 from rlplace.graphs.micro_batching.slices import plan_slices
-from rlplace.graphs.program import Slicing
+from rlplace.graphs.program import LossVerdict, Slicing
 from rlplace.workloads import Workload, build, parse_workload
 
 KINDS = {**dict.fromkeys(TINY, "separate"), "clip": "joined", "mixtral": "accumulated", "multi": "separate"}

@@ -31,7 +31,6 @@ from rlplace.export.placed.step_arguments import Arguments, HeldConstants, Input
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.micro_batching.loss_verdict import LossVerdict
 from rlplace.graphs.program import Autocast, Origin
 from rlplace.measure import Host, Plan
 from rlplace.measure.execute.device_threads import Crew
@@ -258,7 +257,7 @@ def captured_again(graph: OpGraph, call: Call, flags: Flags) -> OpGraph:
             targets=targets or None,
             micro_batches=min([slicing.num_micro_batches, *lengths]),
             batch_dims=slicing.dims,
-            loss=LossVerdict.of(origin.micro),
+            loss=origin.micro.verdict,
             frozen=origin.frozen,
         )
 

@@ -29,8 +29,7 @@ from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing.portable import original_of, uncompiled
 from rlplace.graphs.capturing.untouched import call_with
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.micro_batching.loss_verdict import LossVerdict
-from rlplace.graphs.program import loss_of
+from rlplace.graphs.program import LossVerdict, loss_of
 from rlplace.measure import Host, Placement, Plan, detect_host, resolve_host
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.hosts.detect import MOST_PARTS
@@ -241,7 +240,7 @@ class PlacedModel:
     def verdict(self) -> LossVerdict | None:
         """How micro-batches make the loss of their batch; None where the batch is whole."""
         micro = self._program.origin.micro
-        return None if micro is None else LossVerdict.of(micro)
+        return None if micro is None else micro.verdict
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

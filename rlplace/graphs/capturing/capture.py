@@ -27,11 +27,11 @@ from rlplace.graphs.capturing.trace import AsModule, LossFn, trace_step
 from rlplace.graphs.capturing.untouched import check_frozen
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.micro_batching.cut_step import capture_micro_batches, fake_output
-from rlplace.graphs.micro_batching.loss_verdict import ASKED, LossVerdict, judge_loss
+from rlplace.graphs.micro_batching.loss_verdict import ASKED, judge_loss
 from rlplace.graphs.micro_batching.slices import BatchDims, plan_slices
 from rlplace.graphs.opgraph import BACKWARD, OpGraph
 from rlplace.graphs.optimizers import resolve_optimizer
-from rlplace.graphs.program import LossByName, MicroBatches, OptimizerSpec, Origin, tensors_in
+from rlplace.graphs.program import LossByName, LossVerdict, MicroBatches, OptimizerSpec, Origin, tensors_in
 
 
 def capture(
@@ -115,14 +115,7 @@ def capture(
             whole = (model, args, kwargs, loss_fn, wanted)
             slicing = plan_slices(*whole, micro_batches, batch_dims)
             verdict = judge_loss(*whole, slicing, asked=loss) if isinstance(loss, str) else loss
-            micro = MicroBatches(
-                slicing,
-                verdict.kind,
-                slicing.weights(verdict.weights),
-                has_own_statistics=verdict.normalises_batch,
-                is_checked=verdict.is_checked,
-                why=verdict.why,
-            )
+            micro = MicroBatches(slicing, verdict)
         return capture_step(Origin(model, args, kwargs, loss_fn, wanted, micro=micro, frozen=_names(frozen)), spec)
 
 
@@ -302,9 +295,6 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-aten = torch.ops.aten
-
-
 @dataclass(frozen=True)
 class CapturedModule:
     """A forward with its backward.
@@ -348,9 +338,6 @@ def capture_module(
     part = AsModule(tuple(seeds), differentiated) if seeds else None
     given = tuple(seeds.values())
     trace = trace_step(model, args, kwargs, None, given, is_training=part is not None, part=part, frozen=frozen)
-    for norm in trace.module.graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
-        if norm.args[7] is True:  # it takes running statistics in vain, and the forward has changed them
-            norm.args = (*norm.args[:3], None, None, *norm.args[5:])
     origin = Origin(model, args, kwargs, None, given, autocast=trace.autocast)
     graph = lower(trace, None, origin, is_training=part is not None)
     _check_writes(graph)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import math
 import operator
 import traceback
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,9 +86,22 @@ class ConstantCheck(TorchFunctionMode):
         if torch.compiler.is_dynamo_compiling():  # it follows modes too, and calls nothing
             return func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") == "__set__" and getattr(func, "__self__", None) is Tensor.data:
-            self._refuse_data(args[0])
+            name, line = _attribute(self._model, args[0]), line_of_user(traceback.extract_stack())
+            raise CaptureError(
+                f"cannot capture the model: `{name or 'a tensor'}.data = ...` in `forward`"
+                f"{f', at {line}' if line else ''}. A graph cannot give a tensor other memory, so placed steps would "
+                f"leave it as it is. Hint: write the new values in place, `with torch.no_grad(): "
+                f"{name or 'tensor'}.copy_(...)`.",
+                source=line,
+            )
         if _is_in_place(func) and isinstance(args[0], nn.Parameter) and not _is_traced(args[0]):
-            self._refuse_write(args[0])
+            line = line_of_user(traceback.extract_stack())
+            raise CaptureError(
+                f"cannot capture the model: the loss writes to parameter `{self._attribute_name(args[0])}` in place"
+                f"{f', at {line}' if line else ''}, which every placed step would leave as it is. Hint: change it "
+                f"between steps, outside of the loss: a placed step takes what it holds then.",
+                source=line,
+            )
         for value in pytree.tree_leaves((args, kwargs)):
             if isinstance(value, Tensor) and not _is_traced(value):
                 storage = _storage(value)
@@ -172,26 +186,6 @@ class ConstantCheck(TorchFunctionMode):
         looks = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
         raise _refusal(name, looks, self._lines.get(storage, ""), "" if node is None else self._at(value, node))
 
-    def _refuse_data(self, value: Tensor) -> NoReturn:
-        """Refuses `value.data = ...`, which no op of a graph does."""
-        name, line = _attribute(self._model, value), line_of_user(traceback.extract_stack())
-        raise CaptureError(
-            f"cannot capture the model: `{name or 'a tensor'}.data = ...` in `forward`{f', at {line}' if line else ''}."
-            f" A graph cannot give a tensor other memory, so placed steps would leave it as it is. Hint: write the new "
-            f"values in place, `with torch.no_grad(): {name or 'tensor'}.copy_(...)`.",
-            source=line,
-        )
-
-    def _refuse_write(self, value: Tensor) -> NoReturn:
-        """Refuses a write to a parameter that is none of the model's, before it happens."""
-        line = line_of_user(traceback.extract_stack())
-        raise CaptureError(
-            f"cannot capture the model: the loss writes to parameter `{self._attribute_name(value)}` in place"
-            f"{f', at {line}' if line else ''}, which every placed step would leave as it is. Hint: change it between "
-            f"steps, outside of the loss: a placed step takes what it holds then.",
-            source=line,
-        )
-
     def _require_own(self, array: np.ndarray[Any, Any], line: str = "") -> None:
         """Refuses an array that the functions reach, and no module holds."""
 
@@ -255,9 +249,8 @@ def _attribute(model: nn.Module, value: Tensor) -> str:
 
 def _is_of_an_array(value: Tensor) -> bool:
     """Whether a literal came from `torch.from_numpy`, which no function mode sees: it shows memory of NumPy's."""
-    if isinstance(value, FakeTensor) or value.device.type != "cpu" or value.layout is not torch.strided:
-        return False
-    return not value.untyped_storage().resizable()
+    is_plain = value.device.type == "cpu" and value.layout is torch.strided and not isinstance(value, FakeTensor)
+    return is_plain and not value.untyped_storage().resizable()
 
 
 def _leaves_of_gradient(loss: Tensor) -> Iterator[Tensor]:
@@ -286,21 +279,31 @@ def owner_of(loss_fn: object) -> Iterator[nn.Module]:
 
 def _held(modules: Iterable[nn.Module]) -> Iterator[Tensor | np.ndarray[Any, Any]]:
     """All tensors and arrays that modules hold."""
-    left: list[object] = list(modules)
-    seen: dict[int, object] = {}
-    while left:
-        value = left.pop()
-        if isinstance(value, (str, bytes, int, float, type(None))) or id(value) in seen:
+
+    def below(name: str, value: object) -> Iterator[Named]:
+        if isinstance(value, nn.Module):
+            yield from ((name, held) for each in (value, *own_classes([value])) for held in vars(each).values())
+        elif isinstance(value, (dict, list, tuple, set, frozenset)):
+            yield from ((name, held) for held in (value.values() if isinstance(value, dict) else value))
+
+    found = (value for _, value in _walk((("", module) for module in modules), below))
+    return (value for value in found if isinstance(value, (Tensor, np.ndarray)))
+
+
+def _walk(
+    start: Iterable[Named], below: Callable[[str, object], Iterator[Named]], most: float = math.inf
+) -> Iterator[Named]:
+    """Values that can be reached, each once and nearest first, at most so many; plain numbers and texts aside."""
+    left = deque(start)
+    seen: dict[int, object] = {}  # keeps what was made on the way, so that an id stays the name of one object
+    while left and len(seen) < most:
+        name, value = left.popleft()
+        if id(value) in seen or isinstance(value, (str, bytes, int, float, complex, type(None))):
             continue
         seen[id(value)] = value
-        if isinstance(value, (Tensor, np.ndarray)):
-            yield value
-        elif isinstance(value, nn.Module):
-            left += [held for each in (value, *own_classes([value])) for held in vars(each).values()]
-        elif isinstance(value, dict):  # other mappings run code of their own, some only to refuse
-            left.extend(value.values())
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            left.extend(value)
+        yield name, value
+        with contextlib.suppress(Exception):  # raised by attributes of an object of the user's
+            left.extend([*below(name, value)])
 
 
 def memory(value: Tensor) -> tuple[Any, ...]:
@@ -330,21 +333,9 @@ def referenced(functions: Iterable[object]) -> Iterator[Named]:
     Yields:
         The expression that names it, as in `batch['y']`, and the value.
     """
-    left: deque[Named] = deque(("", function) for function in functions)
-    seen: dict[int, object] = {}  # keeps what was made on the way, so that an id stays the name of one object
-    while left and len(seen) < MOST_VALUES:
-        name, value = left.popleft()
-        if id(value) in seen or isinstance(value, (str, bytes, int, float, complex, type(None))):
-            continue
-        seen[id(value)] = value
-        if isinstance(value, (torch.Tensor, np.ndarray, nn.Module)):
-            yield name, value
-        elif isinstance(value, _Cached):
-            yield name, value
-            left.append((name, value.__wrapped__))
-        else:
-            with contextlib.suppress(Exception):  # raised by attributes of an object of the user's
-                left.extend([*_below(name, value)])
+    kinds = (torch.Tensor, np.ndarray, nn.Module, _Cached)
+    found = _walk((("", function) for function in functions), _below, MOST_VALUES)
+    return ((name, value) for name, value in found if isinstance(value, kinds))
 
 
 def forwards(model: nn.Module) -> Iterator[object]:
@@ -376,8 +367,10 @@ def _below(name: str, value: object) -> Iterator[Named]:
     elif isinstance(value, types.FunctionType):
         if not str(value.__module__).startswith("torch."):
             yield from _of_function(value)
-    elif isinstance(value, types.ModuleType):
-        return  # only what a function names in it, see `_of_function`
+    elif isinstance(value, _Cached):
+        yield name, value.__wrapped__
+    elif isinstance(value, (Tensor, np.ndarray, nn.Module, types.ModuleType)):
+        return  # of a module of Python's only what a function names in it, see `_of_function`
     elif isinstance(attributes := getattr(value, "__dict__", None), dict):
         prefix = f"{name}." if name else ""
         yield from ((f"{prefix}{key}", item) for key, item in attributes.items() if not str(key).startswith("__"))
@@ -449,8 +442,10 @@ def calls_told(model: nn.Module, enter: Callable[[str, nn.Module], None], leave:
     handles = []
     try:
         for path, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(lambda own, _, path=path: enter(path, own)))
-            handles.append(module.register_forward_hook(lambda *_: leave(), always_call=True))
+            handles += [
+                module.register_forward_pre_hook(lambda own, _, path=path: enter(path, own)),
+                module.register_forward_hook(lambda *_: leave(), always_call=True),
+            ]
         yield
     finally:
         for handle in handles:

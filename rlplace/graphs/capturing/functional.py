@@ -37,6 +37,9 @@ def functionalise(module: GraphModule, replaced: Sequence[int] = ()) -> GraphMod
         replaced: placeholders (by position) whose new values are the last outputs of the graph; they are outputs no
             more, but stored.
     """
+    for norm in module.graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
+        if norm.args[7] is True:  # in training it takes running statistics in vain
+            norm.args = (*norm.args[:3], None, None, *norm.args[5:])
     if any(map(mutates, module.graph.nodes)):
         try:
             module = _make_graph_module(module, Versions(module.graph).run())
@@ -88,9 +91,6 @@ def _traced_again(module: GraphModule) -> GraphModule:
         return make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*placeholders)
 
 
-_TWINS = {aten.bernoulli_.float: aten.bernoulli.p}
-
-
 def mutates(node: Node) -> bool:
     """Whether a node writes to one of its arguments."""
     is_mutable = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
@@ -138,10 +138,6 @@ class Versions:
                 self.new.output(outputs)
             elif node.target is aten.native_batch_norm.default:
                 self._add_norm(node)
-            elif node.target is aten.native_batch_norm_backward.default and node.args[7] is True:
-                fresh = self.new.node_copy(node, self._newest)
-                fresh.args = (*fresh.args[:3], None, None, *fresh.args[5:])  # in training it does not read them
-                self._add(node, fresh)
             elif mutates(node):
                 self._add_write(node)
             else:
@@ -190,7 +186,12 @@ class Versions:
         self.result_of[node] = self.result_of.get(written, written)
         before: torch.Tensor = written.meta["val"]
         source = node.args[1] if target is aten.copy.default else None
-        if isinstance(source, Node) and self._may_replace(source, before):
+        # a source that is no placeholder, laid out like what it is copied into, may itself stand for the copy
+        if (
+            isinstance(source, Node)
+            and self.root[self.result_of.get(source, source)].op == "call_function"
+            and _layout(source.meta["val"]) == _layout(before)
+        ):
             self._carry(node, written, self._newest(source))
             return
         # the only default that the twin does not share
@@ -200,11 +201,6 @@ class Versions:
         if (after.shape, after.dtype, after.device) != (before.shape, before.dtype, before.device):
             raise Uncovered
         self._carry(node, written, fresh)
-
-    def _may_replace(self, source: Node, written: torch.Tensor) -> bool:
-        """Whether `source` itself may stand for a copy of it: laid out like what it is copied into, no placeholder."""
-        root = self.root[self.result_of.get(source, source)]
-        return root.op == "call_function" and _layout(source.meta["val"]) == _layout(written)
 
     def _carry(self, like: Node, written: Node, fresh: Node) -> None:
         """Makes `fresh` the newest value of `written`, and so of all that shows the same memory."""
@@ -254,10 +250,10 @@ def _functional_twin(node: Node) -> Any:
     schema = target._schema
     namespace, _, name = schema.name.partition("::")
     packet = getattr(aten, name[:-1], None) if namespace == "aten" and name.endswith("_") else None
-    twin = _TWINS.get(target) or getattr(packet, schema.overload_name or "default", None)
-    if twin is None or twin._schema.is_mutable or node.kwargs.get("out") is not None:
-        raise Uncovered
-    if [argument.name for argument in twin._schema.arguments] != [argument.name for argument in schema.arguments]:
+    overload = "p" if target is aten.bernoulli_.float else schema.overload_name or "default"
+    twin: Any = getattr(packet, overload, None)
+    is_twin = twin is not None and not twin._schema.is_mutable and node.kwargs.get("out") is None
+    if not is_twin or [each.name for each in twin._schema.arguments] != [each.name for each in schema.arguments]:
         raise Uncovered
     return twin
 
@@ -273,11 +269,9 @@ def _norm_twin(norm: Node) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _owns_statistics(norm: Node) -> bool:
-    """Whether the norm's running statistics are placeholders that only it, and its backward (in vain), read."""
+    """Whether the norm's running statistics are placeholders that only it reads."""
     statistics = [each for each in norm.args[3:5] if isinstance(each, Node) and each.op == "placeholder"]
-    others = {user for each in statistics for user in each.users} - {norm}
-    in_vain = (each.target is aten.native_batch_norm_backward.default and each.args[7] is True for each in others)
-    return len(statistics) == 2 and all(in_vain)
+    return len(statistics) == 2 and all(user is norm for each in statistics for user in each.users)
 
 
 def _storages(node: Node) -> list[int]:

@@ -14,7 +14,7 @@ import operator
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from torch.utils.flop_counter import flop_registry
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs.capturing.constants import memory, module_of
 from rlplace.graphs.capturing.functional import is_view, live_nodes
-from rlplace.graphs.capturing.trace import Output, Trace
+from rlplace.graphs.capturing.trace import Trace
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, GraphBuilder, OpGraph, OpRow, TensorRow
 from rlplace.graphs.optimizers import state_bytes
 from rlplace.graphs.program import (
@@ -53,7 +53,7 @@ class LoweredStep:
 
     Attributes:
         ops: what runs; its first tensors are the placeholders of the trace, in their order.
-        results: what the trace's `Output`s stand for.
+        results: what the `Ref`s in the trace's result stand for.
         gradients: of each trainable parameter; None for one that the step does not reach.
         input_gradients: of the inputs that have one, likewise.
         statistics: of batch norms that hand out theirs, in the order of the trace.
@@ -88,7 +88,7 @@ def lower(trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_t
             else:
                 ops.add_update(name, Ref(position), gradient, optimizer, (made,))
     return ops.graph(
-        pytree.tree_map_only(Output, lambda output: step.results[output.index], trace.result),
+        pytree.tree_map_only(Ref, lambda output: step.results[output.id], trace.result),
         step.results,
         optimizer,
         origin,
@@ -149,12 +149,9 @@ class _Lowering:
         placeholders = trace.module.graph.find_nodes(op="placeholder")
         for node, (kind, key), value in zip(placeholders, kinds, trace.values, strict=True):
             is_state = kind in ("parameter", "buffer")
-            name = key if is_state else f"{kind}_{key}"
-            module = key.rpartition(".")[0] if is_state else ""
-            target = kind if is_state else "input"  # a target of the loss is placed as an input is
-            size = tensor_bytes(value) if kind == "parameter" else 0
-            row = OpRow(name, target, module, signature=target, parameter_bytes=size)
-            self.refs[node] = ref = self.ops.add_source(row, Source(kind, key, value.detach()), node.meta["val"])
+            name, module = (key, key.rpartition(".")[0]) if is_state else (f"{kind}_{key}", "")
+            source = Source(kind, key, value.detach())
+            self.refs[node] = ref = self.ops.add_source(name, source, node.meta["val"], module=module)
             # a recomputed forward reads the module's own tensors, and the loss of an autoencoder the user's input
             self.constants.setdefault(memory(value), ref)
 
@@ -174,11 +171,11 @@ class _Lowering:
                 f"attention) or hold packed weights (quantized layers) cannot be placed; use their plain counterparts.",
                 op=str(reader.target),
             )
+        node.meta.setdefault("val", value)
         shown = memory(value)
         if shown not in self.constants:  # tracing names a tensor anew wherever it is read
-            row = OpRow(node.name, "constant", module_of(node), signature="constant")
             source = Source("constant", "", value.detach(), held=value)
-            self.constants[shown] = self.ops.add_source(row, source, value)
+            self.constants[shown] = self.ops.add_source(node.name, source, value, module=module_of(node))
         self.refs[node] = self.constants[shown]
 
     def add_call(self, node: torch.fx.Node) -> None:
@@ -205,7 +202,7 @@ class _Lowering:
         target, custom = node.target, node.meta.get("custom") or {}
         args, kwargs = self._refs(node.args), self._refs(node.kwargs)
         reads = tuple(self.ops.base(ref) for ref in refs_in((args, kwargs)))
-        values = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val", _constant(self.trace, n)))
+        values = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
         is_store = _is_store(node)
         phase = UPDATE if is_store else FORWARD if custom.get("phase", "forward") == "forward" else BACKWARD
         output: Any = node.meta.get("val")
@@ -223,17 +220,13 @@ class _Lowering:
             home = self.built.tensors[buffer].op
             self.built.ops[op].module = self.built.ops[home].module
             self.built.together.append((op, home, self.ops.producer(self.ref(node.args[1]))))
-        elif returns_tuple:
+        elif returns_tuple or isinstance(output, torch.Tensor):
             refs = [
                 Ref(self.ops.add_tensor(op, k, value)) if isinstance(value, torch.Tensor) else None
-                for k, value in enumerate(output)
+                for k, value in enumerate(output if returns_tuple else (output,))
             ]
-            self.refs[node] = refs
+            self.refs[node] = refs if returns_tuple else refs[0]
             outputs = tuple(-1 if ref is None else ref.id for ref in refs)
-        elif isinstance(output, torch.Tensor):
-            ref = Ref(self.ops.add_tensor(op, 0, output))
-            self.refs[node] = ref
-            outputs = (ref.id,)
         else:
             raise CaptureError(
                 f"op {target} returns a {type(output).__name__}, expected tensors; a graph cannot hold a plain number "
@@ -263,7 +256,7 @@ class _Lowering:
         def of(node: torch.fx.Node) -> Any:
             return found if isinstance(found := self.refs[node], complex) else self.ref(node)
 
-        return _plain(torch.fx.node.map_arg(value, of))
+        return torch.fx.node.map_arg(value, of)
 
 
 def _is_store(node: torch.fx.Node) -> bool:
@@ -272,21 +265,6 @@ def _is_store(node: torch.fx.Node) -> bool:
         and isinstance(node.args[0], torch.fx.Node)
         and node.args[0].op == "placeholder"
     )
-
-
-def _constant(trace: Trace, node: torch.fx.Node) -> Any:
-    return operator.attrgetter(str(node.target))(trace.module) if node.op == "get_attr" else None
-
-
-def _plain(value: Any) -> Any:
-    """fx's immutable lists and dicts as plain ones."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if type(value) is tuple:
-        return tuple(_plain(item) for item in value)
-    return value
 
 
 @dataclass
@@ -352,8 +330,27 @@ class Lowered:
         self.view_values.append(value)
         return Ref(-len(self.views))
 
-    def add_source(self, row: OpRow, source: Source, value: torch.Tensor) -> Ref:
+    def add_source(
+        self,
+        name: str,
+        source: Source,
+        value: torch.Tensor,
+        *,
+        module: str = "",
+        gradient_bytes: int = 0,
+        micro_batch: int = -1,
+    ) -> Ref:
         """Adds a source op that holds `value`; returns its tensor."""
+        target = "input" if source.kind == "target" else source.kind  # a target of the loss is placed as an input is
+        row = OpRow(
+            name,
+            target,
+            module,
+            signature=target,
+            parameter_bytes=tensor_bytes(value) if target == "parameter" else 0,
+            gradient_bytes=gradient_bytes,
+            micro_batch=micro_batch,
+        )
         op = self.built.add(row)
         self.sources[op] = source
         return Ref(self.add_tensor(op, 0, value))
@@ -386,7 +383,8 @@ class Lowered:
             by_storage.setdefault(source.value.untyped_storage()._cdata, []).append(op)
         for sharing in by_storage.values():
             for op, other in itertools.permutations(sharing, 2):
-                if op in written and _overlap(self.sources[op].value, self.sources[other].value):
+                (first, end), (start, last) = (_span(self.sources[each].value) for each in (op, other))
+                if op in written and start < end and first < last:
                     names = self.built.ops[op].name, self.built.ops[other].name
                     raise CaptureError(
                         f"the step writes to {names[0]}, which shares memory with {names[1]}, and they may be placed "
@@ -445,12 +443,6 @@ class Lowered:
         return self.built.graph(sorted({self.base(ref) for ref in results}), program)
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors show a byte of their storage that is the same, those between their first and last counted."""
-    (first, end), (start, last) = _span(one), _span(other)
-    return start < end and first < last
-
-
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """First byte of its storage that a tensor shows, and the one behind the last."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -460,19 +452,9 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 def renumbered(item: Any, function: Any) -> Any:
     """A `Call`, `Update` or `View` with every `Ref` replaced by `function` of it; outputs and bases stay."""
-    if isinstance(item, Call):
-        return Call(
-            item.target,
-            map_refs(function, item.args),
-            map_refs(function, item.kwargs),
-            item.outputs,
-            item.returns_tuple,
-            item.is_random,
-            item.takes_device,
-        )
-    if isinstance(item, View):
-        return View(item.base, item.target, map_refs(function, item.args), map_refs(function, item.kwargs))
-    return Update(function(item.parameter), function(item.gradient))
+    if isinstance(item, Update):
+        return Update(function(item.parameter), function(item.gradient))
+    return replace(item, args=map_refs(function, item.args), kwargs=map_refs(function, item.kwargs))
 
 
 CostFn = Callable[..., float]
@@ -509,9 +491,10 @@ def register_cost(
     """
     given = {"flops": flops, "bytes_moved": bytes_moved, "workspace_bytes": workspace_bytes}
     figures = {name: function for name, function in given.items() if function is not None}
-    for name, function in figures.items():
-        if not callable(function):
-            raise InvalidValue(name, function, "a function of the op's arguments and `output`", where="register_cost")
+    if wrong := next((name for name, function in figures.items() if not callable(function)), ""):
+        raise InvalidValue(
+            wrong, figures[wrong], "a function of the op's arguments and `output`", where="register_cost"
+        )
     _COSTS[_resolve(op)] = figures
 
 
@@ -525,29 +508,27 @@ def unregister_cost(op: object) -> None:
     _COSTS.pop(_resolve(op), None)
 
 
-def _registered(name: str, target: Any, args: Any, kwargs: Any, output: Any) -> float | None:
-    """The figure `name` of one call as the user registered it, for an overload or else its op; None without.
+def _registered(target: Any, args: Any, kwargs: Any, output: Any) -> dict[str, float]:
+    """The figures of one call that the user registered for its overload, or else for its op, by name.
 
     Raises:
-        InvalidValue: the function failed, or returned anything but a finite number >= 0.
+        InvalidValue: a function failed, or returned anything but a finite number >= 0.
     """
-    function = _COSTS.get(target, _COSTS.get(getattr(target, "overloadpacket", None), {})).get(name)
-    if function is None:
-        return None
-    where, expected = f"cost of {target}", "a function that returns a finite number >= 0"
-    try:
-        value = function(*args, **kwargs, output=output)
-    except Exception as error:
-        raise InvalidValue(
-            name,
-            f"a function that raised {type(error).__name__}: {error}",
-            expected,
-            where=where,
-            hint="It is called with the op's own arguments, as fake tensors, and with `output=` what it returns.",
-        ) from error
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise InvalidValue(name, value, expected, where=where)
-    return float(value)
+    found, where, expected = {}, f"cost of {target}", "a function that returns a finite number >= 0"
+    for name, function in _COSTS.get(target, _COSTS.get(getattr(target, "overloadpacket", None), {})).items():
+        try:
+            found[name] = value = function(*args, **kwargs, output=output)
+        except Exception as error:
+            raise InvalidValue(
+                name,
+                f"a function that raised {type(error).__name__}: {error}",
+                expected,
+                where=where,
+                hint="It is called with the op's own arguments, as fake tensors, and with `output=` what it returns.",
+            ) from error
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise InvalidValue(name, value, expected, where=where)
+    return found
 
 
 def _resolve(op: object) -> Any:
@@ -608,22 +589,19 @@ def call_facts(target: Any, args: Any, kwargs: Any, output: Any) -> Facts:
     Raises:
         InvalidValue: a registered function failed.
     """
-    inputs = tensors_in((args, kwargs))
-    outputs = tensors_in(output)
-    packet = getattr(target, "overloadpacket", None)
-    flops = _registered("flops", target, args, kwargs, output)
-    if flops is None and packet in flop_registry:
-        flops = float(flop_registry[packet](*args, **kwargs, out_val=output))
-    if flops is None:
-        flops = float(max(sum(t.numel() for t in inputs), sum(t.numel() for t in outputs)))
-    moved = _registered("bytes_moved", target, args, kwargs, output)
-    if moved is None:
-        distinct = {id(t): t for t in inputs}
-        moved = float(sum(map(tensor_bytes, distinct.values())) + sum(map(tensor_bytes, outputs)))
-    workspace = _registered("workspace_bytes", target, args, kwargs, output)
-    if workspace is None:
-        workspace = _SCRATCH[packet](*args, **kwargs, output=output) if packet in _SCRATCH else 0
-    return Facts(flops, moved, int(workspace))
+    inputs, outputs = tensors_in((args, kwargs)), tensors_in(output)
+    packet, given = getattr(target, "overloadpacket", None), _registered(target, args, kwargs, output)
+    flops = max(sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
+    if packet in flop_registry and "flops" not in given:
+        flops = flop_registry[packet](*args, **kwargs, out_val=output)
+    distinct = {id(t): t for t in inputs}
+    moved = sum(map(tensor_bytes, distinct.values())) + sum(map(tensor_bytes, outputs))
+    workspace = _SCRATCH[packet](*args, **kwargs, output=output) if packet in _SCRATCH else 0
+    return Facts(
+        float(given.get("flops", flops)),
+        float(given.get("bytes_moved", moved)),
+        int(given.get("workspace_bytes", workspace)),
+    )
 
 
 def update_facts(spec: OptimizerSpec, parameter: torch.Tensor, gradient: torch.Tensor) -> Facts:
@@ -646,6 +624,4 @@ def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         strides = "" if value.is_contiguous() else f":{tuple(value.stride())}"
         return f"{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}{strides}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_describe, value))}]"
-    return repr(value)
+    return f"[{', '.join(map(_describe, value))}]" if isinstance(value, (list, tuple)) else repr(value)

@@ -50,7 +50,8 @@ def portable(model: nn.Module) -> Iterator[None]:
     updating = updating_norms(model).values()
     averaging = [norm for norm in updating if norm.momentum is None and norm.num_batches_tracked is not None]
     forwards: dict[nn.Module, Callable[..., Any]] = {norm: _cumulative_norm(norm) for norm in averaging}
-    forwards |= {each: _taking_masks_as_they_are(each) for each in model.modules() if _compares_masks(each)}
+    stacks = [each for each in model.modules() if "forward" not in vars(each) and type(each).forward in _STACKS]
+    forwards |= {each: _taking_masks_as_they_are(each) for each in stacks}
     torch._C._set_mkldnn_enabled(False)
     torch._C._set_cudnn_enabled(False)
     try:
@@ -98,10 +99,7 @@ def _cumulative_norm(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
 
     def forward(x: Tensor) -> Tensor:
         norm._check_input_dim(x)  # type: ignore[no-untyped-call]
-        mean, variance, count = norm.running_mean, norm.running_var, norm.num_batches_tracked
-        assert mean is not None
-        assert variance is not None
-        assert count is not None
+        mean, variance, count = map(norm.get_buffer, ("running_mean", "running_var", "num_batches_tracked"))
         batch_mean, batch_variance = torch.zeros_like(mean), torch.zeros_like(variance)
         y = functional.batch_norm(x, batch_mean, batch_variance, norm.weight, norm.bias, True, 1.0, norm.eps)
         with torch.no_grad():
@@ -114,9 +112,8 @@ def _cumulative_norm(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-def _compares_masks(module: nn.Module) -> bool:
-    kinds = (nn.TransformerEncoder, nn.TransformerDecoder)
-    return any(type(module).forward is kind.forward for kind in kinds) and "forward" not in vars(module)
+_STACKS = (nn.TransformerEncoder.forward, nn.TransformerDecoder.forward)
+"""They compare their mask with a causal one."""
 
 
 def _taking_masks_as_they_are(stack: nn.Module) -> Callable[..., Any]:
@@ -179,8 +176,7 @@ def _own_norm(path: str, norm: _BatchNorm, found: list[Statistics]) -> Callable[
 
     def forward(x: Tensor) -> Tensor:
         norm._check_input_dim(x)  # type: ignore[no-untyped-call]
-        like = norm.running_mean
-        assert like is not None
+        like = norm.get_buffer("running_mean")
         mean, variance = (torch.zeros(like.shape, dtype=like.dtype, device=like.device) for _ in range(2))
         found.append((path, mean, variance))  # before: a recomputed forward may end inside of its last norm
         return functional.batch_norm(x, mean, variance, norm.weight, norm.bias, True, 1.0, norm.eps)

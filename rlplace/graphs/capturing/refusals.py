@@ -153,10 +153,12 @@ def no_numbers_drawn(again: Callable[[], object]) -> Iterator[None]:
     Raises:
         CaptureError: something was drawn; both generators are as they were before.
     """
-    python, numpy = random.getstate(), np.random.get_state()
+    python, numpy = random.getstate(), np.random.get_state(legacy=False)
     try:
         yield
-        drawn = _drawn(python, numpy)
+        now, before = np.random.get_state(legacy=False)["state"], numpy["state"]
+        is_of_numpy = now["pos"] != before["pos"] or not np.array_equal(now["key"], before["key"])
+        drawn = "Python" if random.getstate() != python else "NumPy" if is_of_numpy else ""
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
@@ -180,13 +182,6 @@ def no_numbers_drawn(again: Callable[[], object]) -> Iterator[None]:
     )
 
 
-def _drawn(python: Any, numpy: Any) -> str:
-    if random.getstate() != python:
-        return "Python"
-    now: Any = np.random.get_state()
-    return "NumPy" if now[2] != numpy[2] or not np.array_equal(now[1], numpy[1]) else ""
-
-
 def _raise_on_draw(_: FrameType, event: str, called: Any) -> None:
     if event == "c_call" and getattr(called, "__self__", None) is random._inst:
         sys.setprofile(None)
@@ -195,10 +190,6 @@ def _raise_on_draw(_: FrameType, event: str, called: Any) -> None:
 
 aten = torch.ops.aten
 
-_DEPENDS_ON_DATA = (
-    "what runs there depends on the values of tensors, which a graph cannot hold; compute it with tensor ops "
-    "(torch.where, masks), or pass it as a plain argument"
-)
 _DEPENDENT = r"DataDependent|DynamicOutputShape"
 _ADVICE = (
     (
@@ -206,7 +197,11 @@ _ADVICE = (
         "how a sequence is packed depends on the lengths of each batch; run the layer on the padded tensor, and mask "
         "what it returns for the padding",
     ),
-    (_DEPENDENT, _DEPENDS_ON_DATA),
+    (
+        _DEPENDENT,
+        "what runs there depends on the values of tensors, which a graph cannot hold; compute it with tensor ops "
+        "(torch.where, masks), or pass it as a plain argument",
+    ),
     (
         r"\.numpy\(\)|__format__|can't convert",
         "the values of tensors are not there while a graph is made; keep to tensor ops, and print or convert what the "
@@ -253,9 +248,6 @@ _ADVICE = (
     ),
 )
 _RUN_EAGERLY = "run the model eagerly with the same inputs first; if that works, move this code out of the model"
-_OF_DISTRIBUTIONS = (
-    "`torch.distributions` checks its arguments, which reads their values; pass it `validate_args=False`"
-)
 _DTYPES = (
     r"dtype|scalar type|same type|Integral inputs|predicate to be bool|LongTensor|data type|Input type|used as indices"
 )
@@ -332,7 +324,6 @@ _PRODUCTS = {
     aten.mv.default,
     aten.dot.default,
 }
-_LABELLED = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
 _NORMS = {aten.native_layer_norm.default: 2, aten.native_batch_norm.default: 1, aten.native_group_norm.default: 1}
 """With the position of their weight."""
 
@@ -342,7 +333,7 @@ def _wrong_dtypes(op: Any, values: Sequence[Any]) -> str:
     if op in _PRODUCTS:
         found = {value.dtype: None for value in values if isinstance(value, torch.Tensor)}
         return "" if len(found) < 2 else f"tensors of {' and '.join(map(str, found))}, expected one dtype"
-    if op in _LABELLED:
+    if op in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
         right = values[1].dtype in (torch.int64, torch.uint8)
         return "" if right else f"labels of {values[1].dtype}, expected torch.int64"
     if op is aten.binary_cross_entropy.default:
@@ -381,7 +372,9 @@ def explained(
         advice = next((text for pattern, text in _ADVICE if re.search(pattern, f"{kind}: {message}")), _RUN_EAGERLY)
         files = (Path(frame.f_code.co_filename).as_posix() for frame, _ in traceback.walk_tb(error.__traceback__))
         if dependent and any("torch/distributions/" in file for file in files):
-            advice = _OF_DISTRIBUTIONS
+            advice = (
+                "`torch.distributions` checks its arguments, which reads their values; pass it `validate_args=False`"
+            )
         what = f"cannot capture the model: {kind}: {message}"
         if advice is _RUN_EAGERLY:
             own = None if eagerly is None else _raised_by(model, loss_fn, eagerly)

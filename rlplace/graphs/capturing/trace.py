@@ -35,7 +35,7 @@ from rlplace.graphs.capturing.refusals import (
     no_numbers_drawn,
 )
 from rlplace.graphs.capturing.untouched import call_with, check_steps_alike, untouched, watched_state
-from rlplace.graphs.program import Autocast, Folded, loss_of, tensors_in, with_tensors
+from rlplace.graphs.program import Autocast, Folded, Ref, loss_of, tensors_in, with_tensors
 
 LossFn = Callable[..., torch.Tensor]
 """Of the model's output, and of the targets where there are any."""
@@ -52,7 +52,7 @@ class Trace:
         buffers: dotted names.
         values: the tensor behind each placeholder.
         num_targets: how many of the last ones are targets.
-        result: what the model (or the loss) returned, with fx's k-th output in place of its k-th tensor.
+        result: what the model (or the loss) returned, with `Ref(k)` in place of its k-th tensor, for fx's k-th output.
         num_results: how many outputs are the step's result; the rest are gradients of `trainable`.
         autocast: what was active around the trace.
         norms: batch norms that hand out their statistics: the last outputs are a mean and a variance for each call.
@@ -72,13 +72,6 @@ class Trace:
     norms: tuple[str, ...] = ()
     input_gradients: tuple[int, ...] = ()
     folded: tuple[Folded, ...] = ()
-
-
-@dataclass(frozen=True)
-class Output:
-    """Stands in a traced result for the `index`-th output of the fx graph."""
-
-    index: int
 
 
 def trace_step(
@@ -239,7 +232,7 @@ def _flatten_result(result: Any, captured: dict[str, Any]) -> list[torch.Tensor 
     tensors: list[torch.Tensor | None] = []
     for position, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            leaves[position] = Output(len(tensors))
+            leaves[position] = Ref(len(tensors))
             tensors.append(leaf.detach())
         elif not isinstance(leaf, (bool, int, float, str, type(None))):
             raise CaptureError(

@@ -173,12 +173,8 @@ def check_frozen(model: nn.Module, loss_fn: Callable[..., Any] | None, frozen: C
         root = name.partition("[")[0]
         owner, _, last = root.rpartition(".")
         if not (name in known or root in known or last in read or (owner in known and owner not in paths)):
-            raise UnknownName("attribute in `frozen`", name, (each for each in known if _is_own(each)))
-
-
-def _is_own(name: str) -> bool:
-    """Whether a name is one that a user knows, and none of PyTorch's private ones."""
-    return bool(name) and "[" not in name and not any(part.startswith("_") for part in name.split("."))
+            users = (each for each in known if each and "[" not in each and "._" not in f".{each}")  # none of PyTorch's
+            raise UnknownName("attribute in `frozen`", name, users)
 
 
 def check_steps_alike(

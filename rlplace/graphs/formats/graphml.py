@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape
 
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, parse_json, read_plain, write_text_atomic
@@ -22,14 +22,11 @@ from rlplace.records import described
 if TYPE_CHECKING:
     import networkx as nx
 
-NAMESPACE = "http://graphml.graphdrawing.org/xmlns"
 _TYPES = {int: "long", float: "double", str: "string", list: "string"}
 _STRUCTURED = ("tensors", "mutations", "outputs")
 """Attributes that hold lists: JSON inside the XML."""
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _OWNERS = ("graph", "node", "edge")
-_WEIGHTS = {"node": 8, "edge": 8}
-"""Values that an element counts for, by what it takes in memory; 1 of others."""
 _DEEPEST = 100
 
 
@@ -48,8 +45,8 @@ def save_graphml(graph: OpGraph, path: str | os.PathLike[str]) -> None:
         lines = []
         for name, value in attributes.items():
             if (owner, name) not in keys:
-                key, kind = f"d{len(keys)}", _TYPES[type(value)]
-                keys[owner, name] = key
+                key = keys[owner, name] = f"d{len(keys)}"
+                kind = _TYPES[type(value)]
                 declarations.append(f'<key id="{key}" for="{owner}" attr.name="{name}" attr.type="{kind}"/>')
             text = json.dumps(value, separators=(",", ":")) if isinstance(value, list) else str(value)
             if _NOT_XML.search(text):
@@ -62,7 +59,10 @@ def save_graphml(graph: OpGraph, path: str | os.PathLike[str]) -> None:
     body = [data("graph", content.graph)]
     body += [f'<node id="n{node}">{data("node", row)}</node>' for node, row in content.nodes(data=True)]
     body += [f'<edge source="n{i}" target="n{j}">{data("edge", row)}</edge>' for i, j, row in content.edges(data=True)]
-    head = [f'<?xml version="1.0" encoding="UTF-8"?>\n<graphml xmlns={quoteattr(NAMESPACE)}>', *declarations]
+    head = [
+        '<?xml version="1.0" encoding="UTF-8"?>\n<graphml xmlns="http://graphml.graphdrawing.org/xmlns">',
+        *declarations,
+    ]
     write_text_atomic(path, "\n".join([*head, '<graph edgedefault="directed">', *body, "</graph>\n</graphml>\n"]))
 
 
@@ -94,17 +94,14 @@ class _Reader:
 
         self.path = path
         self.graph: nx.DiGraph[Any] = nx.DiGraph()
-        self.keys: dict[str, tuple[str, str]] = {}  # name and type, by id
+        self.keys: dict[str, tuple[str, str, str]] = {}  # name, type and what it is for, by id
         self.defaults: dict[str, Any] = {}  # by id
-        self.owners: dict[str, str] = {}  # what a key is for, by id
         self.stack: list[str] = []
         self.target: dict[str, Any] | None = None  # where data goes
         self.key = ""
         self.text: list[str] = []
         self.edges: list[tuple[str, str, dict[str, Any], int]] = []
-        self.num_graphs = 0
-        self.num_values = 0
-        self.num_characters = 0  # of lists in JSON
+        self.num_graphs = self.num_values = self.num_characters = 0  # the last of lists in JSON
         self.parser = expat.ParserCreate("utf-8")
         self.parser.buffer_text = True
         self.parser.StartDoctypeDeclHandler = self._doctype
@@ -140,7 +137,7 @@ class _Reader:
         element = tag.rpartition(":")[2]
         parent = self.stack[-1] if self.stack else ""
         self.stack.append(element)
-        self.num_values += _WEIGHTS.get(element, 1)
+        self.num_values += 8 if element in ("node", "edge") else 1  # by what it takes in memory
         if self.num_values > MOST_JSON_VALUES:
             raise self._too_many()
         if len(self.stack) > _DEEPEST:
@@ -148,12 +145,16 @@ class _Reader:
         if not parent and element != "graphml":
             raise InvalidValue("root element", described(element), "graphml", where=self._here())
         if element == "key":
-            name = attributes.get("attr.name", self._need(attributes, "id"))
-            self.keys[self._need(attributes, "id")] = (name, attributes.get("attr.type", "string"))
-            self.owners[attributes["id"]] = attributes.get("for", "all")
-            self.key = attributes["id"]
+            self.key = self._need(attributes, "id")
+            named, kind = attributes.get("attr.name", self.key), attributes.get("attr.type", "string")
+            self.keys[self.key] = named, kind, attributes.get("for", "all")
         elif element == "graph":
-            self._start_graph(attributes, parent)
+            self.num_graphs += 1
+            if parent != "graphml" or self.num_graphs > 1:
+                raise InvalidValue("graph", "another graph", "one graph, not nested", where=self._here())
+            if (order := attributes.get("edgedefault", "directed")) != "directed":
+                raise InvalidValue("edgedefault", described(order), "'directed'", where=self._here())
+            self.target = self.graph.graph
         elif element == "node":
             node = self._need(attributes, "id")
             if node in self.graph:
@@ -164,9 +165,8 @@ class _Reader:
             if attributes.get("directed", "true") != "true":
                 raise InvalidValue("directed", described(attributes["directed"]), "directed edges", where=self._here())
             self.target = {}
-            line = self.parser.CurrentLineNumber
             ends = self._need(attributes, "source"), self._need(attributes, "target")
-            self.edges.append((*ends, self.target, line))
+            self.edges.append((*ends, self.target, self.parser.CurrentLineNumber))
         elif element == "hyperedge":
             raise InvalidValue("hyperedge", "an edge of many nodes", "edges of two nodes", where=self._here())
         elif element == "data":
@@ -175,29 +175,19 @@ class _Reader:
                 raise InvalidValue("key", described(self.key), "the id of a key element", where=self._here())
         self.text.clear()
 
-    def _start_graph(self, attributes: dict[str, str], parent: str) -> None:
-        self.num_graphs += 1
-        if parent != "graphml" or self.num_graphs > 1:
-            raise InvalidValue("graph", "another graph", "one graph, not nested", where=self._here())
-        if attributes.get("edgedefault", "directed") != "directed":
-            raise InvalidValue("edgedefault", described(attributes["edgedefault"]), "'directed'", where=self._here())
-        self.target = self.graph.graph
-
     def _end(self, tag: str) -> None:
         element = self.stack.pop()
         parent = self.stack[-1] if self.stack else ""
         if element == "data" and parent in _OWNERS and self.target is not None:
-            name, kind = self.keys[self.key]
-            self.target[name] = self._value(name, kind)
+            self.target[self.keys[self.key][0]] = self._value()
         elif element == "default" and parent == "key":
-            name, kind = self.keys[self.key]
-            self.defaults[self.key] = self._value(name, kind)
+            self.defaults[self.key] = self._value()
         elif element in ("node", "edge"):
             self.target = self.graph.graph
         self.text.clear()
 
-    def _value(self, name: str, kind: str) -> Any:
-        text = "".join(self.text)
+    def _value(self) -> Any:
+        text, (name, kind, _) = "".join(self.text), self.keys[self.key]
         try:
             if kind in ("int", "long"):
                 return int(text)
@@ -215,14 +205,11 @@ class _Reader:
             ("edge", (row for *_, row in self.graph.edges(data=True)), EDGE_NAMES),
         )
         for owner, rows, known in owners:
-            defaults: dict[str, Any] = {}
-            for key, value in self.defaults.items():
-                if self.owners[key] in (owner, "all"):
-                    defaults.setdefault(self.keys[key][0], value)
+            keys = [key for key in reversed(self.defaults) if self.keys[key][2] in (owner, "all")]
+            defaults = {self.keys[key][0]: self.defaults[key] for key in keys}  # the first of a name counts
             read = {name: value for name, value in defaults.items() if name in known}
             for place, row in enumerate(rows):
-                for name, value in (read if place else defaults).items():
-                    row.setdefault(name, value)
+                row |= {name: value for name, value in (read if place else defaults).items() if name not in row}
 
     def _decoded(self) -> nx.DiGraph[Any]:
         """One of our graphs: nodes by number again, lists as lists."""

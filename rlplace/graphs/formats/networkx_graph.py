@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs.formats.own_json import Size
 from rlplace.graphs.opgraph import (
     LARGEST_COUNT,
     LONGEST_TEXT,
@@ -36,13 +35,14 @@ from rlplace.graphs.opgraph import (
     check_texts,
     unique_names,
 )
-from rlplace.records import described, read_record, record, shortened
+from rlplace.records import Count, described, read_record, record, shortened
 
 if TYPE_CHECKING:
     import networkx as nx
 
 
 SCHEMA = 1
+Size = Annotated[Count, Field(le=LARGEST_COUNT)]
 COUNTS = ("parameter_bytes", "gradient_bytes", "state_bytes", "workspace_bytes")
 
 
@@ -152,8 +152,7 @@ def topological_nodes(graph: nx.DiGraph[Any], where: str = "networkx graph") -> 
     place = {node: i for i, node in enumerate(graph)}
     order: list[Hashable] = []
     try:
-        for node in nx.lexicographical_topological_sort(graph, key=place.__getitem__):
-            order.append(node)
+        order.extend(nx.lexicographical_topological_sort(graph, key=place.__getitem__))
     except nx.NetworkXUnfeasible as error:
         cycle = " -> ".join(map(str, _cycle_of(graph, set(order))[:6]))
         raise InvalidValue("edges", f"a cycle ({described(cycle)})", "an acyclic graph", where=where) from error
@@ -221,6 +220,7 @@ class _Reading(GraphBuilder):
 
     def add_op(self, op: int, node: Hashable) -> None:
         row, most = self._graph.nodes[node], len(self._nodes) - 1
+        given = find_attribute(row, "colocation")[1]
         self.add(
             OpRow(
                 read(row, "name", "") or str(node),
@@ -230,17 +230,14 @@ class _Reading(GraphBuilder):
                 read(row, "signature", ""),
                 flops=read(row, "flops", 0.0),
                 bytes_moved=read(row, "bytes_moved", -1.0),
-                colocation=self._class(row, most),
+                colocation=_integer("colocation", given, most) if self._is_ours else self._class_of(given),
                 micro_batch=_integer("micro_batch", row.get("micro_batch", -1), most),
                 **{name: read(row, name, 0) for name in COUNTS},
             )
         )
 
-    def _class(self, row: Mapping[str, Any], most: int) -> int:
-        """The co-location class; in a graph of others, any value names one, and -1 and "" none."""
-        value = find_attribute(row, "colocation")[1]
-        if self._is_ours:
-            return _integer("colocation", value, most)
+    def _class_of(self, value: object) -> int:
+        """The co-location class that a value stands for in a graph of others: any names one, -1 and "" name none."""
         return -1 if value in (None, -1, "") else self._classes.setdefault(str(value), len(self._classes))
 
     def add_own_edges(self) -> list[int]:
@@ -396,10 +393,6 @@ NODE_NAMES = frozenset(
 """Attributes of nodes that are read, under all their names."""
 EDGE_NAMES = frozenset({"tensors", *(name for field in _EDGE_FIELDS for name in ALIASES[field])})
 """Attributes of edges that are read."""
-ALIKE = 0.8
-"""`difflib`'s ratio of two names from which one is taken for a misspelling of the other."""
-SHORTEST = 4
-"""Shorter names are like too many others."""
 ORDINARY = frozenset({"dtype", "score", "time"})
 """Names that graphs of others use, and that are like one of ours by chance."""
 MOST_COMPARED = 1000
@@ -423,8 +416,7 @@ def check_spelling(nodes: Iterable[tuple[object, Mapping[Any, Any]]], edges: Ite
         for part, row in rows:
             owners |= {name: part for name in row if name not in owners}
         for name, owner in islice(owners.items(), MOST_COMPARED):
-            nearest = nearest_name(name, known)
-            if nearest:
+            if nearest := nearest_name(name, known):
                 raise InvalidValue(
                     "attribute",
                     shortened(str(name)),
@@ -441,16 +433,15 @@ def nearest_name(name: object, known: frozenset[str]) -> str:
         >>> nearest_name("flps", NODE_NAMES), nearest_name("FLOPs", NODE_NAMES), nearest_name("module_id", NODE_NAMES)
         ('flops', 'flops', '')
     """
-    if not isinstance(name, str) or name in NODE_NAMES | EDGE_NAMES or name in ORDINARY or len(name) < SHORTEST:
-        return ""
+    if not isinstance(name, str) or name in NODE_NAMES | EDGE_NAMES or name in ORDINARY or len(name) < 4:
+        return ""  # short names are like too many others
     first = name.partition("_")[0]
     if first in known and not any(one.startswith(f"{first}_") for one in known):  # a compound, such as `module_id`
         return ""
-    found = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=ALIKE)
+    found = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.8)
     return found[0] if found else ""
 
 
-_EDGES = ("edges", "links")
 MOST_ROWS = 2_000_000
 """Nodes, and likewise edges: an empty one takes fifty times its text in memory."""
 
@@ -474,7 +465,7 @@ def read_node_link(data: dict[str, Any], *, where: str) -> nx.DiGraph[Any]:
 
     if data.get("directed") is not True:
         raise InvalidValue("directed", described(data.get("directed", False)), "true", where=where)
-    edges_key = next((key for key in _EDGES if key in data), "edges")
+    edges_key = "links" if "links" in data and "edges" not in data else "edges"
     graph: nx.DiGraph[Any] = nx.MultiDiGraph() if data.get("multigraph") is True else nx.DiGraph()
     if not isinstance(facts := data.get("graph", {}), dict):
         raise InvalidValue("graph", described(facts), "an object", where=where)

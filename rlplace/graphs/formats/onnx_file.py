@@ -33,9 +33,6 @@ from rlplace.graphs.opgraph import (
 )
 from rlplace.records import described, shortened
 
-LARGEST_BYTES = 2**31 - 1
-"""What a protobuf message can hold; models with more keep their weights in other files."""
-
 
 @dataclass(frozen=True)
 class _Item:
@@ -83,7 +80,8 @@ def _read(path: Path) -> Any:
     except ImportError as error:
         raise MissingExtra("onnx", "onnx") from error
     try:
-        content = read_plain(path, largest_bytes=LARGEST_BYTES, holds="ONNX", follows_links=True)
+        # what a protobuf message can hold; models with more keep their weights in other files
+        content = read_plain(path, largest_bytes=2**31 - 1, holds="ONNX", follows_links=True)
         check_message(content, onnx.ModelProto.DESCRIPTOR)
         model = onnx.load_model_from_string(content)
         del content
@@ -107,10 +105,8 @@ class _Builder:
     """Walks the nodes of one model."""
 
     def __init__(self, model: Any, values: Mapping[str, Value], reasons: Mapping[str, str], path: Path) -> None:
-        self.onnx_graph = model.graph
-        self.values = values
-        self.reasons = reasons
-        self.path = path
+        self.onnx_graph, self.path = model.graph, path
+        self.values, self.reasons = values, reasons
         self.base: dict[str, str] = {}  # the value whose memory a value shows; itself if it is no view
         self.items: list[_Item] = []
         self.num_characters = 0  # of signatures
@@ -127,12 +123,10 @@ class _Builder:
             self._add_source(tensor.name, "constant" if is_index else "parameter")
         for place, node in enumerate(graph.node):
             self._add_node(node, place)
-        for value in graph.output:
-            if value.name not in self.base:
-                raise InvalidValue(
-                    "graph.output", described(value.name), "a value that a node makes", where=str(self.path)
-                )
-        results = [self.base[value.name] for value in graph.output]
+        returned = [value.name for value in graph.output]
+        if unmade := [name for name in returned if name not in self.base]:
+            raise InvalidValue("graph.output", described(unmade[0]), "a value that a node makes", where=str(self.path))
+        results = [self.base[name] for name in returned]
         return self._assemble(*self._live(results), results)
 
     def _add_source(self, name: str, kind: str) -> None:
@@ -152,17 +146,15 @@ class _Builder:
                 "it holds a graph of its own, and control flow cannot be placed: export the model with its "
                 "loops unrolled and its branches taken.",
             )
-        for name in node.input:
-            if name and name not in self.base:
-                raise InvalidValue(
-                    "input",
-                    described(name),
-                    "a value that an input, an initializer or an earlier node makes",
-                    where=where,
-                )
-        for name in node.output:
-            if name and name in self.base:
-                raise InvalidValue("output", described(name), "a name that no other value has", where=where)
+        if unknown := next((name for name in node.input if name and name not in self.base), ""):
+            raise InvalidValue(
+                "input",
+                described(unknown),
+                "a value that an input, an initializer or an earlier node makes",
+                where=where,
+            )
+        if taken := next((name for name in node.output if name and name in self.base), ""):
+            raise InvalidValue("output", described(taken), "a name that no other value has", where=where)
         self.base |= {name: name for name in node.output if name}
         if node.op_type in VIEWS and node.input and node.input[0] and node.output:
             self.base[node.output[0]] = self.base[node.input[0]]
@@ -183,20 +175,21 @@ class _Builder:
 
     def _live(self, results: list[str]) -> tuple[list[_Item], set[str]]:
         """Items that the results depend on, and all inputs; and the values that are read or returned."""
-        needed = set(results)
-        live = []
+        needed, live = set(results), list[_Item]()
         for item in reversed(self.items):
-            if item.target == "input" or any(name in needed for name in item.outputs):
+            if item.target == "input" or not needed.isdisjoint(item.outputs):
                 live.append(item)
                 needed.update(item.reads)
         return live[::-1], needed
 
     def _assemble(self, items: list[_Item], needed: set[str], results: list[str]) -> OpGraph:
         builder = GraphBuilder()
-        modules, names = _modules(items), unique_names([item.name for item in items])
+        names = unique_names([item.name for item in items])
+        first = {name: item.module for item in reversed(items) for name in item.reads}  # module of the first reader
         ids: dict[str, int] = {}
-        for op, (item, name, module) in enumerate(zip(items, names, modules, strict=True)):
-            is_parameter = item.target == "parameter"
+        for op, (item, name) in enumerate(zip(items, names, strict=True)):
+            is_parameter, is_held = item.target == "parameter", item.target in ("parameter", "constant")
+            module = item.module or (first.get(item.outputs[0], "") if is_held else "")
             signature, flops, moved = self._facts(item, needed)
             row = OpRow(name, item.target, module, FORWARD, signature, [ids[each] for each in item.reads], flops, moved)
             row.parameter_bytes = self.values[item.outputs[0]].num_bytes if is_parameter else 0
@@ -248,23 +241,20 @@ def _texts(graph: Any) -> Iterator[object]:
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
         yield from (attribute.name for attribute in node.attribute)
         yield from (text for entry in node.metadata_props for text in (entry.key, entry.value))
-    for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
-        yield tensor.name
+    yield from (each.name for each in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)))
     for info in (*graph.input, *graph.value_info, *graph.output):
         yield from (info.name, *(dim.dim_param for dim in info.type.tensor_type.shape.dim))
 
 
 def _attributes(node: Any) -> Iterator[tuple[str, object]]:
     """Plain attributes; a tensor among them is data, not a kind of op."""
-    for attribute in node.attribute:
-        if attribute.type == attribute.INT:
-            yield attribute.name, attribute.i
-        elif attribute.type == attribute.INTS:
-            yield attribute.name, tuple(attribute.ints)[:16]
-        elif attribute.type == attribute.FLOAT:
-            yield attribute.name, attribute.f
-        elif attribute.type == attribute.STRING:
-            yield attribute.name, shortened(attribute.s.decode("utf-8", "replace"))
+    for each in node.attribute:
+        if each.type in (each.INT, each.FLOAT):
+            yield each.name, each.i if each.type == each.INT else each.f
+        elif each.type == each.INTS:
+            yield each.name, tuple(each.ints)[:16]
+        elif each.type == each.STRING:
+            yield each.name, shortened(each.s.decode("utf-8", "replace"))
 
 
 def _module(node: Any) -> str:
@@ -274,21 +264,7 @@ def _module(node: Any) -> str:
     """
     scopes = next((entry.value for entry in node.metadata_props if entry.key == "pkg.torch.onnx.name_scopes"), "")
     found = re.findall(r"'([^']*)'", scopes)
-    if len(found) > 1:
-        return str(found[-2])
-    return str(node.name).strip("/").rpartition("/")[0].replace("/", ".")
-
-
-def _modules(items: list[_Item]) -> tuple[str, ...]:
-    """Modules; that of a parameter whose name tells none is its first reader's."""
-    first: dict[str, str] = {}
-    for item in items:
-        for name in item.reads:
-            first.setdefault(name, item.module)
-    return tuple(
-        item.module or (first.get(item.outputs[0], "") if item.target in ("parameter", "constant") else "")
-        for item in items
-    )
+    return str(found[-2] if len(found) > 1 else node.name.strip("/").rpartition("/")[0].replace("/", "."))
 
 
 _LARGEST_FOLDED = 1024
@@ -371,10 +347,9 @@ def fix_inputs(model: Any, dims: Mapping[str, int], path: Path) -> None:
     unused = next((name for name in dims if name not in used), None)
     if unused is not None:
         raise InvalidValue(f"dims[{unused!r}]", "of no input", "names of dynamic dimensions", where=str(path))
-    for value in (*graph.value_info, *graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in sizes:
-                dim.dim_value = sizes[dim.dim_param]
+    others = (dim for each in (*graph.value_info, *graph.output) for dim in each.type.tensor_type.shape.dim)
+    for dim in (each for each in others if each.dim_param in sizes):
+        dim.dim_value = sizes[dim.dim_param]
 
 
 class _Inference:
@@ -389,8 +364,7 @@ class _Inference:
     """
 
     def __init__(self, model: Any, path: Path) -> None:
-        self.model = model
-        self.path = path
+        self.model, self.path = model, path
         self.opset_imports = list(model.opset_import)
         self.opsets = {entry.domain: entry.version for entry in self.opset_imports}
         self.types: dict[str, Any] = {}
@@ -412,8 +386,10 @@ class _Inference:
             self.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
             if tensor.data_location != TensorProto.EXTERNAL and _num_elements(tensor.dims) <= _LARGEST_FOLDED:
                 self.constants[tensor.name] = tensor
-        for sparse in graph.sparse_initializer:
-            self.types[sparse.values.name] = helper.make_tensor_type_proto(sparse.values.data_type, list(sparse.dims))
+        self.types |= {
+            sparse.values.name: helper.make_tensor_type_proto(sparse.values.data_type, list(sparse.dims))
+            for sparse in graph.sparse_initializer
+        }
         for node in graph.node:
             inferred = self._infer(node)
             for name in node.output:
@@ -439,9 +415,9 @@ class _Inference:
                 ir_version=self.model.ir_version,
             )
         except Exception as error:  # onnx raises classes of its own and of pybind11, of no common root
-            reason = shortened(str(error)) or type(error).__name__
-            if isinstance(error, KeyError):
-                reason = f"the shape of its input {described(error.args[0])!r} is unknown"
+            is_input = isinstance(error, KeyError)  # of which no shape is known
+            missing = f"the shape of its input {described(error.args[0])!r} is unknown" if is_input else ""
+            reason = missing or shortened(str(error)) or type(error).__name__
             self.reasons |= {name: self.reasons.get(next(iter(node.input), ""), reason) for name in node.output}
             return {}
 
@@ -450,18 +426,24 @@ class _Inference:
         from onnx.reference import ReferenceEvaluator
 
         if node.op_type in ("Shape", "Size") and len(node.output) == 1 and len(node.input) == 1:
-            result = self._shape(node)
-            if result is not None:
+            if (result := self._shape(node)) is not None:
                 self.constants[node.output[0]] = numpy_helper.from_array(result, node.output[0])
             return
         names = [name for name in node.input if name]
-        if node.op_type not in _FOLDED or node.domain or not all(map(self._is_constant, names)):
+        # the elements of each must be known, and be those of the value of that name, not of an earlier one
+        shape_of = {name: tuple(self.constants[name].dims) for name in names if name in self.constants}
+        is_known = all(
+            name in self.types and name in shape_of and _shape_of(self.types[name]) == shape_of[name] for name in names
+        )
+        if node.op_type not in _FOLDED or node.domain or not is_known:
             return
         shapes = [_shape_of(inferred[name]) if name in inferred else None for name in node.output]
-        if not all(shape is not None and _is_small(shape) for shape in shapes):
-            return  # what a file declares of an output is not believed: the node would run, whatever it gives
-        if node.op_type == "Range" and (0,) in shapes:
-            return  # onnx says 0, too, where the count of its elements overflows
+        # What a file declares of an output is not believed: the node would run, whatever it gives. A size of 0 hides no
+        # large one, which a step in between may have; and onnx says 0 where the number of a Range's elements overflows.
+        if any(shape is None or _num_elements(shape, 1) > _LARGEST_FOLDED for shape in shapes) or (
+            node.op_type == "Range" and (0,) in shapes
+        ):
+            return
         try:
             with np.errstate(all="ignore"):
                 arrays = {name: numpy_helper.to_array(self.constants[name]) for name in names}
@@ -470,11 +452,6 @@ class _Inference:
                     self.constants[name] = numpy_helper.from_array(np.asarray(array), name)
         except Exception as error:  # a malformed node: what it shapes stays unknown, and is reported where it is needed
             self.reasons |= {name: shortened(str(error)) for name in node.output}
-
-    def _is_constant(self, name: str) -> bool:
-        """Whether its elements are known, and are those of the value of that name, not of an earlier one."""
-        kind, constant = self.types.get(name), self.constants.get(name)
-        return kind is not None and constant is not None and _shape_of(kind) == tuple(constant.dims)
 
     def _shape(self, node: Any) -> np.ndarray[Any, Any] | None:
         shape = _shape_of(self.types[node.input[0]]) if node.input[0] in self.types else None
@@ -516,13 +493,8 @@ def _shape_of(kind: Any) -> tuple[int, ...] | None:
     return tuple(dim.dim_value for dim in dims) if all(dim.HasField("dim_value") for dim in dims) else None
 
 
-def _num_elements(shape: Any) -> int:
-    return math.prod(max(size, 0) for size in shape)
-
-
-def _is_small(shape: tuple[int, ...]) -> bool:
-    """Whether a value can be worked out; a size of 0 hides no large one, which a step in between may have."""
-    return math.prod(max(size, 1) for size in shape) <= _LARGEST_FOLDED
+def _num_elements(shape: Any, least: int = 0) -> int:
+    return math.prod(max(size, least) for size in shape)
 
 
 Shape = tuple[int, ...]
@@ -558,8 +530,7 @@ _TARGETS = {
     "SimplifiedLayerNormalization": "aten._fused_rms_norm", "SkipLayerNormalization": "aten.native_layer_norm",
     "Softmax": "aten._softmax", "Sum": "aten.add", "TopK": "aten.topk",
 }  # fmt: skip
-_PRODUCTS = frozenset({"MatMul", "MatMulInteger", "FusedMatMul"})
-_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+_PRODUCTS = frozenset({"MatMul", "MatMulInteger", "QLinearMatMul", "FusedMatMul", "Gemm", "FusedGemm"})
 
 
 def target_of(op_type: str, domain: str) -> str:
@@ -595,22 +566,16 @@ def node_flops(
     out = math.prod(outputs[0]) if outputs else 0
     if op_type in _PRODUCTS and len(inputs) >= 2 and inputs[0]:
         return 2.0 * out * (inputs[0][-2] if attributes.get("transA") and len(inputs[0]) > 1 else inputs[0][-1])
-    if op_type in ("Gemm", "FusedGemm") and len(inputs) >= 2 and len(inputs[0]) == 2:
-        return 2.0 * out * inputs[0][0 if attributes.get("transA") else 1]
-    if op_type == "QLinearMatMul" and inputs and inputs[0]:
-        return 2.0 * out * inputs[0][-1]
     if op_type in ("Conv", "ConvInteger", "ConvTranspose", "QLinearConv") and len(inputs) >= 2:
         weight = inputs[3] if op_type == "QLinearConv" and len(inputs) > 3 else inputs[1]
         moved = math.prod(inputs[0]) if op_type == "ConvTranspose" else out
         return 2.0 * moved * math.prod(weight[1:])
-    if op_type in _RECURRENT and len(inputs) >= 3 and len(inputs[0]) == 3:
+    if op_type in ("LSTM", "GRU", "RNN") and len(inputs) >= 3 and len(inputs[0]) == 3:
         return 2.0 * inputs[0][0] * inputs[0][1] * (math.prod(inputs[1]) + math.prod(inputs[2]))
     if op_type in ("Attention", "MultiHeadAttention", "GroupQueryAttention") and inputs and len(inputs[0]) >= 3:
         return _attention_flops(inputs, out)
-    if op_type == "Einsum":
-        found = _einsum_flops(str(attributes.get("equation", "")), inputs, out)
-        if found is not None:
-            return found
+    if op_type == "Einsum" and (found := _einsum_flops(str(attributes.get("equation", "")), inputs, out)) is not None:
+        return found
     return float(max(sum(map(math.prod, inputs)), sum(map(math.prod, outputs))))
 
 

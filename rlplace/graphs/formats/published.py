@@ -19,14 +19,14 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.files import read_json, read_plain, write_json_atomic
@@ -42,7 +42,7 @@ from rlplace.graphs.opgraph import (
     gradient_sums,
 )
 from rlplace.graphs.paths import topological_order
-from rlplace.records import Number, Whole, described, read_record, record, shortened
+from rlplace.records import Number, Whole, read_record, shortened
 
 TRANSFER_BYTES_PER_MS = float(1 << 31) / 1e3
 """What a transfer's milliseconds are turned into bytes with: 2 GiB/s, the benchmark's own figure."""
@@ -52,7 +52,8 @@ MOST_DEVICES = 256
 LARGEST_BYTES = 1e15
 
 Floats = NDArray[np.float64]
-T = TypeVar("T")
+IGNORING = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+"""Of records in files of others, whose fields that a record does not have are ignored."""
 
 Id = Annotated[Whole, Field(ge=-LARGEST_COUNT, le=LARGEST_COUNT)]
 Milliseconds = Annotated[Number, Field(ge=0, le=LARGEST_MS)]
@@ -60,18 +61,17 @@ Bytes = Annotated[Number, Field(ge=0, le=LARGEST_BYTES)]
 NumDevices = Annotated[Whole, Field(ge=0, le=MOST_DEVICES)]
 
 
-def _flag(value: object) -> object:
-    return bool(value) if isinstance(value, int | float) and value in (0, 1) else value
-
-
-Flag = Annotated[bool, BeforeValidator(_flag)]
+Flag = Annotated[
+    bool, BeforeValidator(lambda value: bool(value) if isinstance(value, int | float) and value in (0, 1) else value)
+]
 """True, false, 0 or 1."""
 
 
-@record(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Node:
     """A node, under the benchmark's own names: an FPGA is an accelerator."""
 
+    __pydantic_config__ = IGNORING
     id: Id
     supportedOnFpga: Flag
     cpuLatency: Milliseconds
@@ -83,16 +83,18 @@ class _Node:
     layerId: Id | None = None
 
 
-@record(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Edge:
+    __pydantic_config__ = IGNORING
     sourceId: Id
     destId: Id
     cost: Milliseconds
     size: Bytes = 0.0
 
 
-@record(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _File:
+    __pydantic_config__ = IGNORING
     maxFPGAs: NumDevices
     maxCPUs: NumDevices
     maxSizePerFPGA: Bytes
@@ -214,7 +216,7 @@ def load_dnn_partitioning(path: str | os.PathLike[str]) -> DnnPartitioning:
 
 def parse_dnn_partitioning(document: object, *, where: str = "workload") -> DnnPartitioning:
     """The workload in a parsed document; see `load_dnn_partitioning`."""
-    file = read_known(_File, document, where, nodes=_Node, edges=_Edge)
+    file = read_record(_File, document, where)
     if file.maxFPGAs + file.maxCPUs == 0:
         raise InvalidValue("maxFPGAs", 0, "at least one accelerator or CPU", where=where)
     nodes = file.nodes
@@ -232,33 +234,6 @@ def parse_dnn_partitioning(document: object, *, where: str = "workload") -> DnnP
     if lost is not None and not file.maxCPUs:
         raise InvalidValue(f"nodes[{lost}].supportedOnFpga", False, "true, as there are no CPUs", where=where)
     return _built(file, links, order, transfer_ms)
-
-
-def read_known(kind: type[T], data: object, where: str, **rows: type) -> T:
-    """A record from parsed JSON of others, whose fields that it does not have are ignored.
-
-    Args:
-        kind: the record.
-        data: what the file holds.
-        where: the file, for messages.
-        **rows: by field that holds a list of records, their kind.
-
-    Raises:
-        InvalidValue: a field is missing or wrong; names it.
-    """
-    if not isinstance(data, dict):
-        raise InvalidValue("file", described(data), "a JSON object", where=where)
-    found = _known(kind, data)
-    found |= {
-        name: [_known(row, each) for each in found[name]]
-        for name, row in rows.items()
-        if isinstance(found.get(name), list)
-    }
-    return read_record(kind, found, where)
-
-
-def _known(kind: Any, row: Any) -> Any:
-    return {each.name: row[each.name] for each in fields(kind) if each.name in row} if isinstance(row, dict) else row
 
 
 def _check_edges(edges: Sequence[_Edge], position: Mapping[int, int], where: str) -> dict[int, float]:
@@ -285,9 +260,8 @@ def _built(
 ) -> DnnPartitioning:
     """The workload, its nodes in `order`; `links` are the ends of each edge, an edge that is given twice is one."""
     place = {old: op for op, old in enumerate(order)}
-    edge_bytes: dict[tuple[int, int], float] = {}  # by reader and source
-    for (source, reader), edge in zip(links, file.edges, strict=True):
-        edge_bytes.setdefault((place[reader], place[source]), edge.size)
+    pairs = [*zip(links, file.edges, strict=True)]
+    edge_bytes = {(place[reader], place[source]): edge.size for (source, reader), edge in reversed(pairs)}
     reads: list[list[int]] = [[] for _ in order]
     for reader, source in sorted(edge_bytes):
         reads[reader].append(source)
@@ -330,7 +304,6 @@ def _column(values: Sequence[Any], dtype: Any = np.float64) -> NDArray[Any]:
     return column
 
 
-LARGEST_PROFILE_BYTES = 1 << 26
 MOST_MICRO_BATCHES = 4096
 
 LONGEST_LINE = 1 << 16
@@ -398,7 +371,7 @@ def _steps(path: str | os.PathLike[str], micro_batches: int) -> LayerSteps:
 
 
 def _lines(path: Path) -> list[str]:
-    content = read_plain(path, largest_bytes=LARGEST_PROFILE_BYTES, holds="a profile", follows_links=True)
+    content = read_plain(path, largest_bytes=1 << 26, holds="a profile", follows_links=True)
     try:
         return content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -464,8 +437,7 @@ def _ordered(layers: dict[str, Layer], edges: list[tuple[str, str, str]], path: 
 
 def _module(node: str, name: str) -> str:
     """`node7.LSTM` for node7, `LSTM(2048, 1024)`: unique, and a path of plain words."""
-    words = [re.sub(r"\W+", "_", text).strip("_") for text in (node, name.partition("(")[0])]
-    return ".".join(word for word in words if word)
+    return ".".join(filter(None, (re.sub(r"\W+", "_", text).strip("_") for text in (node, name.partition("(")[0]))))
 
 
 FORWARD_TARGET, BACKWARD_TARGET, SUM_TARGET = "layer.forward", "layer.backward", "aten.add.Tensor"
@@ -512,10 +484,7 @@ class LayerSteps(GraphBuilder):
         for layer in layers:
             needs = layer.parameter_bytes > 0 or any(self._has_backward[source] for source in layer.reads)
             self._has_backward.append(needs or layer.backward_s > 0)
-        self._build()
-
-    def _build(self) -> None:
-        layers, count = self._layers, self._count
+        count = micro_batches
         for index, layer in enumerate(layers):
             if size := layer.parameter_bytes:
                 row = OpRow(layer.module, "parameter", layer.module, parameter_bytes=size, gradient_bytes=size)
@@ -531,9 +500,8 @@ class LayerSteps(GraphBuilder):
                         parts[index][count + number] = self._sum(index, f"sum{number}", one, parts[index])
         for index, parameter in self._parameters.items():
             total = self._sum(index, "gradient", sums[index][-1], parts[index]) if count > 1 else parts[index][0]
-            name = layers[index].module
+            name, update, home = layers[index].module, len(self.ops), self.tensors[parameter].op
             self._add(OpRow(f"{name}.update", "update.sgd", name, UPDATE, reads=[parameter, total]), [])
-            update, home = len(self.ops) - 1, self.tensors[parameter].op
             self.mutations.append((update, parameter))
             self.together.append((home, self.tensors[total].op, update) if count > 1 else (home, update))
 

@@ -1,6 +1,4 @@
-"""`Coarsening`: the rules and rounds by which groups of ops are merged.
-
-`MergedGroups`: groups of ops that grow by merging, as a union-find over an `OpGraph`.
+"""`Coarsening`: groups of ops that grow by merging, as a union-find over an `OpGraph`, and the rules and rounds of it.
 
 Edges between groups of ops, and what they say of an order: which group runs before which, and which are on a cycle.
 
@@ -18,9 +16,14 @@ from rlplace.graphs.opgraph import FORWARD, OpGraph
 from rlplace.graphs.paths import depth_first_order
 from rlplace.jit import Bools, Floats, Longs
 
+PAIRED_ROUNDS = 64
+"""Rounds of matching; more are left only where thousands of small groups hang on one."""
 
-class MergedGroups:
+
+class Coarsening:
     """Groups of ops under construction; each is known by its first op, its root.
+
+    `join_...` follow a rule, `merge_...` go by seconds, under caps and down to a number of groups.
 
     With `is_acyclic`, a merge that would close a cycle among the groups is undone. What a parameter or buffer that
     lives with other ops feeds does not count: it is there before the step, and lives with its update, which comes last.
@@ -86,10 +89,6 @@ class MergedGroups:
         """(N,) int32: group of each op, numbered by first op."""
         return np.unique(self.roots(), return_inverse=True)[1].astype(np.int32)
 
-    def allowed(self) -> Bools:
-        """(N, D) bool: devices where the group of each op may be."""
-        return self._allowed[self.roots()]
-
     def edges(self) -> tuple[Longs, Longs, Floats]:
         """Edges between groups by (source, target): their roots, and the seconds that it takes to send their tensors.
 
@@ -97,7 +96,7 @@ class MergedGroups:
         """
         return group_edges(self.graph, self.roots(), self._latency_s, self._s_per_byte)
 
-    def _merge(
+    def merge(
         self,
         pairs: Pairs,
         weight_s: Floats | None = None,
@@ -108,7 +107,7 @@ class MergedGroups:
         growth: int = merging.FREELY,
         is_rule: bool = False,
     ) -> bool:
-        """Merges pairs in order; False if some were undone to avoid a cycle."""
+        """Merges pairs in order, by a rule whatever is left then; False if some were undone to avoid a cycle."""
         before = self.roots()
         weight_s = np.zeros(len(pairs[0])) if weight_s is None else weight_s
         merging.merge_along(
@@ -129,24 +128,10 @@ class MergedGroups:
         return self._undo_cycles(before)
 
     def _tie(self, labels: Longs) -> None:
-        """Merges the ops of each label >= 0, under no cap."""
+        """Merges the ops of each label >= 0, under no cap; a label has whole groups."""
         members = np.flatnonzero(labels >= 0)
         _, leader, inverse = np.unique(labels[members], return_index=True, return_inverse=True)
-        merging.merge_along(
-            self._parent,
-            self._cost_s,
-            self._load_bytes,
-            np.ones((len(labels), 1), dtype=np.bool_),
-            np.zeros_like(self._fence),
-            members[leader][inverse],
-            members,
-            np.zeros(len(members)),
-            0.0,
-            np.inf,
-            np.inf,
-            len(members),
-            merging.FREELY,
-        )
+        self._parent[members] = members[leader][inverse]
         self._add_up()
 
     def _undo_cycles(self, before: Longs) -> bool:
@@ -170,17 +155,6 @@ class MergedGroups:
         self._load_bytes = np.bincount(roots, weights=self._op_bytes, minlength=n).astype(np.float64)
         self._allowed = self._op_allowed.copy()
         np.logical_and.at(self._allowed, roots, self._op_allowed)
-
-
-PAIRED_ROUNDS = 64
-"""Rounds of matching; more are left only where thousands of small groups hang on one."""
-
-
-class Coarsening(MergedGroups):
-    """Groups of ops under construction: what belongs together is joined, what is dear to keep apart is merged.
-
-    `join_...` follow a rule, `merge_...` go by seconds, under caps and down to a number of groups.
-    """
 
     def join_classes(self) -> None:
         """Merges the ops of each co-location class, whatever they cost; where cycles matter, what is between them too.
@@ -211,11 +185,7 @@ class Coarsening(MergedGroups):
         members = np.flatnonzero(labels >= 0)
         keys = labels[members] * (int(rows.max(initial=0)) + 1) + rows[members]
         _, leader, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        return self._merge((members[leader][inverse], members), is_rule=True)
-
-    def join_pairs(self, pairs: Pairs) -> bool:
-        """Merges each pair of ops that may share a device; False if a cycle kept some apart."""
-        return self._merge(pairs, is_rule=True)
+        return self.merge((members[leader][inverse], members), is_rule=True)
 
     def join_sources(self) -> None:
         """Merges each source without a class into its first reader; sources without a reader into one group."""
@@ -226,7 +196,7 @@ class Coarsening(MergedGroups):
         first = np.full(graph.num_ops, graph.num_ops, dtype=np.int64)
         np.minimum.at(first, producer[edges], graph.edge_op[edges])
         read = np.flatnonzero(first < graph.num_ops)
-        self._merge((read, first[read]))
+        self.merge((read, first[read]))
         self.join_alike(np.where(free & (first == graph.num_ops), 0, -1).astype(np.int64))
 
     def join_single_consumers(self) -> bool:
@@ -240,7 +210,7 @@ class Coarsening(MergedGroups):
             nodes, start, count = np.unique(source, return_index=True, return_counts=True)
             single = np.flatnonzero(count == 1)[::-1]
             before = self.num_groups
-            is_whole &= self._merge((nodes[single], target[start[single]]))
+            is_whole &= self.merge((nodes[single], target[start[single]]))
             if self.num_groups == before:
                 return is_whole
 
@@ -259,7 +229,7 @@ class Coarsening(MergedGroups):
             strong = np.flatnonzero(ratio >= least_ratio)
             strong = strong[np.lexsort((strong, -weight_s[strong], -ratio[strong]))]
             before = self.num_groups
-            self._merge(
+            self.merge(
                 (first[strong], second[strong]),
                 weight_s[strong],
                 least_ratio=least_ratio,
@@ -276,7 +246,7 @@ class Coarsening(MergedGroups):
         first, second, weight_s = self._candidates()
         order = np.argsort(-weight_s, kind="stable")
         before = self.num_groups
-        self._merge(
+        self.merge(
             (first[order], second[order]),
             weight_s[order],
             cap_s=cap_s,
@@ -333,7 +303,7 @@ class Coarsening(MergedGroups):
         while self.num_groups > num_groups:
             order, _ = topological_order(self.graph, self.roots())
             before = self.num_groups
-            self._merge((order[:-1], order[1:]), cap_s=cap_s, num_groups=num_groups, growth=merging.PAIRWISE)
+            self.merge((order[:-1], order[1:]), cap_s=cap_s, num_groups=num_groups, growth=merging.PAIRWISE)
             if self.num_groups == before:
                 if cap_s >= self.total_s:
                     return

@@ -103,7 +103,15 @@ class Constraints:
         shared = np.ones((int(tied.max(initial=-1)) + 1, len(device_names)), dtype=np.bool_)
         np.logical_and.at(shared, tied, allowed)
         if not np.all(shared.any(axis=1)):
-            _contradiction(graph, tied == int(np.argmin(shared.any(axis=1))), because)
+            stuck = tied == int(np.argmin(shared.any(axis=1)))
+            reasons = [reason for matched, reason in because if np.any(stuck[matched])]
+            others = f" (tied to {int(stuck.sum()) - 1} other ops)" if stuck.sum() > 1 else ""
+            raise InvalidValue(
+                "constraints",
+                f"no device for op {graph.names[int(np.argmax(stuck))]!r}{others}",
+                "at least one device where all of them may be",
+                hint=f"Together these rule out every device: {'; '.join(reasons)}.",
+            )
         return Resolved(shared[tied], _classes(graph, tied, together))
 
 
@@ -122,16 +130,15 @@ def _patterns(word: str) -> tuple[str, ...]:
 
 
 def _matching(graph: OpGraph, pattern: str, field: str) -> NDArray[np.int64]:
-    ops = ops_matching(graph, pattern)
-    if not len(ops):
-        near = nearest_modules(graph, pattern)
-        raise InvalidValue(
-            field,
-            pattern,
-            "a glob that matches a module path, an op name or a target of this graph",
-            hint=f"Did you mean {' or '.join(near)}?" if near else "It matches nothing.",
-        )
-    return ops
+    if len(ops := ops_matching(graph, pattern)):
+        return ops
+    near = nearest_modules(graph, pattern)
+    raise InvalidValue(
+        field,
+        pattern,
+        "a glob that matches a module path, an op name or a target of this graph",
+        hint=f"Did you mean {' or '.join(near)}?" if near else "It matches nothing.",
+    )
 
 
 def _devices(word: str, names: Sequence[str], kinds: Sequence[str]) -> NDArray[np.bool_]:
@@ -167,19 +174,6 @@ def _classes(graph: OpGraph, tied: NDArray[np.int64], together: Sequence[NDArray
     classes = np.full(graph.num_ops, -1, dtype=np.int32)
     classes[classed] = np.unique(tied[classed], return_inverse=True)[1]
     return classes
-
-
-def _contradiction(graph: OpGraph, ops: NDArray[np.bool_], because: Sequence[tuple[NDArray[np.int64], str]]) -> None:
-    """Raises: these ops are tied, and what was asked of some of them leaves no device."""
-    reasons = [reason for matched, reason in because if np.any(ops[matched])]
-    first = graph.names[int(np.argmax(ops))]
-    tied = f" (tied to {int(ops.sum()) - 1} other ops)" if ops.sum() > 1 else ""
-    raise InvalidValue(
-        "constraints",
-        f"no device for op {first!r}{tied}",
-        "at least one device where all of them may be",
-        hint=f"Together these rule out every device: {'; '.join(reasons)}.",
-    )
 
 
 def ops_matching(graph: OpGraph, pattern: str) -> NDArray[np.int64]:

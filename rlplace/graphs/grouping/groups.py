@@ -161,7 +161,7 @@ def _follow(groups: Coarsening, rule: GroupingRule, cost_s: NDArray[np.float64],
     elif rule.name == "colocation":
         for pattern in rule.cells:
             followed[f"cell {pattern}"] = groups.join_alike(modules_matching(groups.graph, pattern))
-        followed["gradient"] = groups.join_pairs(_twins(groups.graph))
+        followed["gradient"] = groups.merge(_twins(groups.graph), is_rule=True)
         followed["single consumer"] = groups.join_single_consumers()
     elif rule.name == "metis":
         followed["metis"] = groups.join_alike(_parts(groups, num_groups))

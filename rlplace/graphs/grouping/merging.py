@@ -30,8 +30,11 @@ def _share_device(allowed: Bools, one: int, other: int) -> bool:
 
 
 @part
-def _narrow(allowed: Bools, low: int, high: int) -> None:
-    """Allow group `low` the devices that group `high` may use too."""
+def _join(parent: Longs, cost_s: Floats, load_bytes: Floats, allowed: Bools, low: int, high: int) -> None:
+    """Merges group `high` into group `low`, which may be on the devices that both may be on."""
+    parent[high] = low
+    cost_s[low] += cost_s[high]
+    load_bytes[low] += load_bytes[high]
     for device in range(allowed.shape[1]):
         allowed[low, device] = allowed[low, device] and allowed[high, device]
 
@@ -65,25 +68,16 @@ def merge_along(
     for pair in range(len(first)):
         if num_merged >= limit:
             break
-        low, high = find(parent, first[pair]), find(parent, second[pair])
-        if low == high:
+        one, other = find(parent, first[pair]), find(parent, second[pair])
+        low, high = min(one, other), max(one, other)
+        is_late = growth == PAIRWISE and (grew[low] or grew[high])
+        is_late |= growth == BY_HUBS and grew[low if cost_s[low] <= cost_s[high] else high]
+        is_large = cost_s[low] + cost_s[high] > cap_s or load_bytes[low] + load_bytes[high] > cap_bytes
+        is_weak = weight_s[pair] < least_ratio * min(cost_s[low], cost_s[high])
+        is_fenced = fence[low] != fence[high]
+        if low == high or is_late or is_large or is_weak or is_fenced or not _share_device(allowed, low, high):
             continue
-        if low > high:
-            low, high = high, low
-        if growth == PAIRWISE and (grew[low] or grew[high]):
-            continue
-        if growth == BY_HUBS and grew[low if cost_s[low] <= cost_s[high] else high]:
-            continue
-        if cost_s[low] + cost_s[high] > cap_s or load_bytes[low] + load_bytes[high] > cap_bytes:
-            continue
-        if weight_s[pair] < least_ratio * min(cost_s[low], cost_s[high]):
-            continue
-        if fence[low] != fence[high] or not _share_device(allowed, low, high):
-            continue
-        parent[high] = low
-        cost_s[low] += cost_s[high]
-        load_bytes[low] += load_bytes[high]
-        _narrow(allowed, low, high)
+        _join(parent, cost_s, load_bytes, allowed, low, high)
         grew[low] = True
         num_merged += 1
     return num_merged
@@ -107,10 +101,7 @@ def merge_cheapest(
             continue
         heapq.heappop(heap)
         low, high = min(one, other), max(one, other)
-        parent[high] = low
-        cost_s[low] += cost_s[high]
-        load_bytes[low] += load_bytes[high]
-        _narrow(allowed, low, high)
+        _join(parent, cost_s, load_bytes, allowed, low, high)
         heapq.heappush(heap, (cost_s[low], low))
         num_merged += 1
     return num_merged
@@ -161,14 +152,12 @@ def mirrored_twins(
         best, best_distance = forward[start[home] + wanted], num_ops
         for edge in range(input_offsets[op], input_offsets[op + 1]):
             tensor = input_tensors[edge]
-            producer = tensor_op[tensor]
-            if is_source[producer]:
+            if is_source[tensor_op[tensor]]:
                 continue
-            if is_forward[producer] and module[producer] == home and abs(place[producer] - wanted) < best_distance:
-                best, best_distance = np.int64(producer), abs(place[producer] - wanted)
-            for position in range(reader_offsets[tensor], reader_offsets[tensor + 1]):
-                reader = readers[position]
-                if is_forward[reader] and module[reader] == home and abs(place[reader] - wanted) < best_distance:
-                    best, best_distance = np.int64(reader), abs(place[reader] - wanted)
+            first = reader_offsets[tensor]
+            for position in range(first - 1, reader_offsets[tensor + 1]):  # the producer, then the readers
+                other = np.int64(tensor_op[tensor] if position < first else readers[position])
+                if is_forward[other] and module[other] == home and abs(place[other] - wanted) < best_distance:
+                    best, best_distance = other, abs(place[other] - wanted)
         twin[op] = best
     return twin

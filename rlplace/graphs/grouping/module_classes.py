@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -95,11 +96,12 @@ class _Classes:
     def _label_sources(self) -> None:
         graph, program = self.graph, self.graph.program
         for op in np.flatnonzero(graph.is_source).tolist():
-            if self.is_resident[op]:
-                self.label[op] = self.label[op] if self.label[op] is not None else INPUTS
-                continue
             is_target = program is not None and program.sources[op].kind == "target"
-            self.label[op] = INPUTS if (graph.targets[op] == "input" and not is_target) else None
+            is_input = graph.targets[op] == "input" and not is_target
+            if not self.is_resident[op]:
+                self.label[op] = INPUTS if is_input else None
+            elif self.label[op] is None:
+                self.label[op] = INPUTS
 
     def _label_forward(self) -> None:
         graph = self.graph
@@ -116,17 +118,15 @@ class _Classes:
 
     def _label_backward(self) -> None:
         graph = self.graph
-        homes: dict[str, set[str]] = {}
+        homes: dict[str, set[str]] = defaultdict(set)
         for op in np.flatnonzero((graph.phases == FORWARD) & ~graph.is_source).tolist():
-            label = self.label[op]
-            if label is not None:
-                homes.setdefault(graph.modules[op], set()).add(self._root(label))
+            if (label := self.label[op]) is not None:
+                homes[graph.modules[op]].add(self._root(label))
         sizes = graph.tensor_bytes.tolist()
         for op in np.flatnonzero((graph.phases != FORWARD) & ~graph.is_source).tolist():
             if self.label[op] is not None:
                 continue
-            around = homes.get(graph.modules[op], set())
-            read = self.inputs[self.offsets[op] : self.offsets[op + 1]]
+            around, read = homes[graph.modules[op]], self.inputs[self.offsets[op] : self.offsets[op + 1]]
             known = [tensor for tensor in read if self.label[self.producers[tensor]] is not None]
             if len(around) == 1:
                 (self.label[op],) = around
@@ -147,9 +147,9 @@ class _Classes:
 
     def _join_members(self, decides: Callable[[int], bool]) -> None:
         """Joins the members of each co-location class of the graph, by the labels of those that decide."""
-        classes: dict[int, list[int]] = {}
+        classes: dict[int, list[int]] = defaultdict(list)
         for op in np.flatnonzero(self.graph.colocation >= 0).tolist():
-            classes.setdefault(int(self.graph.colocation[op]), []).append(op)
+            classes[int(self.graph.colocation[op])].append(op)
         for members in classes.values():
             known = [label for op in members if decides(op) and (label := self.label[op]) is not None]
             self._join(known)
@@ -163,10 +163,11 @@ class _Classes:
             if label is not None:
                 op_class[op] = number.setdefault(self._root(label), len(number))
         used = {label for label in self.label if label is not None}
-        entries = {}
-        for path, unit in self.unit.items():
-            if path == unit and (unit in used or any(map(self.tree.tensors.get, _below(self.tree, path)))):
-                entries[path] = number.get(self._root(unit), -1)
+        entries = {
+            path: number.get(self._root(unit), -1)
+            for path, unit in self.unit.items()
+            if path == unit and (unit in used or any(map(self.tree.tensors.get, _below(self.tree, path))))
+        }
         if INPUTS not in self.unit:
             entries |= dict.fromkeys(self.tree.tensors.get("", ()), number.get(self._root(INPUTS), -1))
         return ModuleClasses(op_class, entries, number.get(self._root(INPUTS), -1), self.tree)

@@ -12,6 +12,7 @@ Gradients of embedding tables: lookups of all micro-batches are gathered, and on
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.constants import memory
-from rlplace.graphs.capturing.lower import Facts, Lowered, LoweredStep, call_facts, lower_step, signature, tensor_bytes
+from rlplace.graphs.capturing.lower import Facts, Lowered, LoweredStep, call_facts, lower_step, signature
 from rlplace.graphs.capturing.trace import AsSlice, Trace, trace_step
 from rlplace.graphs.micro_batching.slices import cut_words
 from rlplace.graphs.opgraph import BACKWARD, LATER_HALF, UPDATE, GradientSum, OpRow, TensorRow, gradient_sums
@@ -64,18 +65,14 @@ class Assembly:
         self, source: Source, name: str, *, module: str = "", gradient_bytes: int = 0, micro_batch: int = -1
     ) -> Ref:
         """Adds a source op; returns its tensor."""
-        value = source.value
-        target = "input" if source.kind == "target" else source.kind  # a target of the loss is placed as an input is
-        row = OpRow(
+        return self.ops.add_source(
             named(name, micro_batch),
-            target,
-            module,
-            signature=target,
-            parameter_bytes=tensor_bytes(value) if source.kind == "parameter" else 0,
+            source,
+            self._twin(source.value),
+            module=module,
             gradient_bytes=gradient_bytes,
             micro_batch=micro_batch,
         )
-        return self.ops.add_source(row, source, self._twin(value))
 
     def copy(self, part: Lowered, chosen: Iterable[int], refs: RefMap, *, micro_batch: int) -> None:
         """Copies the ops `chosen`, in order; `refs` then knows their outputs and the views that they read.
@@ -220,7 +217,7 @@ class Parts:
     def __init__(self, origin: Origin, assembly: Assembly) -> None:
         assert origin.micro is not None
         self.origin, self.micro, self._assembly = origin, origin.micro, assembly
-        self.has_own_loss = origin.loss_fn is not None and origin.micro.loss != "joined"
+        self.has_own_loss = origin.loss_fn is not None and origin.micro.verdict.kind != "joined"
         inputs, self._filled = with_tensors((origin.args, origin.kwargs))
         self._tensors, self._num_inputs = [*inputs, *origin.targets], len(inputs)
         self.steps: dict[int, LoweredStep] = {}
@@ -250,7 +247,7 @@ class Parts:
 
         Raises:
             CaptureError: the model cannot be captured, or on a slice alone; or the step changes what all micro-batches
-                share, other than running statistics of batch norm.
+                share, other than running statistics of batch norm, or reads running statistics that it updates.
         """
         step = lower_step(self._trace(index, part, seeds))
         built = step.ops.built
@@ -261,7 +258,15 @@ class Parts:
                 f"{changed!r}, and every micro-batch would change it again; only running statistics of batch norm may "
                 f"change. Capture it with micro_batches=1."
             )
-        self._check_statistics(step)
+        first = len(step.trace.trainable) + len(step.trace.fixed)
+        read = {tensor for row in built.ops for tensor in row.reads}
+        for tensor, name in enumerate(step.trace.buffers, start=first):
+            if tensor in read and name.rpartition(".")[0] in step.trace.norms:
+                raise CaptureError(
+                    f"cannot cut the step into {self.micro.slicing.num_micro_batches} micro-batches: it reads "
+                    f"{name!r}, which batch norm updates, so that every micro-batch would wait for the one before. "
+                    f"Capture it with micro_batches=1."
+                )
         self.steps[self.micro.slicing.sizes[index]] = step
 
     def _trace(self, index: int, part: AsSlice, seeds: tuple[torch.Tensor, ...]) -> Trace:
@@ -292,19 +297,6 @@ class Parts:
                 source=error.source,
             ) from error
 
-    def _check_statistics(self, step: LoweredStep) -> None:
-        """Refuses a step that reads running statistics of a batch norm which updates them."""
-        trace, built = step.trace, step.ops.built
-        first = len(trace.trainable) + len(trace.fixed)
-        read = {tensor for row in built.ops for tensor in row.reads}
-        for tensor, name in enumerate(trace.buffers, start=first):
-            if tensor in read and name.rpartition(".")[0] in trace.norms:
-                raise CaptureError(
-                    f"cannot cut the step into {self.micro.slicing.num_micro_batches} micro-batches: it reads "
-                    f"{name!r}, which batch norm updates, so that every micro-batch would wait for the one before. "
-                    f"Capture it with micro_batches=1."
-                )
-
     def add_sources(self) -> None:
         """Adds parameters, buffers, inputs and targets to the graph: each once, or once a micro-batch where it is cut.
 
@@ -330,7 +322,7 @@ class Parts:
                 ref = self._assembly.add_source(Source(kind, key, whole.detach()), f"{kind}_{key}")
                 self._given.append([ref] * slicing.num_micro_batches)
                 continue
-            cuts = [Cut(dim, start, size) for start, size in zip(slicing.starts, slicing.sizes, strict=True)]
+            cuts = map(Cut, itertools.repeat(dim), slicing.starts, slicing.sizes)
             self._given.append(
                 [
                     self._assembly.add_source(
@@ -405,10 +397,7 @@ class Gradients:
         found: dict[tuple[Ref | None, ...], int] = {}
         columns = zip(*(step.gradients for step in steps), strict=True)
         self._alias = [found.setdefault(gradients, position) for position, gradients in enumerate(columns)]
-        self._sums = {
-            position: Sum(assembly, self._count, self._names[position], self._module(position))
-            for position in found.values()
-        }
+        self._sums = {position: Sum(self._count, functools.partial(self._add, position)) for position in found.values()}
         self._refs: list[RefMap] = []
 
     def left_out(self, step: LoweredStep) -> set[int]:
@@ -423,7 +412,7 @@ class Gradients:
             table = self._tables[id(step)].get(position)
             terms = [step.gradients[position]] if table is None else list(table.rest)
             own = [self._assembly.here(step.ops, term, refs) for term in terms if term is not None]
-            add = functools.partial(self._add, position=position, micro_batch=index)
+            add = functools.partial(self._add, position, index)
             total.add(index, functools.reduce(add, own) if own else None)
 
     def finish(self, optimizer: OptimizerSpec | None) -> dict[str, Ref]:
@@ -443,7 +432,7 @@ class Gradients:
                 if gradient is None:
                     gradient = made
                 else:
-                    gradient = self._add(gradient, made, position, -1)
+                    gradient = self._add(position, -1, gradient, made)
                     together.append(self._producer(gradient))
             if gradient is not None:
                 roots[position] = gradient, tuple(together)
@@ -461,63 +450,46 @@ class Gradients:
         own = [self._tables[id(self._parts.step(index))].get(position) for index in range(self._count)]
         made = []
         for lookups in zip(*(table.lookups if table else () for table in own), strict=True):  # all have one, or none
-            gradients = self._gathered(lookups, lambda lookup: lookup.gradient, position, "gradients")
-            indices = self._gathered(lookups, lambda lookup: lookup.indices, position, "indices")
-            dense = self._assembly.call(
-                aten.embedding_dense_backward.default,
-                gradients,
-                indices,
-                *lookups[0].options,
-                name=f"gradient_{self._names[position]}",
-                module=self._module(position),
-                phase=BACKWARD,
+            gathered = []
+            for what in ("gradients", "indices"):
+                parts = [
+                    self._assembly.here(self._parts.step(index).ops, getattr(lookup, what), self._refs[index])
+                    for index, lookup in enumerate(lookups)
+                ]
+                gathered.append(self._call(position, what, aten.cat.default, parts, lookups[0].dim))
+            dense = self._call(
+                position, "gradient", aten.embedding_dense_backward.default, *gathered, *lookups[0].options
             )
-            made.append((dense, [self._producer(each) for each in (gradients, indices, dense)]))
+            made.append((dense, [self._producer(each) for each in (*gathered, dense)]))
         return made
 
-    def _gathered(self, lookups: tuple[Lookup, ...], part: Callable[[Lookup], Ref], position: int, what: str) -> Ref:
-        refs = [
-            self._assembly.here(self._parts.step(index).ops, part(lookup), self._refs[index])
-            for index, lookup in enumerate(lookups)
-        ]
-        return self._assembly.call(
-            aten.cat.default,
-            refs,
-            lookups[0].dim,
-            name=f"{what}_{self._names[position]}",
-            module=self._module(position),
-            phase=BACKWARD,
-        )
+    def _add(self, position: int, micro_batch: int, one: Ref, other: Ref) -> Ref:
+        return self._call(position, "sum", aten.add.Tensor, one, other, micro_batch=micro_batch)
 
-    def _add(self, one: Ref, other: Ref, position: int, micro_batch: int) -> Ref:
+    def _call(self, position: int, word: str, target: torch._ops.OpOverload, *args: Any, micro_batch: int = -1) -> Ref:
+        """Adds an op of the backward that belongs to the module of the parameter at `position`."""
+        name = self._names[position]
         return self._assembly.call(
-            aten.add.Tensor,
-            one,
-            other,
-            name=f"sum_{self._names[position]}",
-            module=self._module(position),
+            target,
+            *args,
+            name=f"{word}_{name}",
+            module=name.rpartition(".")[0],
             phase=BACKWARD,
             micro_batch=micro_batch,
         )
-
-    def _module(self, position: int) -> str:
-        return self._names[position].rpartition(".")[0]
 
 
 class Sum:
     """The sum of one gradient over micro-batches, in the tree of `gradient_sums`, each part with its later half.
 
     Args:
-        assembly: takes the additions.
         count: K.
-        name: of the parameter.
-        module: that it belongs to.
+        add: adds the op that sums two parts, called with the micro-batch that it goes with and the parts.
     """
 
-    def __init__(self, assembly: Assembly, count: int, name: str, module: str) -> None:
-        self._assembly, self._name, self._module = assembly, name, module
+    def __init__(self, count: int, add: Callable[[int, Ref, Ref], Ref]) -> None:
+        self._count, self._add = count, add
         self._parts: list[Ref | None] = [None] * (2 * count - 1)
-        self._num_added = 0
         self._due: dict[int, list[tuple[int, GradientSum]]] = {}  # by micro-batch, what it completes, and its part
         for part, one in enumerate(gradient_sums(count, LATER_HALF), start=count):
             self._due.setdefault(one.last, []).append((part, one))
@@ -530,26 +502,14 @@ class Sum:
     @property
     def is_sum(self) -> bool:
         """Whether it adds anything up: else it is the gradient of a single micro-batch, or none."""
-        return self._num_added > 0
+        return self.root not in (None, *self._parts[: self._count])
 
     def add(self, micro_batch: int, gradient: Ref | None) -> None:
         """Takes the gradient of a micro-batch, and adds up what it completes."""
         self._parts[micro_batch] = gradient
         for part, one in self._due.get(micro_batch, ()):
             left, right = self._parts[one.left], self._parts[one.right]
-            if left is None or right is None:
-                self._parts[part] = right if left is None else left
-                continue
-            self._num_added += 1
-            self._parts[part] = self._assembly.call(
-                aten.add.Tensor,
-                left,
-                right,
-                name=f"sum_{self._name}",
-                module=self._module,
-                phase=BACKWARD,
-                micro_batch=one.micro_batch,
-            )
+            self._parts[part] = self._add(one.micro_batch, left, right) if left and right else left or right
 
 
 @dataclass(frozen=True)
@@ -557,13 +517,13 @@ class Lookup:
     """A dense gradient of a table, from one lookup in it.
 
     Attributes:
-        gradient: of what was looked up.
+        gradients: of what was looked up.
         indices: of its rows.
         options: rows of the table, padding index, and whether gradients are scaled by frequency.
         dim: the dimension along which lookups of micro-batches are joined.
     """
 
-    gradient: Ref
+    gradients: Ref
     indices: Ref
     options: tuple[int, int, bool]
     dim: int = 0

@@ -26,7 +26,7 @@ from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.lower import Lowered, LoweredStep, lower_step
 from rlplace.graphs.capturing.portable import normalises_batch, portable, statistics_handed_out
 from rlplace.graphs.capturing.refusals import explained
-from rlplace.graphs.capturing.trace import AsSlice, Output, check_alone, fakes, trace_step
+from rlplace.graphs.capturing.trace import AsSlice, check_alone, fakes, trace_step
 from rlplace.graphs.capturing.untouched import call_with, untouched
 from rlplace.graphs.micro_batching.assembly import Assembly, Gradients, Parts, RefMap, running_ops
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
@@ -49,9 +49,16 @@ def capture_micro_batches(origin: Origin, optimizer: OptimizerSpec | None) -> Op
             grow with the batch, or hooks change its gradients.
     """
     assert origin.micro is not None
-    _check_hooks(origin.model, origin.micro.slicing.num_micro_batches)
+    for name, parameter in origin.model.named_parameters():
+        if parameter.requires_grad and parameter._backward_hooks:
+            raise CaptureError(
+                f"parameter {name!r} has a hook on its gradient, which would run once for each of "
+                f"{origin.micro.slicing.num_micro_batches} micro-batches and see only theirs; capture with "
+                f"micro_batches=1, or change gradients in `forward`."
+            )
     if normalises_batch(origin.model):
-        origin = dataclasses.replace(origin, micro=dataclasses.replace(origin.micro, has_own_statistics=True))
+        verdict = dataclasses.replace(origin.micro.verdict, normalises_batch=True)
+        origin = dataclasses.replace(origin, micro=dataclasses.replace(origin.micro, verdict=verdict))
     return _Capture(origin, optimizer).run()
 
 
@@ -122,7 +129,7 @@ class _Capture:
         outputs = joined.join(self.refs)
         if not self.is_training:
             result = self.parts.step(0).trace.result
-            return pytree.tree_map_only(Output, lambda each: outputs[each.index], result), outputs
+            return pytree.tree_map_only(Ref, lambda each: outputs[each.id], result), outputs
         loss, seeds = joined.add_loss(outputs)
         self.gradients = Gradients(self.assembly, self.parts)
         for index, refs in enumerate(self.refs):
@@ -145,16 +152,6 @@ class _Capture:
 
 def _is_forward(ops: Lowered, op: int) -> bool:
     return ops.built.ops[op].phase == FORWARD
-
-
-def _check_hooks(model: nn.Module, count: int) -> None:
-    """Refuses hooks on parameters: they would see the gradients of micro-batches, not their sum."""
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter._backward_hooks:
-            raise CaptureError(
-                f"parameter {name!r} has a hook on its gradient, which would run once for each of {count} "
-                f"micro-batches and see only theirs; capture with micro_batches=1, or change gradients in `forward`."
-            )
 
 
 MOST_NORMS = 8
@@ -187,11 +184,18 @@ def add_running_statistics(
     for (momentum, num_calls, _), group in itertools.groupby(calls, kind):
         paths, most = list(group), 1 if momentum is None else MOST_NORMS
         for start in range(0, len(paths), most):
-            _Update(assembly, buffers, paths[start : start + most], momentum, num_calls).add(found)
+            _update(assembly, buffers, paths[start : start + most], momentum, num_calls, found)
 
 
-class _Update:
-    """The update of the buffers of some norms, which live together with all its ops.
+def _update(
+    assembly: Assembly,
+    buffers: Mapping[str, Ref],
+    paths: Sequence[str],
+    momentum: float | None,
+    num_calls: int,
+    found: Sequence[Found],
+) -> None:
+    """Adds the update of the buffers of some norms, which live together with all its ops.
 
     Args:
         assembly: takes the ops.
@@ -199,75 +203,47 @@ class _Update:
         paths: of the norms.
         momentum: theirs; None for averages over all batches so far, of a single norm.
         num_calls: how often each runs in a forward.
+        found: by micro-batch.
     """
+    ops, own, module = assembly.ops, list[int](), paths[-1]
 
-    def __init__(
-        self,
-        assembly: Assembly,
-        buffers: Mapping[str, Ref],
-        paths: Sequence[str],
-        momentum: float | None,
-        num_calls: int,
-    ) -> None:
-        self._assembly, self._buffers = assembly, buffers
-        self._paths, self._momentum, self._num_calls = paths, momentum, num_calls
-        self._own: list[int] = []
-        self._num_seen = 0
+    def call(target: torch._ops.OpOverload, *args: object, **options: Any) -> Ref:
+        made = assembly.call(target, *args, name=f"move_{module}", module=module, phase=UPDATE, **options)
+        own.append(ops.producer(made))
+        return made
 
-    def add(self, found: Sequence[Found]) -> None:
-        places = [self._buffers[_named(path, name)] for name in ("running_mean", "running_var") for path in self._paths]
-        running = self._call(aten.cat.default, places, 0)
-        for index, statistics in enumerate(found):
-            for values in self._flat(index, statistics):
-                running = self._moved(running, values)
-        ends = [0, *itertools.accumulate(self._assembly.ops.value(place).shape[0] for place in places)]
-        stores = [
-            (place, self._assembly.view(aten.slice.Tensor, running, 0, start, end))
-            for place, start, end in zip(places, ends, ends[1:], strict=False)
-        ]
-        num_batches = len(found) * self._num_calls
-        counts = filter(None, map(self._count, self._paths))
-        stores += [(count, self._call(aten.add.Tensor, count, num_batches)) for count in counts]
-        for place, value in stores:
-            name = self._assembly.ops.built.ops[self._assembly.ops.producer(place)].name
-            self._assembly.store(place, value, name=f"store_{name}", together=self._own)
-
-    def _flat(self, index: int, statistics: Found) -> list[Ref]:
-        """The means and variances of all norms as one tensor, for each call in a micro-batch."""
-        calls = [[each[1:] for each in statistics if each[0] == path] for path in self._paths]
-        return [
-            self._assembly.call(
+    places = [buffers[_named(path, name)] for name in ("running_mean", "running_var") for path in paths]
+    counts = [buffers[name] for path in paths if (name := _named(path, "num_batches_tracked")) in buffers]
+    running = call(aten.cat.default, places, 0)
+    for index, statistics in enumerate(found):
+        calls = [[each[1:] for each in statistics if each[0] == path] for path in paths]
+        joined = [  # of each call, the means and variances of all norms as one tensor
+            assembly.call(
                 aten.cat.default,
                 [each[number][column] for column in (0, 1) for each in calls],
                 0,
                 name="statistics",
-                module=self._paths[-1],
+                module=module,
                 phase=UPDATE,
                 micro_batch=index,
             )
-            for number in range(self._num_calls)
+            for number in range(num_calls)
         ]
-
-    def _moved(self, running: Ref, values: Ref) -> Ref:
-        """Running statistics after one more call: moved by the momentum; without one, to the average of all so far."""
-        if self._momentum is not None:
-            return self._call(aten.lerp.Scalar, running, values, self._momentum)
-        count = self._count(self._paths[0])
-        self._num_seen += 1
-        assert count is not None
-        seen = self._call(aten.add.Tensor, count, self._num_seen)
-        seen = self._call(aten._to_copy.default, seen, dtype=self._assembly.ops.value(running).dtype)
-        return self._call(aten.lerp.Tensor, running, values, self._call(aten.reciprocal.default, seen))
-
-    def _count(self, path: str) -> Ref | None:
-        return self._buffers.get(_named(path, "num_batches_tracked"))
-
-    def _call(self, target: torch._ops.OpOverload, *args: object, dtype: torch.dtype | None = None) -> Ref:
-        options = {} if dtype is None else {"dtype": dtype}
-        module = self._paths[-1]
-        made = self._assembly.call(target, *args, name=f"move_{module}", module=module, phase=UPDATE, **options)  # type: ignore[arg-type]
-        self._own.append(self._assembly.ops.producer(made))
-        return made
+        for num_seen, values in enumerate(joined, start=index * num_calls + 1):
+            if momentum is not None:
+                running = call(aten.lerp.Scalar, running, values, momentum)
+            else:  # to the average of all so far
+                seen = call(aten.add.Tensor, counts[0], num_seen)
+                seen = call(aten._to_copy.default, seen, dtype=ops.value(running).dtype)
+                running = call(aten.lerp.Tensor, running, values, call(aten.reciprocal.default, seen))
+    ends = [0, *itertools.accumulate(ops.value(place).shape[0] for place in places)]
+    stores = [
+        (place, assembly.view(aten.slice.Tensor, running, 0, start, end))
+        for place, (start, end) in zip(places, itertools.pairwise(ends), strict=True)
+    ]
+    stores += [(count, call(aten.add.Tensor, count, len(found) * num_calls)) for count in counts]
+    for place, value in stores:
+        assembly.store(place, value, name=f"store_{ops.built.ops[ops.producer(place)].name}", together=own)
 
 
 def _named(path: str, buffer: str) -> str:
@@ -361,15 +337,12 @@ class Joined:
             whole, dim = self._assembly.here(step.ops, gradient, refs), self.dims[position]
             home = self._assembly.ops.producer(whole)
             for index, (start, size) in enumerate(zip(slicing.starts, slicing.sizes, strict=True)):
-                target: torch._ops.OpOverload
-                args: tuple[Any, ...] = (whole,)
-                if dim is None:  # it does not depend on the batch: the first micro-batch has made it
-                    target = aten.zeros_like.default if index else aten.clone.default
-                else:
+                part: tuple[Any, ...] = ()
+                target = aten.zeros_like.default if index else aten.clone.default
+                if dim is not None:  # else it does not depend on the batch, and the first micro-batch has made it
                     grown = self._whole[position].shape[dim] // slicing.batch
-                    target = aten.slice_copy.Tensor
-                    args = (whole, dim, start * grown, (start + size) * grown)
-                seed = self._assembly.call(target, *args, name=f"slice_{index}", phase=BACKWARD)
+                    target, part = aten.slice_copy.Tensor, (dim, start * grown, (start + size) * grown)
+                seed = self._assembly.call(target, whole, *part, name=f"slice_{index}", phase=BACKWARD)
                 self._assembly.ops.built.together.append((home, self._assembly.ops.producer(seed)))
                 seeds[index].append(seed)
         return self._assembly.here(step.ops, step.results[0], refs), seeds

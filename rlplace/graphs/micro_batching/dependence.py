@@ -17,7 +17,7 @@ import random
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplace.graphs.capturing.constants import calls_told, memory, owner_of
@@ -37,10 +38,7 @@ from rlplace.graphs.program import Slicing, tensors_in, with_tensors
 
 aten = torch.ops.aten
 
-FLOATS = {torch.float16, torch.bfloat16, torch.float32}
-"""What becomes float64."""
-DRAWN = 0.5
-"""What a random op of floats draws instead: neither nothing nor everything."""
+WIDENED = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64)
 
 
 class TimeUp(BaseException):
@@ -92,11 +90,10 @@ class Pinned(TorchDispatchMode):
             raise TimeUp
         kwargs = kwargs or {}
         if self._is_double and func is not aten.view.dtype:
-            args = tuple(map(_widened, args))
-            kwargs = {key: _widened(value) for key, value in kwargs.items()}
+            args, kwargs = pytree.tree_map_only(torch.dtype, lambda dtype: WIDENED.get(dtype, dtype), (args, kwargs))
         if func in _NORMS:
             return self._normalised(_named(func, args, kwargs), func)
-        if func in _NORM_BACKWARDS:
+        if func in (aten.native_batch_norm_backward.default, aten.batch_norm_backward.default):
             given = _named(func, args, kwargs)
             if given.get("train", given.get("update")):
                 mean, variance = _statistics(given)
@@ -105,10 +102,12 @@ class Pinned(TorchDispatchMode):
                     given["eps"], given["output_mask"],
                 )  # fmt: skip
         if func in _LOSSES:
-            self._note(_named(func, args, kwargs))
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            return _drawn(func, args, kwargs)
-        return func(*args, **kwargs)
+            given = _named(func, args, kwargs)
+            num_ignored, is_mean = int((given["target"] == given["ignore_index"]).sum()), given["reduction"] == 1
+            is_weighted = is_mean and given.get("weight") is not None
+            self.labels.append(Labels(given["ignore_index"], num_ignored, is_mean, is_weighted))
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        return _drawn(func, args, kwargs) if is_random else func(*args, **kwargs)
 
     def _normalised(self, given: dict[str, Any], func: Any) -> Any:
         x: Tensor = given["input"]
@@ -120,12 +119,6 @@ class Pinned(TorchDispatchMode):
         )
         return (*done, x.new_empty(0, dtype=torch.uint8)) if len(func._schema.returns) == 4 else done
 
-    def _note(self, given: dict[str, Any]) -> None:
-        ignored = given["target"] == given["ignore_index"]
-        is_mean = given["reduction"] == 1
-        is_weighted = is_mean and given.get("weight") is not None
-        self.labels.append(Labels(given["ignore_index"], int(ignored.sum()), is_mean, is_weighted))
-
 
 _NORMS = {
     aten.native_batch_norm.default,
@@ -133,12 +126,7 @@ _NORMS = {
     aten._native_batch_norm_legit.no_stats,
     aten._batch_norm_with_update.default,
 }
-_NORM_BACKWARDS = {aten.native_batch_norm_backward.default, aten.batch_norm_backward.default}
 _LOSSES = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
-
-
-def _widened(value: Any) -> Any:
-    return torch.float64 if isinstance(value, torch.dtype) and value in FLOATS else value
 
 
 def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -165,15 +153,12 @@ def _drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     drawn = func(*args, **kwargs)
     if not isinstance(drawn, Tensor):  # fused attention, whose dropout comes apart before where there is any
         return drawn
-    if func in _PERMUTATIONS:
+    if func.overloadpacket is aten.randperm:
         return drawn.copy_(torch.arange(len(drawn) - 1, -1, -1, dtype=drawn.dtype, device=drawn.device))
     if drawn.is_floating_point() or drawn.is_complex():
-        return drawn.fill_(DRAWN)
+        return drawn.fill_(0.5)  # neither nothing nor everything
     given = _named(func, args, kwargs)
     return drawn.fill_(True if drawn.dtype is torch.bool else given.get("low", given.get("from", 0)))
-
-
-_PERMUTATIONS: set[Callable[..., Any]] = {aten.randperm.default, aten.randperm.generator}
 
 
 @dataclass(frozen=True)
@@ -218,9 +203,8 @@ class Trial:
     ) -> None:
         self.is_double, self._deadline = is_double, deadline
         modules = [module for owner in (model, *owner_of(loss_fn)) for module in owner.modules()]
-        held = [value for module in modules for value in vars(module).values()]  # parameters are in dicts there
-        own = {id(value): value for value in tensors_in(held)}
-        memo: dict[int, Any] = {key: self._copied(value) for key, value in own.items()}
+        held = tensors_in([vars(module) for module in modules])
+        memo: dict[int, Any] = {id(value): self._copied(value) for value in held}
         with torch.no_grad():
             self.model, self._loss_fn = copy.deepcopy((model, loss_fn), memo)
         given, self._filled = with_tensors(call)
@@ -265,12 +249,8 @@ class Trial:
     def output(self, tensors: Sequence[Tensor]) -> Any:
         """What the model returns for these inputs (targets may follow); buffers and attributes are as at first."""
         self._state.restore()
-        for (
-            buffers,
-            name,
-            first,
-        ) in self._buffers:  # a gradient to come may need what the last became
-            buffers[name] = first.detach().clone()
+        for buffers, name, first in self._buffers:
+            buffers[name] = first.detach().clone()  # a gradient to come may need the one before
         args, kwargs = self._filled(tensors)
         return self.model(*args, **kwargs)
 
@@ -292,7 +272,7 @@ class Trial:
         return tuple(torch.zeros_like(p) if g is None else g.detach().to_dense() for g, p in pairs)
 
     def _copied(self, value: Tensor) -> Tensor:
-        dtype = torch.float64 if self.is_double and value.dtype in FLOATS else value.dtype
+        dtype = WIDENED.get(value.dtype, value.dtype) if self.is_double else value.dtype
         made = value.detach().to(device="cpu", dtype=dtype, copy=True)
         if isinstance(value, nn.Parameter):
             made = nn.Parameter(made, value.requires_grad)
@@ -324,22 +304,6 @@ class Of(IntEnum):
 
 
 @dataclass(frozen=True)
-class MixingOp:
-    """An op that mixes samples.
-
-    Attributes:
-        target: the ATen op.
-        module: dotted path and class of the module that called it.
-    """
-
-    target: str
-    module: str
-
-    def __str__(self) -> str:
-        return f"{self.target} in {self.module}"
-
-
-@dataclass(frozen=True)
 class Dependence:
     """How a step depends on the samples of its batch.
 
@@ -347,19 +311,15 @@ class Dependence:
         outputs: of the tensors that the model returns.
         loss: of the loss; NOTHING without one.
         mixing: ops of the model that mix samples, or add them up; else those of the loss that do, or that make of a sum
-            over samples what is no such sum.
+            over samples what is no such sum. As `aten.mm.default in encoder.layer (Linear)`: the op, and the path and
+            class of the module that called it.
         is_known: whether it could be told: a slice runs, calls the same ops as the batch, and there was time.
     """
 
     outputs: tuple[Of, ...]
     loss: Of
-    mixing: tuple[MixingOp, ...]
+    mixing: tuple[str, ...]
     is_known: bool
-
-    @property
-    def has_apart(self) -> bool:
-        """Whether every output is of samples one by one, or of none."""
-        return all(each <= Of.SAMPLES for each in self.outputs)
 
     @property
     def is_mixed(self) -> bool:
@@ -379,7 +339,7 @@ def dependence(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> Dep
     halves = Slicing(slicing.dims, (slicing.batch - size, size))
     watch = _Watch(trial, slicing.batch, size)
     outputs: list[Of] = []
-    in_model: list[MixingOp] = []
+    in_model: list[str] = []
     loss, is_done = Of.NOTHING, False
     try:
         with trial.rehearsal(), torch.no_grad():
@@ -388,7 +348,9 @@ def dependence(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> Dep
                 output = trial.output(of_slice)
                 if trial.has_loss:
                     trial.loss(output, of_slice)
-            watch.begin_whole([tensor for tensor, dim in zip(of_batch, slicing.dims, strict=True) if dim is not None])
+            watch.is_whole = True
+            for tensor in [each for each, dim in zip(of_batch, slicing.dims, strict=True) if dim is not None]:
+                watch.known.note(tensor, Of.SAMPLES, is_written=False)
             with watch.calls(), watch:
                 output = trial.output(of_batch)
                 leaves = tensors_in(output)
@@ -400,8 +362,7 @@ def dependence(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> Dep
         is_done = watch.is_aligned
     except (Exception, TimeUp):  # of the user's model; the check of its values says so
         pass
-    mixing = dict.fromkeys(in_model or watch.found)
-    return Dependence(tuple(outputs), loss, tuple(mixing)[:MOST_NAMED], is_done)
+    return Dependence(tuple(outputs), loss, tuple(dict.fromkeys(in_model or watch.found))[:MOST_NAMED], is_done)
 
 
 _FACTORIES = {
@@ -477,27 +438,23 @@ class _Watch(TorchDispatchMode):
     Attributes:
         found: the ops that mix samples, since it was emptied.
         is_aligned: whether the batch has run the ops of the slice so far.
+        is_whole: whether ops are of the batch, no longer of the slice.
         known: what the tensors of the batch are of.
         origin: by id of a sum over samples, the op that added up.
     """
 
     def __init__(self, trial: Trial, batch: int, size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[MixingOp] = []
+        self.found: list[str] = []
         self.is_aligned = True
-        self._trial, self._cut, self._is_whole = trial, (batch, batch - size, size), False
+        self.is_whole = False
+        self._trial, self._cut = trial, (batch, batch - size, size)
         self._of_slice: dict[tuple[str, int], tuple[Any, list[Tensor]]] = {}
         self._counts: Counter[str] = Counter()
         self.known = _Known()
-        self.origin: dict[int, MixingOp] = {}
+        self.origin: dict[int, str] = {}
         self._running: list[str] = []
         self._kept: list[Tensor] = []
-
-    def begin_whole(self, samples: Sequence[Tensor]) -> None:
-        """From here on ops are of the batch, of these tensors."""
-        self._is_whole = True
-        for tensor in samples:
-            self.known.note(tensor, Of.SAMPLES, is_written=False)
 
     @contextmanager
     def calls(self) -> Iterator[None]:
@@ -512,7 +469,7 @@ class _Watch(TorchDispatchMode):
 
         with calls_told(self._trial.model, enter, leave):
             yield
-        self.is_aligned &= not self._is_whole or self._counts.total() == len(self._of_slice)
+        self.is_aligned &= not self.is_whole or self._counts.total() == len(self._of_slice)
         self._running.clear()
         self._counts.clear()
 
@@ -525,29 +482,28 @@ class _Watch(TorchDispatchMode):
         place = (module, self._counts[module])
         self._counts[module] += 1
         outputs = tensors_in(result)
-        if not self._is_whole:
+        if not self.is_whole:
             self._of_slice[place] = func, [value.detach().clone() for value in outputs]
             self._kept += outputs  # as those of the batch are: PyTorch detaches what is new and kept elsewhere
             return result
-        called, found = self._of_slice.get(place, (None, []))
-        expected: list[Tensor | None] = [*found]
-        if called is not func or len(expected) != len(outputs):  # a slice took another path there
-            self.is_aligned, expected = False, [None] * len(outputs)
-        self._judge(MixingOp(str(func), module), func, args, kwargs, list(zip(outputs, expected, strict=True)))
+        called, expected = self._of_slice.get(place, (None, []))
+        is_alike = called is func and len(expected) == len(outputs)  # else a slice took another path there
+        self.is_aligned &= is_alike
+        pairs = zip(outputs, expected if is_alike else [None] * len(outputs), strict=True)
+        self._judge(f"{func} in {module}", func, args, kwargs, pairs)
         return result
 
     def _judge(
         self,
-        op: MixingOp,
+        op: str,
         func: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        outputs: list[tuple[Tensor, Tensor | None]],
+        outputs: Iterable[tuple[Tensor, Tensor | None]],
     ) -> None:
         inputs = tensors_in((args, kwargs))
         of_inputs = [self.known.of(value) for value in inputs]
-        packet = func.overloadpacket.__name__
-        name = packet.removesuffix("_") if func._schema.is_mutable else packet
+        name = func.overloadpacket.__name__.removesuffix("_" * func._schema.is_mutable)
         sums = next((self.origin[id(value)] for value in inputs if id(value) in self.origin), op)
         for value, of_slice in outputs:
             of = self._of(name, func, args, kwargs, of_inputs, inputs, value, of_slice)

@@ -14,13 +14,14 @@ The few samples that a check computes: cut from a user's batch, unevenly, and so
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,6 @@ from rlplace.graphs.capturing.untouched import untouched
 from rlplace.graphs.micro_batching.dependence import (
     Dependence,
     Labels,
-    MixingOp,
     Of,
     Stepped,
     TimeUp,
@@ -43,14 +43,10 @@ from rlplace.graphs.micro_batching.dependence import (
     has_values,
 )
 from rlplace.graphs.micro_batching.slices import cut_words
-from rlplace.graphs.program import MicroBatches, Slicing, even_sizes, tensors_in
+from rlplace.graphs.program import LossKind, LossVerdict, Slicing, Weights, even_sizes, tensors_in
 
-Kind = Literal["separate", "joined", "accumulated"]
-Weights = Literal["mean", "sum"]
 ASKED = ("auto", "separate", "joined", "accumulated")
 """How the loss of micro-batches can be asked for."""
-CHECK_S = 60.0
-"""Seconds that a check takes at most."""
 MOST_PARAMETERS = 1 << 28
 """Larger models are not copied: in float64, with gradients of both ways, this many take 8 GiB."""
 
@@ -67,33 +63,6 @@ _INSTEAD = (
 )
 
 
-@dataclass(frozen=True)
-class LossVerdict:
-    """How micro-batches make the loss of their batch.
-
-    Attributes:
-        kind: `separate`: each has a loss of its own. `joined`: one loss of their joined outputs; of inference, the
-            joined outputs alone. `accumulated`: as separate, by definition, whatever the loss of the whole batch is.
-        weights: of separate losses: `mean`: samples of the micro-batch over those of the batch. `sum`: 1.
-        is_checked: whether the loss and gradients of some samples were compared, or there was nothing to compare.
-        why: a sentence for people.
-        normalises_batch: whether the model has batch norm in training, whose statistics are then those of each
-            micro-batch: the step is that of gradient accumulation.
-    """
-
-    kind: Kind
-    weights: Weights
-    is_checked: bool
-    why: str
-    normalises_batch: bool = False
-
-    @classmethod
-    def of(cls, micro: MicroBatches) -> LossVerdict:
-        """The verdict by which a step was cut."""
-        is_sum = micro.loss == "separate" and all(weight == 1 for weight in micro.weights)
-        return cls(micro.loss, "sum" if is_sum else "mean", micro.is_checked, micro.why, micro.has_own_statistics)
-
-
 def judge_loss(
     model: torch.nn.Module,
     args: tuple[Any, ...],
@@ -103,7 +72,7 @@ def judge_loss(
     slicing: Slicing,
     *,
     asked: str = "auto",
-    check_s: float = CHECK_S,
+    check_s: float = 60.0,
 ) -> LossVerdict:
     """Which loss of micro-batches is that of the batch.
 
@@ -138,12 +107,11 @@ def judge_loss(
     if asked == "accumulated":
         why = "gradient accumulation over the micro-batches, weighted by their samples, as asked for"
         return LossVerdict("accumulated", "mean", True, why, normalises_batch(model))
-    assumed: Kind = "joined" if asked == "joined" or loss_fn is None else "separate"
     if slicing.num_micro_batches == 1:
-        return LossVerdict(assumed, "mean", True, "one micro-batch is the whole batch", normalises_batch(model))
-    tensors = tensors_in((args, kwargs))
+        kind: LossKind = "joined" if asked == "joined" or loss_fn is None else "separate"
+        return LossVerdict(kind, "mean", True, "one micro-batch is the whole batch", normalises_batch(model))
     try:
-        if not has_values(model, (*tensors, *targets)):
+        if not has_values(model, (*tensors_in((args, kwargs)), *targets)):
             raise NotComputable("its tensors are fake, without values")
         if (num_parameters := sum(parameter.numel() for parameter in model.parameters())) > MOST_PARAMETERS:
             raise NotComputable(f"its {num_parameters:,} parameters are too many to copy")
@@ -163,9 +131,8 @@ def unchecked(model: torch.nn.Module, loss_fn: LossFn | None, asked: str, why: s
         why: what stands in the way of a check.
     """
     is_joined = asked == "joined" or loss_fn is None
-    what = "joined outputs are" if is_joined else "a mean over samples is"
-    why = f"unchecked: {why}; {what} assumed"
-    return LossVerdict("joined" if is_joined else "separate", "mean", False, why, normalises_batch(model))
+    told = f"unchecked: {why}; {'joined outputs are' if is_joined else 'a mean over samples is'} assumed"
+    return LossVerdict("joined" if is_joined else "separate", "mean", False, told, normalises_batch(model))
 
 
 def _judged(
@@ -177,11 +144,11 @@ def _judged(
     asked: str,
     deadline: float,
 ) -> LossVerdict:
-    trial, ways = _ways(model, call, loss_fn, targets, slicing, deadline)
+    ways = _ways(model, call, loss_fn, targets, slicing, deadline)
     found = _right(ways, asked, has_loss=loss_fn is not None)
     if isinstance(found, _Wrong) and ways.fails and slicing.sizes[-1] > 1 and ways.slicing.sizes[-1] == 1:
         # a slice of one sample, which a `squeeze` makes none of, is not among those of the step
-        ways = Ways(trial, slicing, is_even=True)
+        ways = Ways(ways.trial, slicing, is_even=True)
         found = _right(ways, asked, has_loss=loss_fn is not None)
     if not isinstance(found, _Wrong):
         return found
@@ -218,35 +185,30 @@ class _Wrong:
 
 
 def _right(ways: Ways, asked: str, *, has_loss: bool) -> LossVerdict | _Wrong:
-    separate, when_padded = "", ""
-    if has_loss and asked != "joined":
-        weights = ways.separate()
-        separate = ways.reason
-        if weights is not None:
-            if asked == "separate":
-                unless = ", as long as no label is ignored"
-                if not ways.counts_labels:
-                    unless = "" if ways.separate_always() else f" ({ways.reason})"
-                return _checked("separate", weights, f"{_MEANS[weights]}{unless}", ways)
-            is_right = ways.separate_when_padded(weights)
-            if is_right and ways.separate_always():
-                return _checked("separate", weights, _MEANS[weights], ways)
-            when_padded = ways.reason
-            if is_right and not ways.dependence.is_known and not ways.joined():
-                return _checked("separate", weights, f"{_MEANS[weights]} with this batch; {when_padded}", ways)
+    weights = ways.separate() if has_loss and asked != "joined" else None
+    separate, when_padded = ways.reason, ""
+    if weights is not None and asked == "separate":
+        is_always = not ways.counts_labels and ways.separate_always()
+        unless = ", as long as no label is ignored" if ways.counts_labels else f" ({ways.reason})"
+        return _checked("separate", weights, f"{_MEANS[weights]}{'' if is_always else unless}", ways)
+    if weights is not None:
+        is_right = ways.separate_when_padded(weights)
+        if is_right and ways.separate_always():
+            return _checked("separate", weights, _MEANS[weights], ways)
+        when_padded = ways.reason
+        if is_right and not ways.dependence.is_known and not ways.joined():
+            return _checked("separate", weights, f"{_MEANS[weights]} with this batch; {when_padded}", ways)
     if ways.joined():
         if asked == "separate":
             return _Wrong(separate, "", right="joined")
-        why = "the outputs of the micro-batches are joined"
-        if has_loss:
-            why += f" for one loss, that of the batch ({separate or when_padded or 'as asked for'})"
-        return _checked("joined", "mean", why, ways)
+        for_what = f" for one loss, that of the batch ({separate or when_padded or 'as asked for'})" if has_loss else ""
+        return _checked("joined", "mean", f"the outputs of the micro-batches are joined{for_what}", ways)
     joined = ways.reason
     is_separate = has_loss and asked == "joined" and ways.separate() is not None and not ways.dependence.is_mixed
     return _Wrong(separate, joined, when_padded, "separate" if is_separate else "")
 
 
-def _checked(kind: Kind, weights: Weights, why: str, ways: Ways) -> LossVerdict:
+def _checked(kind: LossKind, weights: Weights, why: str, ways: Ways) -> LossVerdict:
     if ways.normalises_batch:
         why += "; batch norm takes the statistics of each micro-batch, as gradient accumulation does"
     return LossVerdict(kind, weights, True, why, ways.normalises_batch)
@@ -259,7 +221,7 @@ def _ways(
     targets: Sequence[torch.Tensor],
     slicing: Slicing,
     deadline: float,
-) -> tuple[Trial, Ways]:
+) -> Ways:
     """The step of a few samples in float64.
 
     Where they do not run so, as they are (an op for float32 alone), or all samples (a shared tensor fits no fewer).
@@ -267,8 +229,8 @@ def _ways(
     Raises:
         NotComputable: it runs in none of these ways; says why the first failed.
     """
-    tensors = (*model.parameters(), *targets, *pytree.tree_leaves(call))
-    dtypes = {value.dtype for value in tensors if isinstance(value, torch.Tensor) and value.is_floating_point()}
+    tensors = (*model.parameters(), *targets, *tensors_in(call))
+    dtypes = {value.dtype for value in tensors if value.is_floating_point()}
     precisions = (True, False) if dtypes <= {torch.float32, torch.float64} else (True,)
     problems = []
     for is_whole, is_double in itertools.product((False, True), precisions):
@@ -277,13 +239,13 @@ def _ways(
         except Exception as error:  # of a `deepcopy` of the user's objects
             raise NotComputable(f"the model cannot be copied ({type(error).__name__}: {error})") from error
         try:
-            return trial, Ways(trial, slicing, is_whole=is_whole)
+            return Ways(trial, slicing, is_whole=is_whole)
         except NotComputable as problem:
             problems.append(problem)
     raise problems[0]
 
 
-def _refused(ops: Sequence[MixingOp], wrong: _Wrong, cut: str, ways: Ways, *, has_loss: bool) -> CaptureError:
+def _refused(ops: Sequence[str], wrong: _Wrong, cut: str, ways: Ways, *, has_loss: bool) -> CaptureError:
     """What to say where neither loss is right.
 
     Args:
@@ -300,17 +262,17 @@ def _refused(ops: Sequence[MixingOp], wrong: _Wrong, cut: str, ways: Ways, *, ha
         hint = f"{_OUTSIDE}; {hint}"
     what = f"it cannot be cut so ({cut})"
     if ops:
-        what, hint = f"samples of the batch are mixed by {', '.join(map(str, ops))}", f"{hint}. Now {cut}"
+        what, hint = f"samples of the batch are mixed by {', '.join(ops)}", f"{hint}. Now {cut}"
     elif ways.fails:
         what = f"it cannot be cut so: a slice of the batch fails, the whole batch runs ({cut})"
         hint = f"{dims} says which dimension of every tensor is the batch; fewer micro-batches make larger slices"
-    tried = [f"separate losses: {wrong.separate}"] if wrong.separate else []
-    tried += [f"joined outputs: {wrong.joined}"] if wrong.joined else []
+    tried = {"separate losses": wrong.separate, "joined outputs": wrong.joined}
     if wrong.separate == wrong.joined:
-        tried = [f"separate losses and joined outputs: {wrong.joined}"]
+        tried = {"separate losses and joined outputs": wrong.joined}
+    told = "; ".join(f"{way}: {reason}" for way, reason in tried.items() if reason)
     return CaptureError(
-        f"micro-batches do not make the step of the batch: {what}. Tried {'; '.join(tried)}. Hint: {hint}.",
-        op=ops[0].target if ops else "",
+        f"micro-batches do not make the step of the batch: {what}. Tried {told}. Hint: {hint}.",
+        op=ops[0].partition(" in ")[0] if ops else "",
     )
 
 
@@ -341,7 +303,7 @@ class Ways:
     """
 
     def __init__(self, trial: Trial, slicing: Slicing, *, is_whole: bool = False, is_even: bool = False) -> None:
-        self._trial, self.tensors, self.slicing, self._all = trial, trial.tensors, slicing, slicing
+        self.trial, self.tensors, self.slicing, self._all = trial, trial.tensors, slicing, slicing
         self.reason, self.fails, self.is_loss_inside = "", False, False
         try:
             if not is_whole:
@@ -369,24 +331,22 @@ class Ways:
 
     def _is_right_elsewhere(self, weights: Weights) -> bool:
         """Whether slices also make the loss of the first samples: ops that saturate hide what mixes samples."""
-        if self.slicing.batch == self._all.batch:
-            return True
-        tensors, slicing = few_samples(self._trial.tensors, self._all, is_spread=False)
-        if slicing != self.slicing:  # of the same size each, which the first are not, or ...
+        tensors, slicing = few_samples(self.trial.tensors, self._all, is_spread=False)
+        if self.slicing.batch == self._all.batch or slicing != self.slicing:  # not the same sizes as before, or ...
             return True
         try:
-            with self._trial.rehearsal():
+            with self.trial.rehearsal():
                 whole = self._step(tensors)
         except Exception:  # ... whatever the model does not take
             return True
         is_right = not whole.is_finite or self._separate(tensors, whole, (weights,)) is not None or self.fails
-        self.fails = False  # of a slice of the first samples: these were not asked for
+        self.fails = False  # the first samples are an additional check: that a slice of them fails is no refusal
         return is_right
 
     def separate_when_padded(self, weights: Weights) -> bool:
         """Whether they do so too when some labels of a slice are ignored."""
-        with self._trial.rehearsal():
-            tensors, labels = padded(self._trial, self.tensors, self.slicing)
+        with self.trial.rehearsal():
+            tensors, labels = padded(self.trial, self.tensors, self.slicing)
             if all(one is other for one, other in zip(tensors, self.tensors, strict=True)):
                 return True
             whole = self._step(tensors)
@@ -399,10 +359,10 @@ class Ways:
         )
         return False
 
-    @cached_property
+    @functools.cached_property
     def dependence(self) -> Dependence:
         """How the step depends on its samples."""
-        return dependence(self._trial, self.tensors, self.slicing)
+        return dependence(self.trial, self.tensors, self.slicing)
 
     def separate_always(self) -> bool:
         """Whether the loss is a sum or mean over samples by what its ops are, not by their values on this batch."""
@@ -412,76 +372,69 @@ class Ways:
             return False
         if found.loss in (Of.NOTHING, Of.SUM):
             return True
-        ops = ", ".join(map(str, found.mixing))
         self.reason = (
-            f"losses of slices make it with this batch, but not by what it computes: {ops} takes samples together"
+            "losses of slices make it with this batch, but not by what it computes: "
+            f"{', '.join(found.mixing)} takes samples together"
         )
         return False
 
     def joined(self) -> bool:
         """Whether one loss of the slices' joined outputs is the batch's."""
         self.reason = ""
-        with self._caught(), self._trial.rehearsal():
+        with self._caught(), self.trial.rehearsal():
             with torch.no_grad():
-                whole = pytree.tree_leaves(self._trial.output(self.tensors))
+                whole = pytree.tree_leaves(self.trial.output(self.tensors))
             is_scalar = any(isinstance(leaf, Tensor) and leaf.dim() == 0 for leaf in whole)
-            self.is_loss_inside = self._trial.has_loss and is_scalar
-            with torch.set_grad_enabled(self._trial.has_loss):
+            self.is_loss_inside = self.trial.has_loss and is_scalar
+            with torch.set_grad_enabled(self.trial.has_loss):
                 cut = (self.slicing.cut(self.tensors, index) for index in range(len(self.slicing.sizes)))
-                outputs = [self._trial.output(tensors) for tensors in cut]
+                outputs = [self.trial.output(tensors) for tensors in cut]
             joined = join_outputs(whole, [pytree.tree_leaves(output) for output in outputs], self.slicing)
             self.reason = joined.problem
             if not joined.leaves:
                 return False
             output = pytree.tree_unflatten(joined.leaves, pytree.tree_structure(outputs[0]))
-            step = self._with_loss(output, joined) if self._trial.has_loss else _of_output(output)
+            step = self._with_loss(output, joined) if self.trial.has_loss else _of_output(output)
             if self._agree(self._whole, step):
-                is_apart = not self.dependence.is_known or self.dependence.has_apart
-                self.reason = "" if is_apart else "an output of the model depends on all samples of the batch together"
-                return is_apart
+                found = self.dependence
+                is_mixed = found.is_known and any(each > Of.SAMPLES for each in found.outputs)
+                self.reason = "an output of the model depends on all samples of the batch together" if is_mixed else ""
+                return not is_mixed
             self.reason = joined.problem or "the loss of the slices' joined outputs is not that of the batch"
         return False
 
     def _with_loss(self, output: Any, joined: Joined) -> Stepped:
         """One loss of joined outputs; each slice goes on backward from its part of their gradient."""
-        loss = self._trial.loss(output, self.tensors)
+        loss = self.trial.loss(output, self.tensors)
         starts = [start for parts in joined.parts for _, start in parts]
         seeds = iter(torch.autograd.grad(loss, starts, allow_unused=True))
-        total = Stepped(loss.detach(), ())
+        steps = [Stepped(loss.detach(), tuple(map(torch.zeros_like, self.trial.parameters)))]
         for parts in joined.parts:
             ends = [(end, seed) for (end, _), seed in zip(parts, seeds, strict=False) if seed is not None]
             if ends:
-                own = Stepped(loss.new_zeros(()), self._trial.gradients(*zip(*ends, strict=True)))
-                total = _added(total, own) if total.gradients else Stepped(total.loss, own.gradients)
-        return total
+                steps.append(Stepped(loss.new_zeros(()), self.trial.gradients(*zip(*ends, strict=True))))
+        return _summed(steps, [1.0] * len(steps))
 
     def _separate(
         self, tensors: Sequence[Tensor], whole: Stepped, kinds: Sequence[Weights] = ("mean", "sum")
     ) -> Weights | None:
-        self.reason = ""
-        slicing = self.slicing
-        with self._caught(), self._trial.rehearsal():
-            sums: dict[Weights, Stepped] = {}
-            for index, size in enumerate(slicing.sizes):
-                step = self._step(slicing.cut(tensors, index))
-                for kind in kinds:
-                    weight = size / slicing.batch if kind == "mean" else 1.0
-                    part = Stepped(weight * step.loss, tuple(weight * each for each in step.gradients))
-                    sums[kind] = part if index == 0 else _added(sums[kind], part)
+        self.reason, slicing = "", self.slicing
+        with self._caught(), self.trial.rehearsal():
+            steps = [self._step(slicing.cut(tensors, index)) for index in range(slicing.num_micro_batches)]
             for kind in kinds:
-                if self._agree(whole, sums[kind]):
+                if self._agree(whole, _summed(steps, slicing.weights(kind))):
                     return kind
             self.reason = "neither their sum nor their mean over samples is the loss of the batch"
         return None
 
     def _step(self, tensors: Sequence[Tensor]) -> Stepped:
-        if self._trial.has_loss:
-            return self._trial.step(tensors)
+        if self.trial.has_loss:
+            return self.trial.step(tensors)
         with torch.no_grad():
-            return _of_output(self._trial.output(tensors))
+            return _of_output(self.trial.output(tensors))
 
     def _agree(self, expected: Stepped, found: Stepped) -> bool:
-        rtol = 1e-6 if self._trial.is_double else 1e-3
+        rtol = 1e-6 if self.trial.is_double else 1e-3
         overall = sum(float(gradient.norm()) ** 2 for gradient in expected.gradients) ** 0.5
         return bool((found.loss - expected.loss).abs() <= rtol * (expected.loss.abs() + 1e-3)) and all(
             one.shape == other.shape and float((one - other).norm()) <= rtol * (float(one.norm()) + 1e-3 * overall)
@@ -499,18 +452,19 @@ class Ways:
 
 def _of_output(output: Any) -> Stepped:
     """What inference computes, as a step without a loss."""
-    leaves = tensors_in(output)
-    return Stepped(torch.zeros(()), tuple(leaf.double() for leaf in leaves if not leaf.is_complex()))
+    return Stepped(torch.zeros(()), tuple(leaf.double() for leaf in tensors_in(output) if not leaf.is_complex()))
 
 
-def _added(one: Stepped, other: Stepped) -> Stepped:
-    pairs = zip(one.gradients, other.gradients, strict=True)
-    return Stepped(one.loss + other.loss, tuple(first + second for first, second in pairs))
+def _summed(steps: Sequence[Stepped], weights: Sequence[float]) -> Stepped:
+    """The sum of steps, each times its weight."""
+    columns = zip(*((step.loss, *step.gradients) for step in steps), strict=True)
+    loss, *gradients = (functools.reduce(operator.add, map(operator.mul, weights, column)) for column in columns)
+    return Stepped(loss, tuple(gradients))
 
 
 def _said(error: BaseException) -> str:
-    message = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    return f"{type(error).__name__}: {message[:200]}"
+    first, *_ = str(error).strip().split("\n")
+    return f"{type(error).__name__}: {first[:200]}"
 
 
 MOST_SLICES = 3
@@ -573,14 +527,12 @@ def padded(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> tuple[l
         for ignored in sorted({label.ignore_index for label in now}):
             for share in (0.5, 1.0) if in_range.min <= ignored <= in_range.max else ():
                 other = _with_value(tensor, dim, slicing.sizes[0], ignored, share, draws)
-                if other is None:
-                    continue
                 changed = [*found[:position], other, *found[position + 1 :]]
                 try:
                     read = _labels(trial, changed)
                 except (IndexError, RuntimeError, ValueError):  # whatever else reads them
                     continue
-                if _num_ignored(read) > _num_ignored(now):
+                if sum(each.num_ignored for each in read) > sum(each.num_ignored for each in now):
                     found, now = changed, read
                     break
     return found, now
@@ -593,15 +545,10 @@ def _labels(trial: Trial, tensors: Sequence[Tensor]) -> list[Labels]:
     return pinned.labels
 
 
-def _num_ignored(labels: Sequence[Labels]) -> int:
-    return sum(label.num_ignored for label in labels)
-
-
 def _varied(tensor: Tensor, dim: int, generator: torch.Generator) -> Tensor:
     """The tensor, or others in its range where all its samples are alike."""
-    if tensor.shape[dim] < 2 or tensor.numel() == 0 or tensor.dtype is torch.bool or tensor.is_complex():
-        return tensor
-    if bool((tensor != tensor.narrow(dim, 0, 1)).any()):
+    has_no_range = tensor.numel() == 0 or tensor.dtype is torch.bool or tensor.is_complex()
+    if tensor.shape[dim] < 2 or has_no_range or bool((tensor != tensor.narrow(dim, 0, 1)).any()):
         return tensor
     if not tensor.is_floating_point():
         low, high = int(tensor.min()), int(tensor.max())
@@ -610,15 +557,11 @@ def _varied(tensor: Tensor, dim: int, generator: torch.Generator) -> Tensor:
     return tensor * (1 - noise / 2) if bool(tensor.any()) else noise / 2
 
 
-def _with_value(
-    tensor: Tensor, dim: int, size: int, value: int, share: float, draws: np.random.Generator
-) -> Tensor | None:
-    """A copy with `value` in a share of the elements of the first samples that have another; None where none has."""
+def _with_value(tensor: Tensor, dim: int, size: int, value: int, share: float, draws: np.random.Generator) -> Tensor:
+    """A copy with `value` in a share of the elements of the first samples that have another."""
     changed = tensor.clone()
     first = changed.narrow(dim, 0, size)
     others = torch.nonzero(first != value)
-    if not len(others):
-        return None
     count = max(round(share * len(others)), 1)
     chosen = others[torch.from_numpy(np.sort(draws.permutation(len(others))[:count]))]
     first[tuple(chosen.T)] = value
@@ -667,12 +610,9 @@ def join_outputs(whole: Sequence[Any], outputs: Sequence[Sequence[Any]], slicing
         if not dims and not torch.equal(found[0], found[1]):
             what = "already a scalar" if expected.dim() == 0 else f"of shape {tuple(expected.shape)} for any batch"
             problem = f"an output of the model is {what}, and another for every slice"
-        used = []
-        for own, value in zip(parts, found if dims else found[:1], strict=False):
-            start = value.detach()
-            if value.requires_grad:
-                own.append((value, start.requires_grad_()))
-            used.append(start)
+        used = [end.detach().requires_grad_(end.requires_grad) for end in (found if dims else found[:1])]
+        for own, end, start in zip(parts, found, used, strict=False):
+            own += [(end, start)] if end.requires_grad else []
         leaves.append(torch.cat(used, dims[0]) if dims else used[0])
         has_grown |= bool(dims)
     if not has_grown:

@@ -53,10 +53,11 @@ def plan_slices(
     if type(count) is not int or count < 1:
         raise InvalidValue("micro_batches", count, "an integer of at least 1", where=_WHERE)
     named = _named_tensors(args, kwargs, targets)
-    tensors = [tensor for _, tensor in named]
-    names = [name for name, _ in named]
+    names, tensors = [name for name, _ in named], [tensor for _, tensor in named]
     num_inputs = len(tensors) - len(targets)
-    dims = _default_dims(tensors, num_inputs)
+    first = next((tensor for tensor in tensors[:num_inputs] if tensor.dim()), None)
+    length = 1 if first is None else first.shape[0]
+    dims = [0 if each is first or (length > 1 and each.shape[:1] == (length,)) else None for each in tensors]
     if batch_dims is not None:
         targets_by_name = loss_fn.names if isinstance(loss_fn, LossByName) else ()
         aliases = {name: f"target {position}" for position, name in enumerate(targets_by_name)}
@@ -117,13 +118,6 @@ def _named_tensors(
     given = [*inputs.items(), *kwargs.items(), *((f"target {position}", each) for position, each in enumerate(targets))]
     leaves = ((name, leaf) for name, value in given for leaf in pytree.tree_leaves(value))
     return [(name, leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def _default_dims(tensors: Sequence[torch.Tensor], num_inputs: int) -> list[int | None]:
-    first = next((tensor for tensor in tensors[:num_inputs] if tensor.dim()), None)
-    batch = 1 if first is None else first.shape[0]
-    of_batch = (tensor is first or (batch > 1 and tensor.shape[:1] == (batch,)) for tensor in tensors)
-    return [0 if is_cut else None for is_cut in of_batch]
 
 
 def _given_dims(

@@ -308,7 +308,7 @@ def run_in_micro_batches(
 
     if loss_fn is None:
         return _joined([output(index) for index in range(len(parts))], micro.output_dims)
-    if micro.loss == "joined":
+    if micro.verdict.kind == "joined":
         whole = loss_fn(_joined([output(index) for index in range(len(parts))], micro.output_dims), *targets)
         whole.backward()  # type: ignore[no-untyped-call]
         return whole.detach()

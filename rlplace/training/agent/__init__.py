@@ -15,7 +15,7 @@ from rlplace.faces import lazy
 
 if TYPE_CHECKING:
     from rlplace.training.agent.agent import Agent, learn_host
-    from rlplace.training.agent.config import AgentConfig
+    from rlplace.training.agent.agent_config import AgentConfig
 
 __all__ = ["Agent", "AgentConfig", "learn_host"]
 

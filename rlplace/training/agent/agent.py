@@ -33,7 +33,7 @@ from rlplace.policy import LearnConfig
 from rlplace.search import METHODS, Budget, Task
 from rlplace.search.task import BestSoFar, Guide
 from rlplace.session.calibrate import Known
-from rlplace.training.agent.config import AgentConfig
+from rlplace.training.agent.agent_config import AgentConfig
 from rlplace.training.agent.proposals import AverageTimer, Proposer, choose_batch, log_step_times
 
 if TYPE_CHECKING:

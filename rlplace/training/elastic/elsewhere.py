@@ -42,7 +42,7 @@ from rlplace.training.elastic.placed_again import (
     search_again,
     without_policy,
 )
-from rlplace.training.methods import METHODS, POLICY, PORTFOLIO, method_of
+from rlplace.training.method_choice import METHODS, POLICY, PORTFOLIO, method_of
 from rlplace.training.outputs import WEIGHTS
 
 

@@ -38,7 +38,6 @@ from rlplace.session.prepare import capture_workload, only_simulated, read_graph
 from rlplace.session.session import Session
 from rlplace.session.setup import Setup
 from rlplace.store import Filter, MeasurementStore
-from rlplace.training.command import kept_config
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.carried import (
     GONE,
@@ -50,7 +49,7 @@ from rlplace.training.elastic.carried import (
     carried_placement,
     match_devices,
 )
-from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO, method_of
+from rlplace.training.method_choice import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO, method_of
 from rlplace.workloads import Size, WorkloadSpec, build, parse_kept_workload, without_memory
 
 STARTING = (PORTFOLIO, LEARNED, POLICY, GUIDED)
@@ -304,7 +303,7 @@ class KnownRun:
             session,
             spec,
             session.request,
-            kept_config(session),
+            session.required("config", TrainConfig),
             count,
             asked,
             session.facts.op_order,

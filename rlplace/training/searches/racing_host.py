@@ -125,9 +125,7 @@ class RacingHost:
     def end_search(self, learned: Saveable | None, failure: Failure | None) -> None:
         """Takes note that the method has ended, with what it learned or raised; what is left is to measure."""
         self._is_searched, self._failure = True, failure
-        if self._keeper is not None and learned is not None:
-            self._keeper.keep_learned(learned)
-        self._keep()
+        self._keep(learned=learned)
 
     def end(self, plan: Plan | None, learned: Saveable | None) -> MethodResult:
         """Takes note that all of it has ended, with this plan."""
@@ -407,10 +405,7 @@ class Candidates:
 
     def next_to_measure(self, count: int) -> list[Candidate]:
         """The `count` best simulated placements that were never measured, unlike each other if possible."""
-        self._prune()
-        fresh = list(self._fresh.values())
-        devices = np.array([candidate.devices for candidate in fresh])
-        simulated_s = np.array([candidate.simulated_s for candidate in fresh])
+        (devices, simulated_s), fresh = self.fresh(), list(self._fresh.values())
         seen = [candidate.devices for candidate in self._measured.values()]
         return [fresh[row] for row in choose_diverse(devices, simulated_s, count, seen)]
 

@@ -40,8 +40,7 @@ from rlplace.session.calibrate import Known
 from rlplace.session.facts import MethodResult, ratio_of
 from rlplace.session.session import MethodKeeper
 from rlplace.training.agent.agent import Agent
-from rlplace.training.agent.config import AgentConfig
-from rlplace.training.methods import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO, SCHEDULE
+from rlplace.training.method_choice import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO, SCHEDULE
 from rlplace.training.outputs import Leader, TrainingRun, compile_kernels
 from rlplace.training.searches.racing_host import LoopBudget, RacingHost
 from rlplace.training.tracking import NoTracker, Tracker
@@ -134,14 +133,16 @@ def search_side_by_side(
             if name in found:
                 continue
             if not has_stopped and future.done() and future.exception() is None:
-                learned = future.result()
-                learning, failure = figures[name].learning, failures.get(name)
                 found[name] = result_of(
-                    planner, tasks[name], single_s, learning, is_done=True, learned=learned, failure=failure
+                    planner,
+                    tasks[name],
+                    single_s,
+                    figures[name].learning,
+                    is_done=True,
+                    learned=future.result(),
+                    failure=failures.get(name),
                 )
                 if name in keepers:
-                    if learned is not None:
-                        keepers[name].keep_learned(learned)
                     keepers[name].keep(found[name])
             elif is_timed and name in keepers and (has_stopped or keepers[name].is_due):
                 keepers[name].keep(result_of(planner, tasks[name], single_s, figures[name].learning))
@@ -285,7 +286,7 @@ def options_of(
     learn = config.learn if run.weights is None else dataclasses.replace(config.learn, init=str(run.weights))
     own: dict[str, dict[str, Any]] = {
         LEARNED: {
-            "config": agent_for(config.agent, evaluator),
+            "config": dataclasses.replace(config.agent, batch=max(config.agent.batch, num_machines(evaluator))),
             "known": known,
             "prior": prior,
             "guide": config.guide,
@@ -507,11 +508,6 @@ def num_machines(evaluator: Evaluator) -> int:
     return evaluator.num_workers if isinstance(evaluator, ClusterEvaluator) else 1
 
 
-def agent_for(config: AgentConfig, evaluator: Evaluator) -> AgentConfig:
-    """`config` with a batch of one plan at least for each machine that measures."""
-    return dataclasses.replace(config, batch=max(config.batch, num_machines(evaluator)))
-
-
 def search_on_cluster(
     cluster: Cluster,
     methods: Mapping[str, Mapping[str, Any]],
@@ -574,8 +570,6 @@ def search_on_cluster(
             best_s = result.best_s
             on_best(name, result.plan, best_s)
         if name in keepers:
-            if result.learned is not None:
-                keepers[name].keep_learned(result.learned)
             keepers[name].keep(result)
         failed = "" if result.failure is None else f" ({result.failure.why}: what it found until then counts)"
         progress.say(f"{name} has ended{failed}: {result.num_scored:,} placements in {result.seconds:.3g} s")

@@ -139,12 +139,15 @@ class GatedAttention(nn.Module):
         self.values = nn.Linear(width, heads * head_width, bias=False)
         self.gate = nn.Linear(width, heads * head_width)
         self.out = nn.Linear(heads * head_width, width)
-        self.bias = None if bias_width is None else _normed(bias_width, heads)
+        layers = [] if bias_width is None else [nn.LayerNorm(bias_width), nn.Linear(bias_width, heads, bias=False)]
+        self.bias = nn.Sequential(*layers) if layers else None
 
     def forward(self, x_ALC: Tensor, pair_LLP: Tensor | None = None) -> Tensor:
         """(A, L, C) to the same; the bias comes from (L, L, P)."""
         x_ALC = self.norm(x_ALC)
-        queries, keys, values = (self._split(layer(x_ALC)) for layer in (self.queries, self.keys, self.values))
+        shape = (*x_ALC.shape[:2], self.heads, self.head_width)  # (A, L, H, D)
+        layers = (self.queries, self.keys, self.values)
+        queries, keys, values = (layer(x_ALC).view(shape).transpose(1, 2) for layer in layers)  # (A, H, L, D)
         scores_AHLL = torch.matmul(queries * self.head_width**-0.5, keys.transpose(2, 3))
         if self.bias is not None:
             scores_AHLL = scores_AHLL + self.bias(pair_LLP).permute(2, 0, 1)
@@ -152,10 +155,6 @@ class GatedAttention(nn.Module):
         joined = attended_AHLD.transpose(1, 2).flatten(2)  # (A, L, H * D)
         out: Tensor = self.out(torch.sigmoid(self.gate(x_ALC)) * joined)
         return out
-
-    def _split(self, x: Tensor) -> Tensor:
-        """(A, L, H * D) to (A, H, L, D)."""
-        return x.view(*x.shape[:2], self.heads, self.head_width).transpose(1, 2)
 
 
 class OuterProductMean(nn.Module):
@@ -204,10 +203,6 @@ def transition(width: int) -> nn.Sequential:
     return nn.Sequential(
         nn.LayerNorm(width), nn.Linear(width, WIDENING * width), nn.ReLU(), nn.Linear(WIDENING * width, width)
     )
-
-
-def _normed(width: int, out: int) -> nn.Sequential:
-    return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, out, bias=False))
 
 
 def build(config: EvoformerConfig) -> Parts:

@@ -82,9 +82,9 @@ class InceptionV3(nn.Module):
         x = self.inception_e2(x)
         x = self.pool(x).flatten(1)  # (B, 2048)
         logits = self.classifier(self.dropout(x))  # (B, classes)
-        if labels is None:
-            return InceptionV3Output(logits, aux_logits, None)
-        loss = self.loss(logits, labels) + AUX_WEIGHT * self.aux_loss(aux_logits, labels)
+        loss = None
+        if labels is not None:
+            loss = self.loss(logits, labels) + AUX_WEIGHT * self.aux_loss(aux_logits, labels)
         return InceptionV3Output(logits, aux_logits, loss)
 
 

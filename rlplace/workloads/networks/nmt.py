@@ -53,13 +53,9 @@ class NMT(nn.Module):
             target_TB: (steps, B) int64 tokens that the decoder reads.
             labels_TB: (steps, B) int64 tokens that it should predict.
         """
-        memory_BTM, states = self.encoder(source_TB)
-        outputs = self.decoder(target_TB, memory_BTM, states)
+        outputs = self.decoder(target_TB, *self.encoder(source_TB))
         logits = tuple(self.projection(output_BH) for output_BH in outputs)
-        if labels_TB is None:
-            return NMTOutput(logits, None)
-        losses = [self.loss(logits_BV, labels_B) for logits_BV, labels_B in zip(logits, labels_TB.unbind(0))]
-        return NMTOutput(logits, torch.stack(losses).mean())
+        return NMTOutput(logits, _mean_loss(self.loss, logits, labels_TB))
 
 
 class LSTMCell(nn.Module):
@@ -151,6 +147,12 @@ class Attention(nn.Module):
         return torch.tanh(self.combine(torch.cat((context_BM, hidden_BH), dim=1)))
 
 
+def _mean_loss(loss: nn.Module, logits: Sequence[Tensor], labels_TB: Tensor | None) -> Tensor | None:
+    """The mean of the losses of all steps, logits (B, vocab) each; None without labels."""
+    labels = () if labels_TB is None else labels_TB.unbind(0)
+    return torch.stack([loss(*pair) for pair in zip(logits, labels, strict=True)]).mean() if labels else None
+
+
 def _unroll(cell: nn.Module, inputs: Sequence[Tensor], state: State) -> tuple[list[Tensor], State]:
     """Hidden states after every input, and the last state."""
     outputs = []
@@ -194,10 +196,7 @@ class RNNLM(nn.Module):
                 states[index] = cell(self.dropout(x_BH), states[index])
                 x_BH = states[index][0]
             logits.append(self.projection(self.dropout(x_BH)))
-        if labels_TB is None:
-            return NMTOutput(tuple(logits), None)
-        losses = [self.loss(logits_BV, labels_B) for logits_BV, labels_B in zip(logits, labels_TB.unbind(0))]
-        return NMTOutput(tuple(logits), torch.stack(losses).mean())
+        return NMTOutput(tuple(logits), _mean_loss(self.loss, logits, labels_TB))
 
 
 def build_rnnlm(config: RNNLMConfig) -> Parts:

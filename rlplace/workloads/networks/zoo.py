@@ -21,8 +21,6 @@ from rlplace.errors import MissingExtra
 from rlplace.workloads.catalog import Parts, loss_of
 from rlplace.workloads.configs import ZOO, Draw, WorkloadConfig
 
-PACKAGE, EXTRA = "transformers", "zoo"
-
 
 def transformers() -> ModuleType:
     """The package `transformers`: models come from its configs with random weights, nothing is downloaded.
@@ -31,9 +29,9 @@ def transformers() -> ModuleType:
         MissingExtra: it is not installed.
     """
     try:
-        return importlib.import_module(PACKAGE)
+        return importlib.import_module("transformers")
     except ImportError:
-        raise MissingExtra(PACKAGE, EXTRA) from None
+        raise MissingExtra("transformers", "zoo") from None
 
 
 @contextmanager
@@ -68,8 +66,9 @@ def build(config: WorkloadConfig) -> Parts:
         model = getattr(hf, row.model)(getattr(hf, row.config)(**_resolved(config, row.arguments)))
     if config.NAME == "gpt2":
         model.loss_type = "ForCausalLM"  # what it falls back to, with a warning: its class name does not say so
-    if config.NAME == "mixtral":
-        _part_experts(model, config)
+    for layer in model.model.layers if config.NAME == "mixtral" else ():  # experts that can be placed one by one
+        width, mlp, experts, capacity = (getattr(config, each) for each in ("width", "mlp", "experts", "capacity"))
+        layer.mlp.experts = Experts(width, mlp, experts, capacity, std=model.config.initializer_range)
     inputs: dict[str, Tensor] = {}
     for name, draw in row.inputs.items():
         inputs[name] = _drawn(config, draw) if isinstance(draw, Draw) else inputs[draw].clone()
@@ -143,14 +142,6 @@ def contrastive_loss(output: Embeddings) -> Tensor:
     logits_BB = torch.matmul(output.texts, output.images.t()) * output.log_scale.exp()
     pairs_B = torch.arange(logits_BB.shape[0], device=logits_BB.device)
     return (cross_entropy(logits_BB, pairs_B) + cross_entropy(logits_BB.t(), pairs_B)) / 2
-
-
-def _part_experts(model: Any, config: Any) -> None:
-    """Gives every layer experts that can be placed one by one."""
-    for layer in model.model.layers:
-        layer.mlp.experts = Experts(
-            config.width, config.mlp, config.experts, config.capacity, std=model.config.initializer_range
-        )
 
 
 class Experts(nn.Module):

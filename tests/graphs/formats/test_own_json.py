@@ -17,7 +17,8 @@ from micrographs import op_graph
 from random_problems import random_graph
 
 from rlplace.errors import FileProblem, InvalidValue, RlplaceError, UnknownName
-from rlplace.graphs.formats.own_json import graph_from_json, load_json, save_json
+from rlplace.graphs.formats import load_graph
+from rlplace.graphs.formats.graph_files import graph_from_json, save_json
 from rlplace.graphs.synthetic import FAMILIES
 
 
@@ -29,7 +30,7 @@ def content(tmp_path: Path) -> dict[str, Any]:
 
 def test_a_graph_comes_back_as_it_was(tmp_path: Path) -> None:
     save_json(rich_graph(), tmp_path / "g.json")
-    assert_same(load_json(tmp_path / "g.json"), rich_graph())
+    assert_same(load_graph(tmp_path / "g.json"), rich_graph())
 
 
 @settings(max_examples=60, deadline=None)
@@ -38,7 +39,7 @@ def test_any_graph_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory
     graph = random_graph(np.random.default_rng(seed), num_ops)
     path = tmp_path_factory.mktemp("json") / "g.json"
     save_json(graph, path)
-    assert_same(load_json(path), graph)
+    assert_same(load_graph(path), graph)
 
 
 def test_repeated_texts_and_shapes_are_kept_once_and_shared_when_read(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_repeated_texts_and_shapes_are_kept_once_and_shared_when_read(tmp_path: 
     data = json.loads((tmp_path / "g.json").read_text())
     assert data["shapes"] == [[8]]
     assert len(data["strings"]) == 1003  # a signature for each op, one target, one module, one dtype
-    graph = load_json(tmp_path / "g.json")
+    graph = load_graph(tmp_path / "g.json")
     assert graph.targets[0] is graph.targets[999]
     assert graph.tensor_shapes[0] is graph.tensor_shapes[999]
 

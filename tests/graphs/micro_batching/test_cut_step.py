@@ -129,7 +129,7 @@ def test_a_step_in_micro_batches_is_that_of_the_whole_batch(name: str, count: in
     graph = captured(case, count, **options)
     micro = require_program(graph).origin.micro
     assert micro is not None
-    assert (micro.loss, graph.num_micro_batches) == (kind, count)
+    assert (micro.verdict.kind, graph.num_micro_batches) == (kind, count)
     result, eager = run_graph(graph), run_eager(case)
     torch.testing.assert_close(result.result.reshape(()), eager.loss.reshape(()), rtol=1e-9, atol=1e-9)
     assert result.gradients.keys() == eager.gradients.keys()

@@ -56,7 +56,7 @@ def test_what_is_no_sum_over_samples_is_joined_though_it_looks_like_one(
     assert graph.program is not None
     micro = graph.program.origin.micro
     assert micro is not None
-    assert (micro.loss, micro.is_checked) == ("joined", True)
+    assert (micro.verdict.kind, micro.verdict.is_checked) == ("joined", True)
     asked = judge(net(), x(), loss_fn, targets, count, asked="separate")
     assert "losses of slices make it with this batch, but not" in asked.why
 

@@ -24,9 +24,8 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.training import TrainConfig, train
-from rlplace.training.agent.config import AgentConfig
 from rlplace.training.config import SearchConfig
-from rlplace.training.searches.search_all import SavedFiles, agent_for, make_evaluator, num_machines
+from rlplace.training.searches.search_all import SavedFiles, make_evaluator, num_machines
 
 WORKLOAD = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
 
@@ -105,7 +104,7 @@ def test_searches_on_real_hosts_measure_on_every_node(cluster: Cluster, monkeypa
     assert HERE in workers
 
 
-def test_a_batch_has_a_plan_for_each_machine() -> None:
+def test_this_machine_is_one_that_measures() -> None:
     problem = chain_problem(3)
     evaluator = make_evaluator(
         None,
@@ -119,7 +118,6 @@ def test_a_batch_has_a_plan_for_each_machine() -> None:
     )
     assert type(evaluator) is Evaluator
     assert num_machines(evaluator) == 1
-    assert agent_for(AgentConfig(batch=4), evaluator) == AgentConfig(batch=4)
 
 
 def test_what_was_learned_elsewhere_is_saved_under_the_name_that_is_asked_for(tmp_path: Path) -> None:

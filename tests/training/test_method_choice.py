@@ -23,7 +23,7 @@ from rlplace.policy import LearnConfig
 from rlplace.search.task import Budget, Task
 from rlplace.training.agent import AgentConfig
 from rlplace.training.agent.agent import Agent
-from rlplace.training.methods import METHODS
+from rlplace.training.method_choice import METHODS
 
 PROBLEM = learnable_problem(plain_host(3, 100.0, 0.05), 12)
 CUT = step_problem(cut_graph(layered_step(4), 2), PROBLEM.host)
