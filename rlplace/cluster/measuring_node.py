@@ -28,7 +28,7 @@ from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simu
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.isolate.isolated_runner import without_model
-from rlplace.measure.isolate.messages import TorchSettings
+from rlplace.measure.isolate.messages import apply_settings, torch_settings
 from rlplace.measure.isolate.packing import Packed, Section, Unpacked, shared_file
 from rlplace.measure.measurement import MeasurementKey, MeasurementLog, versions_line
 from rlplace.store.folders import machine_facts
@@ -55,7 +55,7 @@ class Sent:
     program: Program
     reference: NDArray[np.int32]
     seed: int
-    settings: TorchSettings
+    settings: tuple[object, ...]
     is_isolated: bool
     driver: Machine
 
@@ -70,7 +70,7 @@ def pack(
     """
     program = require_program(problem.graph)
     program = dataclasses.replace(program, origin=without_model(program.origin))
-    sent = Sent(problem, program, reference, seed, TorchSettings.here(), is_isolated, driver)
+    sent = Sent(problem, program, reference, seed, torch_settings(), is_isolated, driver)
     packed = Packed()
     try:
         packed.add(sent)
@@ -106,7 +106,7 @@ class MeasuringNode:
             sent: Sent = _unpacked(data, index)
             if refused := refusal(sent.problem.host, sent.driver):
                 return refused
-            sent.settings.apply()
+            apply_settings(sent.settings)
             if not Machine.here().is_same(sent.driver):
                 self._held.enter_context(measuring_alone(sent.problem.host, say=lambda line: None, is_waiting=False))
             graph = dataclasses.replace(sent.problem.graph, program=sent.program)

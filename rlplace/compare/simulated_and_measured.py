@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -276,7 +276,7 @@ def run_fidelity(setup: Setup, *, num_placements: int, num_fit: int, plot: Path)
     for line in calibration.say():
         progress.say(line)
     figures, simulated_s = mix.judge(calibration.problem)
-    save_fidelity_png(plot, simulated_s, mix.measured_s.tolist(), mix.kinds, figures.to_dict())
+    save_fidelity_png(plot, simulated_s, mix.measured_s.tolist(), mix.kinds, asdict(figures))
     return {
         "schema": 1,
         "workload": str(spec),
@@ -284,7 +284,7 @@ def run_fidelity(setup: Setup, *, num_placements: int, num_fit: int, plot: Path)
         "workload_seed": setup.workload_seed,
         "micro_batches": prepared.to_dict(),
         "host": host.name,
-        **figures.to_dict(),
+        **asdict(figures),
         "calibration": {
             "is_kept": calibration.is_kept,
             "error_before": calibration.error_before,

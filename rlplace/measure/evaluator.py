@@ -26,7 +26,7 @@ from rlplace.measure.measurement import (
 from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.eager_step import Other
-from rlplace.measure.timing.outcomes import error_of
+from rlplace.measure.timing.host_runner import error_of
 from rlplace.measure.timing.race import RaceProtocol
 
 
@@ -192,8 +192,7 @@ class Evaluator:
                 outcomes[k] = known.careful(outcomes[k])
             return outcomes, believed
         self.num_repeated += len(doubtful)
-        once_more = [plans[k] for k in doubtful]
-        again = self._runner.measure_plans(once_more, protocol=protocol, others=(), deadline_s=deadline_s)
+        again = self._runner.measure_plans([plans[k] for k in doubtful], protocol=protocol, deadline_s=deadline_s)
         is_late = time.monotonic() > deadline_s
         for k, other in zip(doubtful, again, strict=True):
             keyed = self._keyed(plans[k], other, repr(protocol))
@@ -225,9 +224,12 @@ class Evaluator:
         if not before.ok or math.isnan(self._reference_s):
             return before
         factor = self._reference_s / before.reference_s
-        samples_s = tuple(sample_s * factor for sample_s in before.samples_s)
-        step_s = before.step_time_s * factor
-        return dataclasses.replace(before, step_time_s=step_s, samples_s=samples_s, reference_s=self._reference_s)
+        return dataclasses.replace(
+            before,
+            step_time_s=before.step_time_s * factor,
+            samples_s=tuple(sample_s * factor for sample_s in before.samples_s),
+            reference_s=self._reference_s,
+        )
 
     def _keyed(self, plan: Plan, outcome: Measurement, protocol: str) -> Measurement:
         return dataclasses.replace(outcome, key=self._key(plan, protocol))

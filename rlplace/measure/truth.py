@@ -98,8 +98,7 @@ def check_no_gangs(host: Host) -> None:
     Raises:
         InvalidValue: it has gangs.
     """
-    gangs = [device.name for device in host.devices if device.members]
-    if gangs:
+    if gangs := [device.name for device in host.devices if device.members]:
         raise InvalidValue(
             "devices",
             gangs,
@@ -121,8 +120,7 @@ def true_problem(problem: Problem, truth: Truth) -> Problem:
     Raises:
         InvalidValue: the host has gangs, whose op times are no device's own.
     """
-    (true,) = true_problems([problem], truth)
-    return true
+    return true_problems([problem], truth)[0]
 
 
 def true_problems(problems: Sequence[Problem], truth: Truth) -> list[Problem]:
@@ -162,13 +160,12 @@ def true_problems(problems: Sequence[Problem], truth: Truth) -> list[Problem]:
         )
         for link in host.links
     )
-    found = []
+    true_host, found = dataclasses.replace(host, links=links), []
     for problem, is_run, of_targets, of_signatures in zip(problems, runs, targets, signatures, strict=True):
-        given = problem.costs
-        op_time_s = given.op_time_s * of_targets * devices * of_signatures
-        op_time_s = np.where(is_run[:, None], op_time_s + overhead_s, given.op_time_s)
-        true = dataclasses.replace(host, links=links)
-        found.append(dataclasses.replace(problem, host=true, costs=dataclasses.replace(given, op_time_s=op_time_s)))
+        given_s = problem.costs.op_time_s
+        op_time_s = np.where(is_run[:, None], given_s * of_targets * devices * of_signatures + overhead_s, given_s)
+        costs = dataclasses.replace(problem.costs, op_time_s=op_time_s)
+        found.append(dataclasses.replace(problem, host=true_host, costs=costs))
     return found
 
 
@@ -205,10 +202,6 @@ class TrueTimer:
             InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
         """
         return self._simulator.retime(plan)
-
-    def truth_s(self, plan: Plan) -> float:
-        """Its step time in seconds; infinite where memory does not suffice. As `truth`."""
-        return self.truth(plan).step_time_s
 
     def _noisy(self, outcome: Measurement) -> Measurement:
         generator = np.random.Generator(np.random.PCG64([self._seed, self.num_measured]))

@@ -25,7 +25,7 @@ from rlplace.measure import Host, resolve_host
 from rlplace.measure.host_model import LearnedHost
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
 from rlplace.measure.hosts.resolve import is_host_file
-from rlplace.measure.timing.outcomes import lost_of
+from rlplace.measure.timing.host_runner import lost_of
 from rlplace.measure.timing.threads import one_thread_here, usable_cores
 from rlplace.policy.options import WEIGHTS_ENDING
 from rlplace.records import shortened

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -88,7 +89,8 @@ class MeteredStep(PlacedStep):
         for place in self._gpus.values():
             cuda.forget_peak(place)
         seconds = super().run(step, deadline_s=deadline_s)
-        self._count(read_events(self._records))
+        origin = next((record for records in self._records for record in records), None)
+        self._count([list(read_events(records, origin)) for records in self._records])
         for device, place in self._gpus.items():
             self._peak[device] = cuda.peak_bytes(place)
         return seconds
@@ -97,21 +99,14 @@ class MeteredStep(PlacedStep):
         job = super()._bind(device)
         if device in self._gpus:
             return job
-        names = self._namespaces[device]
-        for item in self._code.items[device]:
-            transfer = item - self._graph.num_ops
-            if transfer >= 0:
-                names[f"k{transfer}_take"] = marked(names[f"k{transfer}_take"], f"{_TAKE}{transfer}")
-            elif self._marks_ops and f"f{item}" in names:
-                names[f"f{item}"] = marked(names[f"f{item}"], f"{_ITEM}{item}")
-            elif self._marks_ops and f"u{item}" in names:
-                names[f"u{item}"] = marked(names[f"u{item}"], f"{_ITEM}{item}")
-
-        def keep(records: Records) -> None:
-            self._records[device] = records
+        names, n = self._namespaces[device], self._graph.num_ops
+        labels = {f"k{item - n}_take": f"{_TAKE}{item - n}" for item in self._code.items[device] if item >= n}
+        if self._marks_ops:
+            labels |= {f"{kind}{op}": f"{_ITEM}{op}" for op in self._code.items[device] if op < n for kind in "fu"}
+        names.update({name: marked(names[name], label) for name, label in labels.items() if name in names})
 
         def metered(step: int) -> None:
-            with recorded(keep):
+            with recorded(partial(self._records.__setitem__, device)):
                 job(step)
 
         return metered
@@ -124,12 +119,11 @@ class MeteredStep(PlacedStep):
                     changes[self._account(device, event)].append((event.time_s, event.num_bytes))
             for item, needed in _needed(events):
                 self.needed_bytes[item] = needed
-        self._peak = self._level.copy()
+        self._peak, self._level = self._level.copy(), self._level.copy()
         for device, own in enumerate(changes):
-            in_order = [num_bytes for _, num_bytes in sorted(own, key=lambda change: change[0])]
-            self._peak[device] += np.cumsum(np.array(in_order, dtype=np.int64)).max(initial=0)
-        left = [sum(num_bytes for _, num_bytes in own) for own in changes]
-        self._level = self._level + np.array(left, dtype=np.int64)
+            levels = np.cumsum([0, *(num_bytes for _, num_bytes in sorted(own, key=lambda change: change[0]))])
+            self._peak[device] += levels.max()
+            self._level[device] += levels[-1]
 
     def _account(self, device: int, event: Event) -> int:
         """Whose block it is: what a receiver frees while it takes a tensor is the sender's."""
@@ -222,13 +216,8 @@ def marked(function: Callable[..., Any], label: str) -> Callable[..., Any]:
     return call
 
 
-def read_events(threads: Sequence[Records]) -> list[list[Event]]:
-    """What each of the threads did, in its order."""
-    origin = next((record for records in threads for record in records), None)
-    return [list(_read(records, origin)) for records in threads]
-
-
-def _read(records: Records, origin: Any) -> Iterator[Event]:
+def read_events(records: Records, origin: Any) -> Iterator[Event]:
+    """What a thread did, in its order; time zero is that of the record `origin`."""
     open_marks: dict[int, str] = {}
     for record in records:
         kind, label = record.kind(), next(reversed(open_marks.values()), "")

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -103,7 +103,6 @@ class PlacedStep:
                 for device in host.devices
             ]
         )
-        self._routes = {(route.source, route.destination): route for route in host.routes}
         self.needs = frozenset(self._needs())
         self.launch_s = [0.0] * host.num_devices
         self.hold_cycles = 0
@@ -200,14 +199,8 @@ class PlacedStep:
         plan, host = self.plan, self._host
         source = host.devices[int(plan.devices[self._graph.tensor_op[plan.transfer_tensor[transfer]]])]
         destination = host.devices[int(plan.transfer_destination[transfer])]
-        is_copy = bool(self._routes[source.name, destination.name].links)
-        return make_channel(
-            source,
-            destination,
-            self._crew.streams.copies(source, destination),
-            is_copy=is_copy,
-            is_traced=self._is_traced,
-        )
+        streams, is_copy = self._crew.streams.copies(source, destination), not self._code.is_handover[transfer]
+        return make_channel(source, destination, streams, is_copy=is_copy, is_traced=self._is_traced)
 
     def _abort(self) -> None:
         self._is_broken = True
@@ -334,8 +327,7 @@ def _file_name(device: int) -> str:
 
 def _direct(target: Callable[..., Any]) -> Callable[..., Any]:
     """The C++ entry of an ATen overload, without its Python wrapper."""
-    direct: Callable[..., Any] = getattr(target, "_op", target)
-    return direct
+    return cast("Callable[..., Any]", getattr(target, "_op", target))
 
 
 @dataclass
@@ -539,15 +531,12 @@ class TwoPartStep(PlacedStep):
         if not self.is_loaded:
             self.load()
         for op, tensor in given.items():
-            name = f"t{int(self._graph.output_offsets[op])}"
-            self._namespaces[int(self.plan.devices[op])][name] = tensor
+            self._namespaces[int(self.plan.devices[op])][f"t{int(self._graph.output_offsets[op])}"] = tensor
 
     def _forget(self, given: Mapping[int, torch.Tensor]) -> None:
         """Lets go of what was given, and of what a failed part left behind."""
-        for op in given:
-            name = f"t{int(self._graph.output_offsets[op])}"
-            if self._namespaces:
-                self._namespaces[int(self.plan.devices[op])].pop(name, None)
+        for op in given if self._namespaces else ():
+            self._namespaces[int(self.plan.devices[op])].pop(f"t{int(self._graph.output_offsets[op])}", None)
         for each in self._kept:
             each.clear()
 

@@ -202,12 +202,7 @@ class GradientsOut:
 
     def taker(self, names: Sequence[str]) -> Updater:
         """Takes the gradients of parameters `names`: drops them unless they are asked for."""
-
-        def take(*gradients: torch.Tensor) -> None:
-            if self._into is not None:
-                self._take(self._into, names, gradients)
-
-        return take
+        return self.instead_of(lambda *_: None, names)
 
     def instead_of(self, update: Updater, names: Sequence[str]) -> Updater:
         """`update` of parameters `names`, which leaves them as they are while gradients are asked for."""

@@ -22,7 +22,7 @@ from rlplace.measure.host_model.scales import LARGEST, Scales
 from rlplace.measure.hosts.host import AtLeastOne, NotNegative, Positive
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem
-from rlplace.measure.simulate.scratch import PlanBatch
+from rlplace.measure.simulate.compiled_problem import PlanBatch
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.records import Count, record
 
@@ -196,11 +196,9 @@ class HostModel:
     ) -> tuple[NDArray[np.float64], float]:
         """Where descents from z over ever more known paths end, and the loss there."""
         config = self.config
-        max_rounds, tolerance = config.max_rounds, config.tolerance
-        if is_draw:
-            max_rounds, tolerance = config.draw_rounds, config.draw_tolerance
+        tolerance = config.draw_tolerance if is_draw else config.tolerance
         best_z, best = z, self._discover(z, pull)
-        for _ in range(max_rounds):
+        for _ in range(config.draw_rounds if is_draw else config.max_rounds):
             z, known = self._descend(best_z, pull)
             now = self._discover(z, pull)
             gain = best - now
@@ -277,8 +275,7 @@ class HostModel:
         """(B,) of the log ratios that are expected of simulated and measured step times."""
         behind = self._target - self._target.min()
         expected = np.hypot(self._noise, self.config.misfit + self.config.far * behind)
-        found: NDArray[np.float64] = np.maximum(expected, LEAST_DEVIATION)
-        return found
+        return np.asarray(np.maximum(expected, LEAST_DEVIATION))
 
 
 def _loss(residuals: NDArray[np.float64], moved: NDArray[np.float64]) -> float:
@@ -419,8 +416,7 @@ class PathTerms:
         is_route = np.zeros(self.num_terms, dtype=bool)
         is_route[self._latency_terms] = is_route[self._bytes_terms] = True
         logs = np.where(is_route, logs, self._log_unit + np.clip(exponents @ x, -LARGEST, LARGEST))
-        found: NDArray[np.float64] = np.exp(logs)
-        return found, exponents
+        return np.exp(logs), exponents
 
     def of(self, x: NDArray[np.float64], batch: PlanBatch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(B,) step times of plans under factors x (P,), and (B, Q) the terms of a critical path of each.

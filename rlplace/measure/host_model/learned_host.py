@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -232,8 +232,7 @@ class Posterior:
     @property
     def deviation(self) -> NDArray[np.float64]:
         """(P,) standard deviations of the logarithms."""
-        found: NDArray[np.float64] = np.sqrt((self.root**2).sum(axis=1))
-        return found
+        return np.asarray(np.sqrt((self.root**2).sum(axis=1)))
 
     @property
     def problem(self) -> Problem:
@@ -489,32 +488,22 @@ def knowledge_of(learned: Sequence[LearnedHost], source: CostSource) -> HostKnow
         source: of the costs of the next problem; only what was learned on costs of the same kind says something of it.
     """
     runs = [host for host in learned if SECTIONS[host.cost_source] == SECTIONS[source]][:MOST_RUNS]
-    seen = [_of_equations(run) if run.equations else _of_factors(run) for run in runs]
-    told = tuple(run for run in seen if len(run.targets))
+    told = tuple(seen for seen in map(_seen, runs) if len(seen.targets))
     return HostKnowledge(told) if told else None
 
 
-def _of_equations(run: LearnedHost) -> SeenRun:
-    slopes = np.array([equation.slopes for equation in run.equations])
-    return SeenRun(_factors(run), slopes, np.array([equation.target for equation in run.equations]))
-
-
-def _of_factors(run: LearnedHost) -> SeenRun:
-    """An equation for each factor that something was learned of."""
-    rows, targets = [], []
-    for place, factor in enumerate(run.factors):
+def _seen(run: LearnedHost) -> SeenRun:
+    """What the measured steps of a run say; without its equations, one for each factor that it learned something of."""
+    rows: list[Any] = [equation.slopes for equation in run.equations]
+    targets = [equation.target for equation in run.equations]
+    for place, factor in enumerate(() if run.equations else run.factors):
         found = likelihood(factor, LEAST_CARRIED)
-        if found is None or abs(found[0]) > LARGEST:
-            continue
-        mean, deviation = found[0], math.sqrt(found[1])
-        rows.append(np.eye(len(run.factors))[place] / deviation)
-        targets.append(mean / deviation)
-    return SeenRun(_factors(run), np.array(rows).reshape(len(rows), len(run.factors)), np.array(targets))
-
-
-def _factors(run: LearnedHost) -> tuple[Factor, ...]:
-    """The run's factors, as far as they may be from 1 on a host that is not known."""
-    return tuple(
+        if found is not None and abs(found[0]) <= LARGEST:
+            deviation = math.sqrt(found[1])
+            rows.append(np.eye(len(run.factors))[place] / deviation)
+            targets.append(found[0] / deviation)
+    # the factors as far as they may be from 1 on a host that is not known
+    factors = tuple(
         Factor(
             factor.kind,
             factor.name,
@@ -523,3 +512,4 @@ def _factors(run: LearnedHost) -> tuple[Factor, ...]:
         )
         for factor in run.factors
     )
+    return SeenRun(factors, np.array(rows).reshape(len(rows), len(factors)), np.array(targets))

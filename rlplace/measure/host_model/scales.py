@@ -98,10 +98,6 @@ class Priors:
         """The prior of one section."""
         return Prior(**{name: figure.value for name, figure in self.section(section).items()})
 
-    def of(self, source: CostSource) -> Prior:
-        """The prior of problems whose costs have this source."""
-        return self.prior(SECTIONS[source])
-
 
 def load_priors(path: str | os.PathLike[str] | None = None) -> Priors:
     """The figures of a priors file; reading runs no code.
@@ -138,7 +134,7 @@ def prior_of(problem: Problem, path: str | os.PathLike[str] | None = None) -> Pr
     Raises:
         FileProblem, InvalidValue, UnknownName: as `load_priors`.
     """
-    return load_priors(path).of(problem.costs.source)
+    return load_priors(path).prior(SECTIONS[problem.costs.source])
 
 
 Kind = Literal["op type", "device", "bandwidth", "latency", "overhead", "dispatch", "co-run"]
@@ -224,11 +220,10 @@ class HostKnowledge:
         Args:
             factors: of the next workload, P of them. One on a figure of the prior is known as that figure.
         """
-        place: dict[tuple[Kind, str, bool], int] = {}
-        every: list[Factor] = []
-        for factor in (*factors, *(factor for run in self.runs for factor in run.factors)):
-            if place.setdefault(_key(factor), len(every)) == len(every):
-                every.append(factor)
+        seen = (*factors, *(factor for run in self.runs for factor in run.factors))
+        first = {_key(factor): factor for factor in reversed(seen)}
+        every = [first[key] for key in dict.fromkeys(map(_key, seen))]
+        place = {_key(factor): k for k, factor in enumerate(every)}
         deviation = np.array([factor.deviation for factor in every])
         centre = np.array([_log_median(factor) for factor in every])
         own = deviation * [CARRIED[factor.kind] for factor in every]
@@ -329,9 +324,8 @@ class Scales:
                 self.type_at[np.ix_(op_type == t, here)] = add("op type", f"{types[t]} on {kind}", prior.op_type)
         self.device_at = np.array([add("device", device.name, prior.device) for device in host.devices])
         self.bandwidth_at = np.array([add("bandwidth", link.name, prior.bandwidth) for link in host.links], dtype=int)
-        has_latency = [prior.latency if link.latency_s > 0 else 0.0 for link in host.links]
         self.latency_at = np.array(
-            [add("latency", link.name, deviation) for link, deviation in zip(host.links, has_latency)], dtype=int
+            [add("latency", link.name, prior.latency * (link.latency_s > 0)) for link in host.links], dtype=int
         )
         self.overhead_at = add("overhead", "every op", prior.overhead if prior.overhead_s > 0 else 0.0)
         has_dispatcher = any(device.dispatcher for device in host.devices)
@@ -350,18 +344,15 @@ class Scales:
 
     def at(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
         """(P,) logarithms of the factors that are z (P,) deviations from what is expected of them."""
-        found: NDArray[np.float64] = self.mean + (z * self.deviation if self._root is None else self._root @ z)
-        return found
+        return np.asarray(self.mean + (z * self.deviation if self._root is None else self._root @ z))
 
     def spread(self, root: NDArray[np.float64]) -> NDArray[np.float64]:
         """(P, P) a root of a covariance of logarithms, of one in deviations."""
-        found: NDArray[np.float64] = self.deviation[:, None] * root if self._root is None else self._root @ root
-        return found
+        return np.asarray(self.deviation[:, None] * root if self._root is None else self._root @ root)
 
     def slopes_of(self, slopes: NDArray[np.float64]) -> NDArray[np.float64]:
         """(B, P) derivatives with respect to deviations, of those with respect to logarithms."""
-        found: NDArray[np.float64] = slopes * self.deviation if self._root is None else slopes @ self._root
-        return found
+        return np.asarray(slopes * self.deviation if self._root is None else slopes @ self._root)
 
     def unspread(self, slopes: NDArray[np.float64]) -> NDArray[np.float64]:
         """The inverse of `slopes_of`."""
@@ -432,5 +423,4 @@ def slowdown_of(host: Host, prior: Prior) -> NDArray[np.float64]:
     pools = [device.memory_pool or device.name for device in host.devices]
     given = np.array(host.corun_slowdown or np.zeros((len(pools), len(pools))))
     shares = np.array([[d != e and pools[d] == pools[e] for e in range(len(pools))] for d in range(len(pools))])
-    table: NDArray[np.float64] = np.where(given > 0, given, np.where(shares, prior.corun, 0.0))
-    return table
+    return np.asarray(np.where(given > 0, given, np.where(shares, prior.corun, 0.0)))

@@ -163,7 +163,10 @@ def gpu_host(name: str, *, num_parts: int = 1, with_cpu: bool = False, cores: tu
         routes=routes,
         dispatch_order="request",
         run_ahead=1024,
-        corun_slowdown=_slowdown(devices) if num_parts > 1 else (),
+        corun_slowdown=tuple(
+            tuple(PARTS_SLOWDOWN if one is not other and _port(one) == _port(other) else 0.0 for other in devices)
+            for one in (devices if num_parts > 1 else ())
+        ),
     )
 
 
@@ -199,13 +202,6 @@ def _links(routes: tuple[Route, ...]) -> Iterator[Link]:
     for route in routes:
         if len(route.links) == 1:
             yield Link(route.links[0], INNER_COPY_BYTES_PER_S, INNER_COPY_LATENCY_S)
-
-
-def _slowdown(devices: list[Device]) -> tuple[tuple[float, ...], ...]:
-    return tuple(
-        tuple(PARTS_SLOWDOWN if one is not other and _port(one) == _port(other) else 0.0 for other in devices)
-        for one in devices
-    )
 
 
 SPARE = 0.05

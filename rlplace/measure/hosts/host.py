@@ -138,18 +138,16 @@ class Host:
         for field_, given in (("devices", names), ("links", links)):
             if len(set(given)) != len(given):
                 raise InvalidValue(field_, given, "unique names")
-        known_devices, known_links = set(names), set(links)
-        for index, device in enumerate(self.devices):
-            for member in device.members:
-                if member not in known_devices:
-                    raise UnknownName(f"device in devices[{index}].members", member, names)
-        for index, route in enumerate(self.routes):
-            for end in ("source", "destination"):
-                if (name := getattr(route, end)) not in known_devices:
-                    raise UnknownName(f"device in routes[{index}].{end}", name, names)
-            for link in route.links:
-                if link not in known_links:
-                    raise UnknownName(f"link in routes[{index}].links", link, links)
+        known = {"device": dict.fromkeys(names), "link": dict.fromkeys(links)}
+        named = [
+            *(("device", f"devices[{k}].members", each) for k, one in enumerate(self.devices) for each in one.members),
+            *(("device", f"routes[{k}].source", route.source) for k, route in enumerate(self.routes)),
+            *(("device", f"routes[{k}].destination", route.destination) for k, route in enumerate(self.routes)),
+            *(("link", f"routes[{k}].links", link) for k, route in enumerate(self.routes) for link in route.links),
+        ]
+        for kind, at, name in named:
+            if name not in known[kind]:
+                raise UnknownName(f"{kind} in {at}", name, known[kind])
         pairs = {(route.source, route.destination) for route in self.routes}
         if len(pairs) != len(self.routes):
             raise InvalidValue("routes", "two routes for one pair of devices", "one route a pair")

@@ -22,6 +22,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
+from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ import yaml
 from pydantic import Field
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.files import parse_json, write_text_atomic
+from rlplace.files import parse_json, read_plain, write_text_atomic
 from rlplace.measure.hosts.host import Device, Host, Link, NotNegative, Positive, Route
 from rlplace.records import FirstSchema, Whole, described, read_record, record
 
@@ -53,19 +54,15 @@ def load_host(path: str | os.PathLike[str]) -> Host:
     """
     path = Path(path)
     _check_ending(path)
+    hint = "" if path.exists() else _nearby(path)
+    data = read_plain(
+        path, largest_bytes=_LARGEST_BYTES[path.suffix], holds="a host file", hint=hint, follows_links=True
+    )
     try:
-        if path.exists() and not path.is_file():
-            raise FileProblem(path, "cannot be read: not a regular file, expected a host file.")
-        size, largest_bytes = path.stat().st_size, _LARGEST_BYTES[path.suffix]
-        if size > largest_bytes:
-            raise FileProblem(path, f"{size} bytes, expected a host file of at most {largest_bytes}.")
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise FileProblem(path, f"no such file.{_nearby(path)}") from error
-    except (OSError, ValueError) as error:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
         raise FileProblem(path, f"cannot be read: {error}.") from error
-    data = parse_json(text, path) if path.suffix == ".json" else parse_yaml(text, path)
-    return host_from_dict(data, str(path))
+    return host_from_dict((parse_json if path.suffix == ".json" else parse_yaml)(text, path), str(path))
 
 
 def save_host(host: Host, path: str | os.PathLike[str]) -> None:
@@ -191,9 +188,9 @@ def _nearby(path: Path) -> str:
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.suffix in ENDINGS]
     except OSError:
-        return f" There is no folder {str(path.parent)!r} either."
+        return f"There is no folder {str(path.parent)!r} either."
     nearest = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
+    return f"Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
 
 
 MOST_VALUES = 1_000_000
@@ -315,21 +312,16 @@ def lay_routes(
             f"at most {_MOST_PAIRS // max(len(devices), 1) ** 2} for {len(devices)} devices",
             where=where,
         )
-    known = dict.fromkeys(devices)
-    names_before: set[str] = set()
     links: dict[str, Link] = {}
     routes: dict[tuple[str, str], Route] = {}
     for index, wiring in enumerate(wirings):
         at = f"topology[{index}]"
-        if wiring.name in names_before:
+        if any(wiring.name == before.name for before in wirings[:index]):
             raise InvalidValue(f"{at}.name", wiring.name, "a name that no other entry has", where=where)
-        names_before.add(wiring.name)
-        for (source, destination), names in _routes_of(wiring, known, where, at).items():
-            if (source, destination) in routes:
-                continue
-            routes[source, destination] = Route(source, destination, names)
-            for name in names:
-                links[name] = Link(name, wiring.bandwidth_bytes_per_s, wiring.latency_s)
+        for pair, names in _routes_of(wiring, dict.fromkeys(devices), where, at).items():
+            if pair not in routes:
+                routes[pair] = Route(*pair, names)
+                links.update((name, Link(name, wiring.bandwidth_bytes_per_s, wiring.latency_s)) for name in names)
     return tuple(links.values()), tuple(routes.values())
 
 
@@ -345,13 +337,10 @@ def _routes_of(wiring: Wiring, devices: Collection[str], where: str, at: str) ->
         _check_device(wiring.root, devices, where, f"{at}.root")
         if wiring.root in port_of:
             raise InvalidValue(f"{at}.root", wiring.root, "a device that is at no port", where=where)
-    ends = [*port_of, *([wiring.root] if wiring.root else [])]
-    for source in ends:
-        for destination in ends:
-            if source != destination:
-                up = (f"{wiring.name}:{port_of[source]}:up",) if source in port_of else ()
-                down = (f"{wiring.name}:{port_of[destination]}:down",) if destination in port_of else ()
-                wires[source, destination] = up + down
+    for source, destination in permutations([*port_of, *([wiring.root] if wiring.root else [])], 2):
+        up = (f"{wiring.name}:{port_of[source]}:up",) if source in port_of else ()
+        down = (f"{wiring.name}:{port_of[destination]}:down",) if destination in port_of else ()
+        wires[source, destination] = up + down
     return wires
 
 

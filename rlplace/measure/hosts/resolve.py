@@ -141,11 +141,10 @@ def check_present(host: Host) -> None:
     """
     if host.is_simulated:
         return
-    names = {device.name for device in host.devices if device.backend == "cuda"}
+    where = f"host {host.name!r}"
     for device in host.devices:
-        where = f"host {host.name!r}"
         if device.backend == "cuda":
-            _check_gpu(device, names, where)
+            _check_gpu(device, host, where)
         if missing := sorted(set(device.cores) - set(usable_cores())):
             raise InvalidValue(
                 f"cores of device {device.name!r}",
@@ -178,7 +177,7 @@ def check_runs_here(host: Host, *, where: str = "measure", instead: str = "simul
     check_present(host)
 
 
-def _check_gpu(device: Device, names: set[str], where: str) -> None:
+def _check_gpu(device: Device, host: Host, where: str) -> None:
     from rlplace import cuda
 
     count, parsed = cuda.num_gpus(), cuda.parse_name(device.name)
@@ -186,7 +185,7 @@ def _check_gpu(device: Device, names: set[str], where: str) -> None:
         seen = ", ".join(f"cuda:{index}" for index in range(count)) or "PyTorch sees none here"
         raise InvalidValue("device", device.name, f"a CUDA device of this machine ({seen})", where=where, hint=HINT)
     whole = f"cuda:{parsed[0]}"
-    if device.name != whole and whole in names:
+    if device.name != whole and whole in host.device_index:
         raise InvalidValue(
             "device",
             device.name,

@@ -159,15 +159,12 @@ class Room(Watch):
 
     def begin(self, contender: int, *, is_made: bool = True) -> None:
         if not math.isinf(self._most):
-            self._renew()
+            held = resident_bytes(os.getpid())
+            if held > (self._held_before + self._most) / 2:
+                give_back_freed()
+                held = resident_bytes(os.getpid())
+            limit_data(max(self._most - held, 0.0))
         self._watch.begin(contender, is_made=is_made)
 
     def end(self) -> None:
         self._watch.end()
-
-    def _renew(self) -> None:
-        held = resident_bytes(os.getpid())
-        if held > (self._held_before + self._most) / 2:
-            give_back_freed()
-            held = resident_bytes(os.getpid())
-        limit_data(max(self._most - held, 0.0))

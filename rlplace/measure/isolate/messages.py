@@ -5,7 +5,7 @@ parent, one request at a time:
 
     parent                                       worker
       |  Popen, with inherited descriptors         |   of the socket, of the packed `Setup` and of the board
-      |  <-------------------- Ready | Unfit ----  |   once, after it imported torch and read its `Setup`
+      |  <---------------------- Done | Fault ---  |   once, after it imported torch and read its `Setup`
       |  ---- Race | Trace | Step | Profile ---->  |   a request
       |  <------------------------- Said, Ask ---  |   any number of them while it works
       |  ---- float | Fault (after an Ask) ----->  |   what the parent's own timer took
@@ -16,7 +16,8 @@ which the worker writes what it is doing before it does it. The parent looks at 
 its exit status ten times a second, ends a worker that takes too long (`TimeLimits`) or too much, and makes the `Fault`
 itself. Writing to the board is a few stores and wakes no thread, so that the timed step is not disturbed.
 
-`TorchSettings` carries over what a user set in PyTorch for the whole process, so that a worker computes the same.
+`torch_settings` are what a user set in PyTorch for the whole process; a worker has them too, so that it computes the
+same.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Setup:
     """Of random ops."""
     cores: tuple[int, ...]
     """That the worker may use."""
-    settings: TorchSettings
-    """Of the process that asks."""
+    settings: tuple[Any, ...]
+    """Of PyTorch in the process that asks (`torch_settings`)."""
     memory_limit_bytes: int | None
     """Most that placements may take beside what the worker has when it is ready; None is what the machine has."""
 
@@ -122,22 +123,6 @@ Request = Race | Trace | Step | Profile
 
 
 @dataclass(frozen=True)
-class Ready:
-    """The worker has what it needs."""
-
-    room_bytes: float
-    """What placements may take beside what the worker has now; infinite where it is unknown."""
-
-
-@dataclass(frozen=True)
-class Unfit:
-    """The worker cannot be used: what was sent cannot be read there."""
-
-    why: str
-    """The first error."""
-
-
-@dataclass(frozen=True)
 class Said:
     """The worker has something to tell people."""
 
@@ -147,10 +132,13 @@ class Said:
 
 @dataclass(frozen=True)
 class Done:
-    """The answer to what was asked."""
+    """The answer to what was asked; the first one says that the worker has what it needs."""
 
     result: Any
-    """Measurements, timelines, seconds of a step, or `Costs`."""
+    """Measurements, timelines, seconds of a step, or `Costs`.
+
+    The first one: bytes that placements may take beside what the worker has then; infinite where it is unknown.
+    """
 
 
 @dataclass(frozen=True)
@@ -258,6 +246,10 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda asked: torch.use_deterministic_algorithms(asked[0], warn_only=asked[1]),
+    ),
     *(
         (partial(getattr, torch.backends.cudnn, name), partial(setattr, torch.backends.cudnn, name))
         for name in ("benchmark", "deterministic", "allow_tf32")
@@ -265,35 +257,20 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class TorchSettings:
-    """Settings of a process that change what ops do or how long they take.
+def torch_settings() -> tuple[Any, ...]:
+    """Settings of this process that change what ops do or how long they take.
 
-    Attributes:
-        values: intra-op threads of the calling thread, the default dtype, the precision of float32 matrix products, and
-            whether cuDNN tries its algorithms out, uses deterministic ones alone, and may round to TF32.
-        is_deterministic: `torch.use_deterministic_algorithms`.
-        warns_only: whether an op that has no deterministic form only warns.
+    Intra-op threads of the calling thread, the default dtype, the precision of float32 matrix products, whether ops
+    must be deterministic and whether others only warn, and whether cuDNN tries its algorithms out, uses
+    deterministic ones alone, and may round to TF32.
     """
+    return tuple(get() for get, _ in _SETTINGS)
 
-    values: tuple[Any, ...]
-    is_deterministic: bool
-    warns_only: bool
 
-    @classmethod
-    def here(cls) -> TorchSettings:
-        """Those of this process."""
-        return cls(
-            tuple(get() for get, _ in _SETTINGS),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        )
-
-    def apply(self) -> None:
-        """Makes them those of this process."""
-        for (_, set_), value in zip(_SETTINGS, self.values, strict=True):
-            set_(value)
-        torch.use_deterministic_algorithms(self.is_deterministic, warn_only=self.warns_only)
+def apply_settings(settings: tuple[Any, ...]) -> None:
+    """Makes the `torch_settings` of another process those of this one."""
+    for (_, set_), value in zip(_SETTINGS, settings, strict=True):
+        set_(value)
 
 
 MAKING_S = 900.0

@@ -169,29 +169,22 @@ class EagerStep:
         return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
 
     def _step(self, *, is_synchronised: bool = True) -> None:
-        if self._loss_fn is None:
-            with torch.no_grad(), self._casting():
-                self.loss = self._run_whole() if self._micro is None else self._run_parts(self._micro)
-        else:
-            if self._optimizer is not None:
-                self._optimizer.zero_grad()
-            with self._casting():
-                if self._micro is None:
-                    returned = self._loss_fn(self._run_whole(), *self._targets)
+        if self._optimizer is not None:
+            self._optimizer.zero_grad()
+        with torch.set_grad_enabled(self._loss_fn is not None), self._casting():
+            if self._micro is not None:
+                call = self._args, self._kwargs
+                returned = run_in_micro_batches(self._run, call, self._loss_fn, self._targets, self._micro)
+            else:
+                returned = self._run(*self._args, **self._kwargs)
+                if self._loss_fn is not None:
+                    returned = self._loss_fn(returned, *self._targets)
                     loss_of(returned).backward()
-                else:
-                    returned = self._run_parts(self._micro)
-            if self._optimizer is not None:
-                self._optimizer.step()
-            self.loss = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, returned)
+        if self._optimizer is not None:
+            self._optimizer.step()
+        self.loss = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, returned)
         if self._is_cuda and is_synchronised:
             cuda.await_all(self.place)
-
-    def _run_whole(self) -> Any:
-        return self._run(*self._args, **self._kwargs)
-
-    def _run_parts(self, micro: MicroBatches) -> Any:
-        return run_in_micro_batches(self._run, (self._args, self._kwargs), self._loss_fn, self._targets, micro)
 
     def _casting(self) -> AbstractContextManager[object]:
         """What was active around the capture."""

@@ -1,12 +1,15 @@
 """`HostRunner`: a `Measurer` that runs placements for real on this machine.
 
 `FirstLosses` tells a placement that breaks the arithmetic from a model that gives NaN wherever it runs. `LoadedPlans`
-loads and unloads plans where the host's memory does not hold all of them.
+loads and unloads plans where the host's memory does not hold all of them. `as_measurement` is the outcome of a
+contender as a `Measurement`, and `lost_of` tells whether devices of the host are lost.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,18 +22,17 @@ from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
 from rlplace import cuda
-from rlplace.errors import RlplaceError, RunnerError
+from rlplace.errors import DeviceLost, RlplaceError, RunnerError
 from rlplace.graphs import OpGraph
 from rlplace.measure.execute.device_threads import Crew, Worker
 from rlplace.measure.execute.placed_step import PlacedStep, resident_bytes
 from rlplace.measure.execute.residents import Resident, Residents, limited_memory
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.resolve import check_runs_here
-from rlplace.measure.measurement import Measurement
+from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.timing.eager_step import Other, Recipe
-from rlplace.measure.timing.outcomes import all_lost, as_measurement, lost_of
-from rlplace.measure.timing.race import REFERENCE, RaceProtocol, Suspensions, Timer, Watch, race, watched
+from rlplace.measure.timing.race import REFERENCE, Lane, RaceProtocol, Suspensions, Timer, Watch, race, watched
 from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
 
 LONGEST_S = 120.0
@@ -63,6 +65,7 @@ class HostRunner:
         is_fatal: whether an error of a contender ends the race for all, and is raised.
 
     Attributes:
+        problem: what placements are measured on.
         reference: its plan.
 
     Raises:
@@ -83,7 +86,7 @@ class HostRunner:
     ) -> None:
         check_runs_here(problem.host)
         keep_freed_memory()
-        self._problem = problem
+        self.problem = problem
         self._planner = planner
         self._protocol = protocol or RaceProtocol()
         self._timeout_s = step_timeout_s
@@ -99,17 +102,13 @@ class HostRunner:
         self._limits = contextlib.ExitStack()
         self._limits.enter_context(limited_memory(problem.host))
 
-    @property
-    def problem(self) -> Problem:
-        return self._problem
-
     def turn_to(self, problem: Problem, planner: Planner, reference: NDArray[np.int32]) -> None:
         """From here on, with other figures of the same host and another reference."""
-        self._problem, self._planner, self.reference = problem, planner, planner.plan(reference)
+        self.problem, self._planner, self.reference = problem, planner, planner.plan(reference)
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """One `Measurement` for each row of `placements` (B, N), all raced together."""
-        devices = self._problem.check_placement(np.atleast_2d(placements))
+        devices = self.problem.check_placement(np.atleast_2d(placements))
         return self.measure_plans([self._planner.plan(row) for row in devices])
 
     def measure_plans(
@@ -149,14 +148,14 @@ class HostRunner:
                     timers, reference, protocol or self._protocol, deadline_s=deadline_s, is_fatal=self._is_fatal
                 )
         except Exception as error:
-            if (lost := lost_of(self._problem.host, error)) is not None:
+            if (lost := lost_of(self.problem.host, error)) is not None:
                 return all_lost(len(timers), lost)
             if isinstance(error, RlplaceError) or not cuda.is_lost(error):
                 raise
             raise RunnerError(f"{type(error).__name__}: {error}{cuda.advice(error)}") from error
         finally:
             self._loaded.forget_all()
-        if (lost := lost_of(self._problem.host)) is not None:
+        if (lost := lost_of(self.problem.host)) is not None:
             return all_lost(len(timers), lost)
         for lane, each in zip(lanes, first):  # where another was free of NaN, but only later
             if each.is_nan and lane.error is None and self._losses.saw_numbers:
@@ -172,9 +171,10 @@ class HostRunner:
         try:
             for k in range(warmup):
                 self._timed(step, peak_bytes, k)
-            timed = []
-            for k in range(num_steps):
-                timed.append((self._timed(step, peak_bytes, warmup + k), k, step.timeline()))
+            timed = [
+                (self._timed(step, peak_bytes, warmup + k), k, step.timeline())  # its timeline is that of the last step
+                for k in range(num_steps)
+            ]
         finally:
             self._loaded.forget(step)
         self._watch.end()
@@ -193,8 +193,8 @@ class HostRunner:
     def load(self, plan: Plan, *, is_traced: bool = False) -> PlacedStep:
         """The plan for this runner's threads and tensors; it is loaded when it runs."""
         return PlacedStep(
-            self._problem.graph,
-            self._problem.host,
+            self.problem.graph,
+            self.problem.host,
             plan,
             self._residents,
             self._crew,
@@ -237,7 +237,7 @@ class HostRunner:
             return other
         self._watch.begin(contender, is_made=False)
         try:
-            timer = other.timer(self._problem.graph, self._problem.host, self.widest_worker())
+            timer = other.timer(self.problem.graph, self.problem.host, self.widest_worker())
         except Exception as error:
             if self._is_fatal(error):
                 raise
@@ -362,7 +362,14 @@ class LoadedPlans:
         self._granularity = {
             residents.home(d): device.memory_granularity_bytes for d, device in enumerate(host.devices)
         }
-        self._capacity = _capacities(host, self._accounts)
+        members: dict[str, list[Device]] = defaultdict(list)
+        for account, device in zip(self._accounts, host.devices, strict=True):
+            members[account].append(device)
+        # bytes for a plan: the memory without contexts; of a pool, the least that a device of it says
+        self._capacity = {
+            account: min(each.memory_bytes for each in own) - sum(each.context_bytes for each in own)
+            for account, own in members.items()
+        }
         self._gpus = {residents.home(d) for d, device in enumerate(host.devices) if device.backend == "cuda"}
         self._steps: dict[PlacedStep, bool] = {}  # the least recently run first; whether its memory is still warm
         self._fitting: set[PlacedStep] = set()  # loaded plans that were found to fit beside the others
@@ -413,14 +420,13 @@ class LoadedPlans:
             return
         loaded = [each for each in self._steps if each is not step and each.is_loaded]
         while over := self._overfull(_union(step, loaded), running):
-            helps = (
+            helping = [
                 each for each in loaded if any(self._account_of[home] in over for _, home in each.needs - step.needs)
-            )
-            oldest = next(helps, None)
-            if oldest is None:
+            ]
+            if not helping:
                 break
-            oldest.unload()
-            loaded.remove(oldest)
+            helping[0].unload()
+            loaded.remove(helping[0])
         self._keep(_union(step, loaded))
 
     def _keep(self, needed: Collection[Resident]) -> bool:
@@ -453,16 +459,75 @@ class LoadedPlans:
         return held
 
 
-def _capacities(host: Host, accounts: list[str]) -> dict[str, int]:
-    """Bytes for a plan by account: the memory without contexts; of a pool, the least that a device of it says."""
-    members: dict[str, list[Device]] = defaultdict(list)
-    for account, device in zip(accounts, host.devices, strict=True):
-        members[account].append(device)
-    return {
-        account: min(each.memory_bytes for each in own) - sum(each.context_bytes for each in own)
-        for account, own in members.items()
-    }
-
-
 def _union(step: PlacedStep, others: Iterable[PlacedStep]) -> frozenset[Resident]:
     return step.needs.union(*(other.needs for other in others))
+
+
+def status_of(error: BaseException) -> Status:
+    """What an error makes of a measurement."""
+    if cuda.is_out_of_memory(error):
+        return "oom"
+    if isinstance(error, DeviceLost) or cuda.is_gone(error):
+        return "lost"
+    return "timeout" if isinstance(error, TimeoutError) else "error"
+
+
+def as_measurement(lane: Lane, *, has_reference: bool) -> Measurement:
+    """The measurement of a lane: its median, or what stopped it.
+
+    Args:
+        lane: of a race that is over.
+        has_reference: whether one was timed beside it.
+    """
+    if lane.error is not None:
+        return Measurement(status_of(lane.error), float("inf"), tuple(lane.samples_s), why=str(lane.error))
+    return Measurement(
+        "ok",
+        float(np.median(lane.samples_s)),
+        tuple(lane.samples_s),
+        reference_s=float(np.median(lane.references_s)) if has_reference else 0.0,
+    )
+
+
+_GPU = re.compile(r"\bcuda:[0-9]+(?:/[0-9]+)?")
+
+
+def lost_of(host: Host, error: BaseException | None = None) -> DeviceLost | None:
+    """What tells which devices of a host of this machine are not there any more; None where nothing is known to be.
+
+    A core is lost once this process may not run on it: it was taken offline, or out of the process's affinity or
+    control group. The kernel does not report it: a thread that was pinned there goes on elsewhere, and its times are
+    wrong. That a GPU is lost is known by errors alone.
+
+    Args:
+        host: that is measured.
+        error: what a step or a worker failed with.
+    """
+    usable = set(usable_cores())
+    without = {device.name: sorted(set(device.cores) - usable) for device in host.devices}
+    names = tuple(name for name, cores in without.items() if cores)
+    if names:
+        cores = sorted({core for missing in without.values() for core in missing})
+        which = f"core{'s' * (len(cores) > 1)} {', '.join(map(str, cores))}"
+        return DeviceLost(names, f"this process may not use {which} any more")
+    if error is None or not cuda.is_gone(error):
+        return None
+    told = dict.fromkeys(name for name in _GPU.findall(_text(error)) if name in host.device_index)
+    every = tuple(device.name for device in host.devices if device.backend == "cuda")
+    return DeviceLost(tuple(told) or (every if len(every) == 1 else ()), str(error).rpartition(" lost: ")[2])
+
+
+def all_lost(count: int, lost: DeviceLost) -> list[Measurement]:
+    """Measurements of all that ran beside each other while a device was lost: their own times are unknown."""
+    return [Measurement("lost", math.inf, why=str(lost))] * count
+
+
+def error_of(host: Host, outcome: Measurement) -> DeviceLost:
+    """The error that a measurement with the status `lost` tells of."""
+    named, _, why = outcome.why.partition(" lost: ")
+    devices = [word for word in named.replace(",", " ").split() if word in host.device_index]
+    return DeviceLost(devices, why or outcome.why)
+
+
+def _text(error: BaseException | None) -> str:
+    return "" if error is None else f"{error} {_text(error.__cause__)}"
