@@ -82,7 +82,7 @@ def _dispatcher_s(problem: Problem, known: Figures, tails: NDArray[np.float64]) 
     """Seconds to launch everything.
 
     Each op that can only run on devices with a dispatcher is launched by one; of K dispatchers, one launches at least
-    1/K of them, one after the other, and the op that it launches last then runs, and what follows it.
+    1/K of them, one after the other, and the op that it launches last then runs, and its successors.
     """
     compiled = compile_problem(problem)
     can_go = np.isfinite(known.work_s)
@@ -296,10 +296,10 @@ def even_weights(figures: Figures) -> NDArray[np.float64]:
 def work_of_labels_s(figures: Figures, weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """(C,) float64: least weighted work of the ops of each label, all on one device.
 
-    Weights over single devices are >= 0 and sum to 1. An op on device d keeps busy all that d holds, so its weighted
-    work is its time there times the weights of what d holds; in a second, all devices together do at most 1 of it.
-    Thus the sum over labels is a bound on the step, whatever the weights (the dual of spreading fractions of labels
-    over devices).
+    Weights over single devices are >= 0 and sum to 1. An op on device d keeps busy all devices that d holds, so its
+    weighted work is its time there times the weights of these; in a second, all devices together do at most 1 of it.
+    Thus the sum over labels is a bound on the step, for any weights (the dual of spreading fractions of labels over
+    devices).
     """
     return _least_load(_label_work_s(figures), figures.holds @ weights)
 
@@ -460,7 +460,7 @@ def even_split_s(problem: Problem) -> float:
     forward and of the backward, ops shrinking with their batch; a ring sums the gradients behind the backward; every
     device updates all parameters, and launches every op. Devices slow each other down as the host says; on this
     machine, where it says nothing, as the host model expects of devices that share a memory. Smaller batches make ops
-    less efficient, and what all devices hold of the activations is not counted: a real split takes longer.
+    less efficient, and activations on all devices are not counted: a real split takes longer.
     """
     graph, host = problem.graph, problem.host
     if not can_be_split(graph):

@@ -34,7 +34,7 @@ class Evaluator:
     """The only door to the host runner: races plans on the host, or re-times them where the host is simulated.
 
     Every measurement carries the key under which it is stored and found again. One that is found answers as a ratio to
-    its reference, times what the reference takes now: step times of another day are not comparable, ratios are.
+    its reference, times the reference's time now: step times of another day are not comparable, ratios are.
 
     A ratio that cannot be true, or that comes from a race in which the reference was not itself, is measured again,
     once (`Plausibility`), unless the race drops no contender: then all of them had the same rounds. The log keeps
@@ -49,7 +49,7 @@ class Evaluator:
         simulator: plans, and re-times on a simulated host.
         reference: (N,) placement that every measured plan is timed beside; none by default.
         seed: of random ops.
-        log: keeps measurements, and answers what was measured before; none by default.
+        log: keeps measurements, and answers with earlier ones; none by default.
         isolated: whether plans run in a worker process, so that one that crashes or hangs costs itself alone; by
             default they do, unless the environment says `RLPLACE_IN_PROCESS=1`.
     """
@@ -109,9 +109,9 @@ class Evaluator:
         """A measurement for each plan, all in one race, then one for each of `others` where the host is real.
 
         Args:
-            plans: exactly what runs.
+            plans: exactly the plans that run.
             protocol: rounds of the race.
-            others: recipes, or timers, of what is no plan, in the same race.
+            others: recipes, or timers, of contenders that are no plans, in the same race.
             deadline_s: on `time.monotonic`; the race ends after the round in which it passes.
             is_recalled: whether the log may answer; those that it has an answer for are not run.
 
@@ -203,7 +203,7 @@ class Evaluator:
         return outcomes, believed
 
     def _recall(self, plan: Plan, protocol: RaceProtocol) -> Measurement | None:
-        """What was measured before of a plan; None where it is to be run."""
+        """An earlier measurement of a plan; None where it is to be run."""
         if self._log is None or self._reference is None:
             return None
         found = self._log.recall(self._key(plan, repr(protocol)), self._reference_name)
@@ -242,15 +242,15 @@ class Evaluator:
 BELOW = 3.0
 """The figures that a bound is made of are measured too: a ratio is impossible where it is so many times below it."""
 OFF = 2.0
-"""A reference that took so many times what it usually takes, or as much less, was not timed on the same machine."""
+"""A reference that took so many times its usual time, or as much less, was not timed on the same machine."""
 AGREES = 1.25
-"""Two ratios of one plan that differ by no more than this factor confirm each other, whatever was expected."""
+"""Two ratios of one plan that differ by no more than this factor confirm each other, against any expectation."""
 REMEMBERED = 9
-"""Races whose references say what is usual: a machine may also change for good."""
+"""Races whose references give the usual time: a machine may also change for good."""
 
 
 class Plausibility:
-    """What a ratio to the reference can be, and how long the reference usually takes.
+    """Plausible ratios to the reference, and the reference's usual time.
 
     Attributes:
         least_ratio: below it no ratio is believed; 0 where nothing is known.
@@ -282,11 +282,11 @@ class Plausibility:
 
     @property
     def usual_s(self) -> float:
-        """Median of what the reference took in the latest races; NaN before the first."""
+        """Median time of the reference in the latest races; NaN before the first."""
         return float(np.median(self._references)) if self._references else math.nan
 
     def note(self, outcomes: Iterable[Measurement]) -> None:
-        """Takes note of what the reference took in a race: that of the contender that ran the most rounds counts."""
+        """Notes the reference's time in a race: that of the contender that ran the most rounds counts."""
         timed = [outcome for outcome in outcomes if outcome.ok and outcome.reference_s > 0]
         if timed:
             self._references.append(max(timed, key=lambda outcome: len(outcome.samples_s)).reference_s)

@@ -120,7 +120,7 @@ def judge_fidelity(
     Args:
         simulated_s: (P,) predictions.
         first_s: (P,) first measurement ...
-        second_s: (P,) ... and second; their mean is what predictions are held against.
+        second_s: (P,) ... and second; predictions are compared with their mean.
         simulated_peaks: (P, D) predicted peak bytes.
         counted_peaks: (P, D) the runner's own count.
     """
@@ -179,7 +179,7 @@ class Calibration:
     Attributes:
         problem: the same graph and groups, with fitted costs, links and host figures; as profiled where the fit is
             worse on the held-out plans.
-        figures: what was fitted, whether it is kept or not.
+        figures: the fitted factors, also where they are not kept.
         is_kept: whether `problem` has these figures.
         error_before: median |simulated / measured - 1| on the held-out plans, as profiled.
         error_after: the same, with the fitted figures.

@@ -1,4 +1,4 @@
-"""`Problem`: what measurers, heuristics and policies know of a graph on a host; `Plan`: a placement in its order.
+"""`Problem`: the facts of a graph on a host for measurers, heuristics and policies; `Plan`: a placement in its order.
 
 The checks of given placements, and the latency and seconds per byte of a transfer between each two devices.
 
@@ -149,8 +149,8 @@ class Problem:
             grouping: the rule that groups are made by, a word of `GroupingRule`.
             acyclic: keep the graph of groups without cycles.
             constraints: pins, exclusions, and ops that stay together.
-            progress: told what is being profiled; True prints to stderr, False nothing, None to a terminal only.
-            profiler: what makes the costs; by default `profile_costs`, which runs steps in this process.
+            progress: told which part is being profiled; True prints to stderr, False nothing, None to a terminal only.
+            profiler: makes the costs; by default `profile_costs`, which runs steps in this process.
 
         Raises:
             UserError: a rule or constraint that does not fit, a simulated host, or a device that this machine lacks.
@@ -306,7 +306,7 @@ def check_range(devices: NDArray[Any], length: int, num_devices: int, *, one: st
         devices: as given.
         length: of the last axis.
         num_devices: of the host.
-        one: what each of them is the device of, for messages.
+        one: the kind of their entries, for messages.
         where: who made them, for messages.
 
     Raises:
@@ -536,7 +536,7 @@ def single_device_peak_bytes(
 
 
 def capacity_bytes(host: Host, device: int) -> int:
-    """What the peak of a plan on one device may be: of a pool, what the contexts of its other devices leave."""
+    """The largest peak of a plan on one device: of a pool, its memory less the contexts of its other devices."""
     described = host.devices[device]
     others = [
         other

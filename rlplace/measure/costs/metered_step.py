@@ -1,6 +1,6 @@
 """`MeteredStep`: a placed step that counts the memory of each device while it runs.
 
-`recorded` records what the calling thread allocates and frees, as PyTorch's allocator of the CPU's memory reports it.
+`recorded` records allocations and frees of the calling thread, as PyTorch's allocator of the CPU's memory reports it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ _TAKE, _ITEM = "take ", "item "
 
 
 class MeteredStep(PlacedStep):
-    """A placed step that counts what PyTorch's allocators give to each of its devices; slow, never for step times.
+    """A placed step that counts the bytes that PyTorch's allocators give to each of its devices; slow, never for step
+    times.
 
     Nothing of it comes from the simulator, the graph's sizes or the generated code's own bookkeeping. Of a core's
     memory it counts the storages of its residents, then each block that its thread allocates, at the size that was
-    asked for: outputs, copies, and what kernels take for themselves through PyTorch. A block that another device frees
+    asked for: outputs, copies, and scratch memory that kernels take through PyTorch. A block that another device frees
     when it has made its copy is its maker's until then. Of a GPU it is the most that PyTorch's allocator gave to the
     process since the step began: a GPU that is split into devices shows the sum of theirs on each.
 
-    It does not see what libraries take from the system by themselves (MKL, OpenMP, CUDA contexts), nor blocks that the
-    other threads of a device's intra-op team take. Of a hand-over, whose memory is common, the last reader may be on
-    another device: its block is then taken off the account of that one.
+    It does not see memory that libraries take from the system by themselves (MKL, OpenMP, CUDA contexts), nor blocks
+    that the other threads of a device's intra-op team take. Of a hand-over, whose memory is common, the last reader may
+    be on another device: its block is then taken off the account of that one.
 
     Args:
         graph: with its program.
@@ -48,10 +49,10 @@ class MeteredStep(PlacedStep):
         residents: as for `PlacedStep`.
         crew: the host's threads.
         seed: of random ops.
-        marks_ops: also count what each op needs while it runs (`needed_bytes`); of cores.
+        marks_ops: also count the bytes that each op needs while it runs (`needed_bytes`); of cores.
 
     Attributes:
-        needed_bytes: (N,) int64, the most that each marked op added, while it ran, to what its device held, in the last
+        needed_bytes: (N,) int64, the most that each marked op added, while it ran, to its device's memory, in the last
             step. Updates that one call does have theirs at the last of them.
     """
 
@@ -76,7 +77,8 @@ class MeteredStep(PlacedStep):
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
-        """(D,) the most that each device held at a time during the last step; what earlier ones left there counts."""
+        """(D,) the most that each device held at a time during the last step; memory that earlier ones left there
+        counts."""
         return tuple(self._peak.tolist())
 
     def load(self) -> None:
@@ -126,7 +128,7 @@ class MeteredStep(PlacedStep):
             self._level[device] += levels[-1]
 
     def _account(self, device: int, event: Event) -> int:
-        """Whose block it is: what a receiver frees while it takes a tensor is the sender's."""
+        """Whose block it is: memory that a receiver frees while it takes a tensor is the sender's."""
         if event.num_bytes > 0 or not event.label.startswith(_TAKE):
             return device
         tensor = self.plan.transfer_tensor[int(event.label.removeprefix(_TAKE))]
@@ -177,7 +179,7 @@ class Event(NamedTuple):
 
     Attributes:
         time_s: when; zero is the same for all threads.
-        kind: it entered or left what was marked with `mark`, or changed what it holds in memory.
+        kind: it entered or left a function marked with `mark`, or changed its memory.
         label: of the mark; of a change, of the innermost one around it, empty where there is none.
         num_bytes: of a change: allocated, or if below 0 freed.
     """
@@ -192,7 +194,7 @@ class Event(NamedTuple):
 def recorded(keep: Callable[[Records], None]) -> Iterator[None]:
     """While active, the calling thread's allocations are recorded; `keep` is given them at the end.
 
-    What is freed is known by the thread that frees it, if it was allocated while some thread was recorded. This is the
+    A free is recorded by the thread that frees, if it was allocated while some thread was recorded. This is the
     profiler of single threads: the one in `torch.profiler` tells nothing of the memory of threads that were there
     before it was started.
 
@@ -207,7 +209,7 @@ def recorded(keep: Callable[[Records], None]) -> Iterator[None]:
 
 
 def marked(function: Callable[..., Any], label: str) -> Callable[..., Any]:
-    """`function`, whose calls are marked with `label` in what is recorded of a thread."""
+    """`function`, whose calls are marked with `label` in the record of a thread."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with torch.autograd.profiler.record_function(_MARK + label):

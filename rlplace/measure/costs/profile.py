@@ -78,7 +78,7 @@ def profile_links(host: Host, *, repeats: int = 15) -> Host:
 
 
 def _alike(source: Device, destination: Device) -> object:
-    """Equal for pairs that share figures: GPUs differ by what is between them, cores by their kind."""
+    """Equal for pairs that share figures: GPUs differ by their links, cores by their kind."""
     ends = [str(torch_device(each)) if each.backend == "cuda" else each.kind for each in (source, destination)]
     return tuple(ends) if "cuda" in (source.backend, destination.backend) else frozenset(ends)
 
@@ -153,7 +153,7 @@ HOLD_EVERY = 200
 NUM_COMPARED = 64
 """Signatures that are run alone where the whole step was traced as well, those that take longest."""
 LEAST_RATIO, MOST_RATIO = 0.5, 2.0
-"""What an op takes in a step, over what it takes alone, is between them: anything else is a disturbed measurement."""
+"""The time of an op in a step over its time alone is between them: anything else is a disturbed measurement."""
 
 
 def profile_costs(
@@ -169,11 +169,11 @@ def profile_costs(
     """Seconds of every op on every device, traced in place from real steps with everything on one device.
 
     An op's figure is its median over the steps; ops of one signature share the mean of theirs, which keeps their total.
-    Devices of one kind share figures. On a CPU device, one more step tells what scratch each op takes. On a GPU,
-    launches run ahead of it, so that what the host takes for them is in no op's figure.
+    Devices of one kind share figures. On a CPU device, one more step measures the scratch memory of each op. On a GPU,
+    launches run ahead of it, so that the host's time for them is in no op's figure.
 
     Where no device of a kind holds the whole step (by its simulated peak, or as it ran out of memory), each signature
-    is timed alone there, scaled by what the others take in a step over what they take alone: on a traced device of the
+    is timed alone there, scaled by the ratio of the others' times in a step and alone: on a traced device of the
     same backend, or 1.
 
     Args:
@@ -182,8 +182,8 @@ def profile_costs(
         num_steps: traced steps on each kind of device.
         warmup: steps before them.
         most_s: seconds for tracing; where they are over, one step after the first is all that a kind gets.
-        on_progress: told what is being profiled.
-        watch: told which device is at work, step by step; what takes longer is not `is_made`.
+        on_progress: told which part is being profiled.
+        watch: told which device is at work, step by step; longer work is not `is_made`.
 
     Raises:
         InvalidValue: the graph has no program.
@@ -385,7 +385,7 @@ LATEST_S = 600.0
 def isolated_s(
     graph: OpGraph, host: Host, device: int, crew: Crew, ops: Sequence[int], known: dict[int, Layout]
 ) -> NDArray[np.float64]:
-    """(len(ops),) seconds of each of `ops` run alone, warm, on `device`; what failed is estimated.
+    """(len(ops),) seconds of each of `ops` run alone, warm, on `device`; failed ones are estimated.
 
     One after the other: the arguments of an op are made on the device before and gone after. An op that fails, mostly
     as it alone is too big, has the others' median time a byte, and never less than the fastest of them.
@@ -556,10 +556,11 @@ def maker(known: dict[int, Layout], place: torch.device) -> Callable[[Ref], torc
 
 
 def seen_workspaces(graph: OpGraph, host: Host, device: int, residents: Residents, crew: Crew) -> NDArray[np.int64]:
-    """(N,) bytes that each op holds beside its inputs and outputs while it runs, at least what the graph says.
+    """(N,) bytes that each op holds beside its inputs and outputs while it runs, at least those of the graph.
 
-    Libraries decide what a convolution, a sort or a sum takes, by shapes and by the version that is installed: no
-    formula tells it. One step is run with everything on one device; ops of one signature share the most of theirs.
+    Libraries decide on the scratch memory of a convolution, a sort or a sum, by shapes and by the version that is
+    installed: no formula tells it. One step is run with everything on one device; ops of one signature share the most
+        of theirs.
 
     Args:
         graph: with its program.

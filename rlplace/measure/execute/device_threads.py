@@ -89,7 +89,7 @@ class Channel:
         return tensor.clone() if self._is_copy else tensor
 
     def wait_arrived(self) -> None:
-        """Has what the calling thread does next wait for the copy; between cores, what was taken is there."""
+        """Has what the calling thread does next wait for the copy; between cores, the taken tensor is there."""
 
     def wait_copied(self) -> bool:
         """Returns when the destination no longer reads the original, which an op is about to overwrite."""
@@ -105,9 +105,9 @@ class Channel:
 class CudaChannel(Channel):
     """A copy on a stream of its own: it waits for the producer by an event and holds up neither device's compute.
 
-    What the destination launches between `take` and `wait_arrived` runs beside the copy.
+    Launches of the destination between `take` and `wait_arrived` run beside the copy.
 
-    What a GPU copies from or to the host is pinned there: from pageable memory the call would wait for the copy.
+    Host memory that a GPU copies from or to is pinned: from pageable memory the call would wait for the copy.
 
     Attributes:
         device: whose events `began` and `arrived` are.
@@ -308,7 +308,7 @@ class Worker:
         return threading.get_ident() == self._thread.ident
 
     def start(self, job: Job, step: int, report: Report) -> None:
-        """Starts `job(step)`; `report` is called on the worker's thread with what it raises.
+        """Starts `job(step)`; `report` is called on the worker's thread with its error.
 
         Raises:
             RunnerError: the last job has not ended.
@@ -382,10 +382,10 @@ class Crew:
 
     @contextlib.contextmanager
     def turn(self, *, runs: bool = True) -> Iterator[None]:
-        """While active, the calling thread alone uses the crew and what it works on; other threads wait.
+        """While active, the calling thread alone uses the crew and its tensors; other threads wait.
 
         Args:
-            runs: whether a step is run. What only reads or sets state may also be done within a turn of the same
+            runs: whether a step is run. Reading and setting of state may also be done within a turn of the same
                 thread, and in a forked process.
 
         Raises:
@@ -424,7 +424,7 @@ class Crew:
             deadline_s: seconds that all of it may take; a suspension of this process does not count.
 
         Raises:
-            RunnerError: a job raised: the first cause, chained. Or a GPU still runs what a failed step launched.
+            RunnerError: a job raised: the first cause, chained. Or a GPU still runs launches of a failed step.
             TimeoutError: a job did not end within `deadline_s` seconds; its thread is left behind if it is stuck.
         """
         if self._is_stopped:

@@ -302,7 +302,7 @@ class Constants:
 
 
 class Expressions:
-    """What one device's lines say, in the names of `StepCode`.
+    """The expressions of one device's lines, in the names of `StepCode`.
 
     A view is defined where it is first needed and is there until its tensor is dropped.
 
@@ -449,7 +449,7 @@ class StepCode:
         is_handover: by transfer: the tensor itself goes over, no copy.
         update_runs: by device: updates that one call does, where the last of them stands.
         num_signals: how many times a gang takes over from a member, or a member from a gang: each waits for a signal.
-        num_results: entries of `O`: what the step returns, then, of a step in two parts, the gradients.
+        num_results: entries of `O`: the results of the step, then, of a step in two parts, the gradients.
     """
 
     sources: tuple[str, ...]
@@ -476,7 +476,7 @@ def update_runs(
 
     Nothing lies between the updates of a run, so that doing all of them where the last one stands keeps the plan: no
     tensor is made meanwhile, and only later ops of the same device wait for an update. PyTorch's fused kernels
-    take each parameter by itself, so a run computes what its updates do one by one, to the bit.
+    take each parameter by itself, so a run equals its updates one by one, to the bit.
 
     Args:
         graph: of the plan.

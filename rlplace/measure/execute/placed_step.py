@@ -1,7 +1,7 @@
 """`PlacedStep`: a plan bound to its tensors and threads, ready to run again and again.
 
-`TwoPartStep` runs its forward and its backward apart. `step_timeline` and `allocated_bytes` read what a traced step
-recorded.
+`TwoPartStep` runs its forward and its backward apart. `step_timeline` and `allocated_bytes` read the record of a traced
+step.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class PlacedStep:
         return self._is_loaded and not self._is_broken
 
     def load(self) -> None:
-        """Makes its channels and what of its residents is not there yet, and binds the code to them.
+        """Makes its channels and the residents that are not there yet, and binds the code to them.
 
         Raises:
             RunnerError: a device has no memory for them; nothing is held then.
@@ -177,7 +177,7 @@ class PlacedStep:
 
     @property
     def result(self) -> Any:
-        """What the last step returned: the loss, or the model's output.
+        """The results of the last step: the loss, or the model's output.
 
         Raises:
             RunnerError: the step is not loaded.
@@ -332,11 +332,11 @@ def _direct(target: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass
 class Marks:
-    """What the code of the last step marked.
+    """The marks of the last step's code.
 
     Attributes:
         clocks: by device; those of GPUs, which cost events, in a traced step.
-        begin: by item (op i, or N + k): what its device's clock marked when it began; None without a mark.
+        begin: by item (op i, or N + k): the mark of its device's clock at its begin; None without a mark.
         end: when it ended, likewise.
         started_s: when the step was started, on `time.perf_counter`.
     """
@@ -354,7 +354,7 @@ class Marks:
 def step_timeline(
     graph: OpGraph, host: Host, plan: Plan, code: StepCode, marks: Marks, channels: Sequence[Channel]
 ) -> Timeline:
-    """Start and end of every op and transfer of the last step, and what each device held.
+    """Start and end of every op and transfer of the last step, and each device's memory.
 
     Args:
         graph: with its program.
@@ -481,7 +481,7 @@ class TwoPartStep(PlacedStep):
     they are the caller's own where these are on the right device.
 
     Its `second` must be given: the items of the second part. The plan's sequence ends with them, and no other item
-    reads what they make.
+    reads their results.
     """
 
     def run_first(self, given: Mapping[int, torch.Tensor], number: int) -> tuple[list[torch.Tensor], Kept]:
@@ -492,7 +492,7 @@ class TwoPartStep(PlacedStep):
             number: of the step: random ops draw by it.
 
         Returns:
-            The tensors of the result, and what `run_second` needs.
+            The tensors of the result, and those that `run_second` needs.
 
         Raises:
             RunnerError: an op failed.
@@ -534,7 +534,7 @@ class TwoPartStep(PlacedStep):
             self._namespaces[int(self.plan.devices[op])][f"t{int(self._graph.output_offsets[op])}"] = tensor
 
     def _forget(self, given: Mapping[int, torch.Tensor]) -> None:
-        """Lets go of what was given, and of what a failed part left behind."""
+        """Releases the given tensors, and those that a failed part left behind."""
         for op in given if self._namespaces else ():
             self._namespaces[int(self.plan.devices[op])].pop(f"t{int(self._graph.output_offsets[op])}", None)
         for each in self._kept:
@@ -547,7 +547,7 @@ class TwoPartStep(PlacedStep):
 
 
 def _ordinary(job: Job) -> Job:
-    """The job without inference mode: what it makes may be kept for a backward. No op records anything by itself."""
+    """The job without inference mode: its results may be kept for a backward. No op records anything by itself."""
 
     def ordinary(step: int) -> None:
         with torch.inference_mode(False), torch.no_grad(), torch._C._AutoDispatchBelowADInplaceOrView():

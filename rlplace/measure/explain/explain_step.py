@@ -41,8 +41,8 @@ from rlplace.measure.simulate.simulator import Simulator
 def critical_items(problem: Problem, plan: Plan, timeline: Timeline) -> NDArray[np.int32]:
     """(P,) int32: the items of the critical path in order of time, op `i` as `i`, transfer `k` as `num_ops + k`.
 
-    What binds an item is what ended last of all that the rules of docs/step-time-model.md have it wait for; in a
-    measured step, of what ended before the middle of the item.
+    An item is bound by the one that ended last of all that it waits for by the rules of docs/step-time-model.md; in a
+    measured step, of those that ended before the middle of the item.
 
     Args:
         problem: the problem to place.
@@ -232,7 +232,7 @@ def costliest_cuts(
 
 
 def what_is_sent(graph: OpGraph, op: int) -> What:
-    """What the outputs of an op are."""
+    """The kind of an op's outputs."""
     if graph.targets[op] in RESIDENT_TARGETS or graph.phases[op] == UPDATE:
         return "parameter"
     if graph.is_source[op]:
@@ -253,7 +253,7 @@ def is_copied(problem: Problem, plan: Plan) -> NDArray[np.bool_]:
 def device_shares(
     problem: Problem, plan: Plan, timeline: Timeline, peak_bytes: Sequence[int]
 ) -> tuple[DeviceShare, ...]:
-    """What every device does during the step, in the host's order.
+    """The shares of every device during the step, in the host's order.
 
     Args:
         problem: the problem to place.
@@ -344,12 +344,12 @@ def explain(
 
     Args:
         problem: the problem to place.
-        plan: what ran, or was simulated.
+        plan: the plan that ran, or was simulated.
         timeline: of a step of it.
-        method: what found it.
+        method: the method that found it.
         step_time_s: its median step time; by default that of the timeline.
         spread_s: half the interquartile range of the steps that it is the median of; 0 where it is unknown.
-        alternatives: what the step would cost otherwise.
+        alternatives: step times of alternatives.
 
     Raises:
         InvalidValue: a plan or a timeline that does not fit the problem.
@@ -397,7 +397,7 @@ NEAR_BOUND = 1.05
 NEARLY_FULL = 0.95
 """Share of a device's memory above which it may not suffice for long."""
 MUCH = 0.2
-"""Share of the critical path above which transfers, or waits, are what to change."""
+"""Share of the critical path above which transfers, or waits, are worth a change."""
 MOSTLY = 0.7
 """Share of the critical path above which it is a chain of ops ..."""
 IDLE = 0.4
@@ -405,11 +405,11 @@ IDLE = 0.4
 
 
 RULES = ("data-parallel", "use-eager", "one-device", "memory", "near-bound", "transfers", "waits", "chain")
-"""Names of the rules, in the order in which they are tried; `keep` is what is left."""
+"""Names of the rules, in the order in which they are tried; `keep` is the rule for all other steps."""
 
 
 def advise_on(explanation: Explanation) -> Advice:
-    """What to do, in one sentence; the advice that `explanation` has already is not looked at."""
+    """The advice, in one sentence; the advice that `explanation` has already is not looked at."""
     if not explanation.explained_s or not explanation.step_time_s:
         return Advice("keep", "Keep this placement: the step takes no time.")
     return next(_advice(explanation))
@@ -496,7 +496,7 @@ def disturbance_of(explanation: Explanation) -> str:
     """Why the figures of a measured step are to be doubted, in a sentence or two; empty where nothing shows.
 
     Args:
-        explanation: of the step; what it says of disturbance already is not looked at.
+        explanation: of the step; disturbance that it already names is not looked at.
     """
     step_s, spread_s = explanation.step_time_s, explanation.spread_s
     if explanation.kind != "measured" or not step_s:

@@ -41,11 +41,11 @@ class Prior:
     overhead: NotNegative = 1.0
     """Of these seconds."""
     dispatch_s: NotNegative = 5e-6
-    """Median of the seconds that a dispatcher takes to launch an op or a copy, where nothing says what it is."""
+    """Median of the seconds that a dispatcher takes to launch an op or a copy, where no figure is given."""
     dispatch: NotNegative = 0.0
     """Of these seconds."""
     corun: NotNegative = 0.05
-    """Median of how much a busy device slows another that shares its memory, where nothing says what it is."""
+    """Median of how much a busy device slows another that shares its memory, where no figure is given."""
     corun_deviation: NotNegative = 0.0
     """Of that slowdown."""
 
@@ -75,7 +75,7 @@ class Figure:
 
 @record(frozen=True)
 class Priors:
-    """What a priors file holds: every figure of `Prior`, twice."""
+    """The content of a priors file: every figure of `Prior`, twice."""
 
     estimated: dict[str, Figure]
     """By name, for costs from data sheets."""
@@ -170,7 +170,7 @@ class Factor(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SeenRun:
-    """What the measured steps of one run say, as linear equations in the logarithms u of its K factors.
+    """The statement of one run's measured steps, as linear equations in the logarithms u of its K factors.
 
     Attributes:
         factors: K of them.
@@ -214,7 +214,7 @@ class HostKnowledge:
         The host has h, of which each run, and the next workload, has its own with a deviation of c = `CARRIED` of the
         factor's; h has the rest of its variance. A run's equations S u = t + noise are then S h = t + noise of the
         covariance I + S diag(c^2) S'. All are solved together with the prior (least squares by QR), also for factors
-        that the next workload does not have: what those might be makes the equations that they are in say less of the
+        that the next workload does not have: their uncertainty makes the equations that they are in say less of the
         others, and two such equations may still tell a difference.
 
         Args:
@@ -248,7 +248,7 @@ class HostKnowledge:
 
 
 def _key(factor: Factor) -> tuple[Kind, str, bool]:
-    """What two runs call the same: a factor on the problem's figure is another than one on the prior's."""
+    """The key by which two runs share a factor: a factor on the problem's figure is another than one on the prior's."""
     return factor.kind, factor.name, factor.median > 0
 
 
@@ -287,7 +287,7 @@ class Scales:
 
     Attributes:
         problem: with the figures as they were given.
-        prior: what is known beforehand.
+        prior: of any host.
         items: P scales.
         deviation: (P,) of their logarithms before anything is measured.
         mean: (P,) likewise.
@@ -297,8 +297,8 @@ class Scales:
 
     Args:
         problem: as it was given.
-        prior: what is known beforehand of any host.
-        knowledge: what is known of this one, from other workloads.
+        prior: of any host.
+        knowledge: of this one, from other workloads.
     """
 
     def __init__(self, problem: Problem, prior: Prior | None = None, knowledge: HostKnowledge | None = None) -> None:
@@ -343,7 +343,7 @@ class Scales:
         return len(self.items)
 
     def at(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(P,) logarithms of the factors that are z (P,) deviations from what is expected of them."""
+        """(P,) logarithms of the factors that are z (P,) deviations from their expected values."""
         return np.asarray(self.mean + (z * self.deviation if self._root is None else self._root @ z))
 
     def spread(self, root: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -192,7 +192,7 @@ def _route(source: Device, destination: Device) -> Route:
 
 
 def _port(device: Device) -> str:
-    """What all copies from and to a device go through: its GPU, or the CPU."""
+    """The link that all copies from and to a device go through: its GPU, or the CPU."""
     return device.name.partition("/")[0]
 
 
@@ -205,7 +205,7 @@ def _links(routes: tuple[Route, ...]) -> Iterator[Link]:
 
 
 SPARE = 0.05
-"""What stays free of a detected memory.
+"""The share of a detected memory that stays free.
 
 A device may take its copy of a tensor later than simulated, so that the maker holds it longer, and allocators lose
 some to fragmentation: the fullest devices held up to 3.5 % more than predicted (benchmarks/results/memory.md).

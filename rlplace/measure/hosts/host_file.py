@@ -5,10 +5,10 @@ spare repetition and are written out on loading: a device with a `count` stands 
 `cuda:1`, ...), and a `topology`, a list of `Wiring`s, gives links and routes to the pairs of devices for which `routes`
 names none.
 
-Two more fields are optional, so that what `rlplace hosts HOST --json` prints is a host file: `schema`, which is 1, and
-`fingerprint`, which if it is there must be that of the host. Remove it when you edit devices or routes.
+Two more fields are optional, so that the output of `rlplace hosts HOST --json` is a host file: `schema`, which is 1,
+and `fingerprint`, which if it is there must be that of the host. Remove it when you edit devices or routes.
 
-`parse_yaml`: what a YAML text holds: plain data, no larger than it looks, every key of a mapping once.
+`parse_yaml`: the object of a YAML text: plain data, no larger than it looks, every key of a mapping once.
 
 `Wiring`: the compact form of links and routes in a host file.
 """
@@ -29,7 +29,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field
 
-from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.errors import FileProblem, InvalidValue, UnknownName, check_known
 from rlplace.files import parse_json, read_plain, write_text_atomic
 from rlplace.measure.hosts.host import Device, Host, Link, NotNegative, Positive, Route
 from rlplace.records import FirstSchema, Whole, described, read_record, record
@@ -37,7 +37,7 @@ from rlplace.records import FirstSchema, Whole, described, read_record, record
 ENDINGS = (".json", ".yaml", ".yml")
 
 SCHEMA = 1
-"""Of host files, and of what `host_to_dict` gives."""
+"""Of host files, and of the dict of `host_to_dict`."""
 
 _LARGEST_BYTES = {".json": 64 << 20, ".yaml": 1 << 20, ".yml": 1 << 20}
 """YAML is read a hundred times as slowly as JSON."""
@@ -94,7 +94,7 @@ class Wiring:
     """
 
     name: str
-    """What the links are, e.g. `nvlink`; sources are cited under it."""
+    """The kind of links, e.g. `nvlink`; sources are cited under it."""
     bandwidth_bytes_per_s: Positive
     latency_s: NotNegative = 0.0
     pairs: tuple[tuple[str, ...], ...] = ()
@@ -147,7 +147,7 @@ class HostFile:
 
 
 def host_from_dict(data: object, where: str) -> Host:
-    """The host that plain data (`Host.to_dict`, `host_to_dict`, or what a host file holds) describes.
+    """The host that plain data (of `Host.to_dict`, `host_to_dict`, or a host file) describes.
 
     Args:
         data: A mapping of the fields of `Host`, short forms allowed.
@@ -198,7 +198,7 @@ MOST_VALUES = 1_000_000
 
 
 def parse_yaml(text: str, path: str | os.PathLike[str]) -> object:
-    """What the YAML text of the file `path` holds; reading runs no code.
+    """The object of the YAML text of the file `path`; reading runs no code.
 
     Raises:
         FileProblem: it is not YAML, a key is given twice, it is nested too deeply, holds itself, or means too much.
@@ -223,7 +223,7 @@ class _Loader(yaml.SafeLoader):
     """Safe YAML, with repeated keys refused and `1e9` a number (YAML 1.1, PyYAML's dialect, takes it for text)."""
 
     num_merged = 0
-    """Fields of all mappings, with what they merge, as often as they are looked at."""
+    """Fields of all mappings, merged ones included, as often as they are looked at."""
 
     def construct_number(self, node: yaml.ScalarNode) -> float:
         """A number; one in base 60 (`1:30:00`) or of many digits would take time that is quadratic in its length."""
@@ -249,7 +249,8 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Puts the fields of what `<<` names in its place; mappings that name one another may double each time."""
+        """Puts the fields of the mapping that `<<` names in its place; mappings that name one another may double each
+        time."""
         super().flatten_mapping(node)
         self.num_merged += len(node.value)
         if self.num_merged > MOST_VALUES:
@@ -269,8 +270,8 @@ def _num_values(data: object, known: dict[int, int | None]) -> int:
     """How many values there are if each is counted wherever it stands.
 
     Args:
-        data: what was parsed, in which one object may stand in many places.
-        known: by identity what was counted before; None for what is being counted.
+        data: the parsed object, in which one object may stand in many places.
+        known: counts so far by identity; None for an object that is being counted.
 
     Raises:
         ValueError: a value holds itself.
@@ -365,5 +366,4 @@ def _ports_of(wiring: Wiring, devices: Collection[str], where: str, at: str) -> 
 
 
 def _check_device(name: str, devices: Collection[str], where: str, field: str) -> None:
-    if name not in devices:
-        raise UnknownName(f"device in {field} of {where}", name, devices)
+    check_known(f"device in {field} of {where}", name, devices)

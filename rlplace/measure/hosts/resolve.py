@@ -26,7 +26,7 @@ HOST_WORDS = {
     "cuda/4": "each GPU as 4 devices, cuda:0/0 to cuda:0/3, with a quarter of its memory each",
     "cuda+cpu": "its GPUs, and its CPU as one more device; also cuda/2+cpu, auto+cpu",
 }
-"""Words for this machine, those with numbers as examples of their kind, and what they mean."""
+"""Words for this machine, those with numbers as examples of their kind, and their meaning."""
 
 _GPUS = re.compile(r"(?P<kind>auto|cuda(?:/(?P<parts>[1-9][0-9]{0,3}))?)(?P<cpu>\+cpu)?\Z")
 _CORES = re.compile(r"cores(?::(?P<devices>[1-9][0-9]{0,3})(?:x(?P<cores>[1-9][0-9]{0,3}))?)?\Z")
@@ -160,8 +160,8 @@ def check_runs_here(host: Host, *, where: str = "measure", instead: str = "simul
 
     Args:
         host: every device of it has to be here.
-        where: what is to be run, for messages.
-        instead: what a simulated host is good for, for messages.
+        where: the thing to run, for messages.
+        instead: the use of a simulated host, for messages.
 
     Raises:
         InvalidValue: it is simulated, or has a device that this machine lacks.

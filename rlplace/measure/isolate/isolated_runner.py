@@ -59,13 +59,13 @@ from rlplace.say import Say
 
 
 def describe(request: Request, problem: Problem, contender: int, stacks: str, *, is_stuck: bool = False) -> str:
-    """A contender in words, for its own measurement: what it is, and the op where stacks tell.
+    """A contender in words, for its own measurement: the cause, and the op where stacks name it.
 
     Args:
         request: what the worker was asked.
         problem: of the plans.
         contender: its index, `REFERENCE` or `IDLE`.
-        stacks: what the worker wrote.
+        stacks: the worker's output.
         is_stuck: whether its step hung.
     """
     graph, host = problem.graph, problem.host
@@ -94,17 +94,17 @@ def wait_for(
     limit_s: Callable[[Board], float],
     say: Say = lambda _: None,
 ) -> Done | Fault:
-    """What the worker answers; where it is ended, by itself or from here, the fault of what it ran.
+    """The worker's answer; where it ended, by itself or from here, the fault of the plan that ran.
 
     Time in which this process or the worker was suspended is no contender's: its limit begins again.
 
     Args:
         process: a worker that is ready.
-        request: what it is asked.
+        request: the request.
         problem: of the plans.
         timers: of this process, by their number among the request's others; it waits while one of them runs.
         limit_s: how long the contender that is at work may take, by what the worker wrote.
-        say: told what the worker has for people.
+        say: told the worker's messages for people.
     """
     board = process.board
     board.reset()
@@ -197,11 +197,11 @@ class IsolatedRunner:
 
     Args:
         problem: on a host of this machine, its graph with a program.
-        planner: makes the reference's plan, and says what memory plans take: the simulator.
+        planner: makes the reference's plan, and gives the memory of plans: the simulator.
         reference: (N,) placement timed beside every other; none by default.
         seed: of random ops.
         limits: of time.
-        memory_limit_bytes: most that placements may take on cores, together; by default what the machine has.
+        memory_limit_bytes: most that placements may take on cores, together; by default the machine's memory.
 
     Attributes:
         num_started: workers started so far.
@@ -319,7 +319,7 @@ class IsolatedRunner:
         return cast(list[Timeline], answer.result)
 
     def timer(self, plan: Plan) -> Timer:
-        """What runs one step of `plan` in the worker, to be raced by another runner.
+        """A timer that runs one step of `plan` in the worker, to be raced by another runner.
 
         It raises a TimeoutError, a MemoryError or a RunnerError where the plan ended the worker or did not run.
         """
@@ -413,7 +413,7 @@ class IsolatedRunner:
 
 
 def without_model(origin: Origin) -> Origin:
-    """What placements need of what the user gave: how the batch is cut."""
+    """The part of the user's objects that placements need: how the batch is cut."""
     return Origin(nn.Module(), (), {}, None, autocast=origin.autocast, micro=origin.micro)
 
 
@@ -510,7 +510,7 @@ def profile_isolated(
         num_steps: traced steps on each kind of device.
         warmup: steps before them.
         most_s: seconds for tracing, as of `profile_costs`.
-        on_progress: told what is being profiled.
+        on_progress: told which part is being profiled.
         isolated: whether a worker is used at all; None is the default, see `is_isolated`.
         longest_s: seconds that a step may take in the worker.
 
@@ -538,7 +538,7 @@ def _in_worker(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s
     )
 
     def ask(packed: Packed) -> Done | Fault:
-        """What one worker answers, which is gone then."""
+        """The answer of one worker, which is ended then."""
         with closing(started(packed)) as process:
             process.await_ready()
             return wait_for(process, request, problem, (), lambda board: longest_s if board.is_made else MAKING_S, say)

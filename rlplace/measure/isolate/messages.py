@@ -12,9 +12,9 @@ parent, one request at a time:
       |  <---------------------- Done | Fault ---  |   exactly one answer to each request
 
 A worker that crashes or hangs sends nothing. So beside the socket there is the `Board`, a page of shared memory on
-which the worker writes what it is doing before it does it. The parent looks at the board, at the worker's memory and at
-its exit status ten times a second, ends a worker that takes too long (`TimeLimits`) or too much, and makes the `Fault`
-itself. Writing to the board is a few stores and wakes no thread, so that the timed step is not disturbed.
+which the worker announces each of its actions. The parent looks at the board, at the worker's memory and at its exit
+status ten times a second, ends a worker that takes too long (`TimeLimits`) or too much, and makes the `Fault` itself.
+Writing to the board is a few stores and wakes no thread, so that the timed step is not disturbed.
 
 `torch_settings` are what a user set in PyTorch for the whole process; a worker has them too, so that it computes the
 same.
@@ -49,7 +49,7 @@ class Setup:
     """All that a worker needs before it is asked anything; it is packed, with its tensors in shared memory."""
 
     problem: Problem
-    """What is measured; a graph travels without its program."""
+    """The problem that is measured; a graph travels without its program."""
     program: Program
     """Of its graph, without the user's model."""
     seed: int
@@ -59,7 +59,7 @@ class Setup:
     settings: tuple[Any, ...]
     """Of PyTorch in the process that asks (`torch_settings`)."""
     memory_limit_bytes: int | None
-    """Most that placements may take beside what the worker has when it is ready; None is what the machine has."""
+    """Most bytes that placements may take beside the memory of a worker that is ready; None is the machine's memory."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Race:
     """Asks for measurements of plans and of others, all in one race."""
 
     plans: Sequence[Plan]
-    """What is to run."""
+    """The plan to run."""
     peaks: Sequence[Sequence[int]]
     """(D,) of each, simulated, in bytes."""
     others: Sequence[EagerRecipe | None]
@@ -77,7 +77,7 @@ class Race:
     deadline_s: float
     """On `time.monotonic`."""
     reference: Plan | None = None
-    """What every plan is timed beside."""
+    """The reference of the race."""
     reference_peaks: Sequence[int] = ()
     """(D,) its simulated peaks in bytes."""
 
@@ -87,7 +87,7 @@ class Trace:
     """Asks for timelines of steps of a plan."""
 
     plan: Plan
-    """What is to run."""
+    """The plan to run."""
     peaks: Sequence[int]
     """(D,) simulated, in bytes."""
     num_steps: int
@@ -101,12 +101,12 @@ class Step:
     """Asks for the seconds of one step of a plan, which stays loaded until a race."""
 
     plan: Plan
-    """What is to run."""
+    """The plan to run."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Asks what every op takes on every device, from steps with everything on one device of each kind.
+    """Asks for the time of every op on every device, from steps with everything on one device of each kind.
 
     The contender on the board is the device that is at work.
     """
@@ -127,7 +127,7 @@ class Said:
     """The worker has something to tell people."""
 
     line: str
-    """What it tells."""
+    """Its message."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ IDLE = -2
 
 
 class Board(ctypes.Structure, Watch):
-    """What a worker is doing; the worker writes (it is a `Watch`), the process that waits for it reads.
+    """The action of a worker; the worker writes (it is a `Watch`), the process that waits for it reads.
 
     It lies on a page of shared memory. Times are of `time.monotonic`, which processes of one machine share.
 
@@ -274,9 +274,10 @@ def apply_settings(settings: tuple[Any, ...]) -> None:
 
 
 MAKING_S = 900.0
-"""What compiling a model, or another way of making a contender, may take; plain PyTorch's own steps have it too."""
+"""The time limit of compiling a model, or of another way of making a contender; plain PyTorch's own steps have it
+too."""
 BETWEEN_S = 900.0
-"""What a worker may take between steps, to load what it was sent and to make code of plans."""
+"""The time limit of a worker between steps, to load its request and to make code of plans."""
 STOPPED_S = 10.0
 """How long a worker that a signal stopped may stay stopped."""
 
@@ -286,7 +287,7 @@ class TimeLimits:
     """Seconds that one step may take until its worker is ended and the contender is a `timeout`.
 
     A race that drops the hopeless needs of a slow placement only that it is slow: once a step was timed, a limit of
-    many times the best one, and what loading takes, tells that. A race that drops no contender needs all figures.
+    many times the best one plus the time for loading shows that. A race that drops no contender needs all figures.
     """
 
     longest_s: float = LONGEST_S
@@ -302,7 +303,7 @@ class TimeLimits:
         """Seconds for a step of a plan.
 
         Args:
-            protocol: of the race: what it drops as hopeless.
+            protocol: of the race: the contenders that it drops as hopeless.
             best_s: the best step known; 0 where none is.
             first_s: the longest first step known; 0 where none is.
 

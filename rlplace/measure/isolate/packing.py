@@ -53,7 +53,7 @@ class Packed:
         """Packs an object; returns its number.
 
         Raises:
-            Exception: whatever its pickling raises: a part of it belongs to this process alone.
+            Exception: any error of its pickling: a part of it belongs to this process alone.
         """
         into = io.BytesIO()
         _Packer(into, self._number_of).dump(obj)
@@ -119,7 +119,7 @@ class Unpacked:
         """The object that `Packed.add` gave this number.
 
         Raises:
-            Exception: whatever its making raises, e.g. of a module that cannot be imported here.
+            Exception: any error of making it, e.g. of a module that cannot be imported here.
         """
         offset, size = self._objects[number]
         return _Unpacker(io.BytesIO(self._memory[offset : offset + size]), self._storage).load()
@@ -150,7 +150,7 @@ def shared_file(num_bytes: int) -> int:
 
 
 class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles by value what cannot be imported elsewhere, ops by name, and storages by number."""
+    """Pickles objects that cannot be imported elsewhere by value, ops by name, and storages by number."""
 
     def __init__(self, into: io.BytesIO, number_of: Callable[[torch.UntypedStorage], int]) -> None:
         super().__init__(into)
@@ -212,7 +212,7 @@ class OpHome:
 
 
 def reduced(obj: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """How an op is made again from what travels; None for anything that is no op.
+    """How an op is made again from its packed form; None for anything that is no op.
 
     Args:
         obj: an overload, a packet, a higher-order op, a `CustomOpDef`, or anything else.
@@ -281,7 +281,7 @@ def find_higher_order(name: str) -> HigherOrderOperator:
 
 
 def find_custom_op(name: str, home: OpHome) -> CustomOpDef:
-    """What `torch.library.custom_op` gave, registered here if it was not; raises as `find_overload`."""
+    """The result of `torch.library.custom_op`, registered here if it was not; raises as `find_overload`."""
     find_packet(name, home)
     return cast(CustomOpDef, OPDEFS[name])
 
@@ -304,9 +304,9 @@ def _define(
     Args:
         qualified: `namespace::op`.
         schema: without the name.
-        function: what it computes.
+        function: of the op.
         kernels: by kind of device; None is every other kind.
-        fake: what it computes on fake tensors, if it was given.
+        fake: of the op on fake tensors, if it was given.
     """
     namespace, _, name = qualified.partition("::")
     op = CustomOpDef(namespace, name, schema, function)

@@ -1,6 +1,6 @@
-"""A worker process: how it is started, what it does, and how its end is explained.
+"""A worker process: its start, its work, and the explanation of its end.
 
-The worker holds a `HostRunner`, answers requests, and writes on its board what it is doing. `WorkerProcess` is its
+The worker holds a `HostRunner`, answers requests, and announces its actions on its board. `WorkerProcess` is its
 handle in the parent. Its end is explained by its exit status and by the stacks that Python wrote on the way out.
 """
 
@@ -92,16 +92,16 @@ class CannotIsolate(RunnerError):
 class WorkerProcess:
     """A fresh interpreter that holds a `HostRunner`; it is started by a command, so nothing of this process is forked.
 
-    The user's main module is not run there: what it defined travels by value. The worker ends with this process.
+    The user's main module is not run there: objects that it defined travel by value. The worker ends with this process.
 
     Args:
-        packed: what the worker is set up with.
+        packed: the setup of the worker.
 
     Attributes:
-        board: what the worker says it is doing.
+        board: the board of the worker.
         connection: for messages.
         limit_bytes: memory that it may hold, placements included; infinite until it is ready.
-        held_bytes: what it held when last looked at.
+        held_bytes: its memory at the last look.
 
     Raises:
         OSError: there is no memory for the tensors, or no process can be started.
@@ -146,7 +146,7 @@ class WorkerProcess:
         """Waits until it can be asked.
 
         Raises:
-            CannotIsolate: it cannot read what it was sent, or it ended.
+            CannotIsolate: it cannot read its setup, or it ended.
         """
         until_s, suspensions = time.monotonic() + STARTS_WITHIN_S, Suspensions()
         try:
@@ -169,7 +169,7 @@ class WorkerProcess:
         return self.held_bytes > self.limit_bytes
 
     def write_stacks(self) -> None:
-        """Has it write what its threads are doing, also if it hangs in native code; returns once it has."""
+        """Makes it write the stacks of its threads, also if it hangs in native code; returns once it has."""
         with contextlib.suppress(OSError):
             self._process.send_signal(signal.SIGUSR1)
         until_s, size = time.monotonic() + _STACKS_WITHIN_S, -1
@@ -178,7 +178,7 @@ class WorkerProcess:
             time.sleep(_STACKS_WITHIN_S / 10)
 
     def stacks(self) -> str:
-        """What it wrote of its threads' stacks."""
+        """The stacks of its threads."""
         # not by `read`: this file and the worker's have one position
         file = self._stacks.fileno()
         return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", errors="replace")
@@ -235,7 +235,7 @@ class WorkerProcess:
 
 
 def _code(ends: Sequence[int], index: Section) -> str:
-    """What the worker runs: with this process's path, once all is imported that is not the user's."""
+    """The command of the worker: with this process's path, once all is imported that is not the user's."""
     here = os.getcwd()
     path = list(dict.fromkeys(os.path.abspath(entry) for entry in sys.path))
     # a checkout in the current folder, say
@@ -287,7 +287,7 @@ def stacks_of(text: str) -> list[list[Frame]]:
     """The stack of each thread that `faulthandler` wrote, innermost frame first; the thread at fault comes first.
 
     Args:
-        text: what it wrote: one dump, or several, of which the last counts.
+        text: its output: one dump, or several, of which the last counts.
     """
     threads = list(_THREAD.finditer(text))
     spans = pairwise([*(match.start() for match in threads), len(text)])
@@ -302,7 +302,7 @@ def op_at_fault(
     """The op that ran, with its device and the user's line below it, in words; "" where the stacks do not tell.
 
     Args:
-        text: what `faulthandler` wrote.
+        text: of `faulthandler`.
         graph: with its program.
         host: the devices.
         plan: the plans that ran.
@@ -374,7 +374,7 @@ def main(ends: tuple[int, int, int, int, int], index: Section) -> None:
 
 
 class _Worker:
-    """One `HostRunner`, and what it is asked.
+    """One `HostRunner`, and its requests.
 
     Args:
         setup: the problem.
@@ -405,7 +405,7 @@ class _Worker:
         )
 
     def room_bytes(self) -> float:
-        """What placements may take from now on; where there are no GPUs, allocations beyond it fail."""
+        """The bytes that placements may take from now on; where there are no GPUs, allocations beyond it fail."""
         room = memory_watch.room_bytes(self._problem.host, self._memory_limit_bytes)
         if not self._has_gpus:
             self._room.limit(room)
@@ -503,7 +503,7 @@ class _OutOfMemoryElsewhere(MemoryError):
 
 
 class _SentPlans:
-    """The planner of a worker: it plans nothing, and knows of each plan what it was told."""
+    """The planner of a worker: it plans nothing, and knows of each plan the figures that it was sent."""
 
     def __init__(self) -> None:
         self._peaks: dict[str, tuple[int, ...]] = {}

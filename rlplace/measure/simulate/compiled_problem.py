@@ -99,7 +99,7 @@ def account_limits(host: Host) -> tuple[Ints, Longs]:
 
 
 def default_priorities(problem: Problem) -> NDArray[np.float64]:
-    """(N,) float64, higher runs first: what `problem.op_order` says; upward ranks where nothing is cut."""
+    """(N,) float64, higher runs first: by `problem.op_order`; upward ranks where nothing is cut."""
     rank = upward_ranks(problem)
     return np.asarray(rank + turns(problem) * rank.max(initial=0.0))
 
@@ -122,7 +122,7 @@ def turns(problem: Problem) -> NDArray[np.float64]:
 
 
 def list_order(problem: Problem) -> NDArray[np.int64]:
-    """(N,) int64: ops by `default_priorities`, ties by index, each after what it reads."""
+    """(N,) int64: ops by `default_priorities`, ties by index, each after its inputs."""
     graph = problem.graph
     offsets, readers = graph.readers
     return ready_order(default_priorities(problem), graph.input_offsets, offsets[graph.output_offsets], readers)
@@ -315,7 +315,7 @@ def _rounded(num_bytes: Longs, granularities: list[int]) -> Longs:
 
 
 class Updates(Block):
-    """In-place updates, and what it takes to know which ops they wait for. CSR over ops, over tensors, over ops."""
+    """In-place updates, and the arrays that tell which ops they wait for. CSR over ops, over tensors, over ops."""
 
     updated_offsets: Ints  # tensors that an op updates
     updated_tensors: Ints

@@ -1,7 +1,7 @@
 """Whole evaluations of a plan or of a batch of placements (`evaluate`), and the critical path of a plan that was timed.
 
 `retime` times a given plan in one pass over its sequence: every item waits only for items before it. This holds where a
-job's duration does not depend on what runs beside it (no `corun_slowdown`) and launches follow the plan (not
+job's duration does not depend on jobs beside it (no `corun_slowdown`) and launches follow the plan (not
 `dispatch_order="request"`); `retime_events` finds the times of the other hosts. Memory is followed for all.
 
 For peak memory, an allocation counts from its start up to, not including, its end. Allocations and frees are kept in
@@ -51,8 +51,8 @@ def evaluate(
     """Fill places `first` up to `last` of `step_s` (B,) and `peak_bytes` (B, accounts).
 
     Placements that come without a plan are planned. The step time is infinite where memory does not suffice, and may be
-    where it is above `cutoff_s` (B,), whose peaks are then 0. Peaks count what each op takes for itself on its device.
-    What is left in the scratch (the plan, times, memory events) is that of the last one, if it was not given up.
+    where it is above `cutoff_s` (B,), whose peaks are then 0. Peaks count each op's scratch memory on its device.
+    The scratch keeps the plan, times and memory events of the last one, if it was not given up.
     """
     by_event = p.has_corun or p.by_request
     for b in range(first, last):
@@ -143,10 +143,10 @@ def _load(p: Compiled, s: Scratch, atoms: int, seconds: float) -> None:
 def critical_path(p: Compiled, s: Scratch, devices: Ints) -> Ints:
     """(P,) int32: the items of the critical path, the last item first.
 
-    Of all that an item waits for (its tensors, its device, its links, readers of what it updates), what ends last binds
-    it; of several that end at one instant, the first that is looked at. Where a launch is what an item waited for, it
-    begins after the end of what binds it. What ended after the middle of an item did not bind it: a measured one may
-    begin before something ends that it would wait for in the model.
+    Of all that an item waits for (its tensors, its device, its links, readers of the tensor that it updates), the one
+    that ends last binds it; of several that end at one instant, the first that is looked at. Where an item waited for a
+    launch, it begins after the end of the binding one. One that ended after the middle of an item did not bind it: a
+    measured one may begin before something ends that it would wait for in the model.
 
     Args:
         p: the problem.
@@ -429,7 +429,7 @@ def _occupy(
 
 @part
 def lay_out_memory(p: Compiled, s: Scratch, placement: Ints) -> None:
-    """Count the users of every tensor on every account, and what is held from start to end of the step."""
+    """Count the users of every tensor on every account, and the bytes held from start to end of the step."""
     n, num_devices, has_handovers = p.num_ops, p.num_devices, p.has_handovers
     is_source, is_kept, size_class, pool = pointer(p.is_source), pointer(p.is_kept), pointer(p.size_class), p.pool
     input_offsets, input_tensors = pointer(p.input_offsets), pointer(p.input_tensors)

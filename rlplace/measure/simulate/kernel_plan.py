@@ -371,7 +371,7 @@ def shares_memory(u: Updates, source: int, device: int) -> bool:
 
 @inlined
 def count_updates(u: Updates, reader_offsets: Ints, reader_ops: Ints, waiting: Ints, devices: Ints) -> None:
-    """Add to `waiting` (N,) what in-place updates wait for."""
+    """Add to `waiting` (N,) the waits of in-place updates."""
     for t in range(len(u.updater_offsets) - 1):
         first, last = u.updater_offsets[t], u.updater_offsets[t + 1]
         if first == last:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class CriticalPaths(NamedTuple):
-    """What binds each of B plans, from the start of its step to its end.
+    """The critical path of each of B plans, from the start of its step to its end.
 
     Attributes:
         step_s: (B,) seconds; infinite where memory does not suffice.
@@ -72,10 +72,11 @@ __all__ = ["Objective", "Simulator"]
 
 
 class Simulator:
-    """Computes step times exactly as docs/step-time-model.md says; deterministic to the bit, whatever the threads.
+    """Computes step times exactly as docs/step-time-model.md says; deterministic to the bit, with any number of
+    threads.
 
     Attributes:
-        problem: what placements are simulated on.
+        problem: on which placements are simulated.
         objective: what step times mean.
         threads: placements simulated at once.
     """
@@ -84,7 +85,7 @@ class Simulator:
         """Lay the problem out for the kernels.
 
         Args:
-            problem: what placements are simulated on.
+            problem: on which placements are simulated.
             objective: `latency`, one step from start to end, or `throughput`, seconds per step of a full pipeline.
             threads: placements simulated at once; every core by default.
 
@@ -207,7 +208,8 @@ class Simulator:
         return self._measurements(*self._evaluate(batch))
 
     def critical_paths(self, batch: PlanBatch) -> CriticalPaths:
-        """A critical path of each plan of a batch: what its step time is the sum of, waits for launches aside."""
+        """A critical path of each plan of a batch: the items that its step time is the sum of, without waits for
+        launches."""
         p, found = self._compiled, [np.zeros(0, dtype=np.int32)]
         cutoff_s, results = np.full(len(batch.devices), np.inf), self._new_results(batch)
         step_s = results[0]

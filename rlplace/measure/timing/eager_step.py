@@ -60,7 +60,7 @@ class EagerStep:
         host: tells whether there are GPUs.
         num_threads: intra-op threads; all cores by default.
         worker: the thread to run on, if it has these cores; by default the one that calls.
-        transform: what the model becomes before it runs, e.g. `torch.compile`.
+        transform: a transform of the model before it runs, e.g. `torch.compile`.
         is_capturable: whether `as_cuda_graph` is going to be asked for.
         in_micro_batches: whether a step that is cut along its batch runs slice after slice, as gradients accumulate; by
             default the whole batch runs at once, as plain PyTorch would.
@@ -187,7 +187,7 @@ class EagerStep:
             cuda.await_all(self.place)
 
     def _casting(self) -> AbstractContextManager[object]:
-        """What was active around the capture."""
+        """The autocast that was active around the capture."""
         if self._autocast is None:
             return nullcontext()
         return self._autocast.entered("cuda" if self._is_cuda else "cpu")
@@ -198,7 +198,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def timer(self, graph: OpGraph, host: Host, widest: Worker | None) -> Timer:
-        """What runs one step and gives its seconds.
+        """A function that runs one step and returns its seconds.
 
         Args:
             graph: with its program and the model that was captured.
@@ -223,7 +223,7 @@ class EagerRecipe(Recipe):
     """Whether the whole step is captured as one CUDA graph and replayed."""
 
     def timer(self, graph: OpGraph, host: Host, widest: Worker | None) -> Timer:
-        """What runs the step and gives its seconds; see `Recipe`.
+        """A function that runs the step and returns its seconds; see `Recipe`.
 
         Raises:
             InvalidValue: the model was built from fake tensors.
@@ -276,7 +276,7 @@ class CudaGraphStep:
 
 
 Other = Timer | Recipe
-"""What may run beside placements: a recipe, or a timer that runs in the process that asks."""
+"""Contenders that may run beside placements: a recipe, or a timer that runs in the process that asks."""
 
 
 def run_in_micro_batches(

@@ -40,7 +40,7 @@ LONGEST_S = 120.0
 
 
 class Planner(Protocol):
-    """Turns a placement into a plan, and says what memory it takes: the simulator does."""
+    """Turns a placement into a plan, and gives its memory: the simulator does."""
 
     def plan(self, devices: NDArray[np.int32]) -> Plan: ...
     def retime(self, plan: Plan) -> Measurement: ...
@@ -119,7 +119,7 @@ class HostRunner:
         others: Sequence[Other] = (),
         deadline_s: float = float("inf"),
     ) -> list[Measurement]:
-        """Races exactly these plans, with `others` (what is no plan) in the same race.
+        """Races exactly these plans, with `others` (contenders that are no plans) in the same race.
 
         Args:
             plans: the plan to run.
@@ -181,7 +181,7 @@ class HostRunner:
         return [timeline for _, _, timeline in sorted(timed, key=lambda item: item[:2])]
 
     def timer(self, plan: Plan) -> Timer:
-        """What runs one step of `plan`, which is loaded now, to be raced by another runner.
+        """A timer of one step of `plan`, which is loaded now, to be raced by another runner.
 
         Raises:
             RunnerError: a device has no memory for it.
@@ -253,7 +253,7 @@ class HostRunner:
             raise
 
     def _with_room(self, timer: Timer, step: PlacedStep | None) -> float:
-        """What `timer` gives; if it ran out of memory beside plans on GPUs, with none but `step` there."""
+        """The timer that `timer` returns; if it ran out of memory beside plans on GPUs, with none but `step` there."""
         try:
             return timer()
         except Exception as error:
@@ -303,7 +303,7 @@ class NotANumber(RunnerError):
 
 
 class FirstLosses:
-    """What the first step of every placement returned, each from the captured parameters.
+    """The results of the first step of every placement, each from the captured parameters.
 
     Later steps are not looked at: placements of one race train the same parameters on one batch, so a loss that runs
     away there says nothing about the placement whose turn it was.
@@ -344,8 +344,8 @@ def has_nan(result: Any) -> bool:
 class LoadedPlans:
     """Loads a plan before it runs, and unloads others where it would not fit beside them.
 
-    A memory (a device's own, or a pool) holds the residents of every loaded plan, and what the one that runs allocates
-    on top: its simulated peak without residents. Where that is more than the capacity, residents that no loaded plan
+    A memory (a device's own, or a pool) holds the residents of every loaded plan, and the allocations of the one that
+    runs: its simulated peak without residents. Where that is more than the capacity, residents that no loaded plan
     needs are dropped; if that does not do, plans are unloaded, the least recently run first, as far as this helps. A
     plan that does not fit alone is loaded all the same: whether it runs out of memory shows when it runs.
 
@@ -375,14 +375,15 @@ class LoadedPlans:
         self._fitting: set[PlacedStep] = set()  # loaded plans that were found to fit beside the others
 
     def prepare(self, step: PlacedStep, peak_bytes: Sequence[int]) -> bool:
-        """Whether `step`, which is loaded now, should run once untimed: it ran before and has lost what it had then.
+        """Whether `step`, which is loaded now, should run once untimed: it ran before and has lost its residents of
+        then.
 
         Args:
             step: runs next.
             peak_bytes: (D,) its simulated peaks; empty where they are unknown.
 
         Raises:
-            Exception: what a device says that has no memory for it.
+            Exception: of a device without memory for it.
         """
         if step not in self._fitting or not step.is_loaded:
             self._make_room(step, self._running_bytes(step, peak_bytes))
@@ -438,7 +439,7 @@ class LoadedPlans:
         return is_freed
 
     def _overfull(self, residents: Collection[Resident], running: dict[str, int]) -> set[str]:
-        """Accounts whose capacity is less than `residents` and what runs take."""
+        """Accounts whose capacity is less than `residents` and the memory of runs."""
         held = defaultdict(int, running)
         for op, home in residents:
             held[self._account_of[home]] += self._num_bytes(op, home)
@@ -450,7 +451,7 @@ class LoadedPlans:
         return -(-size // self._granularity[home]) * self._granularity[home]
 
     def _running_bytes(self, step: PlacedStep, peak_bytes: Sequence[int]) -> dict[str, int]:
-        """By account, what `step` allocates at most beside residents: in a pool, as if all devices peaked at once."""
+        """By account, the most that `step` allocates beside residents: in a pool, as if all devices peaked at once."""
         context = np.array([device.context_bytes for device in self._host.devices], dtype=np.int64)
         own = np.array(peak_bytes or context) - context - resident_bytes(self._graph, self._host, step.plan.devices)
         held: dict[str, int] = defaultdict(int)
