@@ -27,7 +27,7 @@ from suites import CORE, WORKLOADS, key_of
 from rlplace.files import read_json
 from rlplace.measure import Problem, Simulator
 from rlplace.search import Budget, find
-from rlplace.search.parallel.choose import choose
+from rlplace.search.parallel.choose_micro_batches import choose
 from rlplace.search.parallel.pipelines import list_priorities
 
 TABLE = RESULTS / "core-micro.json"

@@ -29,7 +29,7 @@ from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.graphs import OpGraph
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.search import Budget, find
-from rlplace.search.parallel.choose import choose
+from rlplace.search.parallel.choose_micro_batches import choose
 from rlplace.session.prepare import capture_workload
 from rlplace.workloads import Workload, build_for, parse_workload
 

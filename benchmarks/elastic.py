@@ -19,9 +19,9 @@ from rlplace.measure import Device, Host, Link, Placement, Problem, Route, Simul
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.search import Budget, find
 from rlplace.session.cut import WHOLE
-from rlplace.session.facts import Request
 from rlplace.session.prepare import Prepared, graph_for
 from rlplace.session.session import Session
+from rlplace.session.session_records import Request
 from rlplace.training import TrainConfig
 from rlplace.training.elastic.placed_again import PORTFOLIO, KnownRun, Replaced, replaced, search_again
 from rlplace.workloads import parse_workload

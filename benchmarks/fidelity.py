@@ -8,6 +8,7 @@ each workload, a scatter plot.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from record import RESULTS, argument, as_markdown, parse, record, table
@@ -50,7 +51,7 @@ def judged(workload: str, seed: int) -> dict[str, Any]:
     }
     found, simulated_s = by_way["host model"]
     plot = RESULTS / f"fidelity-{workload.replace('@', '-').replace('=', '')}.png"
-    save_fidelity_png(plot, simulated_s, mix.measured_s.tolist(), mix.kinds, found.to_dict())
+    save_fidelity_png(plot, simulated_s, mix.measured_s.tolist(), mix.kinds, asdict(found))
     row = {
         "workload": workload,
         "ceiling": found.spearman_ceiling,
@@ -58,7 +59,7 @@ def judged(workload: str, seed: int) -> dict[str, Any]:
         "step_times_ms": [float(mix.measured_s.min()) * 1e3, float(mix.measured_s.max()) * 1e3],
         "idle": mix.idle_share,
         "is_kept": model.is_kept,
-        "ways": {name: figures.to_dict() for name, (figures, _) in by_way.items()},
+        "ways": {name: asdict(figures) for name, (figures, _) in by_way.items()},
     }
     progress.say(str(row))
     return row

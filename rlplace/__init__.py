@@ -1,7 +1,7 @@
 """rlplace: reinforcement-learning device placement for PyTorch.
 
 The face of the package; importing it imports no torch. Import it before torch where gangs of cores run ops: it tells
-OpenMP how long to spin (`rlplace.process`).
+OpenMP how long to spin (`rlplace.process_settings`).
 
     graph   = rlplace.capture(model, inputs, loss_fn=loss, optimizer="adam", targets=labels)
     problem = rlplace.Problem.profile(graph, rlplace.Host.detect())
@@ -28,8 +28,8 @@ del named, os, sys
 
 from typing import TYPE_CHECKING
 
-from rlplace.faces import lazy
-from rlplace.process import spin_briefly
+from rlplace.lazy_imports import lazy
+from rlplace.process_settings import spin_briefly
 
 spin_briefly()
 

@@ -1,7 +1,7 @@
 """All of `torch.cuda` that rlplace uses outside of its doctor: one module, so that a test can put another in its place.
 
-Streams and events go through here, and so do copies that involve a GPU: what is not an ATen call on the calling
-thread's stream is one of these functions. `tests/cuda` replaces them by a GPU that is made up.
+Streams and events go through here, and so do copies that involve a GPU: all calls but ATen ops on the calling thread's
+    stream are in these functions. `tests/cuda` replaces them by a GPU that is made up.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _LIBRARIES = ("cuda error", "cublas_status", "cudnn_status", "cufft_", "cusolver
 
 @dataclass(frozen=True)
 class Gpu:
-    """What PyTorch says of one GPU."""
+    """PyTorch's facts about one GPU."""
 
     name: str
     """E.g. `NVIDIA H100 80GB HBM3`."""
     memory_bytes: int
     """All of its memory."""
     free_bytes: int
-    """What is left once this process has its context there: free memory, and what PyTorch caches for tensors."""
+    """Memory that is left once this process has its context there: free memory, and PyTorch's cache for tensors."""
 
 
 def parse_name(name: str) -> tuple[int, int] | None:
@@ -84,7 +84,7 @@ def is_started() -> bool:
 
 
 def gpu(index: int) -> Gpu:
-    """What PyTorch says of GPU `index`; starts using it."""
+    """PyTorch's facts about GPU `index`; starts using it."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(index)
     kept_bytes = torch.cuda.memory_reserved(index)
     return Gpu(torch.cuda.get_device_properties(index).name, int(total_bytes), int(free_bytes + kept_bytes))
@@ -250,7 +250,7 @@ def give_back_memory() -> None:
 
 
 def capture_graph(run: Callable[[], None], place: torch.device, *, warmup: int = 3) -> Callable[[], None]:
-    """What `run` launches on a GPU, as one CUDA graph: the function that comes back replays it.
+    """The launches of `run` on a GPU, as one CUDA graph: the function that comes back replays it.
 
     Args:
         run: must not synchronise.
@@ -275,7 +275,7 @@ def capture_graph(run: Callable[[], None], place: torch.device, *, warmup: int =
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or what caused it, says that a device or the host has no memory left.
+    """Whether an error, or its cause, says that a device or the host has no memory left.
 
     >>> is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     True
@@ -295,7 +295,7 @@ def is_sticky(error: BaseException) -> bool:
 
 
 def is_gone(error: BaseException) -> bool:
-    """Whether an error, or what caused it, says that a GPU is gone; it may quote another process.
+    """Whether an error, or its cause, says that a GPU is gone; it may quote another process.
 
     >>> is_gone(RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"))
     True
@@ -330,5 +330,5 @@ def is_late(cause: BaseException) -> bool:
 
 
 def advice(cause: BaseException) -> str:
-    """What follows the text of `cause`: that the GPU is lost, that another op may be at fault; mostly nothing."""
+    """The words after the text of `cause`: that the GPU is lost, that another op may be at fault; mostly nothing."""
     return f"; {LOST}" * is_sticky(cause) + f"; {LATE}" * is_late(cause)

@@ -8,7 +8,7 @@ the rest are failures of ours or of the machine (exit code 1).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 _MOST_CHARACTERS = 400
@@ -51,6 +51,16 @@ class UnknownName(UserError):
         known_names = f" Known: {_listed(self.known)}." if self.known else " There is none that could be meant."
         suffix = f" {hint}" if hint else ""
         super().__init__(f"unknown {kind} {_shown(name)!r}: {guess}{known_names}{suffix}")
+
+
+def check_known(kind: str, name: str, known: Collection[str], *, hint: str = "") -> None:
+    """Refuses a name that is none of the known ones.
+
+    Raises:
+        UnknownName: says the nearest of them.
+    """
+    if name not in known:
+        raise UnknownName(kind, name, known, hint=hint)
 
 
 class InvalidValue(UserError):

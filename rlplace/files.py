@@ -26,7 +26,7 @@ LARGEST_HEADER = 4 << 20
 PARTIAL_ENDING = ".partial"
 _MOST_CHARACTERS = 80
 _NO_FOLDER_SYNC = frozenset((errno.EINVAL, errno.ENOTSUP, errno.ENOSYS))
-"""What some network file systems answer for a folder: they have nothing to write there."""
+"""Errors of some network file systems for a folder: they have nothing to write there."""
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 """The escape of one; two of them may be a character."""
 
@@ -119,12 +119,12 @@ def open_plain(path: str | os.PathLike[str], *, follows_links: bool = False) -> 
 def read_plain(
     path: str | os.PathLike[str], *, largest_bytes: int, holds: str, hint: str = "", follows_links: bool = False
 ) -> bytes:
-    """What a regular file holds.
+    """The bytes of a regular file.
 
     Args:
         path: of the file.
         largest_bytes: a larger file is refused before it is read.
-        holds: what the bytes are of, for messages.
+        holds: the kind of content, for messages.
         hint: a sentence that says which file is wanted, for messages.
         follows_links: whether a symbolic link leads to the file; a stranger's folder could lead to any file of yours.
 
@@ -165,7 +165,7 @@ def read_json(
     hint: str = "",
     follows_links: bool = True,
 ) -> Any:
-    """What a JSON file holds; reading runs no code.
+    """The object of a JSON file; reading runs no code.
 
     Args:
         path: of a regular file.
@@ -185,7 +185,7 @@ def read_json(
 
 
 def parse_json(text: str, path: str | os.PathLike[str], *, hint: str = "") -> Any:
-    """What the JSON text of the file `path` holds; `hint` as of `read_json`.
+    """The object of the JSON text of the file `path`; `hint` as of `read_json`.
 
     Raises:
         FileProblem: it is not JSON (NaN, a key given twice, half a character, nested too deeply), or too much of it.
@@ -246,7 +246,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _keep_mode(path: Path, descriptor: int) -> None:
-    """Takes from a new file what the file that it is going to replace does not permit."""
+    """Takes from a new file the permissions that the file which it replaces does not have."""
     with suppress(OSError):
         old, new = os.lstat(path).st_mode, stat.S_IMODE(os.fstat(descriptor).st_mode)
         if stat.S_ISREG(old) and os.name == "posix" and new & ~old:

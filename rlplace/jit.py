@@ -1,4 +1,4 @@
-"""What all kernels are made with: compiled once, kept on disk, free of the interpreter lock."""
+"""The compiler of all kernels: compiled once, kept on disk, free of the interpreter lock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from rlplace.process import unseen
+from rlplace.process_settings import unseen
 
 # The file can name a folder of kernels, which numba unpickles, or modules, which it imports. `NUMBA_...` still counts.
 with unseen(".numba_config.yaml"):
@@ -264,7 +264,7 @@ def _get_field(context: Any, builder: Any, kind: Any, value: Any, name: str) -> 
 
 @cache
 def sources() -> str:
-    """16 hex digits over the files of the package that make kernels, or what kernels are made of."""
+    """16 hex digits over the files of the package that make kernels, or that kernels are made of."""
     package, digests = Path(__file__).parent, []
     for folder, _, names in os.walk(package):
         for name in names:
@@ -285,14 +285,14 @@ class _Cache(FunctionCache):
     """Compiled code on disk, of these sources alone.
 
     Numba knows by itself whether the file of a kernel was edited, but not that of a helper that is compiled into it.
-    Processes of two versions share no file, and what is compiled takes the place of other versions'.
+    Processes of two versions share no file, and compiled kernels replace those of other versions.
     """
 
     _impl_class = _CacheFiles
 
     @property
     def index(self) -> Path:
-        """The file that says what is there."""
+        """The index file of the cache."""
         return Path(self.cache_path, f"{self._impl.filename_base}.nbi")
 
     def save_overload(self, sig: Any, data: Any) -> None:

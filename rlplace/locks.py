@@ -23,7 +23,7 @@ from typing import Protocol
 
 from rlplace.errors import FileProblem, RunnerError
 from rlplace.files import cache_folder
-from rlplace.process import close_own, keep_from_children
+from rlplace.process_settings import close_own, keep_from_children
 
 if sys.platform != "win32":
     import fcntl
@@ -186,7 +186,7 @@ def measuring_alone(
     containers that share that folder. Where no such file can be made, `say` is told, and measuring goes on without.
 
     Args:
-        host: what will be measured; a simulated one needs no lock.
+        host: the host that will be measured; a simulated one needs no lock.
         say: told for which process it waits.
         run: the run folder, told to others that wait.
         is_waiting: wait until the other process has ended, instead of an error.

@@ -1,10 +1,10 @@
 """Records: frozen dataclasses whose fields are checked when they are made and when they are read from a file.
 
 `record` is `dataclasses.dataclass` with checks by pydantic: strict types (text is not read as a number), no unknown
-fields, finite numbers, and the ranges that a field's type gives. `read_record` builds one from what a file holds. What
-either refuses is one `InvalidValue` or `UnknownName`, which names the field and, where there is one, the file.
+fields, finite numbers, and the ranges that a field's type gives. `read_record` builds one from the object of a file.
+Both refuse by one `InvalidValue` or `UnknownName`, which names the field and, where there is one, the file.
 
-pydantic and not msgspec: msgspec checks what it decodes, but not what a program constructs.
+pydantic and not msgspec: msgspec checks decoded objects, but not those that a program constructs.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _EXPECTED = {
     "string_too_long": "at most {max_length:,} characters",
     "string_too_short": "at least {min_length:,} characters",
 }
-"""What to expect, by pydantic's name of an error."""
+"""The expected value, by pydantic's name of an error."""
 
 
 def _whole(value: object) -> object:
@@ -162,7 +162,7 @@ def _told_by_pydantic(post_init: Callable[[Any], None]) -> Callable[[Any], None]
 
 
 def read_record(kind: type[T], data: object, where: str) -> T:
-    """A `kind`, built from what a file holds.
+    """A `kind`, built from the object of a file.
 
     Args:
         kind: A record, or a type made of records (`tuple[Device, ...]`, `dict[str, Factor]`).
@@ -198,7 +198,7 @@ def to_json(value: object, kind: Any = None) -> str:
 def readable(kind: type[T]) -> type[T]:
     """A plain dataclass that `read_record` reads as strictly as a record, while making one checks nothing.
 
-    For objects with big arrays: fields of the type `Unkept` are left out of what is written.
+    For objects with big arrays: fields of the type `Unkept` are not written.
     """
     kind.__pydantic_config__ = _CONFIG  # type: ignore[attr-defined]
     return kind

@@ -28,10 +28,10 @@ class Registry(Mapping[str, T]):
     One is imported only when its own name is looked up. A name of the registry hides an entry point of that name.
 
     Args:
-        kind: what an entry is, for messages: `export format`.
-        entries: what is built in, as `register` takes it.
+        kind: of its entries, for messages:  `export format`.
+        entries: the built-in ones, as `register` takes them.
         group: of entry points; without it there are none.
-        entry_type: what every entry must be an instance of.
+        entry_type: of which every entry must be an instance.
 
     Example:
         >>> numbers = Registry[type]("number", {"fraction": "fractions:Fraction"}, entry_type=type)
@@ -69,7 +69,7 @@ class Registry(Mapping[str, T]):
         self._loaded.pop(name, None)
 
     def unregister(self, name: str) -> None:
-        """Takes an entry out of the registry; what installed packages bring stays.
+        """Takes an entry out of the registry; entries of installed packages stay.
 
         Raises:
             UnknownName: no entry of that name is in the registry.

@@ -1,4 +1,4 @@
-"""What people read: numbers with three digits and a unit, and lines of progress on stderr."""
+"""Text for people: numbers with three digits and a unit, and lines of progress on stderr."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def is_shown(asked: bool | None) -> bool:
 
 
 def sayer(asked: Say | bool | None) -> Say:
-    """What takes lines for people: the given one, stderr, or none, as `is_shown` says."""
+    """A function that takes lines for people: the given one, stderr, or none, as `is_shown` says."""
     if callable(asked):
         return asked
     return say if is_shown(asked) else _drop
 
 
 def say(message: str) -> None:
-    """Lines for people, on stderr, without what a terminal would act on: names may come from a stranger's file."""
+    """Lines for people, on stderr, without control characters: names may come from a stranger's file."""
     print(clean_lines(message), file=sys.stderr, flush=True)
 
 

@@ -16,10 +16,10 @@ from rlplace.measure.host_model import LearnedHost, Prior
 from rlplace.measure.host_model.learned_host import LearnedFactor
 from rlplace.report.html.run_data import RunData
 from rlplace.search.task import BestSoFar
-from rlplace.session.facts import Ending, FinalTable, MethodResult, ProblemFacts, Request, Row
 from rlplace.session.folder import SESSION as SESSION_FILE
 from rlplace.session.folder import RunFolder
 from rlplace.session.session import Session
+from rlplace.session.session_records import Ending, FinalTable, MethodResult, ProblemFacts, Request, Row
 
 PHASES = ("forward", "backward", "update")
 HOSTILE = (

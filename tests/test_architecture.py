@@ -15,7 +15,7 @@ import pytest
 import rlplace
 
 ROOT = Path(rlplace.__file__).parent
-GROUND = {"errors", "faces", "files", "jit", "registry", "cuda", "say", "process", "records", "locks"}
+GROUND = {"errors", "lazy_imports", "files", "jit", "registry", "cuda", "say", "process_settings", "records", "locks"}
 """What everybody may import."""
 LAYERS = {
     **{name: set[str]() for name in GROUND},

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rlplace.process import SPIN_COUNT
+from rlplace.process_settings import SPIN_COUNT
 
 NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 

@@ -1,1 +1,1 @@
-"""Should a step be placed at all? Figures that a minute brings, and the verdict that rules give on them."""
+"""Should a step be placed at all? Quick figures (`advising`), and the rules that judge them (`verdict`)."""

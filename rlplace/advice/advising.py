@@ -38,7 +38,7 @@ SEARCH = "portfolio"
 EVALUATIONS = 2000
 """Placements that a search may simulate, of every number of micro-batches."""
 FIRST_EVALUATIONS = 50
-"""Simulated whatever the time."""
+"""Simulated in any case."""
 WARM_UP_EVALUATIONS = 400
 """Before the clock starts: every kernel is called once, and compiled where that has never happened on this machine."""
 SEARCH_SHARE, SIMULATED_SHARE = 0.5, 0.9
@@ -82,13 +82,13 @@ def advise(
     estimated.
 
     Args:
-        problem: what is to be placed.
-        seconds: all of it takes about so long; what has begun is brought to an end.
+        problem: the step to place.
+        seconds: all of it takes about so long; a part that has begun runs to its end.
         evaluations: placements that each search may simulate.
         seed: of the search.
-        cuts: what makes the problem in other numbers of micro-batches, by number; tried while there is time.
+        cuts: makes the problem with another number of micro-batches, by number; tried while there is time.
         words: how the step is called where it was asked for; by default as in Python.
-        say: told what is found; no messages by default.
+        say: told of results; no messages by default.
         isolated: whether placements run in a worker process; see `Evaluator`.
 
     Raises:
@@ -169,8 +169,9 @@ def _simulated(found: list[_Found], *, can_split: bool) -> Figures:
 def _measured(figures: Figures, found: list[_Found], deadline_s: float, seed: int, isolated: bool | None) -> Figures:
     """The figures with step times that were measured: the first problem's, then those of the best in micro-batches.
 
-    What is cut is raced only where the simulator has it ahead. The bound and the even split, which op times give, are
-    scaled by what one device measured over what it takes by simulation: a busy machine is slower than its profile.
+    A step in micro-batches is raced only where it is faster in simulation. The bound and the even split, which op times
+    give, are scaled by the measured over the simulated step time of one device: a busy machine is slower than its
+        profile.
     """
     first = found[0]
     cut = _best_cut(found[1:])
@@ -255,7 +256,7 @@ COPIES = 7
 
 @one_thread_here()
 def advise_workload(setup: Setup, *, seconds: float = 30.0, is_quiet: bool = False) -> dict[str, Any]:
-    """What `--json` prints: the verdict with its figures, capture_s, seconds, micro_batches.
+    """The object that `--json` prints:  the verdict with its figures, capture_s, seconds, micro_batches.
 
     Args:
         setup: the step; a host of this machine is profiled in a hurry. Its batch may be cut: into a number beside the

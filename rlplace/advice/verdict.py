@@ -37,7 +37,7 @@ class Words:
     host: str = ""
 
     def train(self, count: int | None = None) -> str:
-        """What searches a placement; `count` micro-batches, or how many is left open where it is 0."""
+        """The command that searches a placement; `count` micro-batches, or how many is left open where it is 0."""
         asked = "" if count is None else str(count or "auto")
         if not self.workload:
             return "rlplace.train(problem)" if count is None else f"rlplace.capture(..., micro_batches={count or 'K'})"
@@ -45,7 +45,7 @@ class Words:
         return f"rlplace train {self.workload} --host {self.host}{cut}"
 
     def advise(self) -> str:
-        """What asks again, about slices of the batch."""
+        """The command that asks again, with the batch cut into slices."""
         if not self.workload:
             return self.train(0)
         return f"rlplace advise {self.workload} --host {self.host} --micro-batches auto"
@@ -53,23 +53,24 @@ class Words:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a short look at a step on a host found; step times are None where nothing fits, or nothing was tried."""
+    """The result of a short look at a step on a host; step times are None where nothing fits, or nothing was tried."""
 
     kind: Literal["measured", "simulated"]
     """Where the step times of placements, and of one device, come from."""
     costs: str
     """Where the op times come from: `profiled`, `estimated` or `given`."""
     bound_s: float
-    """No placement's step is shorter, by those op times; scaled to what one device measured, where it was."""
+    """No placement's step is shorter, by those op times; scaled to the measured step of one device, where there is
+    one."""
     bound: str
     single_s: float | None
     """Everything on the best single device."""
     single_device: str
     """Its name, or where nothing fits, that of the device that comes nearest to holding the step ..."""
     single_bytes: int
-    """... what the whole step takes there ..."""
+    """... the bytes that the whole step needs there ..."""
     single_capacity_bytes: int
-    """... and what there is."""
+    """... and the bytes that the device has."""
     placed_s: float | None
     """The best placement of the whole batch."""
     num_placements: int
@@ -91,12 +92,12 @@ class Figures:
 
     @property
     def best_s(self) -> float:
-        """The best placement that was searched, whatever the batch; infinite without one."""
+        """The best placement that was searched, with or without micro-batches; infinite without one."""
         return min(_or_inf(self.placed_s), _or_inf(self.cut_s))
 
     @property
     def now_s(self) -> float:
-        """What the step takes without a placement: eager, else one device; infinite where neither can be had."""
+        """The step time without a placement: eager, else one device; infinite where neither can be had."""
         return _or_inf(self.eager_s) if self.eager_s is not None else _or_inf(self.single_s)
 
 
@@ -108,20 +109,20 @@ class Verdict:
     reason: str
     """A sentence."""
     over: Literal["eager", "one device", ""]
-    """What the ratios are over; empty where nothing else can run the step."""
+    """The reference of the ratios; empty where nothing else can run the step."""
     ratio_found: float | None
     """Median step time of the best placement that was found over that median, at its worst: times (1 + spread) /
     (1 - spread), and no less than 1 where the verdict is to stay; below 1 is faster ..."""
     ratio_least: float | None
     """... and the least that it can be, by the bound; None where nothing else can run the step."""
     next: str
-    """The next command, or what to do instead."""
+    """The next command, or another thing to do."""
     figures: Figures
     ratio_of_medians: float | None = None
     """Median step time of the best placement over that median, as they are: a quotient of two of `figures`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """What `rlplace advise --json` prints of it."""
+        """The object that `rlplace advise --json` prints."""
         return {"schema": SCHEMA, **asdict(self)}
 
 
@@ -205,13 +206,13 @@ def _found(f: Figures, of: str = "") -> str:
 
 
 def _single(f: Figures) -> str:
-    """What one device takes, where that is less than any placement that was searched, and eager is named instead."""
+    """The step time of one device, where that is shorter than any searched placement, and eager is named instead."""
     is_less = f.eager_s is not None and f.single_s is not None and f.single_s < f.best_s
     return f", one device {_placed(_or_inf(f.single_s))}" if is_less else ""
 
 
 def _now(f: Figures) -> str:
-    """What the step takes today."""
+    """The step time of today."""
     if f.eager_s is not None:
         return f"plain PyTorch {format_seconds(f.eager_s)}"
     if f.single_s is not None:

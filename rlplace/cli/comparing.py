@@ -58,7 +58,7 @@ def compare(
         placing: where ops may run
         grouping: how ops are grouped
         batch: how the batch of a step is cut
-        storing: what becomes of what is measured
+        storing: whether measurements are kept
         host: `auto` (the default), `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file; a
             dnn-partitioning file has its own
         methods: `all`, or names with commas between them
@@ -206,7 +206,7 @@ def simulate(
 
 
 def show_step_time(result: dict[str, Any], json: bool) -> None:
-    """Prints what `simulate` and `measure` found: as JSON on stdout, or in a line for people."""
+    """Prints the results of `simulate` and `measure`: as JSON on stdout, or in a line for people."""
     if json:
         print_json(result)
     elif result["status"] == "ok":
@@ -238,7 +238,7 @@ def measure(
         workload: a name with an optional size, or `package.module:function`
         placing: where ops may run
         batch: how the batch of a step is cut
-        storing: what becomes of what is measured
+        storing: whether measurements are kept
         placement: a placement file; without one, everything runs on the best single device
         host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2` or `cuda+cpu`
         seed: of random ops
@@ -283,7 +283,7 @@ def fidelity(
         workload: a name with an optional size, or `package.module:function`
         placing: where ops may run
         batch: how the batch of a step is cut
-        storing: what becomes of what is measured
+        storing: whether measurements are kept
         host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2` or `cuda+cpu`
         placements: how many unseen placements
         fit: how many other placements the simulator is calibrated on first
@@ -313,7 +313,7 @@ def fidelity(
 
 
 def fidelity_words(result: dict[str, Any]) -> str:
-    """What `fidelity` tells people, from what it prints as JSON."""
+    """The words of `fidelity` for people, from its JSON object."""
     overall, ceiling, best, best_ceiling = (
         "none" if result[f"spearman{which}"] is None else f"{result[f'spearman{which}']:.{digits}f}"
         for which, digits in (("", 3), ("_ceiling", 3), ("_best_quartile", 2), ("_ceiling_best_quartile", 2))

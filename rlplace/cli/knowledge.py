@@ -30,7 +30,7 @@ MOST_LETTERS = 40
 MOST_LISTED = 50
 """Of all measurements, where no limit is given."""
 OPTIONS = {"list": {"limit"}, "export": {"format", "out"}, "prune": {"all", "dry-run"}}
-"""What only one action takes: `prune --limit 3` must not forget everything that a list of three would have shown."""
+"""Options of one action alone: `prune --limit 3` must not forget everything that a list of three would have shown."""
 
 
 def measurements(

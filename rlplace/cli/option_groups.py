@@ -1,4 +1,4 @@
-"""What commands share: groups of options, durations, JSON on stdout, and what WORKLOAD and HOST stand for."""
+"""Parts of several commands: groups of options, durations, JSON on stdout, and the lookup of WORKLOAD and HOST."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, check_known
 from rlplace.files import jsonable
 from rlplace.records import check_seed
 from rlplace.training import TrainConfig
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlplace.workloads import WorkloadSpec
 
 GRANULARITIES = ("op", "module")
-"""What is placed: single ops in groups, or modules."""
+"""The unit of placement:  single ops in groups, or modules."""
 MODULE_RULE = "device-map"
 """The grouping that `--granularity module` stands for."""
 
@@ -132,8 +132,7 @@ class GroupingOptions:
             UnknownName: no such granularity.
             InvalidValue: modules are to be placed, and another rule was given, or micro-batches.
         """
-        if self.granularity not in GRANULARITIES:
-            raise UnknownName("granularity", self.granularity, GRANULARITIES)
+        check_known("granularity", self.granularity, GRANULARITIES)
         if self.granularity == "op" and self.rule != MODULE_RULE:
             return self.rule
         if asked.count != 1:
@@ -171,7 +170,7 @@ class BatchOptions:
     of each, and accumulated losses"""
 
     def parse(self) -> CutOptions:
-        """What they ask for.
+        """The options as a record.
 
         Raises:
             InvalidValue: a word of another form, or an option of a cut without one.
@@ -270,7 +269,7 @@ def setup_of(
 
 
 def print_json(data: dict[str, Any]) -> None:
-    """One JSON object on stdout; what is not finite becomes null."""
+    """One JSON object on stdout; numbers that are not finite become null."""
     stdout = _STDOUT.get() or sys.stdout
     json.dump(jsonable(data), stdout, allow_nan=False)
     stdout.write("\n")
@@ -295,7 +294,7 @@ def given_options() -> frozenset[str]:
 
 @contextmanager
 def only_json_on_stdout() -> Iterator[None]:
-    """While active, stdout is for `print_json` alone, and what else is printed goes to stderr.
+    """While active, stdout is for `print_json` alone, and all other output goes to stderr.
 
     A user's module, model or op that prints would otherwise stand before the object, where no program expects it.
     """
@@ -308,7 +307,7 @@ def only_json_on_stdout() -> Iterator[None]:
 
 
 def check_workload(text: str) -> WorkloadSpec:
-    """What WORKLOAD names, checked without importing torch.
+    """The workload that WORKLOAD names, checked without importing torch.
 
     Raises:
         UnknownName, InvalidValue: a mistake in it.

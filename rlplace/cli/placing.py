@@ -32,7 +32,7 @@ from rlplace.training import SearchConfig, TrainConfig
 from rlplace.training.agent.agent_config import AgentConfig
 
 if TYPE_CHECKING:
-    from rlplace.training.command import Named
+    from rlplace.training.train_and_resume import Named
 
 
 AGAIN = ("in-process", "store", "track", "cluster", "init", "priors")
@@ -105,7 +105,7 @@ def train(
     if resume is not None:
         given = given_options()
         _check_given((*BESIDE_RESUME, *BESIDE_HOST) if "host" in given else BESIDE_RESUME)
-        from rlplace.training.command import Named, Shown, resume_training
+        from rlplace.training.train_and_resume import Named, Shown, resume_training
 
         more_s = budget if isinstance(budget, MoreTime) else 0.0
         named = Named(
@@ -166,7 +166,7 @@ def train(
         learn=learn,
         agent=agent,
     )
-    from rlplace.training.command import Shown, run_training
+    from rlplace.training.train_and_resume import Shown, run_training
 
     folder = run if run is not None else Path("runs") / workload.replace("/", "_").replace(":", "_")
     result = run_training(setup, config, folder, overwrite=overwrite, shown=Shown(quiet, not (quiet and json), json))
@@ -225,7 +225,7 @@ def _check_given(known: tuple[str, ...]) -> None:
 EVALUATIONS = 16
 """Placements of a workload that are simulated by default."""
 METHOD, RUN_METHOD = "schedule", "portfolio"
-"""What places a workload, and what places a run's step again."""
+"""The methods that place a workload, and the step of a run again."""
 PLACEMENT = Path("placement.json")
 
 

@@ -115,7 +115,7 @@ def graph(
 
 
 def describe(problem: Problem, top: int) -> dict[str, Any]:
-    """What `rlplace graph --json` prints of a graph on a host."""
+    """The object that `rlplace graph --json` prints of a graph on a host."""
     import numpy as np
 
     from rlplace.graphs.statistics import describe_graph

@@ -67,7 +67,7 @@ class Node:
 class Cluster:
     """A Ray cluster that this process is connected to; a context manager that leaves it in the end.
 
-    Ray schedules, transports and retries. Its workers import what a function needs from their own installation: the
+    Ray schedules, transports and retries. Its workers import a function's modules from their own installation: the
     same versions of rlplace and of the user's modules must be there; the current folder is importable as it is here.
 
     Args:
@@ -84,9 +84,9 @@ class Cluster:
         """Joins a cluster, or starts one on this machine.
 
         Args:
-            address: `HOST:PORT`, or `auto`: `RAY_ADDRESS`, else what this user started here with `ray start`, else a
-                cluster of this machine alone that is started now.
-            say: told what was joined or started.
+            address: `HOST:PORT`, or `auto`: `RAY_ADDRESS`, else the cluster that this user started here with `ray
+                start`, else a cluster of this machine alone that is started now.
+            say: told which cluster was joined or started.
 
         Raises:
             MissingExtra: Ray is not installed (extra `cluster`).
@@ -144,17 +144,17 @@ class Cluster:
         left to be started, one that takes far longer than the longest before it is run a second time elsewhere, and the
         first answer counts (backup tasks, Dean and Ghemawat 2004, OSDI): a worker that stands still costs its own item
         some time and the others nothing. So `function` must give the same for the same item, and change nothing else.
-        Leaving the iterator early cancels what runs.
+        Leaving the iterator early cancels running tasks.
 
         Args:
-            function: of one item; what it needs is sent with it (`functools.partial`), once for each worker.
+            function: of one item; its data is sent with it (`functools.partial`), once for each worker.
             items: to be done; each is sent alone.
             on_wait: called some times a second while nothing has come.
             backup_least_s: that an item takes before it is run a second time.
 
         Raises:
             RunnerError: the cluster has no CPUs, or a worker ended again and again on an item.
-            Exception: what `function` raised, with a note that says the item.
+            Exception: the error that `function` raised, with a note that names the item.
         """
 
         def rlplace_item(item: Item) -> Result:  # the function travels inside of it, whatever kind of callable it is
@@ -246,7 +246,7 @@ EXTRA = "cluster"
 REACHED_WITHIN_S = 5.0
 """Seconds for a cluster to take a connection."""
 OBJECT_STORE_BYTES = 200_000_000
-"""Of a cluster that is started here; what does not fit goes to disk."""
+"""Of a cluster that is started here; objects that do not fit go to disk."""
 OLDEST_RAY = (2, 52)
 """The first version of Ray whose clusters can ask for a secret."""
 _MOST_BYTES = 1000
@@ -403,7 +403,7 @@ def _is_own(facts: os.stat_result) -> bool:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keeps what this process does on SIGTERM, which Ray would change."""
+    """Keeps this process's handler of SIGTERM, which Ray would change."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -418,7 +418,7 @@ def reach(word: str, *, say: Callable[[str], None] = lambda line: None) -> Itera
 
     Args:
         word: `off`, `auto` or an address.
-        say: told what was joined.
+        say: told which cluster was joined.
 
     Raises:
         UserError, RunnerError: as `Cluster.connect`.

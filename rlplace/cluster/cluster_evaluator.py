@@ -33,19 +33,19 @@ from rlplace.say import counted
 class ClusterEvaluator(Evaluator):
     """Measures the plans of searches on many machines; everything else on this one, in one race, as an `Evaluator`.
 
-    Each node times the reference in turn with its plans. A measurement comes back as its ratio to that, times what the
-    reference takes here, as those that the store answers: nodes may be of slightly different speed. What is kept of it
-    is what the node measured, if that is believed there (`Plausibility`).
+    Each node times the reference in turn with its plans. A measurement comes back as its ratio to that, times the
+    reference's step time here, as a measurement from the store does: nodes may be of slightly different speed. The
+    store keeps the node's own figures, if they are believed there (`Plausibility`).
 
     Args:
         cluster: whose nodes measure.
-        problem: what is placed, on a host of this machine, its graph with a program.
+        problem: the problem to place, on a host of this machine, its graph with a program.
         simulator: plans.
         reference: (N,) placement that every measured plan is timed beside.
         seed: of random ops.
-        log: keeps what is run, and answers what was run before.
+        log: keeps measurements, and answers for plans that were measured before.
         isolated: whether plans run in a worker process on each node.
-        staleness: for what a search waits.
+        staleness: for which results a search waits.
         say: told who measures, and who does not and why.
 
     Raises:
@@ -89,7 +89,7 @@ class ClusterEvaluator(Evaluator):
         The log may answer, as `measure_plans` says of `is_recalled`.
 
         Args:
-            plans: exactly what runs.
+            plans: exactly the plans that run.
             protocol: rounds of their races.
             deadline_s: on `time.monotonic`; races end after the round in which it passes.
             is_all: wait for everything that was asked for; then those of `plans` come last, in their order.
@@ -111,7 +111,7 @@ class ClusterEvaluator(Evaluator):
         return [*before, *(next(asked if answer is None else others) for answer in known)]
 
     def close(self) -> None:
-        """Ends the actors, and what runs here."""
+        """Ends the actors, and the runner on this machine."""
         self._pool.close()
         super().close()
 
@@ -148,7 +148,7 @@ class _Worker:
     Attributes:
         name: as people are told.
         actor: Ray's handle.
-        answer: to what it was asked last; None while it is idle.
+        answer: to the last request; None while it is idle.
         job: that it has; None while it is being prepared.
     """
 
@@ -166,7 +166,7 @@ class NodePool:
 
     Args:
         cluster: whose nodes measure.
-        sent: what `pack` gave; it travels to each node once.
+        sent: the bytes that `pack` returned; it travels to each node once.
         here: measures on this machine.
         clock: as of the jobs' deadlines.
         say: told who measures, and who does not and why.
@@ -223,7 +223,7 @@ class NodePool:
         return done
 
     def close(self) -> None:
-        """Ends the actors, and with them what they run."""
+        """Ends the actors, and with them their runners."""
         for actor in [*self._kept, *(worker.actor for worker in self._workers)]:
             self._end(actor)
         self._kept, self._workers, self._data = [], [], None
@@ -318,7 +318,7 @@ class Job:
 
     Attributes:
         places: of the plans among all that were ever asked for.
-        plans: what is to be measured.
+        plans: the plans to measure.
         protocol: of the race.
         deadline_s: on `time.monotonic` of this process; the race ends after the round in which it passes.
         begin_s: when a worker began with it.
@@ -342,7 +342,7 @@ class _Asked:
     Attributes:
         plan: it.
         round: the batch that it came with.
-        outcome: what was measured; None before.
+        outcome: the measurement; None before.
         num_lost: workers that were lost with it alone.
         is_told: whether the outcome was handed out.
     """
@@ -355,7 +355,7 @@ class _Asked:
 
 
 class StaleSynchronous:
-    """Has plans measured by workers, and hands out what has come.
+    """Sends plans to workers, and hands out the results that have come.
 
     A batch of plans is cut into a job for each worker. `exchange` returns once
 
@@ -363,7 +363,7 @@ class StaleSynchronous:
     2. `enough` of the batch's number of measurements have come, of this batch or of earlier ones, and
     3. the others had their grace, or have all come.
 
-    Later measurements are handed out by a later call: every plan is handed out once, whatever happens to its worker.
+    Later measurements are handed out by a later call: every plan is handed out once, also where its worker is lost.
     The plans of a lost worker are given to others, one by one, so that a plan that ends every worker which runs it ends
     `MOST_LOST` more and is an `error`. A worker that takes too long is not asked again before it has answered, and its
     plans are given to others too: the first measurement counts.
@@ -467,7 +467,7 @@ class StaleSynchronous:
         return Job(tuple(places), tuple(self._asked[place].plan for place in places), like.protocol, like.deadline_s)
 
     def _repeat_late(self) -> None:
-        """Has others measure what everybody who measures it takes too long for."""
+        """Sends plans that take too long on every node that has them to other nodes."""
         now_s = self._clock()
         late = [job for job in self._running if now_s >= self._late_s(job)]
         busy = {place for job in [*self._waiting, *self._running] if job not in late for place in job.places}

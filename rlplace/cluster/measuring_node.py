@@ -1,6 +1,6 @@
 """`MeasuringNode`: the actor on a node that measures plans there, with a runner of its own.
 
-`Machine`: what must be alike of two machines whose step times are to be compared.
+`Machine`: the facts in which two machines must agree before their step times are compared.
 
 `Believed`: which measurements of a node the driver may keep: those that the node's own `Evaluator` believes.
 """
@@ -28,7 +28,7 @@ from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simu
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.isolate.isolated_runner import without_model
-from rlplace.measure.isolate.messages import TorchSettings
+from rlplace.measure.isolate.messages import apply_settings, torch_settings
 from rlplace.measure.isolate.packing import Packed, Section, Unpacked, shared_file
 from rlplace.measure.measurement import MeasurementKey, MeasurementLog, versions_line
 from rlplace.store.folders import machine_facts
@@ -42,7 +42,7 @@ class Sent:
     """All that a node needs before it is asked anything; it travels packed, its tensors beside it.
 
     Attributes:
-        problem: what is measured; its graph travels without its program.
+        problem: the problem that is measured; its graph travels without its program.
         program: of its graph, without the user's model.
         reference: (N,) placement that every plan is timed beside.
         seed: of random ops.
@@ -55,7 +55,7 @@ class Sent:
     program: Program
     reference: NDArray[np.int32]
     seed: int
-    settings: TorchSettings
+    settings: tuple[object, ...]
     is_isolated: bool
     driver: Machine
 
@@ -63,14 +63,14 @@ class Sent:
 def pack(
     problem: Problem, reference: NDArray[np.int32], *, seed: int, is_isolated: bool, driver: Machine
 ) -> tuple[bytes, Section]:
-    """What `MeasuringNode.prepare` takes: all bytes, and where their index is.
+    """The argument of `MeasuringNode.prepare`: all bytes, and where their index is.
 
     Raises:
         RunnerError: a part of the captured step belongs to this process alone, or memory does not suffice.
     """
     program = require_program(problem.graph)
     program = dataclasses.replace(program, origin=without_model(program.origin))
-    sent = Sent(problem, program, reference, seed, TorchSettings.here(), is_isolated, driver)
+    sent = Sent(problem, program, reference, seed, torch_settings(), is_isolated, driver)
     packed = Packed()
     try:
         packed.add(sent)
@@ -106,7 +106,7 @@ class MeasuringNode:
             sent: Sent = _unpacked(data, index)
             if refused := refusal(sent.problem.host, sent.driver):
                 return refused
-            sent.settings.apply()
+            apply_settings(sent.settings)
             if not Machine.here().is_same(sent.driver):
                 self._held.enter_context(measuring_alone(sent.problem.host, say=lambda line: None, is_waiting=False))
             graph = dataclasses.replace(sent.problem.graph, program=sent.program)
@@ -128,7 +128,7 @@ class MeasuringNode:
         """A measurement for each plan, all in one race beside the reference; one that is not believed has no key.
 
         Args:
-            plans: exactly what runs.
+            plans: exactly the plan that runs.
             protocol: rounds of the race.
             left_s: seconds after which it ends, with the round that is running then.
 
@@ -142,7 +142,7 @@ class MeasuringNode:
 
 
 def _unpacked(data: bytes, index: Section) -> Sent:
-    """What was packed; its tensors are private to this process.
+    """The object that was packed; its tensors are private to this process.
 
     Raises:
         RunnerError: a module of the user cannot be imported here, or memory does not suffice.
@@ -166,7 +166,7 @@ class Machine:
 
     Attributes:
         name: its host name.
-        start: what names the start of its system, which tells machines of one name apart.
+        start: names the start of its system, which tells machines of one name apart.
         versions: of rlplace, PyTorch and Python.
         facts: its processor, number of cores and memory, by name.
         host: the devices that are found there.
@@ -191,7 +191,7 @@ class Machine:
         return (self.name, self.start) == (other.name, other.start)
 
     def differences(self, other: Machine) -> list[str]:
-        """What of `other` is not as it is here, in words."""
+        """The facts in which `other` differs from this machine, in words."""
         found = [] if self.versions == other.versions else [f"{other.versions}, here {self.versions}"]
         theirs = dict(other.facts)
         found += [f"{name} {theirs.get(name)}, here {fact}" for name, fact in self.facts if theirs.get(name) != fact]
@@ -216,7 +216,8 @@ def refusal(host: Host, driver: Machine) -> str:
 
 
 class Believed(MeasurementLog):
-    """A log that answers nothing and keeps only which plans it was told of: an `Evaluator` tells what it believes."""
+    """A log that answers nothing and keeps only which plans it was told of: an `Evaluator` says which figures it
+    believes."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
@@ -233,7 +234,7 @@ class Believed(MeasurementLog):
         """Does nothing."""
 
     def marked(self, plans: Sequence[Plan], outcomes: Sequence[Measurement]) -> list[Measurement]:
-        """The outcomes of a race; those that were not believed without a key. Then it forgets what it was told."""
+        """The outcomes of a race; those that were not believed without a key. Then it forgets its reference."""
         told, self._told = self._told, set()
         return [
             outcome if plan.fingerprint in told else dataclasses.replace(outcome, key=None)

@@ -1,4 +1,4 @@
-"""`Row` and `Comparison`: what `rlplace compare` reports.
+"""`Row` and `Comparison`: the report of `rlplace compare`.
 
 Ratios over a suite of problems: their geometric mean and how sure one can be of it.
 """
@@ -39,7 +39,7 @@ class Row:
         method: its name.
         seed: of its random draws.
         status: `ok`; `oom`, `error` or `timeout` where its placement failed; `skipped` where it could not run.
-        value_s: what was minimised, in seconds: the step time or the published objective; infinite without one.
+        value_s: the minimised value, in seconds:  the step time or the published objective; infinite without one.
         evaluations: placements scored.
         plan_s: wall time that finding the placement took.
         peak_bytes: of each device; empty where memory was not followed.
@@ -85,11 +85,11 @@ class Comparison:
     Attributes:
         workload: as the user wrote it.
         host: name of the host.
-        objective: what was minimised.
+        objective: the minimised value.
         rows: in the order in which they ran.
         lower_bound_s: no placement can do better.
         lower_bound: the argument that gives it.
-        budget: what each method could spend, as people read it.
+        budget: the budget of each method, as people read it.
         is_measured: whether step times come from running.
         is_interrupted: whether Ctrl-C ended it early: only the methods that had finished have rows.
         truth: kind and seed of the hidden truth that step times are of; empty where there is none.
@@ -261,7 +261,7 @@ def mean_ratio(ratios: Sequence[float], workloads: Sequence[str], *, seed: int =
 
 
 def paired_ratio(ratios: Sequence[float], workloads: Sequence[str]) -> MeanRatio:
-    """The geometric mean over workloads of what each has on geometric average, with a t-interval over the workloads.
+    """The geometric mean over workloads of each workload's own geometric mean, with a t-interval over the workloads.
 
     For ratios of two methods on the same problems: a workload counts once, however many problems it has. With a single
     workload the interval is without end.

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from rlplace.cluster import Cluster
 from rlplace.compare.comparison import AtLeastOne, Comparison, Objective, Row, RowStatus, collected, row_or_failure
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, check_known
 from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
@@ -45,12 +45,12 @@ OP_ORDER = "op-order"
 ORDER_EVALUATIONS = 300
 """Plans that the op order is improved with, where the budget is in seconds."""
 ROUNDING = 1e-9
-"""By what share two sums of the same seconds may differ."""
+"""The share by which two sums of the same seconds may differ."""
 
 
 @record(frozen=True)
 class CompareConfig:
-    """Who takes part and what each may spend.
+    """The methods, and the budget of each.
 
     Raises:
         UnknownName: no such method or objective.
@@ -66,7 +66,7 @@ class CompareConfig:
     seeds: AtLeastOne = 1
     """How many seeds each method that draws is run with: `seed`, `seed` + 1, ..."""
     objective: Objective = "latency"
-    """What is minimised."""
+    """The value that is minimised."""
     threads: int | None = None
     """Placements simulated at once; every core by default."""
     isolated: bool | None = None
@@ -81,8 +81,7 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         for name in self.methods:
-            if name not in ("all", OP_ORDER) and name not in METHODS:
-                raise UnknownName("method", name, ("all", OP_ORDER, *METHODS))
+            check_known("method", name, ("all", OP_ORDER, *METHODS))
         if self.seed + self.seeds - 1 > LARGEST_SEED:
             most = LARGEST_SEED - self.seed + 1
             raise InvalidValue("seeds", self.seeds, f"at most {most:,} from seed {self.seed} on", where="compare")
@@ -112,7 +111,7 @@ class CompareConfig:
 
     @property
     def budget(self) -> dict[str, float | None]:
-        """What `--json` says of the budget."""
+        """The budget as `--json` prints it."""
         seconds = None if math.isinf(self.total_s) else self.total_s
         measured = {} if self.measured is None else {"measured": self.measured}
         return {"evaluations": self.evaluations, "seconds": seconds, **measured}
@@ -135,7 +134,7 @@ class CompareConfig:
 
     @property
     def runs(self) -> tuple[tuple[str, int], ...]:
-        """Methods and seeds in the order in which they run: what needs no budget first."""
+        """Methods and seeds in the order in which they run: those without a budget first."""
         kinds = {name: METHODS[name].kind for name in self.names}
         return (
             *((name, self.seed) for name in self.names if kinds[name] in ("baseline", "scheduler")),
@@ -162,18 +161,18 @@ def compare(
     """Every method's best placement; simulated, or on a host of this machine measured in one interleaved race.
 
     Methods search on the simulator; `learned` also measures, as many plans as `config` says. A method that lacks its
-    extra, or raises, gives a row that says so. Ctrl-C ends the search: what was found until then is compared as
+    extra, or raises, gives a row that says so. Ctrl-C ends the search: the placements found until then are compared as
     simulated.
 
     Args:
-        problem: what is placed; profiled (and calibrated) where the host is real.
-        config: who takes part and what each may spend.
+        problem: the problem to place; profiled (and calibrated) where the host is real.
+        config: the methods, and the budget of each.
         workload: its name, for the record.
         others: rows of PyTorch baselines; one with a timer is measured in the same race.
         on_row: told each row as it comes, before it is measured.
-        log: keeps what is measured.
+        log: keeps measurements.
         cluster: whose workers search, a run each; it is closed before anything is measured, on this machine alone.
-        known: what was measured to calibrate, which `learned` learns from, too.
+        known: the measured steps of calibration, from which `learned` learns, too.
 
     Raises:
         UnknownName, InvalidValue: a mistake in `config`; or plans are to be measured on a simulated host, or while a
@@ -222,7 +221,7 @@ def check_measured(config: CompareConfig, host: Host, *, is_spread: bool) -> Non
     """Refuses plans to be measured where nothing can be measured while methods search.
 
     Args:
-        config: who takes part and what each may spend.
+        config: the methods, and the budget of each.
         host: where.
         is_spread: whether a cluster searches.
 
@@ -384,7 +383,7 @@ def find_row(
         simulator: of the problem.
         name: of the method.
         seed: of its draws.
-        budget: what it may spend.
+        budget: of the method.
         is_count_chosen: whether the number of micro-batches was chosen by `auto`, as a row that needs more says.
         learn: the row of `learned` with a seed and a budget; None where nothing may be measured.
     """

@@ -1,6 +1,6 @@
 """`compare_true`: methods that know a nominal problem and may measure a little, judged by a truth that none sees.
 
-`ROWS`: what is compared where the truth is hidden: ways to name one plan after a few measurements.
+`ROWS`: the rows that are compared where the truth is hidden: ways to name one plan after a few measurements.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rlplace.training.agent.agent_config import AgentConfig
 
 @record(frozen=True)
 class TrueConfig:
-    """Who takes part, what each may spend, and what is true.
+    """The rows, the budget of each, and the truth.
 
     Raises:
         UnknownName: no such row.
@@ -93,7 +93,7 @@ def compare_true(
 
     Args:
         problem: the nominal one, on a simulated host without gangs.
-        config: who takes part and what is true.
+        config: the rows and the truth.
         workload: its name, for the record.
         on_row: told each row as it comes.
         cluster: whose workers have a row each; without a limit in seconds the rows are those of this machine.
@@ -162,13 +162,13 @@ def _answered(name: str, trial: Trial, timer: TrueTimer) -> Row:
 
 
 LINES = 3
-"""What an agent learned about the host, of which a row says the surest."""
+"""Facts that an agent learned about the host; a row names the surest."""
 LEAST_FITTED = 4
 """Measured plans without which nothing is calibrated."""
 
 
 class Meter:
-    """A measurer that keeps what it measured, and refuses to measure more than it may.
+    """A measurer that keeps its measurements, and refuses more than its budget.
 
     Attributes:
         kept: plans and measurements, in order.
@@ -176,7 +176,7 @@ class Meter:
         history: the best measured step time wherever it improved.
 
     Args:
-        measurer: what measures.
+        measurer: measures plans.
         most: plans measured at most.
     """
 
@@ -213,7 +213,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a row knows and may spend.
+    """The problem and the budget of a row.
 
     Attributes:
         problem: the nominal one.
@@ -245,7 +245,7 @@ class Answer:
     Attributes:
         plan: the one plan that it names; None where it has none.
         evaluations: placements simulated.
-        why: a remark: what it learned.
+        why: a remark: facts that it learned.
     """
 
     plan: Plan | None
@@ -266,7 +266,7 @@ def _portfolio(trial: Trial) -> Answer:
 
 @dataclass(frozen=True)
 class _OnTheHost:
-    """A step timer that measures what it is asked to score."""
+    """A step timer that measures the placements that it is asked to score."""
 
     trial: Trial
     threads: int = 1

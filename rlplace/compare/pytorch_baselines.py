@@ -63,7 +63,7 @@ def pytorch_baselines(
         names: of `BASELINES`.
         default_size: of a workload named without one.
         seed: of the workload.
-        say: told what takes long.
+        say: told of long work.
     """
     with ExitStack() as stack:
         entries: list[Entry] = []
@@ -100,7 +100,7 @@ def _timer(
     say: Callable[[str], None],
     stack: ExitStack,
 ) -> Other:
-    """What times a baseline.
+    """The timer of a baseline.
 
     Raises:
         RlplaceError: says why it cannot run.

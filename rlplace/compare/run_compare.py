@@ -1,6 +1,6 @@
-"""`run_compare`: what `rlplace compare` does, from words to a table and saved placements.
+"""`run_compare`: the command `rlplace compare`, from words to a table and saved placements.
 
-`run_true_compare`: what `rlplace compare --true` does, from words to a table.
+`run_true_compare`: the command `rlplace compare --true`, from words to a table.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def method_words(text: str, known: Collection[str], what: str = "method") -> tup
     """The words of a comma-separated list, each of them `all` or known.
 
     Raises:
-        UnknownName: one is neither; `what` says what it should have been.
+        UnknownName: one is neither; `what` names the kind of word.
         InvalidValue: nothing is named.
     """
     words = tuple(word.strip() for word in text.split(",") if word.strip())
@@ -75,7 +75,7 @@ def true_config(
     objective: str | None,
     seed: int | None = None,
 ) -> TrueConfig:
-    """What `--true` and `--measured` ask for.
+    """The configuration that `--true` and `--measured` ask for.
 
     Args:
         truth: `KIND:SEED`.
@@ -83,8 +83,8 @@ def true_config(
         methods: `all`, or names with commas between them.
         evaluations: placements that each row may simulate.
         seconds: of all rows.
-        seeds: what `--seeds` says; must be None.
-        objective: what `--objective` says; latency or None.
+        seeds: the value of `--seeds`; must be None.
+        objective: the value of `--objective`; latency or None.
         seed: of every row's draws; None for that of the truth.
 
     Raises:
@@ -145,7 +145,7 @@ class Output:
                 raise FileProblem(folder, f"cannot be a folder for {what}: {error.strerror or error}.") from error
 
     def conclude(self, comparison: Comparison, problem: Problem, progress: Progress) -> dict[str, Any]:
-        """Keeps placements and picture, and prints the table on stderr, as asked; returns what `--json` prints.
+        """Keeps placements and picture, and prints the table on stderr, as asked; returns the object of `--json`.
 
         Args:
             comparison: with all rows.
@@ -178,12 +178,12 @@ def run_compare(
     *,
     cluster: str = "off",
 ) -> dict[str, Any]:
-    """Compares on a workload, prints the table, keeps the placements; returns what `--json` prints.
+    """Compares on a workload, prints the table, keeps the placements; returns the object of `--json`.
 
     Args:
-        setup: what is placed.
-        output: what becomes of the rows.
-        config: who takes part and what each may spend.
+        setup: the problem to place.
+        output: where the rows go.
+        config: the methods, and the budget of each.
         baselines: rows of PyTorch baselines.
         cluster: whose workers search: `off`, `auto` or an address.
 
@@ -241,12 +241,12 @@ def run_compare(
 
 @one_thread_here()
 def run_true_compare(setup: Setup, output: Output, config: TrueConfig, *, cluster: str = "off") -> dict[str, Any]:
-    """Compares beside a hidden truth, prints the table, keeps the placements; returns what `--json` prints.
+    """Compares beside a hidden truth, prints the table, keeps the placements; returns the object of `--json`.
 
     Args:
-        setup: what is placed, on a simulated host.
-        output: what becomes of the rows; the picture is of the best measured step so far.
-        config: who takes part and what is true.
+        setup: the step to place, on a simulated host.
+        output: where the rows go; the picture is of the best measured step so far.
+        config: the rows and the truth.
         cluster: whose workers have a row each: `off`, `auto` or an address.
 
     Raises:

@@ -1,13 +1,13 @@
 """The simulator beside this machine: `time_placement` on one placement, `run_fidelity` on many.
 
-They are what `rlplace simulate`, `measure` and `fidelity` do.
+They are the commands `rlplace simulate`, `measure` and `fidelity`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,7 +42,7 @@ ROUNDS = RaceProtocol(max_rounds=20, min_rounds=20)
 
 @one_thread_here()
 def time_placement(setup: Setup, path: Path | None, *, is_measured: bool, timeline: Path | None) -> dict[str, Any]:
-    """What `--json` prints: placement, status, why, step_time_s, spread_s, peak_bytes, lower_bound_s.
+    """The object that `--json` prints:  placement, status, why, step_time_s, spread_s, peak_bytes, lower_bound_s.
 
     Args:
         setup: the step. A placement must keep its constraints, and the bound counts on them. A batch that is cut
@@ -171,7 +171,7 @@ def _graph_of(
 
 
 def _as_placed(asked: CutOptions, count: int, loss: str) -> CutOptions:
-    """What was asked for beside `auto`, with the number and the loss of a placement file."""
+    """The cut that was asked for beside `auto`, with the number and the loss of a placement file."""
     if count == 1:
         return CutOptions(1, is_exact=asked.is_exact)
     kind = loss if asked.loss == "auto" and loss else asked.loss
@@ -179,7 +179,7 @@ def _as_placed(asked: CutOptions, count: int, loss: str) -> CutOptions:
 
 
 def _other_cut(placement: Placement, graph: OpGraph) -> str:
-    """How the batch of a placed step was cut, beside that of another graph; and what to ask for."""
+    """How the batch of a placed step was cut, beside that of another graph; and the request for it."""
     cut = placement.cut
     if cut is None:
         return "If its step was cut into micro-batches, give `--micro-batches` again; `auto` finds how many."
@@ -234,7 +234,7 @@ class Mix:
     def judge(self, problem: Problem) -> tuple[Fidelity, list[float]]:
         """The figures of the simulator with the costs of `problem`, and its times in seconds.
 
-        Plans are those of the profiled simulator; what is judged re-times exactly these.
+        Plans are those of the profiled simulator; the judged simulator re-times exactly these plans.
         """
         simulator = Simulator(problem)
         outcomes = [simulator.retime(plan) for plan in self.plans]
@@ -246,7 +246,7 @@ class Mix:
 
 @one_thread_here()
 def run_fidelity(setup: Setup, *, num_placements: int, num_fit: int, plot: Path) -> dict[str, Any]:
-    """What `rlplace fidelity --json` prints; saves the scatter plot.
+    """The object that `rlplace fidelity --json` prints; saves the scatter plot.
 
     Args:
         setup: the step, on a host of this machine; measured step times are kept in the store, and measured afresh.
@@ -276,7 +276,7 @@ def run_fidelity(setup: Setup, *, num_placements: int, num_fit: int, plot: Path)
     for line in calibration.say():
         progress.say(line)
     figures, simulated_s = mix.judge(calibration.problem)
-    save_fidelity_png(plot, simulated_s, mix.measured_s.tolist(), mix.kinds, figures.to_dict())
+    save_fidelity_png(plot, simulated_s, mix.measured_s.tolist(), mix.kinds, asdict(figures))
     return {
         "schema": 1,
         "workload": str(spec),
@@ -284,7 +284,7 @@ def run_fidelity(setup: Setup, *, num_placements: int, num_fit: int, plot: Path)
         "workload_seed": setup.workload_seed,
         "micro_batches": prepared.to_dict(),
         "host": host.name,
-        **figures.to_dict(),
+        **asdict(figures),
         "calibration": {
             "is_kept": calibration.is_kept,
             "error_before": calibration.error_before,
@@ -316,8 +316,8 @@ def measure_mix(
         problem: as profiled, on a host of this machine.
         num_placements: unseen placements.
         num_fit: other placements, to calibrate on.
-        seed: of what is drawn.
-        log: keeps what is measured.
+        seed: of the draws.
+        log: keeps measurements.
         isolated: whether placements are measured in a worker process; see `Evaluator`.
 
     Raises:

@@ -23,7 +23,7 @@ from rlplace.doctor.installation import (
     torch_build,
 )
 from rlplace.doctor.system import Check, Finding, System, first_of
-from rlplace.process import SPIN_COUNT
+from rlplace.process_settings import SPIN_COUNT
 from rlplace.say import format_bytes, format_seconds
 
 LEAST_FREE_DISK_BYTES = 1 << 30
@@ -92,7 +92,7 @@ class Steadiness:
     spread: float
     """between the 10th and the 90th percentile, as a share of the median"""
     lost: float
-    """share of all time beyond a median for each sample: what interruptions took"""
+    """share of all time beyond a median for each sample: the time of interruptions"""
 
     @property
     def is_steady(self) -> bool:
@@ -115,7 +115,7 @@ def steadiness(times_s: Sequence[float]) -> Steadiness:
 
 
 def check_clock(system: System) -> Iterator[Finding]:
-    """How fine the clock is: what reading it costs, and its smallest step."""
+    """How fine the clock is: the cost of reading it, and its smallest step."""
     readings_s = [system.now_s() for _ in range(NUM_CALLS)]
     call_s = (readings_s[-1] - readings_s[0]) / (NUM_CALLS - 1)
     steps_s = [after_s - before_s for before_s, after_s in pairwise(readings_s) if after_s > before_s]
@@ -342,7 +342,7 @@ def memory_limit_bytes(system: System) -> int | None:
 
 
 def _values(system: System, controller: str, name: str) -> Iterator[str]:
-    """What that file says in this process's group and in every group above it: the tightest counts.
+    """The value of that file in this process's group and in every group above it: the tightest counts.
 
     Args:
         system: where to look.
@@ -425,7 +425,8 @@ def runs_on(architecture: str, major: int, minor: int) -> bool:
     """Whether kernels for `architecture` run on a GPU of that compute capability.
 
     Machine code (`sm_86`) runs on the same major version from its minor version on, PTX (`compute_80`) on everything
-    newer (CUDA C++ Programming Guide, "Application Compatibility"); what ends with a letter, on its own version alone.
+    newer (CUDA C++ Programming Guide, "Application Compatibility"); a device whose capability ends with a letter, on
+    its own version alone.
 
     >>> [runs_on(each, 8, 9) for each in ("sm_86", "sm_90", "compute_80", "sm_90a")]
     [True, False, True, False]

@@ -1,4 +1,4 @@
-"""Checks of what is installed: Python, rlplace, the packages that it requires, PyTorch, and the extras."""
+"""Checks of the installed packages: Python, rlplace, the packages that it requires, PyTorch, and the extras."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXTRAS = {
     "metis": ("pymetis", "METIS, as a method and as a grouping"),
     "exact": ("ortools", "exact solvers"),
 }
-"""Each extra: the module that it brings, and what for."""
+"""Each extra: the module that it brings, and its purpose."""
 SCOTCH_PROGRAMS = ("gmap", "scotch_gmap")
 """As `search.rules.scotch` looks for; importing that would import all of search."""
 OWN_ROWS = {"torch", "wandb"}
@@ -84,7 +84,7 @@ def check_packages(system: System) -> Iterator[Finding]:
 
 
 def check_torch(system: System) -> Iterator[Finding]:
-    """Whether PyTorch can be imported and is new enough, and what it was built for."""
+    """Whether PyTorch can be imported and is new enough, and for which accelerator it was built."""
     wanted = requirement_of(system, "torch")
     try:
         system.current_folder()
@@ -105,7 +105,7 @@ def check_torch(system: System) -> Iterator[Finding]:
 
 
 def torch_build(torch: Any) -> str:
-    """What a PyTorch was built for, such as `CUDA 12.8 build`."""
+    """The accelerator that a PyTorch was built for, such as `CUDA 12.8 build`."""
     if torch.version.cuda:
         return f"CUDA {torch.version.cuda} build"
     if getattr(torch.version, "hip", None):

@@ -1,6 +1,6 @@
 """`System`: everything that checks touch, one small function each, so that tests can stand in for a machine.
 
-`Check`: one question about the system; `Finding`: the answer; `run_checks`: all answers, whatever fails.
+`Check`: one question about the system; `Finding`: the answer; `run_checks`: all answers, also where a check fails.
 
 How long one small op takes, again and again: whether timing is steady here.
 """
@@ -29,10 +29,10 @@ VERDICTS: tuple[Verdict, ...] = ("ok", "warn", "fail")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found."""
+    """The result of one check."""
 
     name: str
-    """what was looked at"""
+    """the subject of the check"""
     verdict: Verdict
     """`ok`; `warn`, figures may be worse than they need be; `fail`, something will not work"""
     found: str
@@ -45,7 +45,7 @@ def first_of(name: str, found: str, *problems: tuple[bool, Verdict, str]) -> Fin
     """The finding of the first problem that is there, `ok` where none is.
 
     Args:
-        name: what was looked at.
+        name: the subject of the check.
         found: in one line.
         problems: whether each is there, its verdict, and what to do about it.
 
@@ -71,7 +71,7 @@ class Check:
 
 
 def run_checks(system: System, checks: Sequence[Check]) -> list[Finding]:
-    """What all checks found, in their order; a check that fails itself is a `fail` with its error."""
+    """The results of all checks, in their order; a check that fails itself is a `fail` with its error."""
     findings: list[Finding] = []
     for check in checks:
         if check.needs in {finding.name for finding in findings if finding.verdict == "fail"}:
@@ -95,7 +95,8 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 
 NUM_ELEMENTS = 32768
-"""As many as PyTorch leaves to one thread: more would be shared among several, whatever their number is set to."""
+"""As many as PyTorch leaves to one thread: more would be shared among several threads, at any setting of their
+number."""
 OPS_PER_SAMPLE = 32
 WARM_UP_S = 0.03
 TIMED_S = 0.3
@@ -152,7 +153,7 @@ class System:
     num_cores: Callable[[], int | None] = os.cpu_count
     """logical cores of the machine"""
     distribution: Callable[[str], importlib.metadata.Distribution] = importlib.metadata.distribution
-    """what is known of an installed package; raises PackageNotFoundError"""
+    """the metadata of an installed package; raises PackageNotFoundError"""
     has_module: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
     """whether a top-level module can be found; it is not imported"""
     find_program: Callable[[str], str | None] = shutil.which

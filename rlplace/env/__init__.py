@@ -1,8 +1,8 @@
 """Gymnasium environments over a `Problem` and a `Measurer`.
 
 `placement_env` has the base, and the env that places all groups in one action; `sequential` places one group a step
-over the partial schedules of `schedule_batch`. `rewards` turns step times into rewards, and `problem_features` is what
-policies observe.
+over the partial schedules of `schedule_batch`. `rewards` turns step times into rewards, and `problem_features` holds
+the observations of policies.
 """
 
 from rlplace.env.placement_env import OneShotEnv, PlacementVecEnv

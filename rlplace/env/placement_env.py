@@ -1,4 +1,5 @@
-"""`PlacementEnv`: what the environments share: a measurer, a reward, pictures, and a spec to make another env from.
+"""`PlacementEnv`: the common part of the environments: a measurer, a reward, pictures, and a spec to make another env
+from.
 
 `OneShotEnv`: one action places all groups, and the episode is over; `PlacementVecEnv`: B of them, measured together.
 `BatchedVecEnv`: the base of our Stable-Baselines3 `VecEnv`s. `check_actions`: actions of agents, checked for all envs.
@@ -33,7 +34,7 @@ def check_actions(actions: object, space: ActionSpace, where: str, num_envs: int
     """`actions` as int64: of the shape of `space`, or (num_envs, ...) with a leading axis of envs.
 
     Args:
-        actions: what an agent chose.
+        actions: the action of an agent.
         space: of one env; it counts from 0, and all its numbers have one limit.
         where: who was given them, for messages.
         num_envs: how many actions there are; None for one without an axis of envs.
@@ -70,11 +71,11 @@ FRAMES_PER_S = 4
 Observation = dict[str, Any]
 Action = TypeVar("Action")
 GIVEN = ("measurer", "problem", "workload", "host", "num_groups", "workload_seed")
-"""What says which problem is placed; a spec says it by the measurer alone."""
+"""An argument that says which problem is placed; a spec says it by the measurer alone."""
 
 
 class PlacementEnv(gym.Env[Observation, Action], Generic[Action]):
-    """An environment over the problem of a measurer; what a step is, its spaces and its actions are for others to say.
+    """An environment over the problem of a measurer; subclasses define a step, its spaces and its actions.
 
     Attributes:
         scorer: measures and rewards placements.
@@ -94,7 +95,7 @@ class PlacementEnv(gym.Env[Observation, Action], Generic[Action]):
         """An env over the problem of a measurer.
 
         Args:
-            found: what measures placements, and whether `close` closes it; see `find_measurer`.
+            found: the measurer of placements, and whether `close` closes it; see `find_measurer`.
             reward: `sqrt`, `log_speedup` or a reward object.
             baseline_s: the step time a named reward compares with; None is the best single device's, measured now.
             deterministic: whether the measurer gives a placement the same step time every time.
@@ -115,7 +116,7 @@ class PlacementEnv(gym.Env[Observation, Action], Generic[Action]):
 
     @property
     def problem(self) -> Problem:
-        """What is placed."""
+        """The problem to place."""
         return self.scorer.problem
 
     @property
@@ -166,7 +167,7 @@ class PlacementEnv(gym.Env[Observation, Action], Generic[Action]):
             self._is_owner = False
 
     def _ended(self, step_time_s: float, status: str, placement: NDArray[np.int32]) -> dict[str, Any]:
-        """The info of a last step; the placement (N,) is what is drawn from now on, in mode `human` at once."""
+        """The info of a last step; the placement (N,) is drawn from now on, in mode `human` at once."""
         self._placed = placement if status == "ok" else None
         self._title = f"Last placement: {step_time_s * 1e3:.4g} ms" if status == "ok" else f"Last placement: {status}"
         if self.render_mode == "human":
@@ -225,11 +226,11 @@ def find_measurer(
     *,
     runs: bool,
 ) -> tuple[Measurer, bool]:
-    """What placements are measured with, and whether it was made here, so that the env has to close it.
+    """The measurer of placements, and whether the env made it and has to close it.
 
     Args:
-        measurer: what measures placements; or
-        problem: what is placed; or
+        measurer: measures placements; or
+        problem: the problem to place; or
         workload: a WORKLOAD word, e.g. `nmt@small`, which is captured;
         host: a HOST word, e.g. `4xV100-pcie`, or a host, that goes with a workload.
         num_groups: groups to aim at, of a workload.
@@ -345,13 +346,13 @@ class OneShotEnv(PlacementEnv[NDArray[np.int64]]):
         """An env over the problem of `measurer`, over `problem`, or over `workload` on `host`.
 
         Args:
-            measurer: what measures placements; where it is not given, they are simulated or, if not `deterministic`,
+            measurer: measures placements; where it is not given, they are simulated or, if not `deterministic`,
                 run on the problem's host.
             reward: `sqrt`, `log_speedup` or a reward object.
             baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
             deterministic: whether the measurer gives a placement the same step time every time.
             render_mode: `human`, `rgb_array` or `ansi`; None draws nothing.
-            problem: what is placed, instead of `measurer`.
+            problem: the problem to place, instead of `measurer`.
             workload: a WORKLOAD word (`nmt@small`), instead of either.
             host: a HOST word (`4xV100-pcie`) or a host, for a workload.
             num_groups: groups to aim at, for a workload.
@@ -425,7 +426,7 @@ class BatchedVecEnv(VecEnv):
         """Envs over the problem of `measurer`.
 
         Args:
-            measurer: what measures placements.
+            measurer: measures placements.
             num_envs: how many, B.
             reward: `sqrt`, `log_speedup` or a reward object.
             observation_space: of each env.
@@ -535,7 +536,7 @@ class PlacementVecEnv(BatchedVecEnv):
         """Envs over the problem of `measurer`.
 
         Args:
-            measurer: what measures placements.
+            measurer: measures placements.
             num_envs: placements a step, B.
             reward: `sqrt`, `log_speedup` or a reward object.
             baseline_s: the step time a named reward compares with; by default the best single device's, measured now.

@@ -1,8 +1,8 @@
 """The features of a problem that policies see.
 
 `ProblemFeatures` suit any problem: no width depends on G or D. `GraphFeatures` are of one problem, standardised.
-`GroupArrays` is a problem in terms of its groups, in SI units. `GraphObservation` is what one-shot envs show. `op_kind`
-is the kind of an op, in a small vocabulary that does not change with PyTorch's names for its ops.
+`GroupArrays` is a problem in terms of its groups, in SI units. `GraphObservation` is the observation of one-shot envs.
+`op_kind` is the kind of an op, in a small vocabulary that does not change with PyTorch's names for its ops.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
-from rlplace.errors import UnknownName
+from rlplace.errors import check_known
 from rlplace.graphs import PHASES, OpGraph
 from rlplace.graphs.opgraph import RESIDENT_TARGETS, SOURCE_TARGETS
 from rlplace.graphs.paths import longest_after, longest_before
@@ -101,7 +101,7 @@ def op_kind(target: str) -> str:
 NUM_WAVES = 8
 """Octaves in which a group's place in the order is told: down to one group in 256."""
 LARGEST = 20.0
-"""Features end here, whatever is divided by next to nothing."""
+"""Features are clipped here: a divisor may be close to 0."""
 
 NODE_FEATURES = (
     *("cost", "load_share", "spread", "num_ops", "source_share", "held", "held_share", "parameters", "outputs"),
@@ -126,8 +126,9 @@ class ProblemFeatures:
     """A problem of G groups, K edges between them, and D devices, in numbers without a unit.
 
     Times count in mean costs of a group or in shares of the whole, bytes in shares of memory, so that a step that takes
-    ten times as long looks the same; what does not fit on a scale is log(1 + x). Nothing is standardised over the
-    graph: that would hide what tells problems apart. Costs are the problem's, so a fitted host model's scales are seen.
+    ten times as long looks the same; figures without a scale are log(1 + x). Nothing is standardised over the
+    graph: that would hide differences between problems. Costs are the problem's, so a fitted host model's scales are
+        seen.
 
     Permuting the devices of a host permutes `devices`, `pairs` and `links` and changes nothing else.
 
@@ -457,7 +458,7 @@ class GroupArrays:
         occupies: (D, D) bool, the devices that each device keeps busy: itself, and a gang its members.
         order: (G,) int64, groups by their first op in list order; groups of sources alone come last.
         unit_s: the mean cost of a group on a device.
-        share_s: the mean cost of all groups, over D: what each device has to do where all have the same.
+        share_s: the mean cost of all groups, over D: the work of each device in an even split.
     """
 
     cost_s: FloatArray
@@ -535,7 +536,8 @@ class GraphObservation:
     they look alike on every problem:
 
     - `groups`, (G * F,): `NODE_FEATURES` of each group, then `PAIR_FEATURES` of it on each device;
-    - `adjacency`, (G * G,): log(1 + x) of the seconds of what each group sends each other one, over the largest: 0..1;
+    - `adjacency`, (G * G,): log(1 + x) of the transfer seconds from each group to each other one, over the largest:
+    0..1;
     - `devices`, (D * 7,): `DEVICE_FEATURES` of each device.
 
     Attributes:
@@ -546,14 +548,13 @@ class GraphObservation:
         """The observation of `problem`.
 
         Args:
-            problem: what is placed.
+            problem: the problem to place.
             kind: one of `OBSERVATIONS`.
 
         Raises:
             UnknownName: no observation has that name.
         """
-        if kind not in OBSERVATIONS:
-            raise UnknownName("observation", kind, OBSERVATIONS)
+        check_known("observation", kind, OBSERVATIONS)
         self._arrays, self.space = _flat_features(problem) if kind == "graph" else {}, index_space()
         if kind == "graph":
             limits = {name: (0.0, 1.0) if name == "adjacency" else (-LARGEST, LARGEST) for name in self._arrays}
@@ -562,11 +563,11 @@ class GraphObservation:
             )
 
     def one(self) -> dict[str, Any]:
-        """What one env shows; new arrays every time."""
+        """The observation space of one env; new arrays every time."""
         return {name: array.copy() for name, array in self._arrays.items()} or {"graph": np.int64(0)}
 
     def batch(self, num_envs: int) -> dict[str, NDArray[Any]]:
-        """What `num_envs` envs show, with a leading axis of envs; new arrays every time."""
+        """The observation space of `num_envs` envs, with a leading axis of envs; new arrays every time."""
         rows = {name: np.tile(array, (num_envs, 1)) for name, array in self._arrays.items()}
         return rows or {"graph": np.zeros(num_envs, dtype=np.int64)}
 

@@ -1,4 +1,4 @@
-"""`Reward`: what a step time is worth to the learner, by name.
+"""`Reward`: the reward of a step time, by name.
 
 `Scorer`: measures a batch of group placements, equal ones once, and rewards them.
 """
@@ -151,7 +151,7 @@ class Scorer:
     A placement with a group on a device where it may not be is not measured: its status is `error`.
 
     Attributes:
-        reference_s: what the step times of a measurer that times a reference beside every placement are told in: the
+        reference_s: the unit of step times from a measurer that times a reference beside every placement: the
             ratio to the reference times this, so that a drift of the machine is no reward. None takes them as they are.
         num_measured: placements that were measured, as opposed to looked up.
     """
@@ -182,7 +182,7 @@ class Scorer:
         return self._score(self.problem.grouping.expand(rows), [row.tobytes() for row in rows], barred)
 
     def score_placements(self, placements: NDArray[np.integer]) -> Scores:
-        """Outcomes of `placements` (B, N), devices of ops, in order; not kept, whatever the measurer."""
+        """Outcomes of `placements` (B, N), devices of ops, in order; not kept, for any measurer."""
         rows = np.ascontiguousarray(placements, dtype=np.int32)
         barred = np.zeros(len(rows), dtype=np.bool_)
         if self.problem.allowed is not None:
@@ -233,7 +233,7 @@ def make_scorer(
     """A `Scorer` whose reward is given by name or as an object.
 
     Args:
-        measurer: what measures placements.
+        measurer: measures placements.
         reward: a reward's name, or a reward.
         baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
         deterministic: whether the measurer gives a placement the same step time every time.

@@ -1,6 +1,6 @@
 """`SequentialBatch`: many episodes in step, each of which places one group after the other; arrays in, arrays out.
 
-`ListSchedules`: what the list scheduler makes of weights over named groupings, as actions of a policy.
+`ListSchedules`: list schedules from weights over named groupings, as actions of a policy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rlplace.search.schedule.partial_schedule import (
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SequentialObservation:
-    """What there is to decide in B episodes. The arrays are used again by the next look: copy what is to stay.
+    """The next decisions of B episodes. The arrays are used again by the next look: copy arrays that are to stay.
 
     Attributes:
         group: (B,) int64, the group that is decided now; -1 where none is left.
@@ -47,12 +47,12 @@ class SequentialObservation:
 class SequentialBatch:
     """B episodes over one problem: every step decides one group of each, and after G steps all are done.
 
-    The next group is that of the first op, in the order of the problem, whose group is not decided; what all ops before
-    it make of the devices is the partial schedule. With `order`, or with groups given to `step`, another group may come
-    first. The schedule then waits, and is the same in the end.
+    The next group is that of the first op, in the order of the problem, whose group is not decided; the partial
+    schedule holds the devices after all ops before it. With `order`, or with groups given to `step`, another group may
+    come first. The schedule then waits, and is the same in the end.
 
     Attributes:
-        problem: what is placed.
+        problem: the problem to place.
         grouping: G groups.
         num_episodes: B.
         num_groups: G, steps of an episode.
@@ -71,11 +71,11 @@ class SequentialBatch:
         """Episodes at their start.
 
         Args:
-            problem: what is placed.
+            problem: the problem to place.
             num_episodes: B.
-            grouping: what is placed together; the problem's own groups by default.
+            grouping: the ops that are placed together; the problem's own groups by default.
             order: (G,) priorities of groups, higher first, ties by index.
-            memory_mask: one of `MEMORY_MASKS`: what of a group has to fit on a device.
+            memory_mask: one of `MEMORY_MASKS`: the memory of a group that has to fit on a device.
 
         Raises:
             UnknownName: no mask has that name.
@@ -133,7 +133,7 @@ class SequentialBatch:
 
     @property
     def least_s(self) -> float:
-        """What `bound_s` is before the first step: no placement is faster by the partial schedule."""
+        """The value of `bound_s` before the first step: no placement is faster by the partial schedule."""
         return self._bounds.least_s
 
     def reset(self) -> None:
@@ -143,7 +143,7 @@ class SequentialBatch:
         self._turn()
 
     def observe(self, groups: NDArray[np.integer] | None = None) -> SequentialObservation:
-        """What is decided next, and what there is to know of each device for it.
+        """The next decision, and the features of each device for it.
 
         Args:
             groups: (B,) undecided groups to look at; those that are next by default.
@@ -171,7 +171,7 @@ class SequentialBatch:
         return features, mask & is_open[:, None]
 
     def step(self, devices: NDArray[np.integer], groups: NDArray[np.integer] | None = None) -> None:
-        """Places one group of each episode, and schedules what can run.
+        """Places one group of each episode, and schedules the ops that can run.
 
         Args:
             devices: (B,) where they go, barred or not.
@@ -237,7 +237,7 @@ class ListSchedules:
     """A problem's list schedulers over the groupings of `GROUPINGS`, each laid out when it is first asked for.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -245,7 +245,7 @@ class ListSchedules:
         self.schedulers = Schedulers(problem)
 
     def place(self, pairs: Sequence[Pair]) -> NDArray[np.int32]:
-        """(B, N) int32 devices of ops: for each pair of a grouping's name and weights (9,), what it makes of them."""
+        """(B, N) int32 devices of ops: for each pair of a grouping's name and weights (9,), its schedule."""
         placed = np.empty((len(pairs), self._problem.graph.num_ops), dtype=np.int32)
         for row, (name, weights) in enumerate(pairs):
             scheduler = self.schedulers[name]

@@ -26,7 +26,7 @@ from rlplace.env.placement_env import (
 )
 from rlplace.env.rewards import Reward, rewards_of
 from rlplace.env.schedule_batch import SequentialBatch, SequentialObservation
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, check_known
 from rlplace.measure import Host, Measurer, Problem
 from rlplace.search.schedule.greedy import DECISION_FEATURES
 
@@ -38,7 +38,7 @@ class SequentialEnv(PlacementEnv[np.int64]):
     |---|---|
     | action | `Discrete(D)`: the device of the next group; with `choose_group` `Discrete(G * D)`: group * D + device |
     | observation | `Dict`: `group`, the group that is next, and `features` of each device for it |
-    | reward | differences of a potential, which add up to what `OneShotEnv` gives for the same placement |
+    | reward | differences of a potential, which add up to the reward of `OneShotEnv` for the same placement |
 
     Groups come in the order of their first ops, or by `order`; a group that is chosen earlier waits in the schedule.
     The info of the last step is that of a step of `OneShotEnv`; before it is empty.
@@ -71,7 +71,7 @@ class SequentialEnv(PlacementEnv[np.int64]):
         """An env over the problem of `measurer`, over `problem`, or over `workload` on `host`.
 
         Args:
-            measurer: what measures placements; where it is not given, they are simulated or, if not `deterministic`,
+            measurer: measures placements; where it is not given, they are simulated or, if not `deterministic`,
                 run on the problem's host.
             reward: `sqrt`, `log_speedup` or a reward object.
             baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
@@ -79,9 +79,9 @@ class SequentialEnv(PlacementEnv[np.int64]):
             potential: one of `POTENTIALS`; with `none` all rewards but the last are 0.
             choose_group: whether an action says which group is placed, too.
             order: (G,) priorities of groups, higher first; the order of their first ops by default.
-            memory_mask: one of `MEMORY_MASKS`: what of a group has to fit on a device.
+            memory_mask: one of `MEMORY_MASKS`: the memory of a group that has to fit on a device.
             render_mode: `human`, `rgb_array` or `ansi`; None draws nothing.
-            problem: what is placed, instead of `measurer`.
+            problem: the problem to place, instead of `measurer`.
             workload: a WORKLOAD word (`nmt@small`), instead of either.
             host: a HOST word (`4xV100-pcie`) or a host, for a workload.
             num_groups: groups to aim at, for a workload.
@@ -173,7 +173,7 @@ gym.register(
 
 
 LARGEST = 1e6
-"""No feature is larger; what would be is cut off."""
+"""No feature is larger; a higher number is cut off."""
 
 
 def observation_space(num_groups: int, num_devices: int, *, choose_group: bool = False) -> spaces.Dict:
@@ -188,7 +188,7 @@ def observation_space(num_groups: int, num_devices: int, *, choose_group: bool =
 
 
 def last_observation(space: spaces.Dict) -> dict[str, Any]:
-    """What is seen after the last step: zeros."""
+    """The observation after the last step: zeros."""
     return {"group": np.int64(0), "features": np.zeros(space["features"].shape or (), dtype=np.float32)}
 
 
@@ -207,7 +207,7 @@ def batch_observation(observation: SequentialObservation) -> dict[str, NDArray[A
 
 
 POTENTIALS = ("bound", "finish", "none")
-"""What the reward before the last step is of: `SequentialBatch.bound_s`, `partial_s`, or nothing: it is 0."""
+"""The potential of the rewards before the last step: `SequentialBatch.bound_s`, `partial_s`, or nothing: it is 0."""
 LEAST_S = 1e-12
 """Every potential is of at least this many seconds, so that a reward may take logarithms."""
 
@@ -216,8 +216,8 @@ class Shaping:
     """Rewards of the steps of B episodes: differences of a potential (Ng, Harada, Russell 1999).
 
     The potential of an episode's start is 0, then it is the reward of a time that the partial schedule gives, and in
-    the end that of the step time. So the rewards of an episode add up to the reward of its placement, whatever the
-    potential: the optimum is that of the one-shot env, where nothing is discounted.
+    the end that of the step time. So the rewards of an episode add up to the reward of its placement, for any
+        potential: the optimum is that of the one-shot env, where nothing is discounted.
     """
 
     def __init__(self, potential: str, reward: Reward, num_episodes: int) -> None:
@@ -231,8 +231,7 @@ class Shaping:
         Raises:
             UnknownName: no potential has that name.
         """
-        if potential not in POTENTIALS:
-            raise UnknownName("potential", potential, POTENTIALS)
+        check_known("potential", potential, POTENTIALS)
         self._name = potential
         self._reward = reward
         self._before = np.zeros(num_episodes)
@@ -249,7 +248,7 @@ class Shaping:
         return self.finish(rewards_of(self._reward, np.maximum(seconds, LEAST_S)))
 
     def finish(self, reward: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(B,) rewards of the last step, where `reward` (B,) is what the placements are worth."""
+        """(B,) rewards of the last step, where `reward` (B,) is that of the placements."""
         difference = reward - self._before
         self._before[:] = reward
         return difference
@@ -280,14 +279,14 @@ class SequentialVecEnv(BatchedVecEnv):
         """Envs over the problem of `measurer`.
 
         Args:
-            measurer: what measures placements.
+            measurer: measures placements.
             num_envs: episodes in step, B.
             reward: `sqrt`, `log_speedup` or a reward object.
             baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
             deterministic: whether the measurer gives a placement the same step time every time.
             potential: one of `POTENTIALS`; with `none` all rewards but the last are 0.
             order: (G,) priorities of groups, higher first; the order of their first ops by default.
-            memory_mask: one of `MEMORY_MASKS`: what of a group has to fit on a device.
+            memory_mask: one of `MEMORY_MASKS`: the memory of a group that has to fit on a device.
 
         Raises:
             UnknownName: no reward, potential or mask has that name.
@@ -328,7 +327,7 @@ class SequentialVecEnv(BatchedVecEnv):
         return batch_observation(self._seen), rewards, done, [{} for _ in range(self.num_envs)]
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """(B, D) bool: where the next group of each episode may be, by its pins and by what fits."""
+        """(B, D) bool: where the next group of each episode may be, by its pins and by memory."""
         return self._seen.mask.copy()
 
     def env_method(self, method_name: str, *args: Any, indices: Indices = None, **kwargs: Any) -> list[Any]:

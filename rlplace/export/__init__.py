@@ -1,7 +1,7 @@
 """Export: a placement as a model that runs, and a run as a file of some format.
 
-`place`, `to_step` and `to_module` make what runs (`placed`), and `check_export` compares it with plain PyTorch.
-`FORMATS` (`formats`, `device_map`, `pipeline`, `torchrec`) are file formats; `export_run` writes one.
+`place`, `to_step` and `to_module` make a step or a module that runs (`placed`), and `check_export` compares it with
+plain PyTorch. `FORMATS` (`formats`, `device_map`, `pipeline`, `torchrec`) are file formats; `export_run` writes one.
 """
 
 from rlplace.export.export_run import CheckResult, check_export

@@ -1,12 +1,12 @@
 """`project`: a placement of ops as one of modules, and the device map that says it.
 
-`map_places`: what a device map calls the devices of a host.
+`map_places`: the names of a host's devices in a device map.
 
 `DEVICE_MAP`: the export format of that name.
 
 `cache_by_module`: the memory of keys and values that a model of `transformers` keeps while it generates.
 
-`device_memory`: what a step of a device map takes on each device, part by part.
+`device_memory`: the memory of a step under a device map on each device, part by part.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rlplace.measure import Host, Measurement, Problem, Simulator
 from rlplace.say import format_bytes, format_ms, say
 
 COUNTS_S = 1e-15
-"""What an op that takes no time weighs, so that a module without any goes where its ops are all the same."""
+"""The weight of an op that takes no time, so that a module without any goes where its ops are all the same."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def device_map(graph: OpGraph, projection: Projection, places: Sequence[Place]) 
     Args:
         graph: with its program.
         projection: of a placement of it.
-        places: what the map calls each device.
+        places: the map's name of each device.
 
     Raises:
         InvalidValue: `graph` has no program.
@@ -139,7 +139,7 @@ Place = int | str
 
 
 def map_places(host: Host) -> tuple[Place, ...]:
-    """What a device map calls each device of `host`: the index of a GPU, or `cpu`.
+    """The name of each device of `host` in a device map: the index of a GPU, or `cpu`.
 
     Parts of one GPU are that GPU, and cores and gangs of them are the CPU. A device of a host file that is called
     neither takes the index of its place among those that are no CPUs.
@@ -178,7 +178,7 @@ LEARN_MODULES = "`rlplace train --granularity module` searches placements that a
 
 
 def exported(request: ExportRequest) -> Exported:
-    """The device map of a run, with what it takes on each device and what giving up single ops costs.
+    """The device map of a run, with its memory on each device and the cost of placing whole modules.
 
     Raises:
         UserError: the run's step cannot be had again, or is cut into micro-batches; its host is several machines, or
@@ -284,7 +284,7 @@ def _warnings(
     places: Sequence[Place],
     entries: dict[str, Place],
 ) -> Iterator[str]:
-    """What does not fit, and what a device map alone does not tell Hugging Face."""
+    """Devices on which the model does not fit, and facts that a device map alone does not tell Hugging Face."""
     if modules.status == "oom":
         yield f"warning: whole modules do not fit: {modules.why}; {LEARN_MODULES}"
     for each in memory if modules.status != "oom" else ():
@@ -316,7 +316,7 @@ def cache_by_module(model: nn.Module, num_tokens: int, batch: int) -> dict[str, 
 
     Args:
         model: of `transformers`, whose config says how many heads there are and how wide they are.
-        num_tokens: of the prompt and of what is generated.
+        num_tokens: of the prompt and of the generated tokens.
         batch: sequences.
 
     Raises:
@@ -356,16 +356,16 @@ class DeviceMemory:
 
     Attributes:
         device: its name on the host.
-        place: what the map calls it.
+        place: in the map.
         parameter_bytes: of parameters and buffers.
         gradient_bytes: of their gradients, all of them.
-        optimizer_bytes: of what the optimizer keeps.
+        optimizer_bytes: of the optimizer's state.
         activation_bytes: most of all else that a step holds at one time, with received copies.
         cache_bytes: keys and values of generated text.
         context_bytes: held by the device itself.
         peak_bytes: most at one time where gradients stay until the optimizer's step, as in an ordinary loop, and the
             cache beside it.
-        capacity_bytes: what there is.
+        capacity_bytes: of the device.
     """
 
     device: str
@@ -388,12 +388,12 @@ class DeviceMemory:
 def device_memory(
     problem: Problem, devices: NDArray[np.int32], places: tuple[Place, ...], cache_bytes: Mapping[int, int]
 ) -> list[DeviceMemory]:
-    """What each device of the host needs for a step.
+    """The memory that each device of the host needs for a step.
 
     Args:
         problem: of the step, its graph with a program.
         devices: (N,) device of each op.
-        places: what the map calls each device.
+        places: the map's name of each device.
         cache_bytes: of the keys and values of generated text, by device; may be empty.
     """
     graph, host = problem.graph, problem.host

@@ -1,4 +1,4 @@
-"""`export_run`: what `rlplace export` does with a run folder: it writes a format, or checks the placed step.
+"""`export_run`: the command `rlplace export` on a run folder: it writes a format, or checks the placed step.
 
 `check_export`: does the placed model train as plain PyTorch does? `SeededDraws` has plain PyTorch draw the random
 numbers of a placed step, so that the two can be compared.
@@ -44,13 +44,13 @@ LIST = "list"
 def export_run(
     folder: Path, *, workload: str | None, is_check: bool, format: str = "script", cache_tokens: int = 0
 ) -> dict[str, Any]:
-    """Writes a run's placement in a format, or compares its placed step with eager; returns what `--json` prints.
+    """Writes a run's placement in a format, or compares its placed step with eager; returns the object of `--json`.
 
     Args:
         folder: of the run.
         workload: the workload again, where the run is of a user's function.
         is_check: compare, and write nothing.
-        format: a name of `FORMATS`; or `list`, which writes nothing and says what there is.
+        format: a name of `FORMATS`; or `list`, which writes nothing and names the formats.
         cache_tokens: tokens of each sequence whose keys and values a format counts.
 
     Raises:
@@ -103,7 +103,7 @@ def export_run(
 
 
 def listed() -> dict[str, Any]:
-    """Every format with its file and what it is for, said on stderr; what `--format list --json` prints."""
+    """Every format with its file and its purpose, printed on stderr; returns the object of `--format list --json`."""
     formats = {name: FORMATS[name] for name in FORMATS}
     width = max(map(len, formats))
     for name, one in formats.items():
@@ -201,7 +201,7 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
     Args:
         graph: with its program.
         host: of this machine, or a word for it.
-        plan: what is to run.
+        plan: the plan to run.
         num_steps: steps from the same start.
 
     Raises:
@@ -290,7 +290,7 @@ def _double_by_default() -> Iterator[None]:
 
 
 class _Double(TorchFunctionMode):
-    """While active, float32 means float64: models that compute parts in float32 whatever they are given stay alike."""
+    """While active, float32 means float64: models that compute parts in float32 for any input stay alike."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

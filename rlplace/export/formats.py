@@ -1,6 +1,6 @@
-"""`FORMATS`: what a run's placement can be exported as; each format is a row here and a file of its own.
+"""`FORMATS`: the formats that a run's placement can be exported to; each format is a row here and a file of its own.
 
-`CapturedRun`: what a run placed, built and captured again from what its folder holds.
+`CapturedRun`: the model that a run placed, built and captured again from its folder.
 
 `rank_devices`: which devices of a host are processes of `torch.distributed`, for formats that run in several.
 
@@ -33,12 +33,12 @@ from rlplace.workloads import Workload, WorkloadSpec, build, build_for, parse_ke
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """What a format is given: a run that is to be exported."""
+    """The argument of a format: a run that is to be exported."""
 
     run: RunFolder
     """Its folder."""
     session: Session
-    """What the run knows: its request, problem, host, costs, and more."""
+    """The state of the run: its request, problem, host, costs, and more."""
     placement: Placement
     """The best placement that was measured."""
     workload: str | None = None
@@ -77,12 +77,12 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What a format makes of a run, where it has figures to tell besides."""
+    """The result of a format that also reports figures."""
 
     text: str
-    """What the file holds."""
+    """The content of the file."""
     figures: dict[str, Any] = field(default_factory=dict)
-    """What `--json` says besides, by name."""
+    """Further entries of `--json`, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,9 @@ class ExportFormat:
     file: str
     """Name of the file in the run folder that it becomes."""
     summary: str
-    """What it is, in a few words."""
+    """A description in a few words."""
     text: Callable[[ExportRequest], str | Exported]
-    """What the file holds, with figures or without; what people are told besides it prints on stderr."""
+    """Makes the content of the file, with figures or without; messages for people go to stderr."""
     options: tuple[str, ...] = ()
     """The fields of `ExportRequest` that it takes, beside those of every run."""
 
@@ -150,7 +150,7 @@ class CapturedRun:
 
 
 def rank_devices(host: Host, where: str) -> dict[int, str]:
-    """By index of a device, in order of ranks, what PyTorch calls it on its own machine: `cuda:N`, or `cpu`.
+    """By index of a device, in order of ranks, PyTorch's name of it on its own machine: `cuda:N`, or `cpu`.
 
     GPUs are ranks; where there is none, cores are, gangs of them excepted.
 

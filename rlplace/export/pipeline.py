@@ -1,7 +1,7 @@
 """`pipeline`: a run's workload as a script of `torch.distributed.pipelining`, a process for each stage.
 
 `plan_pipeline`: how many stages and micro-batches it is best cut into, where, and in which order. `split_step`: a step
-as its stages; that and what it calls is also the text of scripts.
+as its stages; the text of scripts contains that function and those that it calls.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from rlplace.workloads import Workload
 
 @dataclass(frozen=True)
 class Stage:
-    """What one rank runs.
+    """The stage of one rank.
 
     Attributes:
         begin: path of the module that it begins with; empty for the first.
         device: of the host.
-        place: what PyTorch calls it on the machine that it belongs to: `cpu`, or `cuda:N`.
+        place: PyTorch's name of it on its own machine: `cpu`, or `cuda:N`.
         work_s: seconds of its ops, all micro-batches together.
     """
 
@@ -60,7 +60,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """A pipeline, and what is expected of it.
+    """A pipeline, and its expected figures.
 
     Attributes:
         stages: in order, one a rank.
@@ -69,7 +69,7 @@ class PipelinePlan:
         batch: samples of the whole batch.
         dims: of every input, then every target, the dimension of the batch; None for one that all micro-batches share.
         shared: parameters that several stages hold a copy of, whose gradients are added.
-        source: who says what ops take.
+        source: the source of op times.
         step_s: simulated step time.
         placement_s: simulated step time of the run's placement.
     """
@@ -98,8 +98,8 @@ class PipelinePlan:
 def plan_pipeline(run: CapturedRun) -> PipelinePlan:
     """The pipeline with the shortest simulated step; says on stderr the step time for each number of micro-batches.
 
-    A stage begins where a module does that runs once. What ops of micro-batches take is profiled, as for the run, on a
-    host of this machine, and estimated on a simulated one.
+    A stage begins where a module does that runs once. Times of the ops of micro-batches are profiled, as for the run,
+    on a host of this machine, and estimated on a simulated one.
 
     Raises:
         InvalidValue: it is no training step with an optimizer, the host has one device or is not here, the batch or
@@ -178,7 +178,7 @@ def whole_step(workload: Workload) -> WholeStep:
 
 
 def _usable(workload: Workload, host: Host) -> dict[int, str]:
-    """Devices that a stage can have, with what PyTorch calls them."""
+    """Devices that a stage can have, with PyTorch's names of them."""
     if workload.loss_fn is None or workload.optimizer is None:
         raise InvalidValue(
             "workload",
@@ -368,7 +368,7 @@ def split_step(
 
 
 def tie(pipe: Pipe, step: nn.Module) -> list[dict[int, str]]:
-    """Makes what is one parameter of `step` one of each stage, whatever its names there: copies may have come of them.
+    """Ties the names of one parameter of `step` in each stage: copies may have come of them.
 
     Args:
         pipe: stages of `step`.
@@ -389,10 +389,10 @@ def tie(pipe: Pipe, step: nn.Module) -> list[dict[int, str]]:
 
 
 def hand_on(traced: fx.GraphModule) -> fx.GraphModule:
-    """`traced`, every stage of which reads from the one before it alone: what later ones need is handed on.
+    """`traced`, every stage of which reads from the one before it alone: tensors that later ones need are handed on.
 
     For a stage of `torch.distributed.pipelining` can take inputs of the model only if it is the first, and a value that
-    is differentiated can be read by one later stage. What is sent is contiguous, as it must be.
+    is differentiated can be read by one later stage. Sent tensors are contiguous, as they must be.
     """
     open_regions(traced)
     graph = traced.graph
@@ -474,7 +474,7 @@ def is_graph(traced: fx.GraphModule, arg: object) -> bool:
 
 
 def name_in_model(name: str) -> str:
-    """What the model calls a parameter of a stage, where calls of a module after its first are numbered: `head@1`."""
+    """The model's name of a parameter of a stage, where calls of a module after its first are numbered: `head@1`."""
     return re.sub(r"@\d+(?=\.)", "", name).removeprefix("model.")
 
 
@@ -488,7 +488,7 @@ OPTIMIZERS = dict.fromkeys(("sgd", "momentum"), ("SGD", ("lr", "momentum", "weig
 """Classes of `torch.optim`, and the options that a script gives them, by rlplace's names."""
 
 PARTS = (WholeStep, split_step, tie, hand_on, open_regions, is_graph, name_in_model)
-"""What is part of the text."""
+"""The functions that are part of the text."""
 
 _TEMPLATE = '''"""Trains {workload} in {num_stages} stages, {num_micro_batches} micro-batches (rlplace {version}).
 
@@ -596,7 +596,7 @@ if __name__ == "__main__":
 
 
 def pipeline_script(request: ExportRequest) -> Exported:
-    """The text of `pipeline.py` for a run, with what is expected of it.
+    """The text of `pipeline.py` for a run, with its expected figures.
 
     Raises:
         UserError: the run lacks a file or is malformed, its workload cannot be built, or it makes no pipeline.
@@ -647,7 +647,7 @@ def text_of(run: CapturedRun, plan: PipelinePlan) -> str:
 
 
 def said(plan: PipelinePlan) -> list[str]:
-    """What people are told of a plan, a line each."""
+    """The description of a plan for people, in lines."""
     begins = ", ".join(stage.begin.removeprefix("model.") for stage in plan.stages[1:])
     work = ", ".join(f"{stage.device.name} {stage.work_s * 1e3:.4g} ms" for stage in plan.stages)
     lines = [
@@ -665,7 +665,7 @@ def said(plan: PipelinePlan) -> list[str]:
 
 
 def figures(plan: PipelinePlan) -> dict[str, Any]:
-    """What `--json` says of a plan."""
+    """The plan as `--json` says it."""
     return {
         "schedule": plan.schedule,
         "num_micro_batches": plan.num_micro_batches,

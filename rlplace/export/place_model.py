@@ -76,7 +76,7 @@ def place(
             measured; if not, what is found is written there. Remove the file to search again.
         seed: of the search and of random ops.
         grouping: the rule that groups are made by.
-        constraints: pins, exclusions and what stays together.
+        constraints: pins, exclusions, and ops that stay together.
         micro_batches: slices that the batch is cut into, each with its own copies of the model's ops; `auto` chooses
             their number, and the order of ops, by simulation. The placed model takes the whole batch and cuts it.
         batch_dims: the batch's dimension of each input tensor, then of each target, None for one that is not cut.
@@ -167,7 +167,7 @@ def _check(placement: Placement, graph: OpGraph, host: Host, constraints: Constr
 
 
 def _save(placement: Placement, file: Path) -> None:
-    """Writes what was found; where that fails, the placed model is worth more than its file."""
+    """Writes the placement that was found; where that fails, the placed model is worth more than its file."""
     try:
         save_placement(placement, file)
     except FileProblem as error:

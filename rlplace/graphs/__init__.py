@@ -1,4 +1,5 @@
-"""Graphs: what a step computes (`OpGraph`), how to run it (`Program`), what moves together (`Grouping`).
+"""Graphs: the ops of a step (`OpGraph`), how to run them (`Program`), and groups of them that move together
+(`Grouping`).
 
 `capturing` makes a graph of a model, `micro_batching` of a model whose batch is cut, `formats` of a file; `grouping`
 says which ops move together. Names are imported when they are first used: running a step does not need the modules that
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlplace.faces import lazy
+from rlplace.lazy_imports import lazy
 
 if TYPE_CHECKING:
     from rlplace.graphs.capturing.capture import capture

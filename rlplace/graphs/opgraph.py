@@ -239,11 +239,11 @@ DTYPES: dict[str, type[np.generic]] = {
     "output_tensors": np.int32,
     "micro_batch": np.int32,
 }
-"""What each array is held as."""
+"""The dtype of each array."""
 LARGEST_COUNT = 2**53
-"""Bytes and sizes beyond this are no sizes: sums of them would leave what float64 holds exactly."""
+"""Bytes and sizes beyond this are no sizes: sums of them would not be exact in float64."""
 LARGEST_TOTAL = 2.0**60
-"""FLOPs or bytes of a whole graph beyond this would leave what sums of int64 hold."""
+"""FLOPs or bytes of a whole graph beyond this would overflow sums of int64."""
 LONGEST_TEXT = 4096
 """Characters of a name, a target, a module or a dtype."""
 MOST_TEXT = 1 << 28
@@ -344,7 +344,7 @@ def check_columns(columns: Mapping[str, Any], *, num_phases: int) -> None:
 
 
 def _check_order(columns: Mapping[str, Any]) -> None:
-    """Tensors by producer, ops in a topological order, what an op reads ascending."""
+    """Tensors by producer, ops in a topological order, an op's inputs ascending."""
     tensor_op, offsets, read = columns["tensor_op"], columns["input_offsets"], columns["input_tensors"]
     if np.any(np.diff(tensor_op) < 0):
         raise InvalidValue("tensor_op", "out of order", "tensors sorted by producer", where="graph")
@@ -371,7 +371,7 @@ def _check_order(columns: Mapping[str, Any]) -> None:
 
 @dataclass(slots=True)
 class OpRow:
-    """One op: a row of the columns of an `OpGraph`, which says what they hold; `reads` are tensors, ascending."""
+    """One op: a row of the columns of an `OpGraph`, which describes them; `reads` are tensors, ascending."""
 
     name: str
     target: str
@@ -533,7 +533,7 @@ def gradient_sums(count: int, turn: int = 0) -> tuple[GradientSum, ...]:
 
     Micro-batches that follow each other are added first. So where a device holds a run of them, their gradients are
     added there before anything is sent, and no more than log2(K) + 1 are there at a time. Each sum goes with one of
-    its halves, the bits of `turn` say which: dealt out over parameters they spread the sums, and what is sent to them,
+    its halves, the bits of `turn` say which: dealt out over parameters they spread the sums, and the transfers to them,
     evenly over replicas (recursive halving: Thakur, Rabenseifner and Gropp 2005).
 
     Args:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, check_known
 from rlplace.graphs.program import OptimizerSpec
 
 OPTIMIZERS = {name: OptimizerSpec(name, lr=1e-3) for name in ("sgd", "momentum", "adam", "adamw")}
@@ -41,8 +41,7 @@ def resolve_optimizer(optimizer: object) -> OptimizerSpec | None:
             "`step.parameters()` and fill `grad` by `step.backward(...)`.",
         )
     name = optimizer if isinstance(optimizer, str) else optimizer.name
-    if name not in OPTIMIZERS:
-        raise UnknownName("optimizer", name, OPTIMIZERS)
+    check_known("optimizer", name, OPTIMIZERS)
     if isinstance(optimizer, str):
         return OPTIMIZERS[name]
     return replace(optimizer, name="momentum") if name == "sgd" and optimizer.momentum else optimizer
@@ -166,7 +165,7 @@ def _reals(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _layouts(parameters: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-    """Gradients in their parameters' layouts: fused kernels walk raw memory, whatever the strides."""
+    """Gradients in their parameters' layouts: fused kernels walk raw memory, for any strides."""
     strides = [parameter.stride() for parameter in parameters]
 
     def laid_out(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -181,11 +180,12 @@ def _layouts(parameters: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Ten
 def torch_optimizer(
     spec: OptimizerSpec, parameters: list[torch.nn.Parameter], *, is_capturable: bool = False
 ) -> torch.optim.Optimizer:
-    """The same optimizer as PyTorch offers it, with its fused kernels where they are right: what `eager` runs.
+    """The same optimizer as PyTorch offers it, with its fused kernels where they are right: the function that `eager`
+    runs.
 
     Args:
         spec: its name and options.
-        parameters: what it updates.
+        parameters: the parameters that it updates.
         is_capturable: whether its step counts must live on the GPU, as a CUDA graph needs them.
     """
     is_real = not any(parameter.is_complex() for parameter in parameters)  # fused kernels take no others

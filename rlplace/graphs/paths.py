@@ -18,7 +18,7 @@ def topological_order(num_ops: int, edges: Iterable[tuple[int, int]]) -> list[in
         edges: (source, reader) pairs.
 
     Returns:
-        The order; what is on a cycle or behind one is left out.
+        The order; nodes on a cycle or behind one are left out.
 
     >>> topological_order(4, [(3, 0), (0, 1)])
     [2, 3, 0, 1]
@@ -88,10 +88,10 @@ def longest_before(node_s: Floats, input_offsets: Ints, producers: Ints, edge_s:
     """(N,) float64: the longest path to the start of each node; 0 where it reads nothing.
 
     Args:
-        node_s: (N,) float64, what each node takes; indices are a topological order.
+        node_s: (N,) float64, the length of each node; indices are a topological order.
         input_offsets: (N + 1,) int32, CSR of the edges into each node.
         producers: (E,) int32, the node that each edge comes from.
-        edge_s: (E,) float64, what each edge takes.
+        edge_s: (E,) float64, the length of each edge.
     """
     before = np.zeros(len(node_s))
     for node in range(len(node_s)):

@@ -163,7 +163,7 @@ class Autocast:
     """`torch.autocast` as it was around a capture: its casts are ops of the graph, a plain step has to enter it again.
 
     Attributes:
-        dtype: what is cast to.
+        dtype: the dtype of casts.
     """
 
     dtype: torch.dtype
@@ -190,7 +190,7 @@ class LossByName(functools.partial[torch.Tensor]):
         return self
 
     def __call__(self, output: Any, *targets: torch.Tensor) -> torch.Tensor:
-        """What the loss returns for an output and these targets."""
+        """The loss of an output and these targets."""
         return super().__call__(output, **dict(zip(self.names, targets, strict=True)))
 
 
@@ -241,21 +241,21 @@ class MicroBatches:
 
     @property
     def equals_whole(self) -> bool:
-        """Whether the step does what one of the whole batch does; else it does what accumulating gradients does."""
+        """Whether the step equals that of the whole batch; else it equals accumulation of gradients."""
         return self.verdict.kind != "accumulated" and not self.verdict.normalises_batch
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What the user gave: kept to run the same step eagerly beside the placed one.
+    """The user's arguments: kept to run the same step eagerly beside the placed one.
 
     Attributes:
         model: in the mode that it was captured in.
         args: positional arguments.
         kwargs: keyword arguments.
         loss_fn: of the model's output and the targets; None for inference.
-        targets: labels and what else the loss needs of a batch.
-        autocast: what was active around the capture.
+        targets: labels and further arguments of the loss.
+        autocast: active around the capture.
         micro: how the step is cut along its batch; None for one that is not.
         frozen: attributes that the step may change as Python does; placed steps leave them as they are.
     """
@@ -289,8 +289,8 @@ class Program:
         calls: by op index, for ops that run.
         views: in topological order; view k has id `num_tensors + k`.
         num_tensors: T of the graph.
-        result: what the step returns, a pytree with `Ref` leaves for tensors: the output; for a training step what the
-            loss function returned, the loss or a tuple that begins with it.
+        result: the results of the step, a pytree with `Ref` leaves for tensors: the output; for a training step the
+            result of the loss function, the loss or a tuple that begins with it.
         optimizer: of a training step.
         is_training: whether the step has a backward.
         origin: the model, inputs, loss and targets that were captured.
@@ -329,7 +329,8 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def with_tensors(value: Any) -> tuple[list[torch.Tensor], Callable[[Iterable[torch.Tensor]], Any]]:
-    """The tensors in nested values, in order, and what gives the same values with other tensors in their places."""
+    """The tensors in nested values, in order, and a function that gives the same values with other tensors in their
+    places."""
     leaves, spec = pytree.tree_flatten(value)
 
     def filled(tensors: Iterable[torch.Tensor]) -> Any:
@@ -340,7 +341,7 @@ def with_tensors(value: Any) -> tuple[list[torch.Tensor], Callable[[Iterable[tor
 
 
 def loss_of(returned: Any) -> Any:
-    """The loss among what a loss function returned: itself, or the first of a tuple or list."""
+    """The loss in the result of a loss function: itself, or the first of a tuple or list."""
     return returned[0] if isinstance(returned, (list, tuple)) and returned else returned
 
 
@@ -401,7 +402,7 @@ class Slicing:
         return tuple(sum(self.sizes[:index]) for index in range(len(self.sizes)))
 
     def weights(self, kind: Weights) -> tuple[float, ...]:
-        """What the loss of each micro-batch counts: its part of the batch where losses are means, 1 for sums."""
+        """The weight of each micro-batch's loss: its part of the batch where losses are means, 1 for sums."""
         return tuple(size / self.batch if kind == "mean" else 1.0 for size in self.sizes)
 
     def cut(self, tensors: Sequence[torch.Tensor], index: int) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""`describe_graph`: what a graph holds, in figures."""
+"""`describe_graph`: figures of a graph."""
 
 from __future__ import annotations
 

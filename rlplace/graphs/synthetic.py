@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, check_known
 from rlplace.graphs.opgraph import BACKWARD, UPDATE, GraphBuilder, OpGraph, OpRow
 from rlplace.graphs.paths import topological_order
 
@@ -45,7 +45,7 @@ def synthetic(
     and with the op that makes its gradient, as in a captured step.
 
     Args:
-        family: of `FAMILIES`; their docstrings say what `params` mean.
+        family: of `FAMILIES`; their docstrings describe `params`.
         seed: of all that is random.
         is_training: whether the step has a backward and updates.
         optimizer: `sgd`, `momentum`, `adam` or `adamw`.
@@ -64,15 +64,12 @@ def synthetic(
         >>> graph.num_ops, int((graph.phases == 2).sum())
         (65, 3)
     """
-    if family not in FAMILIES:
-        raise UnknownName("synthetic family", family, FAMILIES)
-    if optimizer not in UPDATES:
-        raise UnknownName("optimizer", optimizer, UPDATES)
+    check_known("synthetic family", family, FAMILIES)
+    check_known("optimizer", optimizer, UPDATES)
     where = f"synthetic {family}"
     known = {name: p.default for name, p in inspect.signature(FAMILIES[family]).parameters.items() if name != "rng"}
     for name, value in params.items():
-        if name not in known:
-            raise UnknownName(f"parameter of {where}", name, known)
+        check_known(f"parameter of {where}", name, known)
         _check(name, value, known[name], where)
     for name, value, low in (("flops", flops, 1.0), ("output_bytes", output_bytes, 1.0), ("spread", spread, 0.0)):
         if not low <= value <= 1e15 or (name == "spread" and value > 3):

@@ -1,9 +1,10 @@
 """Measuring: hosts, costs and plans; the simulator that predicts a step, the runner that executes it.
 
-`problem` is a graph on a host with costs, `plan` what runs where and when, `measurement` the outcome, `evaluator`
+`problem` is a graph on a host with costs, `placement` the device of each op, `measurement` the outcome, `evaluator`
 measures plans. `simulate` predicts a step, `execute` is a plan as running code, `timing` times it, `isolate` does so
-in another process. `costs` and `hosts` are what a problem is made of, `host_model` is learned from measurements,
-`explain` says what a step time consists of, and `bounds` what no placement can beat.
+in another process. `costs` and `hosts` are the parts of a problem, `host_model` is learned from measurements, `explain`
+splits a step time into its parts, `bounds` proves lower bounds, `truth` hides a true problem behind a nominal one, and
+`prediction_error` compares simulated and measured steps.
 
 Importing this imports neither torch nor numba: names are looked up when they are first used.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlplace.faces import lazy
+from rlplace.lazy_imports import lazy
 
 if TYPE_CHECKING:
     from rlplace.measure.costs.costs import Costs

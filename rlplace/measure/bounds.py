@@ -6,6 +6,7 @@ contention, launches and waiting updates only make a step longer. The argument o
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ def lower_bounds(problem: Problem, objective: Literal["latency", "throughput"] =
     """Seconds of every bound, by name; 0 where a bound says nothing.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         objective: `latency`, or `throughput`: seconds per step of a full pipeline, where only work counts, launches
             left out.
 
@@ -81,7 +82,7 @@ def _dispatcher_s(problem: Problem, known: Figures, tails: NDArray[np.float64]) 
     """Seconds to launch everything.
 
     Each op that can only run on devices with a dispatcher is launched by one; of K dispatchers, one launches at least
-    1/K of them, one after the other, and the op that it launches last then runs, and what follows it.
+    1/K of them, one after the other, and the op that it launches last then runs, and its successors.
     """
     compiled = compile_problem(problem)
     can_go = np.isfinite(known.work_s)
@@ -185,10 +186,8 @@ def _least_transfer_s(problem: Problem) -> NDArray[np.float64]:
     num_devices, num_bytes = problem.host.num_devices, problem.graph.tensor_bytes.astype(np.float64)
     apart = ~np.eye(num_devices, dtype=np.bool_)
     routes = np.stack((problem.transfer_latency_s[apart], problem.transfer_s_per_byte[apart]), axis=1)
-    least_s = np.full(len(num_bytes), np.inf)
-    for latency_s, s_per_byte in np.unique(routes, axis=0).tolist():
-        least_s = np.minimum(least_s, latency_s + num_bytes * s_per_byte)
-    return least_s
+    each_s = (latency_s + num_bytes * s_per_byte for latency_s, s_per_byte in np.unique(routes, axis=0).tolist())
+    return functools.reduce(np.minimum, each_s, np.full(len(num_bytes), np.inf))
 
 
 MOST_ANCESTORS = 24
@@ -291,17 +290,16 @@ SUBGRADIENT_STEPS = 100
 
 def even_weights(figures: Figures) -> NDArray[np.float64]:
     """(A,) float64: every single device counts the same."""
-    singles = figures.holds.shape[1]
-    return np.full(singles, 1.0 / singles)
+    return np.full(figures.holds.shape[1], 1.0 / figures.holds.shape[1])
 
 
 def work_of_labels_s(figures: Figures, weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """(C,) float64: least weighted work of the ops of each label, all on one device.
 
-    Weights over single devices are >= 0 and sum to 1. An op on device d keeps busy all that d holds, so its weighted
-    work is its time there times the weights of what d holds; in a second, all devices together do at most 1 of it.
-    Thus the sum over labels is a bound on the step, whatever the weights (the dual of spreading fractions of labels
-    over devices).
+    Weights over single devices are >= 0 and sum to 1. An op on device d keeps busy all devices that d holds, so its
+    weighted work is its time there times the weights of these; in a second, all devices together do at most 1 of it.
+    Thus the sum over labels is a bound on the step, for any weights (the dual of spreading fractions of labels over
+    devices).
     """
     return _least_load(_label_work_s(figures), figures.holds @ weights)
 
@@ -315,13 +313,11 @@ def best_weights(figures: Figures) -> NDArray[np.float64]:
     even = even_weights(figures)
     work_s = _label_work_s(figures)
     work_s = work_s[np.where(np.isfinite(work_s), work_s, 0.0).any(axis=1)]
-    if len(work_s) == 0 or len(even) == 1:
+    is_alike = np.all(figures.holds.sum(axis=1) == 1) and np.all(work_s == work_s[:, :1])
+    if len(work_s) == 0 or len(even) == 1 or is_alike:
         return even
-    if np.all(figures.holds.sum(axis=1) == 1) and np.all(work_s == work_s[:, :1]):
-        return even
-    if work_s.size <= MOST_LP_ENTRIES:
-        return _dual_weights(work_s, figures.holds, even)
-    return _ascent_weights(work_s, figures.holds, even)
+    find = _dual_weights if work_s.size <= MOST_LP_ENTRIES else _ascent_weights
+    return find(work_s, figures.holds, even)
 
 
 def head_tail_s(
@@ -342,11 +338,8 @@ def head_tail_s(
     thresholds = np.unique(heads)
     if len(thresholds) > MOST_THRESHOLDS:
         thresholds = thresholds[np.linspace(0, len(thresholds) - 1, MOST_THRESHOLDS).astype(np.int64)]
-    best_s = 0.0
-    for head in thresholds.tolist():
-        inside = heads >= head
-        best_s = max(best_s, float((head + np.cumsum(work_s[inside]) + tails[inside]).max()))
-    return best_s
+    sets = ((head, heads >= head) for head in thresholds.tolist())
+    return max(float((head + np.cumsum(work_s[inside]) + tails[inside]).max()) for head, inside in sets)
 
 
 def class_s(figures: Figures, heads: NDArray[np.float64], tails: NDArray[np.float64]) -> float:
@@ -467,12 +460,13 @@ def even_split_s(problem: Problem) -> float:
     forward and of the backward, ops shrinking with their batch; a ring sums the gradients behind the backward; every
     device updates all parameters, and launches every op. Devices slow each other down as the host says; on this
     machine, where it says nothing, as the host model expects of devices that share a memory. Smaller batches make ops
-    less efficient, and what all devices hold of the activations is not counted: a real split takes longer.
+    less efficient, and activations on all devices are not counted: a real split takes longer.
     """
     graph, host = problem.graph, problem.host
     if not can_be_split(graph):
         return math.inf
-    slowdown = _slowdown(problem)
+    slowdown = slowdown_of(host, Prior(corun=0.0) if host.is_simulated else prior_of(problem))
+    np.fill_diagonal(slowdown, 0.0)  # (D, D) by how much each busy device slows each other one
     time_s = np.where(graph.is_source[:, None], 0.0, problem.costs.op_time_s)
     forward_s, backward_s, update_s = (
         time_s[graph.phases == phase].sum(axis=0) for phase in (FORWARD, BACKWARD, UPDATE)
@@ -487,8 +481,7 @@ def even_split_s(problem: Problem) -> float:
     fits.sort(key=lambda index: (float(shared_s[index]), index))
     launched_s = host.dispatch_s * int(np.count_nonzero(~graph.is_source))
     best_s = math.inf
-    for count in range(2, len(fits) + 1):
-        used = sorted(fits[:count])
+    for used in (sorted(fits[:count]) for count in range(2, len(fits) + 1)):
         factor = 1.0 + slowdown[np.ix_(used, used)].sum(axis=1)
         share_s = 1.0 / float((1.0 / (shared_s[used] * factor)).sum())
         backward_share_s = share_s * float((backward_s[used] / shared_s[used]).max())
@@ -498,12 +491,3 @@ def even_split_s(problem: Problem) -> float:
         )
         best_s = min(best_s, max(step_s, launched_s))
     return best_s
-
-
-def _slowdown(problem: Problem) -> NDArray[np.float64]:
-    """(D, D) by how much each busy device slows each other one."""
-    host = problem.host
-    prior = Prior(corun=0.0) if host.is_simulated else prior_of(problem)
-    found = slowdown_of(host, prior)
-    np.fill_diagonal(found, 0.0)
-    return found

@@ -26,7 +26,7 @@ from rlplace.measure.measurement import (
 from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.eager_step import Other
-from rlplace.measure.timing.outcomes import error_of
+from rlplace.measure.timing.host_runner import error_of
 from rlplace.measure.timing.race import RaceProtocol
 
 
@@ -34,7 +34,7 @@ class Evaluator:
     """The only door to the host runner: races plans on the host, or re-times them where the host is simulated.
 
     Every measurement carries the key under which it is stored and found again. One that is found answers as a ratio to
-    its reference, times what the reference takes now: step times of another day are not comparable, ratios are.
+    its reference, times the reference's time now: step times of another day are not comparable, ratios are.
 
     A ratio that cannot be true, or that comes from a race in which the reference was not itself, is measured again,
     once (`Plausibility`), unless the race drops no contender: then all of them had the same rounds. The log keeps
@@ -45,11 +45,11 @@ class Evaluator:
         num_repeated: measurements that were not believed and made again.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         simulator: plans, and re-times on a simulated host.
         reference: (N,) placement that every measured plan is timed beside; none by default.
         seed: of random ops.
-        log: keeps measurements, and answers what was measured before; none by default.
+        log: keeps measurements, and answers with earlier ones; none by default.
         isolated: whether plans run in a worker process, so that one that crashes or hangs costs itself alone; by
             default they do, unless the environment says `RLPLACE_IN_PROCESS=1`.
     """
@@ -109,9 +109,9 @@ class Evaluator:
         """A measurement for each plan, all in one race, then one for each of `others` where the host is real.
 
         Args:
-            plans: exactly what runs.
+            plans: exactly the plans that run.
             protocol: rounds of the race.
-            others: recipes, or timers, of what is no plan, in the same race.
+            others: recipes, or timers, of contenders that are no plans, in the same race.
             deadline_s: on `time.monotonic`; the race ends after the round in which it passes.
             is_recalled: whether the log may answer; those that it has an answer for are not run.
 
@@ -192,8 +192,7 @@ class Evaluator:
                 outcomes[k] = known.careful(outcomes[k])
             return outcomes, believed
         self.num_repeated += len(doubtful)
-        once_more = [plans[k] for k in doubtful]
-        again = self._runner.measure_plans(once_more, protocol=protocol, others=(), deadline_s=deadline_s)
+        again = self._runner.measure_plans([plans[k] for k in doubtful], protocol=protocol, deadline_s=deadline_s)
         is_late = time.monotonic() > deadline_s
         for k, other in zip(doubtful, again, strict=True):
             keyed = self._keyed(plans[k], other, repr(protocol))
@@ -204,7 +203,7 @@ class Evaluator:
         return outcomes, believed
 
     def _recall(self, plan: Plan, protocol: RaceProtocol) -> Measurement | None:
-        """What was measured before of a plan; None where it is to be run."""
+        """An earlier measurement of a plan; None where it is to be run."""
         if self._log is None or self._reference is None:
             return None
         found = self._log.recall(self._key(plan, repr(protocol)), self._reference_name)
@@ -225,9 +224,12 @@ class Evaluator:
         if not before.ok or math.isnan(self._reference_s):
             return before
         factor = self._reference_s / before.reference_s
-        samples_s = tuple(sample_s * factor for sample_s in before.samples_s)
-        step_s = before.step_time_s * factor
-        return dataclasses.replace(before, step_time_s=step_s, samples_s=samples_s, reference_s=self._reference_s)
+        return dataclasses.replace(
+            before,
+            step_time_s=before.step_time_s * factor,
+            samples_s=tuple(sample_s * factor for sample_s in before.samples_s),
+            reference_s=self._reference_s,
+        )
 
     def _keyed(self, plan: Plan, outcome: Measurement, protocol: str) -> Measurement:
         return dataclasses.replace(outcome, key=self._key(plan, protocol))
@@ -240,15 +242,15 @@ class Evaluator:
 BELOW = 3.0
 """The figures that a bound is made of are measured too: a ratio is impossible where it is so many times below it."""
 OFF = 2.0
-"""A reference that took so many times what it usually takes, or as much less, was not timed on the same machine."""
+"""A reference that took so many times its usual time, or as much less, was not timed on the same machine."""
 AGREES = 1.25
-"""Two ratios of one plan that differ by no more than this factor confirm each other, whatever was expected."""
+"""Two ratios of one plan that differ by no more than this factor confirm each other, against any expectation."""
 REMEMBERED = 9
-"""Races whose references say what is usual: a machine may also change for good."""
+"""Races whose references give the usual time: a machine may also change for good."""
 
 
 class Plausibility:
-    """What a ratio to the reference can be, and how long the reference usually takes.
+    """Plausible ratios to the reference, and the reference's usual time.
 
     Attributes:
         least_ratio: below it no ratio is believed; 0 where nothing is known.
@@ -280,11 +282,11 @@ class Plausibility:
 
     @property
     def usual_s(self) -> float:
-        """Median of what the reference took in the latest races; NaN before the first."""
+        """Median time of the reference in the latest races; NaN before the first."""
         return float(np.median(self._references)) if self._references else math.nan
 
     def note(self, outcomes: Iterable[Measurement]) -> None:
-        """Takes note of what the reference took in a race: that of the contender that ran the most rounds counts."""
+        """Notes the reference's time in a race: that of the contender that ran the most rounds counts."""
         timed = [outcome for outcome in outcomes if outcome.ok and outcome.reference_s > 0]
         if timed:
             self._references.append(max(timed, key=lambda outcome: len(outcome.samples_s)).reference_s)

@@ -24,7 +24,7 @@ Status = Literal["ok", "oom", "error", "timeout", "lost"]
 
 @dataclass(frozen=True)
 class MeasurementKey:
-    """What a measurement is of: two with the same key were asked the same question."""
+    """The key of a measurement: two with the same key were asked the same question."""
 
     graph: str
     """Fingerprint of the graph."""
@@ -43,13 +43,13 @@ class Measurement:
     """One placement's step time and memory.
 
     Attributes:
-        status: `ok`, or what went wrong; then `step_time_s` is infinite.
+        status: `ok`, or the kind of failure; then `step_time_s` is infinite.
         step_time_s: median step time.
         samples_s: every timed step, in order; a single value when simulated.
         peak_bytes: peak of each device, (D,).
         why: the cause when status is not `ok`.
         reference_s: median step time of the reference placement timed in turn with this one; 0 where there was none.
-        key: what was measured; None where it is unknown.
+        key: of the plan; None where it is unknown.
     """
 
     status: Status
@@ -61,7 +61,7 @@ class Measurement:
     key: MeasurementKey | None = None
 
     def __repr__(self) -> str:
-        """In one line: the step time with its spread, or what went wrong."""
+        """In one line: the step time with its spread, or the failure."""
         if not self.ok:
             return f"Measurement({self.status}{self.why and f': {self.why}'})"
         steps = f" ± {self.spread_s * 1e3:.4g} ms, median of {len(self.samples_s)} steps" if self.samples_s[1:] else ""
@@ -133,7 +133,7 @@ class CutoffTimer(StepTimer, Protocol):
 
 @runtime_checkable
 class PathTimer(StepTimer, Protocol):
-    """A step timer that tells what a step waits for (the simulator)."""
+    """A step timer that gives the critical path of a step (the simulator)."""
 
     def critical_ops(
         self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
@@ -168,17 +168,17 @@ class PlanTimer(Protocol):
 
 
 class MeasurementLog(Protocol):
-    """Keeps measurements and finds them again; what it cannot keep or find never stops a measurement."""
+    """Keeps measurements and finds them again; failures to keep or find never stop a measurement."""
 
     def recall(self, key: MeasurementKey, reference: str) -> Measurement | None:
-        """What was measured before under this key beside this reference, as it was then; None if it is to be run."""
+        """An earlier measurement under this key beside this reference; None if it is to be run."""
 
     def keep(self, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> None:
         """Takes a measurement that was just made.
 
         Args:
-            plan: what ran.
-            outcome: what came of it, with its key.
+            plan: the plans that ran.
+            outcome: the measurement, with its key.
             reference: fingerprint of the placement that was timed in turn with it; empty without one.
             is_whole: whether it ended as the protocol says, not for want of time.
         """
@@ -195,5 +195,5 @@ def versions_line() -> str:
 
 
 def placement_fingerprint(devices: NDArray[np.int32]) -> str:
-    """16 hex digits over the devices of ops (N,), whatever their order; orders hardly matter to a reference."""
+    """16 hex digits over the devices of ops (N,), with any order of ops; orders hardly matter to a reference."""
     return hashlib.sha256(devices.astype("<i4").tobytes()).hexdigest()[:16]

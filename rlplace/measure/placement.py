@@ -48,7 +48,7 @@ class PlacedCut:
 
 @record(frozen=True)
 class PlacementFile:
-    """What `placement.json` holds, before it is known to be a plan."""
+    """The content of `placement.json`, before it is known to be a plan."""
 
     schema: FirstSchema
     graph_fingerprint: str
@@ -74,14 +74,14 @@ class PlacementFile:
 
 @dataclass(frozen=True)
 class Placement:
-    """A plan, and what it was made for.
+    """A plan, and the problem that it was made for.
 
     Attributes:
         plan: devices of ops, transfers, and the one sequence that all orders come from.
         graph_fingerprint: of the graph it places.
         host_fingerprint: of the host it places on.
         device_names: (D,) names of the host's devices, for people.
-        method: what found it.
+        method: the method that found it.
         cut: how the batch of its step was cut; None in files of older versions, which do not say.
     """
 
@@ -120,7 +120,7 @@ class Placement:
         return self.plan.devices
 
     def __repr__(self) -> str:
-        """In one line: how many ops are where, and what found it."""
+        """In one line: how many ops are where, and the method that found it."""
         counts = np.bincount(self.devices, minlength=len(self.device_names)).tolist()
         where = ", ".join(
             f"{counted(count, 'op')} on {name}" for count, name in zip(counts, self.device_names) if count
@@ -173,7 +173,7 @@ class Placement:
         """The placement in plain data, checked against itself.
 
         Args:
-            data: what a placement file holds.
+            data: of a placement file.
             where: its name, for messages.
 
         Raises:
@@ -205,7 +205,7 @@ def check_is_placement(placement: object, where: str) -> None:
     """Checks that a user gave `where` a placement, and not, say, the devices of ops that an environment tells.
 
     Raises:
-        InvalidValue: it is something else; says what makes a placement of an array.
+        InvalidValue: it is something else; names the function that makes a placement of an array.
     """
     if not isinstance(placement, Placement):
         raise InvalidValue(
@@ -221,8 +221,8 @@ def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "pl
     """`plan`, if it is a complete and executable plan of `graph`.
 
     Raises:
-        InvalidValue: wrong length, a device out of range, a transfer missing or needless, or an order in which
-            something runs before what it needs.
+        InvalidValue: wrong length, a device out of range, a transfer missing or needless, or an order in which an item
+            runs before its inputs.
     """
     n, t = graph.num_ops, graph.num_tensors
     if len(plan.devices) != n:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,10 +48,6 @@ class Fidelity:
     spearman_ceiling_best_quartile: float | None
     num_placements: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
 
 def draw_mix(
     problem: Problem,
@@ -69,7 +64,7 @@ def draw_mix(
     where that puts it goes to the next device where it may be.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         best: (G,) the best placement known.
         count: how many.
         generator: draws them.
@@ -81,18 +76,11 @@ def draw_mix(
     seen = set() if unlike is None else {row.tobytes() for row in np.asarray(unlike, dtype=np.int32)}
     groups, devices = problem.grouping.num_groups, problem.host.num_devices
     drawn: list[NDArray[np.int32]] = []
-    kinds: list[str] = []
-    tries = 0
-    while len(drawn) < count:
-        tries += 1
-        if tries > TRIES * count:
-            raise InvalidValue(
-                "placements",
-                f"{len(drawn)} of {count} that were not drawn before in {tries - 1:,} draws",
-                "fewer of them, or constraints that leave more of them",
-                where="fidelity",
-            )
-        kind = PLACEMENT_KINDS[len(drawn) % len(PLACEMENT_KINDS)]
+    wanted = [PLACEMENT_KINDS[k % len(PLACEMENT_KINDS)] for k in range(count)]
+    for _ in range(TRIES * count):
+        if len(drawn) == count:
+            break
+        kind = wanted[len(drawn)]
         if kind == "random":
             row = problem.draw_groups(generator, 1)[0].astype(np.int64)
         elif kind == "blocks":
@@ -110,8 +98,14 @@ def draw_mix(
         placement = problem.nearest_groups(row)
         if placement.tobytes() not in seen:
             drawn.append(placement)
-            kinds.append(kind)
-    return np.stack(drawn), tuple(kinds)
+    if len(drawn) < count:
+        raise InvalidValue(
+            "placements",
+            f"{len(drawn)} of {count} that were not drawn before in {TRIES * count:,} draws",
+            "fewer of them, or constraints that leave more of them",
+            where="fidelity",
+        )
+    return np.stack(drawn), tuple(wanted)
 
 
 def judge_fidelity(
@@ -126,7 +120,7 @@ def judge_fidelity(
     Args:
         simulated_s: (P,) predictions.
         first_s: (P,) first measurement ...
-        second_s: (P,) ... and second; their mean is what predictions are held against.
+        second_s: (P,) ... and second; predictions are compared with their mean.
         simulated_peaks: (P, D) predicted peak bytes.
         counted_peaks: (P, D) the runner's own count.
     """
@@ -157,7 +151,6 @@ def _spearman(a: NDArray[np.float64], b: NDArray[np.float64]) -> float | None:
     return float(spearmanr(a, b).statistic)
 
 
-FIELDS = ("op_scale", "op_overhead_s", "corun", "dispatch_s", "transfer_latency_s", "transfer_scale")
 _SMALLEST = 1e-7
 
 
@@ -186,12 +179,10 @@ class Calibration:
     Attributes:
         problem: the same graph and groups, with fitted costs, links and host figures; as profiled where the fit is
             worse on the held-out plans.
-        figures: what was fitted, whether it is kept or not.
+        figures: the fitted factors, also where they are not kept.
         is_kept: whether `problem` has these figures.
         error_before: median |simulated / measured - 1| on the held-out plans, as profiled.
         error_after: the same, with the fitted figures.
-        num_fitted: plans fitted to.
-        num_held_out: plans judged on.
     """
 
     problem: Problem
@@ -199,8 +190,6 @@ class Calibration:
     is_kept: bool
     error_before: float
     error_after: float
-    num_fitted: int
-    num_held_out: int
 
 
 def calibrate(
@@ -241,7 +230,7 @@ def calibrate(
     before, after = (float(np.median(np.abs(ratios(f, judged) - 1.0))) for f in (as_profiled(problem), figures))
     is_kept = not after > before
     chosen = apply(problem, figures) if is_kept else problem
-    return Calibration(chosen, figures, is_kept, before, after, len(fitted), len(judged))
+    return Calibration(chosen, figures, is_kept, before, after)
 
 
 def as_profiled(problem: Problem) -> Figures:
@@ -309,7 +298,7 @@ def _fit(ratios_of: object, problem: Problem) -> Figures:
     return figures_of(best.x)
 
 
-_FACTORS = [FIELDS.index("op_scale"), FIELDS.index("transfer_scale")]
+_FACTORS = [name in ("op_scale", "transfer_scale") for name in Figures.__dataclass_fields__]
 
 _STEPS = (0.1, 0.05, 0.15, 0.05, 0.2, 0.5)
 """Of the first simplex around the start, by figure."""

@@ -1,4 +1,4 @@
-"""`Problem`: what measurers, heuristics and policies know of a graph on a host; `Plan`: a placement in its order.
+"""`Problem`: the facts of a graph on a host for measurers, heuristics and policies; `Plan`: a placement in its order.
 
 The checks of given placements, and the latency and seconds per byte of a transfer between each two devices.
 
@@ -66,7 +66,22 @@ class Problem:
         if self.op_order not in OP_ORDERS:
             raise InvalidValue("op_order", self.op_order, f"one of {', '.join(OP_ORDERS)}", where="problem")
         if self.allowed is not None:
-            self._check_allowed(self.allowed, (n, d))
+            table = np.ascontiguousarray(self.allowed, dtype=np.bool_)
+            table.flags.writeable = False
+            object.__setattr__(self, "allowed", table)
+            if table.shape != (n, d):
+                raise InvalidValue("allowed", table.shape, f"shape {(n, d)}", where="problem")
+            lost = ~self.group_allowed.any(axis=1)
+            if np.any(lost):
+                group = int(np.argmax(lost))
+                op = int(np.argmax(self.grouping.op_group == group))
+                raise InvalidValue(
+                    "allowed",
+                    f"no device for group {group} (op {self.graph.names[op]!r} and those that move with it)",
+                    "at least one device where all of them may run",
+                    where="problem",
+                    hint="Pins and exclusions contradict each other, or tie together ops that no device can hold.",
+                )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How to pickle it: its graph without a program, and nothing that was worked out meanwhile."""
@@ -133,9 +148,9 @@ class Problem:
             num_groups: how many groups to aim at.
             grouping: the rule that groups are made by, a word of `GroupingRule`.
             acyclic: keep the graph of groups without cycles.
-            constraints: pins, exclusions and what stays together.
-            progress: told what is being profiled; True prints to stderr, False nothing, None to a terminal only.
-            profiler: what makes the costs; by default `profile_costs`, which runs steps in this process.
+            constraints: pins, exclusions, and ops that stay together.
+            progress: told which part is being profiled; True prints to stderr, False nothing, None to a terminal only.
+            profiler: makes the costs; by default `profile_costs`, which runs steps in this process.
 
         Raises:
             UserError: a rule or constraint that does not fit, a simulated host, or a device that this machine lacks.
@@ -191,11 +206,13 @@ class Problem:
             UserError: a rule or constraint that does not fit.
         """
         host = resolve_host(host)
-        resolved = constraints.resolve(graph, *_names(host)) if constraints else None
         latency_s, s_per_byte = mean_transfer(host)
-        if resolved is not None:  # what is together is a co-location class: everybody keeps those
+        allowed = None
+        if constraints:
+            resolved = constraints.resolve(graph, *_names(host))
+            allowed = resolved.allowed
+            # what is together is a co-location class: every search keeps those
             graph = dataclasses.replace(graph, colocation=resolved.colocation)
-        allowed = None if resolved is None else resolved.allowed
         if GroupingRule.parse(grouping).name == DEVICE_MAP:  # a constraint: searches that move single ops keep it, too
             if graph.num_micro_batches > 1:
                 raise InvalidValue(
@@ -266,24 +283,6 @@ class Problem:
             check_allowed(devices, self.graph, self.host, self.allowed)
         return np.ascontiguousarray(devices, dtype=np.int32)
 
-    def _check_allowed(self, allowed: NDArray[np.bool_], shape: tuple[int, int]) -> None:
-        table = np.ascontiguousarray(allowed, dtype=np.bool_)
-        table.flags.writeable = False
-        object.__setattr__(self, "allowed", table)
-        if table.shape != shape:
-            raise InvalidValue("allowed", table.shape, f"shape {shape}", where="problem")
-        lost = ~self.group_allowed.any(axis=1)
-        if np.any(lost):
-            group = int(np.argmax(lost))
-            op = int(np.argmax(self.grouping.op_group == group))
-            raise InvalidValue(
-                "allowed",
-                f"no device for group {group} (op {self.graph.names[op]!r} and those that move with it)",
-                "at least one device where all of them may run",
-                where="problem",
-                hint="Pins and exclusions contradict each other, or tie together ops that no device can hold.",
-            )
-
 
 def _shared(allowed: NDArray[np.bool_], colocation: NDArray[np.int32]) -> NDArray[np.bool_]:
     """(N, D) bool: devices where an op may be, and all that it shares a class with."""
@@ -307,7 +306,7 @@ def check_range(devices: NDArray[Any], length: int, num_devices: int, *, one: st
         devices: as given.
         length: of the last axis.
         num_devices: of the host.
-        one: what each of them is the device of, for messages.
+        one: the kind of their entries, for messages.
         where: who made them, for messages.
 
     Raises:
@@ -522,24 +521,22 @@ def single_device_peak_bytes(
         device: where everything is.
         workspace_bytes: (N,) scratch of each op there; by default as the graph says.
     """
-    described = host.devices[device]
+    described, granularity = host.devices[device], host.devices[device].memory_granularity_bytes
     scratch = graph.workspace_bytes if workspace_bytes is None else workspace_bytes
-    sizes = allocated(graph.tensor_bytes, described.memory_granularity_bytes)
-    is_resident = graph.is_source[graph.tensor_op]
-    held = described.context_bytes + int(sizes[is_resident].sum())
-    held += int(allocated(graph.state_bytes, described.memory_granularity_bytes).sum())
+    sizes, is_resident = allocated(graph.tensor_bytes, granularity), graph.is_source[graph.tensor_op]
+    held = described.context_bytes + int(sizes[is_resident].sum() + allocated(graph.state_bytes, granularity).sum())
     last = graph.tensor_op.astype(np.int64)  # the op after whose end each tensor is freed
     np.maximum.at(last, graph.input_tensors, graph.edge_op)
     last[graph.output_tensors] = graph.num_ops
     changes = np.zeros(graph.num_ops + 2, dtype=np.int64)
     np.add.at(changes, graph.tensor_op[~is_resident], sizes[~is_resident])
     np.subtract.at(changes, last[~is_resident] + 1, sizes[~is_resident])
-    levels = np.cumsum(changes)[: graph.num_ops] + allocated(scratch, described.memory_granularity_bytes)
+    levels = np.cumsum(changes)[: graph.num_ops] + allocated(scratch, granularity)
     return held + int(levels.max(initial=0))
 
 
 def capacity_bytes(host: Host, device: int) -> int:
-    """What the peak of a plan on one device may be: of a pool, what the contexts of its other devices leave."""
+    """The largest peak of a plan on one device: of a pool, its memory less the contexts of its other devices."""
     described = host.devices[device]
     others = [
         other

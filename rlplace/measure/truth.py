@@ -1,7 +1,7 @@
 """A hidden truth: a problem whose costs and links are off by drawn factors, and a timer that measures on it.
 
-The problem that methods know is the *nominal* one. What they submit are plans; how long a plan really takes is what the
-simulator says of it on the *true* problem, and what they are told is that with noise.
+The problem that methods know is the *nominal* one. They submit plans; the true step time of a plan is its simulated one
+on the *true* problem, and they are told that with noise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, check_known
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem
@@ -27,7 +27,7 @@ NOISE = 0.01
 
 @dataclass(frozen=True)
 class Spread:
-    """How far a kind of truth is from what is known."""
+    """How far a kind of truth is from the nominal problem."""
 
     target_sigma: float
     """Log standard deviation of a factor for each pair of an op's target and a kind of device."""
@@ -36,7 +36,7 @@ class Spread:
     device_sigma: float
     """Log standard deviation of a factor for each device."""
     overhead_s: tuple[float, float]
-    """Least and most of what every op takes longer; uniform."""
+    """Least and most seconds that every op takes longer; uniform."""
     signature_sigma: float | None = None
     """Log standard deviation of a factor for each pair of an op's signature and a kind of device."""
     latency_range: float | None = None
@@ -53,7 +53,7 @@ KINDS: Mapping[str, Spread] = {
 
 @record(frozen=True)
 class Truth:
-    """What a true problem is drawn from.
+    """The kind and the seed that a true problem is drawn from.
 
     Raises:
         UnknownName: no such kind.
@@ -66,8 +66,7 @@ class Truth:
     """Of the draws, and of the noise of measurements."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UnknownName("kind of truth", self.kind, KINDS)
+        check_known("kind of truth", self.kind, KINDS)
 
     def __str__(self) -> str:
         """As `parse` reads it."""
@@ -85,8 +84,7 @@ class Truth:
         Truth(kind='hard', seed=3)
         """
         kind, _, seed = text.partition(":")
-        if kind not in KINDS:
-            raise UnknownName("kind of truth", kind, KINDS)
+        check_known("kind of truth", kind, KINDS)
         if not re.fullmatch(r"-?[0-9]{1,10}", seed):
             raise InvalidValue("truth", text, f"a kind, a colon and a whole number, such as {kind}:0", where="compare")
         return cls(kind, int(seed))
@@ -98,8 +96,7 @@ def check_no_gangs(host: Host) -> None:
     Raises:
         InvalidValue: it has gangs.
     """
-    gangs = [device.name for device in host.devices if device.members]
-    if gangs:
+    if gangs := [device.name for device in host.devices if device.members]:
         raise InvalidValue(
             "devices",
             gangs,
@@ -121,12 +118,11 @@ def true_problem(problem: Problem, truth: Truth) -> Problem:
     Raises:
         InvalidValue: the host has gangs, whose op times are no device's own.
     """
-    (true,) = true_problems([problem], truth)
-    return true
+    return true_problems([problem], truth)[0]
 
 
 def true_problems(problems: Sequence[Problem], truth: Truth) -> list[Problem]:
-    """Several workloads on one host, as it really is: what they have in common is off by the same factors.
+    """Several workloads on one host, as it really is: their common figures are off by the same factors.
 
     Args:
         problems: the nominal ones, at least one, all on the same host.
@@ -162,13 +158,12 @@ def true_problems(problems: Sequence[Problem], truth: Truth) -> list[Problem]:
         )
         for link in host.links
     )
-    found = []
+    true_host, found = dataclasses.replace(host, links=links), []
     for problem, is_run, of_targets, of_signatures in zip(problems, runs, targets, signatures, strict=True):
-        given = problem.costs
-        op_time_s = given.op_time_s * of_targets * devices * of_signatures
-        op_time_s = np.where(is_run[:, None], op_time_s + overhead_s, given.op_time_s)
-        true = dataclasses.replace(host, links=links)
-        found.append(dataclasses.replace(problem, host=true, costs=dataclasses.replace(given, op_time_s=op_time_s)))
+        given_s = problem.costs.op_time_s
+        op_time_s = np.where(is_run[:, None], given_s * of_targets * devices * of_signatures + overhead_s, given_s)
+        costs = dataclasses.replace(problem.costs, op_time_s=op_time_s)
+        found.append(dataclasses.replace(problem, host=true_host, costs=costs))
     return found
 
 
@@ -205,10 +200,6 @@ class TrueTimer:
             InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
         """
         return self._simulator.retime(plan)
-
-    def truth_s(self, plan: Plan) -> float:
-        """Its step time in seconds; infinite where memory does not suffice. As `truth`."""
-        return self.truth(plan).step_time_s
 
     def _noisy(self, outcome: Measurement) -> Measurement:
         generator = np.random.Generator(np.random.PCG64([self._seed, self.num_measured]))

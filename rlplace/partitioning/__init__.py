@@ -6,7 +6,7 @@ and `rlplace compare` on its files (`compare`). Other rooms import from here alo
 
 from typing import TYPE_CHECKING
 
-from rlplace.faces import lazy
+from rlplace.lazy_imports import lazy
 
 if TYPE_CHECKING:
     from rlplace.partitioning.compare import is_published_file, run_published

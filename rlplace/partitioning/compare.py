@@ -61,7 +61,7 @@ def run_published(
     seed: int = 0,
     output: Output,
 ) -> dict[str, Any]:
-    """Compares on a published workload, prints the table, keeps placements and splits; returns what `--json` prints.
+    """Compares on a published workload, prints the table, keeps placements and splits; returns the object of `--json`.
 
     Under `max-load` and `piece-latency` values are the benchmark's own; under `latency` and `throughput` the workload's
     step is simulated on its own host.

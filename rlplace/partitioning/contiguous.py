@@ -2,7 +2,7 @@
 
 The lattice of ideals: all down-closed sets of a DAG, and which one follows from which by one more unit.
 
-`contract`: the forward graph that contiguous splits are made of, one unit for what has to move together.
+`contract`: the forward graph that contiguous splits are made of, one unit for ops that have to move together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NUM_ORDERS = 12
 
 @dataclass(frozen=True, eq=False)
 class ContiguousSplit:
-    """What the dynamic program found.
+    """The result of the dynamic program.
 
     Attributes:
         devices: (N,) int32, device of each op; None where no contiguous split fits.
@@ -373,7 +373,7 @@ class Contraction:
 
 
 def contract(record: DnnPartitioning) -> Contraction:
-    """The contraction of Tarnawski et al. (2020): what contiguous means for graphs with classes and backward nodes.
+    """The contraction of Tarnawski et al. (2020): the meaning of contiguous for graphs with classes and backward nodes.
 
     1. A colour class is one unit, its forward and backward ops together.
     2. In a training graph, a forward op that takes no time and has a single neighbour joins it.

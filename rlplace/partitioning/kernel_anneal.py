@@ -1,6 +1,6 @@
 """`MaxLoadSearch`, `PieceLatencySearch`: the two published objectives, annealed over units.
 
-For max-load every move is scored by what it changes; for piece-latency a move cuts only the devices anew that it
+For max-load every move is scored by its changes alone; for piece-latency a move cuts only the devices anew that it
 touches. Both kernels follow one schedule: the temperature falls geometrically from `hot` to `cold`.
 """
 
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import UnknownName
+from rlplace.errors import check_known
 from rlplace.graphs.formats.published import DnnPartitioning
 from rlplace.jit import Block, Bools, Floats, FloatTable, Ints, IntTable, kernel
 from rlplace.partitioning.contiguous import contract
@@ -564,7 +564,7 @@ class Search(ABC):
 
     Attributes:
         hot, cold: temperatures that annealing begins and ends with, as a share of the value.
-        units: what moves together: colour classes, and ops without one.
+        units: ops that move together: colour classes, and ops without one.
         order: (U,) units in a topological order of the contracted graph.
         place: (U,) where each unit is in it.
     """
@@ -670,6 +670,5 @@ def make_search(record: DnnPartitioning, objective: str) -> Search:
         UnknownName: no such objective.
         InvalidValue: piece-latency of a training step.
     """
-    if objective not in OBJECTIVES:
-        raise UnknownName("objective", objective, OBJECTIVES)
+    check_known("objective", objective, OBJECTIVES)
     return MaxLoadSearch(record) if objective == "max-load" else PieceLatencySearch(record)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import coo_array
 
-from rlplace.errors import InvalidValue, UnknownName, UserError
+from rlplace.errors import InvalidValue, UserError, check_known
 from rlplace.graphs.formats.published import DnnPartitioning
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.partitioning.contiguous import MOST_PAIRS, dp
@@ -37,7 +37,7 @@ Ints = NDArray[np.int32]
 
 METHODS = ("single", "blocks", "greedy", "dp", "milp", "local-search", "anneal", "portfolio")
 SHARES = {"milp": 1.0, "local-search": 1.0, "anneal": 2.0, "portfolio": 4.0}
-"""How what is left of a time budget is divided among the methods that use it."""
+"""How the rest of a time budget is divided among the methods that use it."""
 NUM_CHAINS = 2
 """Annealing runs side by side; the number is fixed, so that results do not depend on the machine's cores."""
 NUM_ROUNDS = 8
@@ -54,7 +54,7 @@ PILOT_STEPS = 1_000
 
 @dataclass(frozen=True, eq=False)
 class PublishedRow:
-    """What one method found.
+    """The result of one method.
 
     Attributes:
         method: its name.
@@ -64,7 +64,7 @@ class PublishedRow:
         plan_s: wall time that it took.
         status: `ok`, `optimal` (proved by the solver), `infeasible` (nothing found fits), `error` (it raised) or
             `skipped`.
-        why: what else there is to say.
+        why: further remarks.
     """
 
     method: str
@@ -115,8 +115,7 @@ def solve(
         InvalidValue: a budget that is not positive, a negative seed, or piece-latency of a training step.
     """
     for method in methods:
-        if method not in METHODS:
-            raise UnknownName("method", method, METHODS)
+        check_known("method", method, METHODS)
     Budget(math.inf if evaluations is None else evaluations, seconds)  # which refuses what is out of range
     if seed < 0:
         raise InvalidValue("seed", seed, "at least 0", where="budget")
@@ -129,7 +128,7 @@ def solve(
 
 @dataclass(frozen=True, eq=False)
 class _Answer:
-    """Placements of units to be scored, what was already spent, and what is proved."""
+    """Placements of units to be scored, the budget spent, and the proof."""
 
     devices: Ints | None = None
     evaluations: int = 0
@@ -139,7 +138,7 @@ class _Answer:
 
 
 class _Run:
-    """One call of `solve`: the clock, and what methods hand on to each other."""
+    """One call of `solve`: the clock, and results that methods hand on to each other."""
 
     def __init__(
         self,
@@ -158,7 +157,7 @@ class _Run:
         self.solver_bound_ms = 0.0
 
     def row(self, method: str) -> PublishedRow:
-        """What a method found, scored by the objective itself."""
+        """The result of a method, scored by the objective itself."""
         begin = time.monotonic()
         try:
             answer = self._answer(method)
@@ -229,7 +228,8 @@ class _Run:
         return _Answer(found.devices[None], is_optimal=found.is_optimal, why=why)
 
     def _starts(self, names: Sequence[str]) -> list[Ints]:
-        """Feasible placements of units to begin with, best first; what was not run is made here."""
+        """Feasible placements of units to begin with, best first; placements of methods that did not run are made
+        here."""
         rows = [self._found[name] for name in names if name in self._found]
         for name in names:
             if (name in QUICK and name not in self._found) or (name == "dp" and name not in self._methods):
@@ -302,7 +302,7 @@ def shared_work_ms(units: UnitGraph) -> float:
     """All work shared out without remainder and without transfers.
 
     With a share `x_u` of each unit on the CPUs, the K accelerators' loads are at least `sum p_u (1 - x_u)` together, so
-    the largest is at least a K-th of that; the CPUs' load is at least `sum q_u x_u`; what is on accelerators fits in K
+    the largest is at least a K-th of that; the CPUs' load is at least `sum q_u x_u`; the ops on accelerators fit in K
     memories. Every placement is such shares of 0 and 1, so the linear program's least maximum bounds them all. It
     contains the memory-forced work of the CPUs: where K memories do not hold everything, the shares cannot be 0.
     """
@@ -402,7 +402,7 @@ def single(search: Search) -> Ints:
 def blocks(search: Search) -> Ints:
     """(B, U): the topological order cut into 2, 3, ..., K blocks of equal work, and of equal memory.
 
-    What an accelerator cannot run is on the CPUs.
+    Ops that an accelerator cannot run are on the CPUs.
     """
     units = search.units
     count = units.record.num_accelerators
@@ -473,7 +473,7 @@ MOST_NODES = 50
 
 @dataclass(frozen=True, eq=False)
 class IntegerSplit:
-    """What the solver found.
+    """The result of the solver.
 
     Attributes:
         devices: (U,) int32; None where it found nothing in its time.
@@ -499,7 +499,7 @@ def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None
     `into[m, d] >= x[sink, d] - x[source, d]` for each sink; every load is at most T; memory is at most the capacity.
 
     Args:
-        units: what is placed.
+        units: the problem to place.
         seconds: wall time for the solver.
         nodes: of the branch-and-bound tree; the same number gives the same result.
     """

@@ -1,8 +1,8 @@
 """Policies that place groups, and how they learn.
 
-`base` says what a policy and a learner are, and has base classes of policies; `policies` has them by name, `options`
-their options. `placer`, `gnn`, `improver`, `seq2seq` and `schedule` are policies, `learn/` holds learners, `checkpoint`
-reads and writes weights.
+`base` defines policies and learners, and has base classes of policies; `policies` has them by name, `options` their
+options. `gnn` (with the policy `placer`), `improver`, `seq2seq` and `schedule` (on `schedule_network`) are policies,
+and `learn/` holds learners.
 
 Importing this imports no torch: names are looked up when they are first used.
 """
@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlplace.faces import lazy
+from rlplace.lazy_imports import lazy
 
 if TYPE_CHECKING:
     from rlplace.policy.base import GroupPolicy, IndependentPolicy, Learner, Policy, PolicyModule
     from rlplace.policy.gnn import GnnPolicy, GraphEncoder, PlacerPolicy, load_policy, make_policy
     from rlplace.policy.improver import ImproverPolicy
+    from rlplace.policy.learn.learner_state import resume_learner, save_learner
     from rlplace.policy.learn.learners import CloneLearner, EliteLearner, Elites, Reinforce, imitate
     from rlplace.policy.learn.ppo import GroupPPO, PlacerPPO, learn_many
-    from rlplace.policy.learn.state import resume_learner, save_learner
     from rlplace.policy.options import (
         CloneConfig,
         GnnConfig,

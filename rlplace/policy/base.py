@@ -1,6 +1,6 @@
-"""What a policy and a learner are, what policies share, and their checkpoints.
+"""Policies and learners, the common part of policies, and their checkpoints.
 
-`Policy`, `Learner` and the other protocols say what is asked of them; `PolicyModule` and `IndependentPolicy` are base
+`Policy`, `Learner` and the other protocols define their interfaces; `PolicyModule` and `IndependentPolicy` are base
 classes with defaults, which a policy may inherit and need not. `ProblemTensors` is a problem as networks take it.
 
 A checkpoint holds weights as safetensors and everything else as JSON beside them; loading runs no code. Weights that
@@ -130,7 +130,7 @@ def set_tensors(
     path: str | os.PathLike[str],
     what: str = "weights of a policy of another size",
 ) -> None:
-    """Sets parameters and buffers to those of the same names in a checkpoint; `check_tensors` refuses what is wrong."""
+    """Sets parameters and buffers to those of the same names in a checkpoint; `check_tensors` refuses wrong ones."""
     check_tensors(tensors, {name: (tensor.dtype, tensor.shape) for name, tensor in own.items()}, path, what)
     with torch.no_grad():
         for name, tensor in own.items():
@@ -189,20 +189,21 @@ class Policy(Protocol):
         """(G,) the likeliest placement, or nearly: the policy's best guess."""
 
     def save(self, path: Path) -> None:
-        """Writes weights to `path` (safetensors), and what is needed to make the policy again beside it (`.json`)."""
+        """Writes weights to `path` (safetensors), and the description from which the policy is made again beside it
+        (`.json`)."""
 
 
 @runtime_checkable
 class LearnedPolicy(Policy, Protocol):
-    """A policy with parameters: what `reinforce` can teach."""
+    """A policy with parameters: the policies that `reinforce` can teach."""
 
     def parameters(self) -> Iterator[Parameter]:
-        """What is learned."""
+        """The parameters to learn."""
 
 
 @runtime_checkable
 class GroupPolicy(LearnedPolicy, Protocol):
-    """A policy that decides group by group: what `ppo` can teach.
+    """A policy that decides group by group: the policies that `ppo` can teach.
 
     Its log-probability is the sum over groups of `evaluate`'s, each given the groups that were decided before it.
     """
@@ -213,11 +214,11 @@ class GroupPolicy(LearnedPolicy, Protocol):
 
 @runtime_checkable
 class Loadable(Policy, Protocol):
-    """A policy that takes weights from a file: what `--init FILE` needs."""
+    """A policy that takes weights from a file: the interface that `--init FILE` needs."""
 
     @property
     def kind(self) -> str:
-        """What its checkpoints say they are of."""
+        """The kind of policy that its checkpoints name."""
 
     def load(self, path: Path) -> None:
         """Takes the weights that `save` wrote; refuses those that do not fit."""
@@ -263,17 +264,17 @@ class Learner(Protocol):
         Args:
             group_devices: devices of groups, sampled from the policy or not.
             rewards: larger is better; all finite.
-            progress: share of learning that is done, 0 to 1, for what changes over time.
+            progress: share of learning that is done, 0 to 1, for schedules.
         """
 
     def forget(self) -> None:
-        """Drops what it remembers of rewards, as when they come to mean something else."""
+        """Drops remembered rewards, as when they change their meaning."""
 
 
 class PolicyModule(nn.Module):
     """A network that is a distribution over placements of G groups on D devices, decided group by group.
 
-    What inherits it defines `sample`, `mode` and `evaluate`. The rest of a policy's functions have a default: its
+    A subclass defines `sample`, `mode` and `evaluate`. The rest of a policy's functions have a default: its
     log-probability is the sum over groups, and its file holds its options and weights.
 
     Attributes:
@@ -354,7 +355,7 @@ class PolicyModule(nn.Module):
 
 
 class IndependentPolicy(PolicyModule):
-    """A policy that decides every group by itself: what inherits it defines `logits` alone.
+    """A policy that decides every group by itself: a subclass defines `logits` alone.
 
     Attributes:
         temperature: divides logits, in samples as in log-probabilities; `set_flips` sets it.
@@ -449,8 +450,8 @@ class ProblemTensors:
         devices: (D, Fd) float32: features of each device, and the summary of the problem.
         pairs: (G, D, Fp) float32.
         links: (D, D, Fl) float32.
-        load: (G, D) float32, what each group adds to each device, in even shares of the step.
-        held: (G, D) float32, what it adds to each device's fullness.
+        load: (G, D) float32, the work that each group adds to each device, in even shares of the step.
+        held: (G, D) float32, the memory that it adds to each device's fullness.
         allowed: (G, D) bool.
         twins: (D,) int64, how many devices before each one look the same.
     """
@@ -497,9 +498,9 @@ BISECTIONS = 30
 def temperature_for(logits_GD: Tensor, flips: float) -> float:
     """The divisor of logits with which a sample differs from the mode in `flips` groups on average.
 
-    Which groups are flipped, and to what, depends on the policy: those that it is least sure of. A policy sure of
-    everything would propose one placement for ever; an unsure one would change too much at once to tell what made a
-    placement better.
+    Which groups are flipped, and to which device, depends on the policy: those that it is least sure of. A policy sure
+    of everything would propose one placement for ever; an unsure one would change too much at once to tell which flip
+    made a placement better.
 
     Args:
         logits_GD: (G, D), minus infinity where a group may not be.
@@ -528,7 +529,7 @@ def divisor_for(flips: float, logits_of: Callable[[float], Tensor], low: float, 
 
 @contextmanager
 def at_temperature_1(policy: object) -> Iterator[None]:
-    """While active, a policy that has a temperature has that of 1: what it is taught holds however it is sampled."""
+    """While active, a policy that has a temperature has that of 1: its training holds for any way of sampling."""
     if not isinstance(policy, Tempered):
         yield
         return

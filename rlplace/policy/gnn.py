@@ -139,7 +139,7 @@ class PlacerPolicy(IndependentPolicy, ActorCriticPolicy):
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        """An untrained policy: every device is as likely, whatever the seed."""
+        """An untrained policy: every device is equally likely, for any seed."""
         self._graph_features, self.feature_names = features, features.names
         self.num_groups, self.num_devices = features.allowed.shape
         self.architecture = architecture or PlacerArchitecture()
@@ -217,7 +217,7 @@ def load_policy(path: str | os.PathLike[str]) -> PlacerPolicy:
     """The policy that `PlacerPolicy.save` wrote to `path`; its random generator starts anew.
 
     Raises:
-        FileProblem: a file is missing or not what it should be.
+        FileProblem: a file is missing or malformed.
         InvalidValue, UnknownName: a field of the description is missing or wrong.
     """
     path = Path(path)
@@ -243,8 +243,8 @@ class GraphEncoder(nn.Module):
     """Encodes the G groups of a graph by rounds of messages along its edges, in both directions.
 
     A round: every edge makes a message of its own features and of the group it comes from; every group takes the mean
-    of what comes from the groups it reads, and from those that read it, and adds what a layer makes of the three
-    (residual, layer norm; cf. Gilmer et al. 2017, "Neural Message Passing for Quantum Chemistry").
+        of messages from the groups that it reads, and from those that read it, and adds the output of a layer on the
+        three (residual, layer norm; cf. Gilmer et al. 2017, "Neural Message Passing for Quantum Chemistry").
     """
 
     def __init__(self, num_node_features: int, num_edge_features: int, hidden: int, num_layers: int) -> None:
@@ -253,7 +253,7 @@ class GraphEncoder(nn.Module):
         self.layers = nn.ModuleList(MessageLayer(num_edge_features, hidden) for _ in range(num_layers))
 
     def forward(self, nodes_GF: Tensor, edges_KF: Tensor, source_K: Tensor, target_K: Tensor) -> Tensor:
-        """(G, H) encodings; computed once per graph, whatever the size of the batch."""
+        """(G, H) encodings; computed once per graph, for any size of the batch."""
         h_GH: Tensor = self.embed(nodes_GF)
         for layer in self.layers:
             h_GH = layer(h_GH, edges_KF, source_K, target_K)
@@ -299,7 +299,7 @@ class GnnPolicy(IndependentPolicy):
 
     Attributes:
         network: the weights, which several policies may share.
-        problem: the features of what is placed.
+        problem: the features of the problem to place.
         marks: (D, marks) float32.
     """
 
@@ -315,10 +315,10 @@ class GnnPolicy(IndependentPolicy):
         seed: int = 0,
         network: AssignmentNetwork | None = None,
     ) -> None:
-        """A policy for `problem`; before it has learned anything every device is as likely, whatever the seed.
+        """A policy for `problem`; before it has learned anything every device is equally likely, for any seed.
 
         Args:
-            problem: what is placed.
+            problem: the problem to place.
             config: the size of the network.
             seed: of its weights, of the marks and of the samples.
             network: to be shared with another policy of the same options; a new one by default.
@@ -348,17 +348,17 @@ class GnnPolicy(IndependentPolicy):
 
 
 FIELD_FEATURES = ("reads", "readers", "load", "fullness")
-"""What a group sees of a device while all groups are likely to be here or there: which shares of what it reads, and of
-what reads it, are there, and the device's load and memory."""
+"""Features of a device for a group while all groups have probabilities: the shares of its inputs and of its readers
+that are there, and the device's load and memory."""
 
 
 class AssignmentNetwork(nn.Module):
     """A graph network over groups and devices; its weights know nothing of how many there are of either.
 
     Groups first hear from each other (`GraphEncoder`). Then come rounds: each group has a probability for every device,
-    even at first; from it each device learns what is likely to be there, what it adds up to, and what the devices
-    beside it look like; each group learns where its neighbours are likely to be; and new probabilities follow. The last
-    round's logits are the answer. Unrolled, this is a mean-field approximation whose updates are learned.
+    even at first; from it each device gets the groups that are likely there, their sums, and the states of the devices
+    beside it; each group learns where its neighbours are likely to be; and new probabilities follow. The last round's
+    logits are the answer. Unrolled, this is a mean-field approximation whose updates are learned.
 
     GDP (Zhou et al. 2019) has a transformer over the groups instead, whose attention takes the place of these rounds,
     and a softmax over D named devices.
@@ -379,7 +379,7 @@ class AssignmentNetwork(nn.Module):
 
         Args:
             problem: G groups on D devices.
-            marks_DM: (D, marks) what tells equal devices apart.
+            marks_DM: (D, marks) marks that tell equal devices apart.
         """
         h_GH = self.groups(problem.nodes, problem.edges, problem.edge_source, problem.edge_target)
         u_DH = self.devices(torch.cat([problem.devices, marks_DM], dim=-1))
@@ -391,7 +391,7 @@ class AssignmentNetwork(nn.Module):
 
 
 class Round(nn.Module):
-    """Devices look at what is likely on them, groups at where others are likely to be, and choose anew."""
+    """Devices look at their likely groups, groups at the likely devices of others, and choose anew."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -422,7 +422,7 @@ class Round(nn.Module):
         return h_GH, u_DH, self.score(hidden_GDH)[..., 0] + match_GD
 
     def _beside(self, problem: ProblemTensors, u_DH: Tensor) -> Tensor:
-        """(D, H): the mean of what other devices look like over the routes from them; zeros for a device alone."""
+        """(D, H): the mean of the states of other devices over the routes from them; zeros for a device alone."""
         count = len(problem.devices)
         from_DDH = u_DH[:, None].expand(-1, count, -1)
         told_DDH = torch.relu(self.route(torch.cat([from_DDH, problem.links], dim=-1)))

@@ -46,15 +46,15 @@ BISECTIONS = 30
 
 
 class ImproverPolicy(PolicyModule):
-    """One group after the other, each given the start placement and what was moved before it.
+    """One group after the other, each given the start placement and the moves before it.
 
     After Placeto (Addanki et al. 2019, arXiv:1906.08879): an episode is a pass over the groups; a step decides one
     group's device, and the network sees the whole placement as it is just then. The start is a state of the policy, the
     best placement that its learner knows (`start_from`), so a pass is a proposal around the incumbent; given the start,
     a placement has one log-probability.
 
-    What differs: Placeto's network passes messages anew in every step, ours encodes the graph once and sees of the
-    placement what a group's neighbours and devices add up to (`STATE_FEATURES`); rewards come at the end of a pass, not
+    Differences: Placeto's network passes messages anew in every step, ours encodes the graph once and sees of the
+    placement the sums over a group's neighbours and devices (`STATE_FEATURES`); rewards come at the end of a pass, not
     after each step; and a bias towards staying, `keep`, sets how many groups a pass moves (`set_flips`): a policy that
     moves every group a little at random never gets below where it started.
 
@@ -62,10 +62,10 @@ class ImproverPolicy(PolicyModule):
 
     Attributes:
         network: the weights, which several policies may share.
-        problem: the features of what is placed.
+        problem: the features of the problem to place.
         start: (G,) int64, the placement that a pass begins with.
         moves: how many groups a pass moves, about.
-        keep: log-odds by which every group is kept where it is, beside what the network says.
+        keep: log-odds by which every group is kept where it is, beside the network's logits.
     """
 
     kind = "improver"
@@ -85,7 +85,7 @@ class ImproverPolicy(PolicyModule):
         """A policy for `problem` that starts with all groups on the device that is fastest for them together.
 
         Args:
-            problem: what is placed.
+            problem: the problem to place.
             config: the size of the network, and how many groups a pass moves at first.
             seed: of its weights and of the samples.
             network: to be shared with another policy of the same options; a new one by default.
@@ -124,7 +124,7 @@ class ImproverPolicy(PolicyModule):
     def set_flips(self, flips: float) -> None:
         """Sets `keep` so that a pass moves about `flips` groups, now and whenever it starts elsewhere.
 
-        It counts what is moved of a placement that stays as it is until then, so that one look at it will do.
+        It counts moves of a placement that stays as it is until then, so that one look at it is enough.
         """
         self.moves.fill_(flips)
         with torch.no_grad():
@@ -157,13 +157,13 @@ class ImproverPolicy(PolicyModule):
             self.start.copy_(start)
 
     def _scores(self, group_devices: NDArray[np.integer]) -> Tensor:
-        """(B, G, D) what the network says in each step of the passes that end at placements (B, G)."""
+        """(B, G, D) the network's logits in each step of the passes that end at placements (B, G)."""
         state_BGDS = torch.from_numpy(replay(self._arrays, self.start.numpy(), group_devices))
         scores_BGD: Tensor = self.network(self.network.encode(self.problem), state_BGDS)
         return scores_BGD
 
     def _log_probs(self, scores_BGD: Tensor, groups: int | slice) -> Tensor:
-        """(..., D) log-probabilities of some groups, given what the network says; minus infinity where barred."""
+        """(..., D) log-probabilities of some groups, given the network's logits; minus infinity where barred."""
         allowed_GD, stays_GD = self.problem.allowed[groups], self._stays()[groups]
         logits_BGD = (scores_BGD + self.keep * stays_GD).masked_fill(~allowed_GD, -torch.inf)
         chance_G1, num_allowed_G1 = self._chances()[groups][..., None], allowed_GD.sum(dim=-1, keepdim=True)
@@ -197,9 +197,9 @@ class ImproverPolicy(PolicyModule):
 class ImproverNetwork(nn.Module):
     """A score of a group on a device; its weights know nothing of how many there are of either.
 
-    The graph is encoded once: `encode` gives what depends on the problem alone. A step of a pass then adds what depends
-    on the placement so far, `STATE_FEATURES`, and takes one hidden layer to a score: small enough for a step of each of
-    256 groups.
+    The graph is encoded once: `encode` gives the part that depends on the problem alone. A step of a pass then adds
+    features of the placement so far, `STATE_FEATURES`, and takes one hidden layer to a score: small enough for a step
+    of each of 256 groups.
     """
 
     def __init__(self, config: ImproverConfig) -> None:
@@ -214,7 +214,7 @@ class ImproverNetwork(nn.Module):
         nn.init.zeros_(self.score.weight)
 
     def encode(self, problem: ProblemTensors) -> Tensor:
-        """(G, D, H): what a group and a device are to each other, wherever everything else is."""
+        """(G, D, H): features of a group and a device that do not depend on the placement."""
         h_GH = self.groups(problem.nodes, problem.edges, problem.edge_source, problem.edge_target)
         pairs_GDH: Tensor = self.of_group(h_GH)[:, None] + self.of_device(problem.devices) + self.of_pair(problem.pairs)
         return pairs_GDH
@@ -226,7 +226,7 @@ class ImproverNetwork(nn.Module):
 
 
 STATE_FEATURES = ("stays", "load", "load_above", "cut", "cut_in", "cut_out", "reads", "readers", "fullness", "follows")
-"""What moving a group to a device would mean, the placement of all others being what it is just then:
+"""Features of moving a group to a device, with all others where they are at that time:
 
 - `stays`: 1 where the group is now;
 - `load`: time of all that would be there, over an even share of the step;

@@ -1,7 +1,7 @@
 """Options of policies, learners and their training; importing this imports no torch.
 
-`LearnConfig` says which policy learns, how, and from what, and holds the options of each policy and learner. `Recipe`
-is what goes together where the user leaves it open. `PretrainConfig` is for weights that suit any problem. Ranges stand
+`LearnConfig` names the policy, its learner and its start, and holds the options of each policy and learner. `Recipe` is
+the set of choices that go together by default. `PretrainConfig` is for weights that suit any problem. Ranges stand
 in the types of fields: options may come from a file, and networks are made before anything is learned.
 """
 
@@ -211,7 +211,8 @@ class ReinforceConfig:
 
 @record(frozen=True)
 class LearnConfig:
-    """How the methods `policy` and `guided` learn; what is None goes with the policy and the learner (`recipe`)."""
+    """How the methods `policy` and `guided` learn; a field that is None gets the default of the policy and the learner
+    (`recipe`)."""
 
     policy: str | None = None
     """Which policy proposes placements: placer, gnn, improver, schedule, or seq2seq (of the 2017 paper); placer by
@@ -222,7 +223,7 @@ class LearnConfig:
     reward: str | None = None
     """log_speedup, or sqrt as in the 2017 paper: the default of reinforce."""
     init: str | None = None
-    """What the policy begins with: starts (imitates the portfolio's heuristics and tuned list schedules), none,
+    """The start of the policy: starts (imitates the portfolio's heuristics and tuned list schedules), none,
     pretrained (the weights that come with rlplace), or FILE.safetensors (kept by a run); by default none for seq2seq,
     pretrained for schedule, starts for the others."""
     share: Share | None = None
@@ -252,7 +253,8 @@ class LearnConfig:
     reinforce: ReinforceConfig = field(default_factory=ReinforceConfig)
     """Of the learner `reinforce`."""
     imitate: bool = True
-    """Whether the policy imitates what search finds (expert iteration); otherwise it learns from its samples alone."""
+    """Whether the policy imitates the best of searches (expert iteration); otherwise it learns from its samples
+    alone."""
     guided: GuideConfig = field(default_factory=GuideConfig)
     """Of a policy that guides a search."""
 
@@ -269,7 +271,7 @@ class LearnConfig:
 
     @property
     def recipe(self) -> Recipe:
-        """What was chosen, completed by what goes with the policy and the learner.
+        """The choices, completed by defaults of the policy and the learner.
 
         A policy decides on its learner, its start, its share of the search and its samples an update, a learner on its
         reward and on which samples are measured. Policies and learners of other packages have the defaults of `Recipe`.

@@ -1,6 +1,6 @@
 """`POLICIES` and `LEARNERS`: functions that make a policy for a problem, and a learner for a policy, by name.
 
-`checked_policy` and `checked_learner` make those that a `LearnConfig` names, and check what they return: they may come
+`checked_policy` and `checked_learner` make those that a `LearnConfig` names, and check their results: they may come
 from another package.
 """
 
@@ -22,9 +22,9 @@ from rlplace.measure import Problem, resolve_host
 from rlplace.policy.base import GroupPolicy, Learner, Loadable, Policy, load_checkpoint, pretrained_path
 from rlplace.policy.gnn import GnnPolicy, make_policy
 from rlplace.policy.improver import ImproverPolicy
+from rlplace.policy.learn.learner_state import LearnerFile
 from rlplace.policy.learn.learners import CloneLearner, Reinforce
 from rlplace.policy.learn.ppo import GroupPPO
-from rlplace.policy.learn.state import LearnerFile
 from rlplace.policy.options import WEIGHTS_ENDING, LearnConfig
 from rlplace.policy.schedule import SchedulePolicy
 from rlplace.policy.schedule_network import new_network
@@ -224,7 +224,7 @@ def checked_policy(problem: Problem, config: LearnConfig, seed: int) -> CheckedP
 
     Raises:
         UnknownName: there is none of that name.
-        InvalidValue: what was made is no policy, or one for another number of groups or devices, or it takes no
+        InvalidValue: the result is no policy, or one for another number of groups or devices, or it takes no
             weights.
         FileProblem: the file of weights is missing, malformed, or not for this policy.
     """
@@ -249,7 +249,7 @@ def checked_learner(policy: Policy, config: LearnConfig, seed: int, file: Learne
 
     Raises:
         UnknownName: there is none of that name.
-        InvalidValue: it cannot teach this policy, or what was made is no learner.
+        InvalidValue: it cannot teach this policy, or the result is no learner.
     """
     name = config.recipe.learner
     learner = LEARNERS[name](policy, config, seed)
@@ -258,7 +258,7 @@ def checked_learner(policy: Policy, config: LearnConfig, seed: int, file: Learne
 
 
 def check_fit(config: LearnConfig) -> None:
-    """Makes the policy and its learner for a graph of two ops: what does not fit is refused before a model is built.
+    """Makes the policy and its learner for a graph of two ops: a mistake is refused before a model is built.
 
     Raises:
         UnknownName: there is no such policy or learner.

@@ -42,16 +42,16 @@ class SchedulePolicy(PolicyModule):
     Of the family of GO (Zhou et al. 2020, arXiv:2010.12438) and DOPPLER (Yao et al. 2025): a network scores where the
     next group goes, over the state of a list scheduler. It differs from them in that the scores begin as a linear
     scheduler's, that which group is next is settled before the first decision, so that a placement has one
-    log-probability, and that no message passes over the graph: what a group needs to know of others is in the partial
-    schedule.
+    log-probability, and that no message passes over the graph: the partial schedule contains the facts that a group
+    needs of others.
 
     Attributes:
-        network: what is learned; several policies may share it.
+        network: of the learned part; several policies may share it.
         marks: (D, 4) float32, the n-th of several equal devices has the n-th row of a table drawn from the seed.
         component: whose weights the scores begin with: the first, by the gate, over the problem's own groups.
-        scale: what the weighted sum of features is divided by; set once, so that about `flips` groups of a first sample
+        scale: the divisor of the weighted sum of features; set once, so that about `flips` groups of a first sample
             differ from the mode.
-        temperature: what all logits are divided by, in sampling as in log-probabilities; `set_flips` sets it.
+        temperature: the divisor of all logits, in sampling as in log-probabilities; `set_flips` sets it.
         generator: draws the samples.
     """
 
@@ -123,9 +123,9 @@ class SchedulePolicy(PolicyModule):
         return chosen_GB.gather(0, place_GB).T, entropy_GB.gather(0, place_GB).T
 
     def save(self, path: str | os.PathLike[str], about: str = "") -> None:
-        """Writes the network to `path` (`policy.safetensors`), and what its numbers are beside it (`.json`).
+        """Writes the network to `path` (`policy.safetensors`), and its description beside it (`.json`).
 
-        Nothing of the problem is kept: `load_network` gives what may be used on another one.
+        Nothing of the problem is kept: `load_network` gives a network for another one.
 
         Raises:
             FileProblem: a file cannot be written.
@@ -151,7 +151,7 @@ class SchedulePolicy(PolicyModule):
     def set_flips(self, flips: float | None) -> None:
         """Sets the temperature at which a sample differs from the mode in `flips` groups, on average; 1 if None.
 
-        Counted along the mode: what a flip changes for later groups is left out.
+        Counted along the mode: changes for later groups are left out.
         """
         self.temperature.fill_(1.0)
         if flips is not None:
@@ -181,7 +181,7 @@ class SchedulePolicy(PolicyModule):
         return self.network.device_scores(*seen, self.component, self.scale) / self.temperature
 
     def _logits_now(self, seen: SequentialObservation) -> Tensor:
-        """(B, D) logits of what is decided now, minus infinity where the group may not go."""
+        """(B, D) logits of the next decision, minus infinity where the group may not go."""
         with torch.no_grad():
             logits = self._scores(torch.from_numpy(seen.features), torch.from_numpy(seen.group))
         return logits.masked_fill(~torch.from_numpy(seen.mask), -torch.inf)
@@ -211,12 +211,12 @@ LOG_PROB_BARRED = -30.0
 """Log-probability of a device that memory bars, by an estimate: never drawn, but known placements may use it."""
 
 Choose = Callable[[SequentialObservation], NDArray[np.int64]]
-"""From what is seen to a device for each episode, (B,)."""
+"""From features to a device for each episode, (B,)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
-    """What was seen in B episodes of G decisions.
+    """The features of B episodes of G decisions.
 
     Attributes:
         groups: (G, B) int64, which group was decided.
@@ -259,7 +259,7 @@ def best_guess(
 
 
 def replay(episodes: SequentialBatch, group_devices: NDArray[np.integer]) -> Decisions:
-    """What is seen on the way to placements (B, G), each group decided as they say (teacher forcing)."""
+    """The features on the way to placements (B, G), each group decided as they say (teacher forcing)."""
     forced, rows = np.asarray(group_devices, dtype=np.int64), np.arange(len(group_devices))
     looks = []
 
@@ -307,13 +307,13 @@ def propose(
 ) -> Proposals:
     """Up to `count` placements; fewer where even varied weights lead to no others.
 
-    The gate says which components suit the problem; of those, as many as time allows are scheduled, and the ranker says
-    what the simulator would make of the schedules. The first guess is the best by it, each further one is the one
+    The gate says which components suit the problem; of those, as many as time allows are scheduled, and the ranker
+    predicts the simulator's step times of the schedules. The first guess is the best by it, each further one is the one
     that adds most to the best of all, given which components failed together in training. Then weights are varied.
     Nothing is simulated.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         network: guesses.
         count: most placements.
         schedules: of the problem, where they are laid out already.
@@ -352,8 +352,8 @@ def rank(
 def choose(expected: NDArray[np.float64], scenarios: NDArray[np.float64], count: int) -> list[int]:
     """Places of up to `count` guesses, each the one with which the best of those chosen is expected to be least.
 
-    The first is the least of `expected`. Over S scenarios a guess takes what is expected and what it was off by
-    there; without scenarios guesses come by what is expected alone. Ties go by it, then by index.
+    The first is the least of `expected`. Over S scenarios a guess takes the expected step time and the error there;
+    without scenarios guesses are ordered by the expected step time alone. Ties go by it, then by index.
 
     Args:
         expected: (M,) log step times.

@@ -1,7 +1,7 @@
 """`ScheduleNetwork`: the weights of the policy `schedule`, none of which depends on a problem's groups or devices.
 
 `Components`: groupings and weights of the list scheduler, each a guess at any problem. `group_features`: features of
-each group besides the partial schedule. `problem_summary`: a problem in 22 numbers, whatever its size.
+each group besides the partial schedule. `problem_summary`: a problem in 22 numbers, for any size.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RELATED = len(ESTIMATES)
 """Estimates of a placement as the ranker sees them, see `related`."""
 
 GAIN = 10.0
-"""What the correction is multiplied by: the smaller weights are for what they do, the faster they learn to do it."""
+"""The factor on the correction: the smaller the weights for an effect, the faster they learn it."""
 TAIL = 2.0
 """Exponent of the tail of the first distribution: devices that the weights think little of stay possible."""
 MARKS = 4
@@ -41,11 +41,11 @@ MARKS = 4
 
 
 class ScheduleNetwork(nn.Module):
-    """Four small networks over what is the same for all problems.
+    """Four small networks over features that all problems have.
 
     - `gate`: which components (a grouping and weights of the list scheduler) suit a problem: from its summary the log
       of the step time that each leads to, up to a constant.
-    - `ranker`: what the simulator will say of a placement whose list schedule is known, as the log of the step time
+    - `ranker`: the simulated step time of a placement whose list schedule is known, as the log of the step time
       over the schedule's end: queues on links, launches and memory make the difference.
     - `scorer`: the value of a device for the group that is decided: the weights of a component, moved by `hyper` as the
       problem's summary suggests, times the features of the partial schedule, and a correction that is no linear one
@@ -118,7 +118,7 @@ class ScheduleNetwork(nn.Module):
             groups: (..., 16) `GROUP_FEATURES` of the group that is decided.
             summary: (P,) of the problem.
             component: whose weights are the first guess.
-            scale: what the weighted sum of features is divided by.
+            scale: the divisor of the weighted sum of features.
         """
         seen = self.normalised(summary)
         linear = heavy_tailed(self.margins(features, summary, component) / scale)
@@ -338,7 +338,7 @@ def _log(value: float) -> float:
 
 
 KIND: Literal["schedule"] = "schedule"
-"""What its checkpoints say they are of."""
+"""The kind of network that its checkpoints name."""
 
 
 @record(frozen=True)
@@ -353,7 +353,7 @@ class ScheduleFile:
     groupings: tuple[str, ...] = GROUPINGS
     """Names of groupings, ..."""
     features: tuple[str, ...] = DECISION_FEATURES
-    """... of what is seen of a device, ..."""
+    """... of the features of a device, ..."""
     group_features: tuple[str, ...] = GROUP_FEATURES
     """... of a group, ..."""
     summary: tuple[str, ...] = SUMMARY
@@ -371,7 +371,7 @@ def new_network(config: ScheduleConfig | None = None, *, seed: int = 0) -> Sched
 
 
 def save_network(network: ScheduleNetwork, path: str | os.PathLike[str], about: str = "") -> None:
-    """Writes a network to `path` (`.safetensors`), and what its numbers are beside it (`.json`).
+    """Writes a network to `path` (`.safetensors`), and its description beside it (`.json`).
 
     Raises:
         FileProblem: a file cannot be written.
@@ -384,7 +384,7 @@ def load_network(path: str | os.PathLike[str]) -> ScheduleNetwork:
     """The network that `save_network`, or a policy's `save`, wrote to `path`.
 
     Raises:
-        FileProblem: a file is missing, not what it should be, or of a version that saw other features.
+        FileProblem: a file is missing, malformed, or of a version with other features.
         InvalidValue, UnknownName: a field of the description is missing or wrong.
     """
     path = Path(path)

@@ -50,10 +50,10 @@ class Seq2SeqPolicy(PolicyModule):
 
     The policy of Mirhoseini et al. 2017 (arXiv:1706.04972, section 3). Groups are read in their order, that of their
     first ops, by a bidirectional LSTM: a group is the embedding of its op types, the shapes of its outputs, and which
-    groups it reads and is read by. A second LSTM with attention over what was read writes one device a step and is fed
-    the last one. The softmax is over the D named devices, so the weights serve one problem.
+    groups it reads and is read by. A second LSTM with attention over the encoded groups writes one device a step and is
+    fed the last one. The softmax is over the D named devices, so the weights serve one problem.
 
-    What differs from the paper:
+    Differences from the paper:
 
     - the paper embeds an op; a group has many, so its type is the mean over its ops, and its outputs are those that
       leave it, shapes as logarithms;
@@ -62,10 +62,10 @@ class Seq2SeqPolicy(PolicyModule):
     - each step is also fed the encoding of the group that it places: an attention alone would first have to learn to
       count to G;
     - the encoder is bidirectional, as in that program;
-    - a new policy finds every device as likely, whatever the seed.
+    - a new policy finds every device equally likely, for any seed.
 
     Attributes:
-        kind: what its checkpoints say they are of.
+        kind: of its checkpoints.
         generator: draws the samples.
         logit_noise: spread of the noise on the logits that samples are drawn with, over the root mean square of a
             step's logits; log-probabilities know nothing of it. A learner may set it.
@@ -113,7 +113,7 @@ class Seq2SeqPolicy(PolicyModule):
         return chosen_and_entropy(logits_BGD.masked_fill(~self.allowed, -torch.inf), group_devices)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the weights to `path` (`policy.safetensors`), what they belong to beside it (`.json`).
+        """Writes the weights to `path` (`policy.safetensors`), its description beside it (`.json`).
 
         Raises:
             FileProblem: a file cannot be written.
@@ -235,7 +235,7 @@ SHAPE_WIDTH = MOST_OUTPUTS * MOST_DIMS
 
 @dataclass(frozen=True, eq=False)
 class Seq2SeqInputs:
-    """The three parts of a group's embedding in Mirhoseini et al. 2017 (section 3.2), before what is learned.
+    """The three parts of a group's embedding in Mirhoseini et al. 2017 (section 3.2), before the learned part.
 
     Attributes:
         type_shares: (G, V) float32, share of each op type among the group's ops; a row sums to 1.
@@ -255,7 +255,7 @@ class Seq2SeqInputs:
 
 
 def seq2seq_inputs(problem: Problem) -> Seq2SeqInputs:
-    """What the policy reads of `problem`; nothing here depends on a placement."""
+    """The policy's features of `problem`; nothing here depends on a placement."""
     graph, num_groups = problem.graph, problem.grouping.num_groups
     op_group = problem.grouping.op_group.astype(np.int64)
     types, op_type = np.unique(graph.targets, return_inverse=True)

@@ -1,4 +1,4 @@
 """Training of weights that suit any problem.
 
-`training_problems` are what is trained on, `pretraining` is `rlplace pretrain`.
+`training_problems` makes the problems to train on, `pretraining` is `rlplace pretrain`.
 """

@@ -53,26 +53,26 @@ def pretrain(
     say: Callable[[str], None] = lambda text: None,
     cluster: Cluster | None = None,
 ) -> dict[str, Any]:
-    """What was learned, as `--json` prints it; the weights are `schedule.safetensors` in `folder`.
+    """The result of training, as `--json` prints it; the weights are `schedule.safetensors` in `folder`.
 
     Weights of the list scheduler are drawn and simulated over all groupings, the best are varied, and those that do
     best together become components; each is simulated on further problems, and the gate and the ranker learn from
     that: first without every fifth problem, on which the guesses are judged, then from all.
 
-    What was simulated is in `folder/tables`, a file for each problem: a run that was stopped at any moment goes on
+    Simulated step times are in `folder/tables`, a file for each problem: a run that was stopped at any moment goes on
     there. On one thread the same config gives the same weights, to the bit.
 
     Args:
         config: how much.
         folder: of the result.
-        resume: go on with what is in `folder`.
+        resume: go on with the files in `folder`.
         say: told how it goes.
-        cluster: whose workers simulate; what is learned is the same.
+        cluster: whose workers simulate; the learned weights are the same.
 
     Raises:
         FileProblem: `folder` holds a run, and `resume` is not asked for; or it holds another one.
         UserError: a graph file cannot be read.
-        RunnerError: the cluster is lost; `resume` goes on from what came.
+        RunnerError: the cluster is lost; `resume` goes on from the tables so far.
     """
     begin = time.monotonic()
     _begin(config, folder, resume)
@@ -105,7 +105,7 @@ def pretrain(
 
 
 def _begin(config: PretrainConfig, folder: Path, resume: bool) -> None:
-    """Makes the folder, or checks that what is there is the same run."""
+    """Makes the folder, or checks that it is of the same run."""
     path, told = folder / CONFIG, jsonable(dataclasses.asdict(config))
     if path.exists():
         if not resume:
@@ -125,11 +125,11 @@ def _network(components: list[tuple[str, tuple[float, ...]]], config: PretrainCo
 
 
 RANGES = np.array([2.5, 2.5, 4.0, 6.0, 5.0, 1.0, 4.0, 3.0, 1.0])
-"""What weights are drawn from, uniformly, before they are spread by a log-normal factor."""
+"""The values that weights are drawn from, uniformly, before they are spread by a log-normal factor."""
 SPREAD, IS_ZERO = 0.7, 0.25
 """Sigma of that factor, and the share of weights that are 0."""
 VARIED_COMPONENTS, VARIATION, LEAST = 0.6, 0.4, 0.3
-"""Share of weights that a variation changes, by how much of themselves, and what they count as at least for it."""
+"""Share of weights that a variation changes, by which part of themselves, and their least value for it."""
 
 Floats = NDArray[np.float64]
 
@@ -163,7 +163,7 @@ SHARPNESS = 12.0
 REGRET = 2.0
 """Weight of the regret beside the squared error."""
 ABSOLUTE = 0.05
-"""Weight of what a problem's placements are missed by all alike, which changes no order."""
+"""Weight of the common error of all placements of a problem, which changes no order."""
 MOST_SCENARIOS = 256
 LEAST_SPREAD = 1e-3
 
@@ -215,7 +215,7 @@ def _loss(scores: Tensor, times: Tensor, absolute: float = 0.0) -> Tensor:
 
 
 def _start_at(net: nn.Sequential, values: Tensor) -> None:
-    """Lets a network say `values`, whatever it sees."""
+    """Makes a network return `values` for any input."""
     last = net[-1]
     assert isinstance(last, nn.Linear)
     with torch.no_grad():
@@ -243,7 +243,7 @@ def held_out(network: ScheduleNetwork, table: Table) -> dict[str, float]:
         table: (P, C) of its components on other problems; those that none of them fits on are left out.
 
     Returns:
-        By what guesses (`gate` alone, `ranker`, or `listed` for the components in their order) and how many.
+        The source of guesses (`gate` alone, `ranker`, or `listed` for the components in their order), and their number.
     """
     table = table.rows(np.flatnonzero(np.isfinite(table.log_times).any(axis=1)))
     summary = torch.from_numpy(table.summary)
@@ -275,12 +275,12 @@ Row = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """P problems, and what M pairs of a grouping and weights led to on each.
+    """P problems, and the step times of M pairs of a grouping and weights on each.
 
     Attributes:
         summary: (P, 22) float32, of the problems.
         log_times: (P, M) float64, logs of simulated step times in seconds, infinite where memory does not suffice.
-        estimates: (P, M, 6) float64, what was told of the placements without simulating them.
+        estimates: (P, M, 6) float64, features of the placements without simulation.
     """
 
     summary: NDArray[np.float32]
@@ -313,7 +313,7 @@ class Tables:
         self._map = _one_by_one if cluster is None else cluster.map
 
     def simulate(self, name: str, stage: int, count: int, pairs: Sequence[Pair], say: Callable[[str], None]) -> Table:
-        """The table of `pairs` on the first `count` problems of a stage; what is in the folder is not done again.
+        """The table of `pairs` on the first `count` problems of a stage; tables in the folder are not made again.
 
         Args:
             name: of the table's files.

@@ -38,7 +38,7 @@ CAPTURED = (
 BUILT_FOR = "4xV100-pcie"
 """Any simulated host: models are the same on all of them, and never allocated."""
 TIGHT, ROOM = 0.12, (1.6, 4.0)
-"""Chance that the memory of devices is cut, and to how many times what a step keeps."""
+"""Probability that the memory of devices is cut, and to how many times the bytes that a step keeps."""
 Range = tuple[float, float]
 SHAPES: dict[str, dict[str, Range]] = {
     "layered": {"layers": (6, 24), "width": (3, 12)},

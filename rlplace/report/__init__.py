@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlplace.faces import lazy
+from rlplace.lazy_imports import lazy
 from rlplace.say import format_bytes, format_clock, format_ms, format_seconds
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ class Slice:
         start_s, end_s: seconds since the step began.
         target: ATen target.
         module: dotted path; empty outside of all modules.
-        num_bytes: of the output, or of what is sent.
+        num_bytes: of the output, or of the sent tensor.
         ends: of a transfer: where from and where to; empty for an op.
         tensor: that is sent, by its index in the graph; -1 for an op, or where it is not known.
     """
@@ -88,7 +88,7 @@ class Trace:
         kind: `measured` or `simulated`.
         lanes: in order of display.
         slices: ops and transfers, by lane and start; a transfer over several links is in the lane of each.
-        memory: by device: when its allocated bytes changed, in seconds, and to what; ascending.
+        memory: by device: the times at which its allocated bytes changed, in seconds, and the new values; ascending.
     """
 
     kind: str
@@ -125,7 +125,7 @@ class Trace:
         """The first process of a Chrome trace, as `write_chrome_trace` writes it.
 
         Args:
-            data: what the file holds.
+            data: of the file.
             where: its name, for messages.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What a person sees in a terminal: progress on stderr, and the tables of each command, by `rich`.
+"""Output in a terminal: progress on stderr, and the tables of each command, by `rich`.
 
 The tables are also printed as text and shown in notebooks. `CleanConsole` shows nothing to a terminal that a stranger's
 file may have put into names and messages.
@@ -30,7 +30,7 @@ from rlplace.say import NOTHING, clean, clean_lines, format_bytes, format_clock,
 
 
 class CleanConsole(Console):
-    """Text without what a terminal would act on; the console's own colours and movements stay."""
+    """Text without control characters; the console's own colours and movements stay."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """As of `Console`, which draws everything by it."""
@@ -45,12 +45,12 @@ REDRAW_EVERY_S = 0.25
 class Progress:
     """A bar with placements tried, the best step as a share of one device's, and time left; plain lines off a terminal.
 
-    It redraws only when told something new: a thread of its own would disturb what is measured.
+    It redraws only when told something new: a thread of its own would disturb measurements.
 
     Args:
         is_quiet: show nothing.
-        is_concluding: show what is said last; by default unless it is quiet.
-        stream: what to write to; stderr by default, since stdout belongs to `--json`.
+        is_concluding: show the last message; by default unless it is quiet.
+        stream: the stream to write to; stderr by default, since stdout belongs to `--json`.
         clock: seconds that never go back.
     """
 
@@ -101,7 +101,7 @@ class Progress:
 
         Args:
             placements: scored so far.
-            best_s: best step time so far, at what one device takes now; infinite while there is none.
+            best_s: best step time so far, at the present step time of one device; infinite while there is none.
             single_s: step time on the best single device; infinite or nan where it is not known.
             left_s: seconds of search left.
             budget_s: seconds of search in all.
@@ -125,7 +125,7 @@ class Progress:
             print(clean_lines(text), file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Shows what was not shown yet and leaves the last state standing; closing twice does no harm."""
+        """Shows waiting updates and leaves the last state standing; closing twice does no harm."""
         self._show()
         if self._bar is not None:
             self._bar.stop()
@@ -340,7 +340,7 @@ def _number(value: object) -> float:
 
 
 def compare_table(comparison: Mapping[str, Any]) -> Table:
-    """What `rlplace compare --json` prints, as a table: fastest first, the winner and the bound marked.
+    """The object of `rlplace compare --json` as a table: fastest first, the winner and the bound marked.
 
     Args:
         comparison: with `rows`, `objective`, `best` and the bound.
@@ -388,17 +388,17 @@ def _compared_cells(comparison: Mapping[str, Any], has_seeds: bool, row: Mapping
 
 
 def _value_ms(row: Mapping[str, Any]) -> float:
-    """What was minimised, in ms; infinite where the row failed."""
+    """The minimised value, in ms; infinite where the row failed."""
     if row["status"] != "ok" or (row["value_ms"] is None and row["step_time_s"] is None):
         return math.inf
     return float(row["step_time_s"]) * 1e3 if row["value_ms"] is None else float(row["value_ms"])
 
 
 def advice_panel(told: Mapping[str, Any], verdict: str) -> Group:
-    """What `rlplace advise` shows: the verdict, then the figures behind it, then what to do next.
+    """The output of `rlplace advise`: the verdict, then the figures behind it, then the next step.
 
     Args:
-        told: what `rlplace advise --json` prints.
+        told: the object of `rlplace advise --json`.
         verdict: in words.
     """
     figures = told["figures"]
@@ -442,7 +442,7 @@ def _time(step_s: float | None, why: str) -> str:
 
 
 def explanation_tables(explanation: Explanation, top: int = 12) -> Group:
-    """What `rlplace explain` shows: devices, critical path, costliest copies, alternatives; the advice last.
+    """The output of `rlplace explain`: devices, critical path, costliest copies, alternatives; the advice last.
 
     Args:
         explanation: of a placed step.
@@ -552,7 +552,7 @@ def cut_rows(explanation: Explanation, most: int | None = None) -> list[list[str
 
 
 def alternative_rows(explanation: Explanation) -> list[list[str]]:
-    """What other placements would cost: instead, ms, over this, how, notes."""
+    """The step time of other placements: instead, ms, over this, how, notes."""
     rows, own_s = [], explanation.step_time_s
     for other in explanation.alternatives:
         shown, ratio, kind = NOTHING if other.step_time_s is None else format_ms(other.step_time_s), NOTHING, ""
@@ -577,10 +577,10 @@ def _printable(data: Any) -> Any:
 
 
 def graph_table(facts: Mapping[str, Any]) -> Table:
-    """What `rlplace graph` shows of a graph, one figure a line.
+    """The output of `rlplace graph`, one figure a line.
 
     Args:
-        facts: what `rlplace graph --json` prints.
+        facts: the object of `rlplace graph --json`.
     """
     phases = ", ".join(f"{count:,} {phase}" for phase, count in facts["phases"].items() if count)
     host, count, shared = facts["costs_host"], facts["num_micro_batches"], facts["num_shared"]
@@ -610,7 +610,7 @@ def targets_table(rows: Sequence[Mapping[str, Any]], host: str) -> Table:
     """The dearest targets, one a line.
 
     Args:
-        rows: `top_targets` of what `rlplace graph --json` prints.
+        rows: `top_targets` in the object of `rlplace graph --json`.
         host: whose costs these are.
     """
     shown = [
@@ -629,10 +629,10 @@ def targets_table(rows: Sequence[Mapping[str, Any]], host: str) -> Table:
 
 
 def doctor_table(rows: Sequence[Mapping[str, str]]) -> Table:
-    """What `rlplace doctor` shows: one finding a row.
+    """The output of `rlplace doctor`: one finding a row.
 
     Args:
-        rows: `checks` of what `rlplace doctor --json` prints.
+        rows: `checks` in the object of `rlplace doctor --json`.
     """
     shown = [(Text(row["verdict"], STYLES[row["verdict"]]), row["name"], row["found"], row["remedy"]) for row in rows]
     table = plain_table(("<verdict", "<check", "found", "remedy"), shown)

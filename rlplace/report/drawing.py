@@ -5,7 +5,7 @@ and older versions of matplotlib evaluate parts of it.
 
 A step has one lane for each device, one for each direction in which tensors were sent; it is also drawn as a frame of a
 film, of one size for one host, and as text for a terminal. Where the batch is cut, each micro-batch has a shade, and
-its number on what it keeps busy.
+its number on its bars.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlplace.errors import InvalidValue
 from rlplace.files import write_bytes_atomic
 from rlplace.graphs import OpGraph
 from rlplace.measure import Host, Timeline
-from rlplace.process import unseen
+from rlplace.process_settings import unseen
 from rlplace.report.chrome_trace import TRANSFER, Slice, Trace, covered_s
 from rlplace.report.plots import (
     FEW_SEEDS,
@@ -329,7 +329,7 @@ def save_timeline_png(
     """Writes a Gantt chart of one step, coloured by phase, whole or not at all.
 
     Where the batch is cut, later micro-batches are lighter, and bars have their numbers, from 0, instead of targets.
-    Each device's label says for what share of the step it was busy. An op on a gang is drawn, hatched, on each member.
+    Each device's label says its busy share of the step. An op on a gang is drawn, hatched, on each member.
 
     Args:
         path: of the PNG file.

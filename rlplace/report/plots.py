@@ -1,6 +1,6 @@
 """Plots as plain records, drawn by matplotlib into files (`drawing`) and by plotly on the page (`html.figure`).
 
-What a plot shows is here: its series, its axes, its lines. How it looks is the renderers' own.
+The content of plots: its series, its axes, its lines. How it looks is the renderers' own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PHASE_COLORS = {"forward": "#0072B2", "backward": "#E69F00", "update": "#009E73"
 SERIES_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 """That palette without its yellow, in order of first use; then again with another dash or marker."""
 COLUMNS = ("evaluations", "measured", "seconds", "step_time_s")
-"""Of a history, as `--json` and `result.json` hold it; the first three are what a search spends."""
+"""Of a history, as `--json` and `result.json` hold it; the first three are the budgets of a search."""
 AXIS_WORDS = {"evaluations": "placements scored", "measured": "placements measured", "seconds": "search time, seconds"}
 FEW_SEEDS = 4
 """With fewer seeds than that the band is from the least to the greatest."""
@@ -57,7 +57,7 @@ def luminance(color: str) -> float:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis, and what is in view of it."""
+    """One axis, and its visible range."""
 
     title: str
     low: float
@@ -124,7 +124,7 @@ class Curve:
     single_s: float = math.nan
 
     def steps(self, axis: str, *, is_ratio: bool) -> tuple[Floats, Floats]:
-        """(K,) what was spent of `axis`, and (K,) step times over `single_s`, or in ms.
+        """(K,) the spent budget of `axis`, and (K,) step times over `single_s`, or in ms.
 
         Raises:
             InvalidValue: a history without four columns.
@@ -144,7 +144,7 @@ class Band:
     """The runs of one method, put together; (P,) each, constant from each point to the next.
 
     Attributes:
-        x: what was spent.
+        x: the budget spent.
         middle: median over the runs; infinite where half of them or more had found nothing.
         low: lower quartile, or the least of fewer than `FEW_SEEDS` runs.
         high: upper quartile, or the greatest.
@@ -209,7 +209,7 @@ def best_so_far(
     is_joined: bool = True,
     levels: Mapping[str, float] | None = None,
 ) -> Plot:
-    """The best step time so far of every method that found one, over what it had spent.
+    """The best step time so far of every method that found one, over the budget that it had spent.
 
     Args:
         curves: of any number of methods and seeds.

@@ -2,8 +2,8 @@
 
 A method works on a `task`, which scores placements and counts evaluations; `methods` has all methods by name, and
 `find` runs one. `rules` places by hand, `schedule` op by op where each ends first, `parallel` by layouts of
-micro-batches, `cp_sat` proves the optimum, and `improve` searches until a budget ends. `groupings` are what searches
-move together, `op_order` changes the order of ops alone, `winners` picks the placements that are worth measuring.
+micro-batches, `cp_sat` proves the optimum, and `improve` searches until a budget ends. `groupings` hold ops that
+searches move together, and `op_order` changes the order of ops alone.
 
 Placements of ops are (N,) int32 devices (`single`, `round_robin`, `random`, `blocks`, `eft`); `anneal_from` improves
 devices of groups, (G,) int32.

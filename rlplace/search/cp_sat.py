@@ -2,11 +2,11 @@
 
 The schedule of a step as a constraint program (OR-Tools CP-SAT).
 
-Every op has a start, an end and one device; on each device, link and dispatcher what runs does not overlap. A tensor
-goes to each device that needs it once, over the links of its route, holding the devices that the copy blocks. Ops may
-be delayed, and every order is free, so the program's optimum is no longer than the step of any placement under any
-priorities. What it leaves out only makes steps longer: memory over time (what is resident all step long counts),
-co-running, launch bounds other than `run_ahead=1`, updates that wait for readers by hand-over.
+Every op has a start, an end and one device; items on one device, link or dispatcher do not overlap. A tensor goes to
+each device that needs it once, over the links of its route, holding the devices that the copy blocks. Ops may be
+delayed, and every order is free, so the program's optimum is no longer than the step of any placement under any
+priorities. Effects that it leaves out only make steps longer: memory over time (only memory that is resident for the
+whole step counts), co-running, launch bounds other than `run_ahead=1`, updates that wait for readers by hand-over.
 
 Times are whole units, rounded down: with starts rounded down as well, any schedule stays one (s + p <= t implies
 floor(s) + floor(p) <= floor(t)), so the optimum times the unit is a lower bound.
@@ -52,7 +52,7 @@ LEAST_S = 0.2
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """What CP-SAT made of a problem.
+    """The result of CP-SAT on a problem.
 
     Attributes:
         placements: (S, N) int32, of every better schedule that it found, the best last.
@@ -101,7 +101,7 @@ def schedule(
     """Schedules the ops of a problem for latency.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         seconds: wall time; infinite for a fixed effort.
         start: (N,) a placement to begin with; HEFT's by default.
         is_narrowed: whether the program is told the other lower bounds.
@@ -135,7 +135,7 @@ def schedule_groups(problem: Problem, seconds: float = math.inf, *, start: NDArr
     """Schedules groups, at most 40 of them where ops may run anywhere; proves no bound.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         seconds: wall time; infinite for a fixed effort.
         start: (N,) a placement to begin with: every group goes where most of its work is.
 
@@ -234,7 +234,7 @@ class ScheduleModel:
 
         Args:
             problem: where launches, updates and routes come from.
-            units: what is placed.
+            units: the problem to place.
             horizon_s: no schedule that matters is longer.
             are_ops: whether units are ops; launches and updates are left out for groups.
 
@@ -271,11 +271,11 @@ class ScheduleModel:
         self.model.minimize(self.makespan)
 
     def whole(self, seconds: float) -> int:
-        """Time units in `seconds`, rounded down, beyond the doubt of the division; what passes the horizon is cut."""
+        """Time units in `seconds`, rounded down, beyond the doubt of the division; times beyond the horizon are cut."""
         return math.floor(min(seconds / self.unit_s * (1 - 2.0**-50), UNITS + 2))
 
     def narrow(self, heads: NDArray[np.float64], tails: NDArray[np.float64], least_s: float) -> None:
-        """Tells the program what is known: least heads and tails of units, and of the step."""
+        """Gives the program known facts: least heads and tails of units, and of the step."""
         for unit, (head, tail) in enumerate(zip(heads.tolist(), tails.tolist(), strict=True)):
             if not self._units.is_source[unit]:
                 self.model.add(self.starts[unit] >= self.whole(head))

@@ -1,4 +1,4 @@
-"""Groupings of a problem's ops for search, and what is known of their groups.
+"""Groupings of a problem's ops for search, and facts about their groups.
 
 `nested` and others: coarser and finer groupings that nest, so that placements carry over unchanged from coarse to fine.
 
@@ -73,8 +73,8 @@ def finer(problem: Problem, grouping: Grouping, num_groups: int) -> Grouping:
 def by_module(problem: Problem, num_groups: int) -> Grouping:
     """Modules, cut into parts of about an even share of the cost for `num_groups` of them where they cost more.
 
-    What is unrolled over steps is one group so, as it would be by hand. Parts are atoms merged across the heaviest
-    edges within a module; there are more than `num_groups` where there are as many small modules.
+    Ops that are unrolled over steps are one group so, as they would be by hand. Parts are atoms merged across the
+    heaviest edges within a module; there are more than `num_groups` where there are as many small modules.
     """
     fine = atoms(problem)
     return _merge(problem, fine, numbered(main_modules(problem, fine)[fine.op_group], "modules"), num_groups)
@@ -83,8 +83,8 @@ def by_module(problem: Problem, num_groups: int) -> Grouping:
 def by_role(problem: Problem, num_groups: int) -> Grouping:
     """Ops that play one role in a module, cut into parts of an even share of the cost for about `num_groups` of them.
 
-    Ops of one module, phase and target that give as many bytes play one role: what computes the gradients of a layer's
-    weights at every step that it is unrolled over, say, which no tensors join. A part is atoms of a role that follow
+    Ops of one module, phase and target that give as many bytes play one role: for example the ops that compute the
+    gradients of a layer's weights at every unrolled step, which no tensors join. A part is atoms of a role that follow
     each other and may be on the same devices; there are more than `num_groups` where there are as many roles.
     """
     graph, fine = problem.graph, atoms(problem)
@@ -202,9 +202,9 @@ def majority_devices(
     The first of several that hold as much.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         devices: (N,) where its ops are.
-        grouping: what moves together; the problem's own groups by default.
+        grouping: the groups that move; the problem's own groups by default.
     """
     grouping = problem.grouping if grouping is None else grouping
     weight = np.zeros((grouping.num_groups, problem.host.num_devices))
@@ -225,7 +225,7 @@ def main_labels(problem: Problem, grouping: Grouping, label_N: NDArray[np.int64]
     """(G,) int64: the label that most of each group's mean time has; the smallest where several have as much.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         grouping: its groups, or finer or coarser ones.
         label_N: (N,) a label of each op, 0 or more.
     """

@@ -1,4 +1,5 @@
-"""`METHODS`: every method that finds placements, by name; `find` runs one, `find_winners` what is worth measuring.
+"""`METHODS`: every method that finds placements, by name; `find` runs one, `find_winners` picks placements that are
+worth measuring.
 
 `choose_diverse`: of many placements the best that are unlike each other. `permuted`, `shuffled`: a placement with its
 devices relabelled, for a shorter step or at random without loss. `OwnOrder`: a simulator for tasks whose placements
@@ -71,7 +72,7 @@ def _narrow(devices: NDArray[np.int32]) -> NDArray[np.int32] | NDArray[np.uint8]
 
 
 _ROUNDING = 1e-9
-"""By what share two sums of the same seconds may differ."""
+"""The share by which two sums of the same seconds may differ."""
 
 
 def permuted(
@@ -160,8 +161,8 @@ def _is_allowed(problem: Problem, devices: NDArray[np.int32]) -> bool:
 class OwnOrder:
     """A step timer that knows no order but the problem's own.
 
-    A search of a step that is cut into micro-batches would else go on in the order that suits its start: what it finds
-    then, the host is never asked to run so, and observers are not told of it.
+    A search of a step that is cut into micro-batches would else go on in the order that suits its start: such
+    placements are never run on the host, and observers are not told of them.
 
     Attributes:
         threads: placements simulated at once.
@@ -184,12 +185,13 @@ class OwnOrder:
 
 
 class OwnOrderWithPaths(OwnOrder):
-    """The same, which tells critical paths: for what wants the best placement, not different ones to learn from."""
+    """The same, which tells critical paths: for searches for the best placement, not for different ones to learn
+    from."""
 
     def critical_ops(
         self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
     ) -> NDArray[np.int32]:
-        """(C,) ops of a critical path of a placement (N,), whatever the priorities."""
+        """(C,) ops of a critical path of a placement (N,), with any priorities."""
         return self._simulator.critical_ops(devices)
 
 
@@ -197,7 +199,7 @@ SEARCH = "portfolio"
 DESCENT, WALK = 16, 8
 """Placements simulated at most for each winner to relabel its devices: for the better, then at random at no loss."""
 LEAST_SEARCHED = 0.5
-"""Share of a budget that is for the search at least, whatever relabelling would take."""
+"""Least share of a budget for the search, beside relabelling."""
 KEPT = 4
 """Placements that are kept for each one that is wanted: winners are chosen among them once more at the end."""
 
@@ -224,7 +226,7 @@ class Winners:
             self._worst_s = max(step_s for _, step_s in best)
 
     def learned(self, figures: Mapping[str, float]) -> None:
-        """Nothing is kept of what a method learns."""
+        """A learned policy or host model is not kept."""
 
     def best(self, count: int, seen: Iterable[NDArray[np.int32]] = ()) -> list[tuple[NDArray[np.int32], float]]:
         """At most `count` placements and their step times, fastest first, unlike each other and `seen` if possible."""
@@ -273,11 +275,11 @@ def find_winners(
 ) -> Found:
     """The `count` best placements of a search that are unlike each other, each relabelled among devices of a kind.
 
-    A winner's devices are swapped as long as it gets better; then, where the host is symmetric, at random: what the
-    simulator holds for equal need not be.
+    A winner's devices are swapped as long as it gets better; then, where the host is symmetric, at random: placements
+    that are equal in simulation need not be equal.
 
     Args:
-        problem: what is searched.
+        problem: of the search.
         simulator: of that problem.
         budget: evaluations and seconds of all of it.
         count: how many are wanted.
@@ -315,9 +317,9 @@ class Method:
     Attributes:
         name: as in `--methods`.
         home: a function that takes a `Task`, or `module:function` of one. It scores placements through the task and the
-            task's best is the answer; what it learned on the way it may return.
+            task's best is the answer; it may return the policy or model that it learned.
         kind: `baseline` and `scheduler` need a handful of evaluations, `exact` and `search` use the budget.
-        source: what it is after.
+        source: its purpose.
         min_micro_batches: into how many slices the batch of a problem must be cut for it.
     """
 
@@ -341,10 +343,10 @@ class Method:
         )
 
     def run(self, task: Task, **options: Any) -> Saveable | None:
-        """Runs the method on `task`; returns what it learned, where it learns.
+        """Runs the method on `task`; returns the learned policy or host model, where it learns.
 
         Args:
-            task: what is to be solved, and the account of it.
+            task: the problem to solve, and the account of its budget.
             options: of the method's own.
 
         Raises:
@@ -472,13 +474,13 @@ _BUILT_IN = (
     ),
     Method(
         "genetic",
-        "rlplace.search.improve.random_keys:solve_genetic",
+        "rlplace.search.improve.cem_and_genetic:solve_genetic",
         "search",
         "biased random keys: Gonçalves & Resende 2011",
     ),
     Method(
         "cem",
-        "rlplace.search.improve.random_keys:solve_cem",
+        "rlplace.search.improve.cem_and_genetic:solve_cem",
         "search",
         "cross-entropy method, a categorical a group: Rubinstein 1999",
     ),
@@ -520,7 +522,7 @@ def adopt_methods(methods: Iterable[Method]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """What a method found.
+    """The result of a method.
 
     Attributes:
         devices: (N,) int32; None where it found nothing feasible.
@@ -529,7 +531,7 @@ class SearchResult:
         plan_s: wall time that finding it took.
         lower_bound_s: a bound that the method proved; 0 where it proved none.
         history: the best so far wherever it improved.
-        learned: what the method learned; None where it learns nothing that could be kept.
+        learned: the learned policy or host model; None where it learns nothing that could be kept.
         plan: `devices` with every order fixed, where the step time is of another than the default order.
     """
 
@@ -569,10 +571,10 @@ def find(
     """The best placement that `method` finds within `budget`; the same seed and evaluations find the same.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         method: a name of `METHODS`.
-        timer: what scores a placement.
-        budget: what may be spent; no end by default.
+        timer: scores placements.
+        budget: the budget; no end by default.
         seed: of every random draw.
         options: of the method's own.
 

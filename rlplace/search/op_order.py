@@ -1,8 +1,8 @@
 """`shorten`: better priorities for the ops of a placement, for a shorter step.
 
 `least_memory_order`: dynamic programming over schedules, with a beam where there are too many. After SERENITY (Ahn et
-al., MLSys 2020): what is allocated once a set of ops has run depends on the set alone, so of all orders of one set only
-the one with the lowest peak is kept.
+al., MLSys 2020): the memory allocated after a set of ops has run depends on the set alone, so of all orders of one set
+only the one with the lowest peak is kept.
 
 `placed_paths`: longest paths through the ops of a placement, every op and every transfer where it is.
 """
@@ -25,7 +25,7 @@ from rlplace.measure.simulate.compiled_problem import HANDOVER, Compiled, compil
 
 
 class OpOrder(NamedTuple):
-    """Priorities (N,) float64 for the simulator, higher runs first, and what made them."""
+    """Priorities (N,) float64 for the simulator, higher runs first, and their rule."""
 
     priorities: NDArray[np.float64]
     rule: str
@@ -106,13 +106,13 @@ class _Job(NamedTuple):
     ends: NDArray[np.int64]
     """Outputs and copies when it has ended, before anything is freed."""
     stays: NDArray[np.int64]
-    """Of `ends` what has a reader, or is kept."""
+    """The tensors of `ends` that have a reader, or are kept."""
     frees: list[tuple[int, NDArray[np.int64]]]
-    """What it reads: a mask of readers, and the bytes that are freed once all those have run."""
+    """Its inputs: a mask of readers, and the bytes that are freed once all those have run."""
 
 
 class _State(NamedTuple):
-    """A set of ops that ran: its lowest peak, as a share of an account, what is held, and which ops are ready."""
+    """A set of ops that ran: its lowest peak, as a share of an account, the held bytes, and the ready ops."""
 
     peak: float
     held: NDArray[np.int64]
@@ -187,7 +187,7 @@ def _following(jobs: list[_Job], scale: NDArray[np.float64], mask: int, state: _
 def _jobs(
     problem: Problem, compiled: Compiled, devices: NDArray[np.int32], job_ops: list[int]
 ) -> tuple[list[_Job], NDArray[np.int64]]:
-    """Every job, and (accounts,) what each account holds before the first."""
+    """Every job, and (accounts,) the bytes that each account holds before the first."""
     graph, where = problem.graph, devices.tolist()
     place = {op: k for k, op in enumerate(job_ops)}
     offsets, readers = graph.readers
@@ -203,7 +203,7 @@ def _jobs(
         return size(compiled.tensor_size, compiled.num_tensors, tensor, device)
 
     def holder(home: int, reader: int) -> int:
-        """The device that holds what an op on `reader` reads: its own, or its home's where it is handed over."""
+        """The device that holds the input of an op on `reader`: its own, or its home's where it is handed over."""
         return home if compiled.route_kind[home * compiled.num_devices + reader] == HANDOVER else reader
 
     users: list[dict[int, int]] = []  # of every tensor, the devices that hold it for readers, and a mask of those
@@ -241,7 +241,7 @@ def _jobs(
 
 
 def _befores(problem: Problem, users: list[dict[int, int]], where: list[int], place: dict[int, int]) -> list[set[int]]:
-    """For every job the jobs that must run before: producers of what it reads, and what an update waits for."""
+    """For every job the jobs that must run before: producers of its inputs, and the ops that an update waits for."""
     graph = problem.graph
     befores: list[set[int]] = [set() for _ in place]
     for tensor, reader in zip(graph.input_tensors.tolist(), graph.edge_op.tolist(), strict=True):
@@ -279,7 +279,7 @@ def placed_paths(problem: Problem, devices: NDArray[np.int32], *, transfers: boo
     Args:
         problem: the ops.
         devices: (N,) where they are.
-        transfers: whether what is read on another device counts its transfer.
+        transfers: whether an input from another device counts its transfer.
     """
     graph = problem.graph
     op_s = np.where(graph.is_source, 0.0, problem.costs.op_time_s[np.arange(graph.num_ops), devices])

@@ -1,9 +1,10 @@
-"""`Task`: what a search method works on, and the account of what it spent and found.
+"""`Task`: the problem of a search method, and the account of its budget and results.
 
-Protocols around a `Task`: the host that runs placements for it, its observer, and what a method saves. `BestSoFar`: the
-best step time that a search has found, and what it had spent by then. `Failure`: a method that raised, as one line for
-a table and as a traceback. `Scoring`, `Simulating`, `Measuring`: a task as the timers and measurers that other code
-takes. `Guide`: suggests placements to a search, to start from and as moves of annealing; a policy can be one.
+Protocols around a `Task`: the host that runs placements for it, its observer, and a learned object that can be saved.
+`BestSoFar`: the best step time that a search has found, and the budget spent by then. `Failure`: a method that raised,
+as one line for a table and as a traceback. `Scoring`, `Simulating`, `Measuring`: a task as the timers and measurers
+that other code takes. `Guide`: suggests placements to a search, to start from and as moves of annealing; a policy can
+be one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rlplace.search.groupings import majority_devices
 
 @dataclass(frozen=True)
 class Budget:
-    """What a method may spend; the first limit that is reached ends it."""
+    """The budget of a method; the first limit that is reached ends it."""
 
     evaluations: float = math.inf
     """Placements scored."""
@@ -56,10 +57,10 @@ class Task:
     plan, timeline or critical path; a plan for the host to run; fitting a host model to measured steps.
 
     Attributes:
-        problem: what is placed.
-        timer: what scores a placement.
-        host: what runs a placement, where `budget.measurements` allows it; None where nothing can be run.
-        budget: what may be spent.
+        problem: the problem to place.
+        timer: scores placements.
+        host: runs placements, where `budget.measurements` allows it; None where nothing can be run.
+        budget: the budget.
         generator: every random draw of the method comes from here.
         evaluations: placements scored so far.
         best_devices: (N,) int32, the best feasible placement so far; None before the first.
@@ -184,7 +185,8 @@ class Task:
         history: Sequence[BestSoFar] = (),
         raced: Sequence[tuple[Sequence[Plan], Sequence[Measurement]]] = (),
     ) -> None:
-        """Goes on with the account of an interrupted search: what that spent is spent here, its best is the best here.
+        """Goes on with the account of an interrupted search: its spent budget counts here, and its best is the best
+        here.
 
         Draws go on from elsewhere, or the same would be tried again.
 
@@ -211,7 +213,7 @@ class Task:
         """(B,) step times of placements (B, N) or (N,); infinite where infeasible, or where the budget ended before.
 
         Args:
-            placements: what is scored; each one counts.
+            placements: the placements to score; each one counts.
             cutoff_s: (B,) above which a step time makes no difference: it may come back as infinite, but sooner.
 
         Raises:
@@ -243,7 +245,7 @@ class Task:
 
     @property
     def takes_plans(self) -> bool:
-        """Whether what scores placements can score plans as well."""
+        """Whether the timer can score plans as well."""
         return self._plan_timer is not None
 
     def score_ordered(self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None) -> float:
@@ -289,7 +291,7 @@ class Task:
         return taken
 
     def measure_some(self, plans: Sequence[Plan], *, is_all: bool = False) -> list[tuple[Plan, Measurement]]:
-        """As `measure_plans`, but a `LateHost` gives what has come: of these plans and of earlier ones.
+        """As `measure_plans`, but a `LateHost` gives the results that have come: of these plans and of earlier ones.
 
         Args:
             plans: to be measured; each counts now.
@@ -331,7 +333,7 @@ class Task:
             self.history.append(BestSoFar(self.evaluations, self.measurements, self.elapsed_s, best_s))
 
     def tell(self, figures: Mapping[str, float]) -> None:
-        """Passes what the method has learned, figures by name, to the observer."""
+        """Passes figures of the learner, by name, to the observer."""
         if self._observer is not None:
             self._observer.learned(figures)
 
@@ -360,7 +362,7 @@ class LateHost(OpenHost, Protocol):
 
 
 class Observer(Protocol):
-    """Watches a task; what it does must not change what is found."""
+    """Watches a task; it must not change the result."""
 
     def scored(self, placements: NDArray[np.int32], step_s: NDArray[np.float64]) -> None:
         """Placements (B, N) were scored: (B,) seconds, infinite where infeasible."""
@@ -370,10 +372,10 @@ class Observer(Protocol):
 
 
 class Saveable(Protocol):
-    """What a method learned, as a file."""
+    """A learned policy or host model, as a file."""
 
     def save(self, path: Path) -> None:
-        """Writes it to `path`, and what belongs to it beside it."""
+        """Writes it to `path`, and its companions beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,7 +518,7 @@ def score_guided(task: Task, guide: Guide | None) -> list[tuple[NDArray[np.int32
     """Devices (N,) int32 and step times of the placements that a guide would start from, best first; [] without one.
 
     Args:
-        task: scores and counts; its whole budget is what the guide's share is of.
+        task: scores and counts; the guide's share is of its whole budget.
         guide: asked for at most `MOST_STARTS`; equal placements are scored once.
     """
     if guide is None or not (count := _num_starts(task, guide)):
@@ -540,8 +542,8 @@ class GuidedMoves:
 
     Args:
         guide: suggests placements of ops.
-        problem: what is placed.
-        grouping: what annealing moves together; a suggestion is taken as far as its groups can follow it.
+        problem: the problem to place.
+        grouping: the groups that annealing moves; a suggestion is taken as far as its groups can follow it.
     """
 
     def __init__(self, guide: Guide, problem: Problem, grouping: Grouping) -> None:
@@ -553,7 +555,7 @@ class GuidedMoves:
         """(C, G) int32: `moved`, but for a share of its rows, which the guide moved from `current`.
 
         Args:
-            current: (G,) what is moved.
+            current: (G,) the groups that move.
             moved: (C, G) moves that are there already; they stay where the guide would change nothing.
             generator: draws which rows are the guide's, one number a row.
         """

@@ -31,7 +31,7 @@ class Known:
 
     Attributes:
         problem: as profiled.
-        plans: what was measured.
+        plans: the measured plans.
         outcomes: of each.
     """
 
@@ -42,11 +42,11 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """The better of a problem as profiled and under what was learned from measured steps.
+    """A problem as profiled, or under the factors learned from measured steps, if these predict better.
 
     Attributes:
         problem: the same graph and groups, with fitted costs, links and host figures where they are kept.
-        posterior: what was learned, whether it is kept or not.
+        posterior: the learned factors, also where they are not kept.
         is_kept: whether it predicts plans that it has not seen better than the profile does.
         error_before: mean |log of simulated / measured| of every plan, as profiled.
         error_after: the same of fits that have not seen the plan.
@@ -61,7 +61,7 @@ class Calibration:
     num_measured: int
 
     def say(self) -> list[str]:
-        """The error before and after and which of the two is used, in a line; then what was learned, a line each."""
+        """The error before and after and which of the two is used, in a line; then the learned factors, a line each."""
         used = "the fit is used" if self.is_kept else "the fit is worse, so the simulator stays as profiled"
         first = (
             f"calibrated on {self.num_measured} placements: mean error on those that a fit has not seen "
@@ -100,14 +100,14 @@ def calibrated(
     Args:
         problem: as profiled, on a host of this machine.
         count: how many placements to measure; at least 6 are.
-        seed: of what is drawn.
-        say: told what was learned, what that gained, and whether it is used.
+        seed: of the draws.
+        say: told the learned factors, the error before and after, and whether the fit is used.
         prior: how far the host may be from the profile.
-        knowledge: what other workloads taught about this host.
-        log: keeps what is measured.
+        knowledge: knowledge of this host from other workloads.
+        log: keeps measurements.
         isolated: whether placements are measured in a worker process; see `Evaluator`.
-        before: what was measured before an interruption, with the fingerprint of each plan; it is not measured again.
-        on_measured: told what was measured, before anything is learned from it.
+        before: measurements of before an interruption, with the fingerprint of each plan; it is not measured again.
+        on_measured: told the measurements, before anything is learned from them.
         most_s: seconds of measuring, after which there is no further round.
         evaluator: of the problem, without a reference; one is made, and closed, where none is given.
 
@@ -135,7 +135,7 @@ def calibrated(
 
 
 def _known(problem: Problem, plans: Sequence[Plan], before: Sequence[tuple[str, Measurement]]) -> Known | None:
-    """What was measured of the plans before; None where that is too little."""
+    """Earlier measurements of the plans; None where that is too little."""
     by_name = {plan.fingerprint: plan for plan in plans}
     kept = [(by_name[name], outcome) for name, outcome in before if name in by_name]
     return Known(problem, [plan for plan, _ in kept], [one for _, one in kept]) if len(kept) >= LEAST else None
@@ -192,5 +192,5 @@ def plans_of(problem: Problem, simulator: Simulator, groups: NDArray[np.int32]) 
 
 
 def cut_words(what: str, rounds: int, asked: int) -> str:
-    """What people are told of a race that was cut short."""
+    """The message for a race that was cut short."""
     return f"the machine is slow: {what} was cut short, after {rounds} of {asked} rounds"

@@ -64,7 +64,7 @@ class CutOptions:
         return count, WHOLE if count == 1 else CutOptions(count, self.batch_dims, loss or self.loss)
 
     def to_dict(self) -> dict[str, Any]:
-        """What a run keeps of it."""
+        """The options as a run keeps them."""
         dims = self.batch_dims
         kept = dict(dims) if isinstance(dims, Mapping) else dims and list(dims)
         return {"asked": self.count, "batch_dims": kept, "loss": self.loss, "exact": self.is_exact}
@@ -128,5 +128,5 @@ def _not_dims(text: str) -> InvalidValue:
 
 
 def number_only(count: object, why: str) -> InvalidValue:
-    """What to say where `auto` cannot be chosen; `why` says what to do instead."""
+    """The error where `auto` cannot be chosen; `why` names an alternative."""
     return InvalidValue("micro_batches", count, "a number here", hint=why)

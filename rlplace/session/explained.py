@@ -1,4 +1,4 @@
-"""The explanation of a run: made from what its table measured, and read back from its folder."""
+"""The explanation of a run: made from the measurements of its table, and read back from its folder."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SPLIT_NOTE = "at best: an even split of the batch, ops shrinking with it, a ring
 def explain_run(
     problem: Problem, plan: Plan, timeline: Timeline, rows: Sequence[Mapping[str, Any]], method: str
 ) -> Explanation:
-    """What the best placement of a run is made of, beside what else the step would cost.
+    """The parts of the best placement's step time, beside the step time of alternatives.
 
     Args:
         problem: of the run.
         plan: of its best placement.
         timeline: of a typical step of it.
         rows: of the run's table, `single` and `eager` among them.
-        method: what found the placement, one of the rows.
+        method: the method that found the placement, one of the rows.
     """
     from rlplace.measure.explain.explain_step import explain
 
@@ -51,11 +51,11 @@ def explain_run(
 
 
 def data_parallel(problem: Problem, one_device: Alternative) -> Alternative:
-    """What the step would cost with its batch split over devices: simulated where it is cut, else an estimate.
+    """The step time with the batch split over devices: simulated where it is cut, else an estimate.
 
     Args:
         problem: of the run.
-        one_device: where it was measured, what is simulated or estimated is scaled by that over its simulated step.
+        one_device: where it was measured, simulated and estimated times are scaled by measured over simulated.
     """
     from rlplace.measure import Simulator
     from rlplace.measure.bounds import even_split_s

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlplace.errors import FileProblem, UnknownName, nearest_names
+from rlplace.errors import FileProblem, check_known, nearest_names
 from rlplace.files import PARTIAL_ENDING, os_errors, refuse_link, write_json_atomic, write_text_atomic
 from rlplace.locks import LOCK_FILE, FolderLock
 
@@ -56,7 +56,7 @@ class RunFolder:
 
         Args:
             path: of the folder.
-            overwrite: remove the files of the run that is in it; whatever else lies there stays.
+            overwrite: remove the files of the run that is in it; other files in the folder stay.
 
         Raises:
             FileProblem: a file is in the way, the folder is not empty and `overwrite` is false, another run is writing
@@ -114,7 +114,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """The folder of a run that was stopped, to go on with; what was half written is removed.
+        """The folder of a run that was stopped, to go on with; half written files are removed.
 
         It is this process's until `close`.
 
@@ -143,8 +143,7 @@ class RunFolder:
         Raises:
             UnknownName: runs have no file of that name.
         """
-        if name not in RUN_FILES:
-            raise UnknownName("run file", name, RUN_FILES)
+        check_known("run file", name, RUN_FILES)
         return self.root / name
 
     def has(self, name: str) -> bool:
@@ -213,7 +212,7 @@ def _remove_run(root: Path) -> None:
 
 
 def _remove_partial(root: Path) -> None:
-    """Removes what a killed process had half written of a run's files."""
+    """Removes files of a run that a killed process had half written."""
     for entry in sorted(root.glob(f".*{PARTIAL_ENDING}")):
         if _is_passing(entry.name) and not entry.is_dir():
             entry.unlink(missing_ok=True)

@@ -52,7 +52,7 @@ def capture_workload(
     """The graph of a workload's step.
 
     Args:
-        workload: what is captured.
+        workload: the model to capture.
         count: micro-batches that its batch is cut into.
         asked: the user's dimensions and loss, over those that the workload declares.
         verdict: how its loss was judged elsewhere; None: it is judged here.
@@ -192,7 +192,7 @@ def make_problem(
 ) -> Problem:
     """The problem: profiled on a host of this machine; on a simulated one estimated, or as the graph file gives it.
 
-    A layer profile gives the times of `count` micro-batches. What is profiled runs in a worker process (`isolated`; see
+    A layer profile gives the times of `count` micro-batches. Profiled steps run in a worker process (`isolated`; see
     `profile_isolated`), for about `most_s`.
 
     Raises:
@@ -244,7 +244,7 @@ def versions() -> dict[str, str]:
 
 
 def only_simulated(spec: WorkloadSpec) -> InvalidValue:
-    """What to say where a graph file is to be run."""
+    """The error where a graph file is to be run."""
     return InvalidValue(
         "workload",
         str(spec),
@@ -255,7 +255,7 @@ def only_simulated(spec: WorkloadSpec) -> InvalidValue:
 
 
 _CUT = 2
-"""Micro-batches of a twin: what mixes samples shows in two."""
+"""Micro-batches of a twin: a loss that mixes samples shows it with two."""
 _SMALLER = {"inception_v3": (("image_size", 75),)}
 """Options of twins whose `small` takes long in float64."""
 
@@ -274,7 +274,7 @@ def judge_twin(spec: WorkloadSpec, built: Workload, count: int, asked: CutOption
         seed: of the twin's weights and inputs.
 
     Raises:
-        UserError: the workload cannot be cut, or not so; or what it is built from is not installed.
+        UserError: the workload cannot be cut, or not so; or a package that it needs is not installed.
     """
     if has_values(built.model, _tensors(built)):
         return None
@@ -285,7 +285,7 @@ def judge_twin(spec: WorkloadSpec, built: Workload, count: int, asked: CutOption
 
 
 def _judge_function(spec: WorkloadSpec, built: Workload, count: int, asked: CutOptions, seed: int) -> LossVerdict:
-    """Calls the function again, this time with memory for what it makes, where that is little."""
+    """Calls the function again, this time with memory for its tensors, where these are small."""
     twin = built
     why = f"its parameters and inputs take {_num_bytes(built) / 1e6:,.0f} MB"
     if asked.loss == "accumulated":
@@ -323,7 +323,7 @@ def judge_workload(spec: WorkloadSpec, *, asked: str = "auto", batch_dims: Batch
         batch_dims: as in `capture`; None is the workload's own.
 
     Raises:
-        UserError: the workload cannot be cut, or not so; or what it is built from is not installed.
+        UserError: the workload cannot be cut, or not so; or a package that it needs is not installed.
     """
     workload = build(_twin(spec))
     args, kwargs = as_call(workload.inputs)
@@ -374,7 +374,7 @@ class Prepared:
         return self.asked.again(self.problem.graph.num_micro_batches, verdict.get("kind"))
 
     def describe(self) -> dict[str, Any]:
-        """What `problem.json` holds."""
+        """The content of `problem.json`."""
         problem, graph, seen = self.problem, self.problem.graph, self.problem.costs.workspace_bytes
         return {
             "schema": 1,
@@ -405,7 +405,7 @@ class Prepared:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """What `--json` says, and a run keeps, of micro-batches."""
+        """Micro-batches, as `--json` says and a run keeps them."""
         return describe_cut(self.problem.graph, self.asked) | {
             "op_order": self.problem.op_order,
             "evaluations": self.evaluations,
@@ -420,14 +420,14 @@ def prepare(
     evaluations: float | None = None,
     most_s: float = math.inf,
 ) -> Prepared:
-    """The problem of a step, cut as its `asked` says; says how the loss was judged, and what was chosen.
+    """The problem of a step, cut as its `asked` says; says how the loss was judged, and which number was chosen.
 
     Args:
         steps: of the workload.
-        say: told what takes long.
-        options: how groups are made, and what is profiled is run; the seed is of the searches that choose.
+        say: told of long work.
+        options: how groups are made, and steps are profiled; the seed is of the searches that choose.
         evaluations: of the search that follows; the choice takes a share of them. `EVALUATIONS` where None.
-        most_s: seconds for profiling it, whatever the numbers of micro-batches that are tried.
+        most_s: seconds for profiling, all numbers of micro-batches together.
 
     Raises:
         UserError: the step cannot be captured, or its batch cannot be cut so.
@@ -468,7 +468,7 @@ def chosen_problem(
     say: Say = _nothing,
     isolated: bool | None = None,
 ) -> Prepared:
-    """The problem of the number of micro-batches that is asked for, and what choosing it came to.
+    """The problem of the number of micro-batches that is asked for, and the result of the choice.
 
     Where the batch is cut, the order of ops is chosen too, by simulation, as the number is. On this machine a batch is
     cut under `auto` only if that is also measured faster.
@@ -479,15 +479,15 @@ def chosen_problem(
         problem_of: the problem of a number of micro-batches.
         seed: of the searches that choose.
         evaluations: as of `prepare`.
-        say: told what is found, and how the loss was judged; no messages by default.
-        isolated: whether what is measured for the choice runs in worker processes; see `Evaluator`.
+        say: told the result, and how the loss was judged; no messages by default.
+        isolated: whether the measurements for the choice run in worker processes; see `Evaluator`.
 
     Raises:
         UserError: the batch cannot be cut as asked.
     """
     if asked.count == 1:
         return Prepared(problem_of(1), asked)
-    from rlplace.search.parallel.choose import choose
+    from rlplace.search.parallel.choose_micro_batches import choose
 
     counts = candidates(host) if asked.count == "auto" else (asked.count,)
     kept = functools.cache(problem_of)
@@ -523,12 +523,12 @@ def candidates(host: Host) -> tuple[int, ...]:
 
 
 def describe_cut(graph: OpGraph, asked: CutOptions) -> dict[str, Any]:
-    """What `--json` says of how the batch is cut: what was asked for, K, and how the loss was judged."""
+    """How the batch is cut, as `--json` says it: the request, K, and how the loss was judged."""
     return asked.to_dict() | {"count": graph.num_micro_batches, "verdict": verdict_of(graph)}
 
 
 def judged(graph: OpGraph) -> list[str]:
-    """What people are told of a step that is cut: how the loss of its micro-batches was judged."""
+    """A line for people on a step that is cut: how the loss of its micro-batches was judged."""
     verdict = verdict_of(graph)
     if verdict is None:
         return []
@@ -548,7 +548,7 @@ def verdict_of(graph: OpGraph) -> dict[str, Any] | None:
 
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
 COMPARED_EVALUATIONS = 1000
-"""Placements that are simulated to find what the whole batch races with."""
+"""Placements that are simulated to find a rival for the race of the whole batch."""
 
 
 def is_cut_faster(
@@ -562,8 +562,8 @@ def is_cut_faster(
 ) -> bool:
     """Whether a placement of the step in micro-batches is measured faster than a searched one of the whole batch.
 
-    A profile does not know how devices slow each other down, which favours whatever keeps all of them busy. So the
-    simulator's choice is raced before it is taken, against everything on one device, or on one gang, too.
+    A profile does not know how devices slow each other down, which favours placements that keep all of them busy. So
+    the simulator's choice is raced before it is taken, against everything on one device, or on one gang, too.
 
     Args:
         cut: in micro-batches, on a host of this machine.

@@ -1,9 +1,9 @@
-"""`Session`: a run as one object with one store on disk: what was asked, its problem, what was measured and learned,
-each method's result, the final table and the best placement.
+"""`Session`: a run as one object with one store on disk: the request, its problem, measurements, learned figures, each
+method's result, the final table and the best placement.
 
 The store is one SQLite file, `session.db` in the run folder, or in memory for a run without a folder. Its tables are
 those of a store of measurements, and three more: `facts` (records as JSON), `arrays` (safetensors, and files that a
-library reads), and `races` (what each method measured). Every other file of a run folder is an output.
+library reads), and `races` (the measurements of each method). Every other file of a run folder is an output.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from rlplace.records import read_record, to_json
 from rlplace.search.task import Saveable
 from rlplace.session.calibrate import Known
 from rlplace.session.cut import CutOptions
-from rlplace.session.facts import (
+from rlplace.session.folder import SESSION, RunFolder
+from rlplace.session.prepare import Prepared, Steps, verdict_of
+from rlplace.session.session_records import (
     Ending,
     FinalTable,
     MethodResult,
@@ -47,8 +49,6 @@ from rlplace.session.facts import (
     race_of,
     with_arrays,
 )
-from rlplace.session.folder import SESSION, RunFolder
-from rlplace.session.prepare import Prepared, Steps, verdict_of
 from rlplace.session.setup import ProblemOptions
 from rlplace.store import MeasurementStore
 from rlplace.store.database import RUN, open_for_reading, open_for_writing, open_in_memory, told, transaction
@@ -70,7 +70,7 @@ class Session:
 
     Attributes:
         path: of the store, for messages.
-        measurements: what the run measured.
+        measurements: of the run.
 
     Args:
         connection: to the store.
@@ -127,7 +127,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection; what was kept stays."""
+        """Ends the connection; kept records stay."""
         self._connection.close()
 
     # facts and arrays by name
@@ -142,7 +142,7 @@ class Session:
         return None if text is None else read_record(kind, text.encode("utf-8"), self._where(name))
 
     def plain(self, name: str) -> Any:
-        """What the JSON under a name holds; None where there is none.
+        """The object of the JSON under a name; None where there is none.
 
         Raises:
             FileProblem: it is no JSON.
@@ -179,7 +179,7 @@ class Session:
 
     @property
     def request(self) -> Request:
-        """What was asked for.
+        """The request.
 
         Raises:
             FileProblem: the run was stopped before it was kept.
@@ -220,7 +220,7 @@ class Session:
 
     @property
     def micro_batches(self) -> dict[str, Any]:
-        """What `--json` says of micro-batches."""
+        """Micro-batches, as `--json` says them."""
         facts = self.facts
         return self.request.asked.to_dict() | {
             "count": facts.num_micro_batches,
@@ -340,19 +340,19 @@ class Session:
 
     @property
     def known_hosts(self) -> tuple[LearnedHost, ...] | None:
-        """What was known about the host when the run began; None where it had not come so far."""
+        """The knowledge of the host when the run began; None before that was kept."""
         count = self.fact("known_hosts", int)
         places = range(count or 0)
         return None if count is None else tuple(self.required(f"known_host/{k}", LearnedHost) for k in places)
 
     def keep_known_hosts(self, known: tuple[LearnedHost, ...]) -> None:
-        """Keeps what is known about the host: it must be the same when the run goes on."""
+        """Keeps the knowledge of the host: it must be the same when the run goes on."""
         named = {f"known_host/{place}": learned for place, learned in enumerate(known)}
         self.keep(**named, known_hosts=len(known))
 
     @property
     def calibration(self) -> list[tuple[str, Measurement]]:
-        """What was measured to calibrate, in order, with the fingerprint of each plan; empty where it was not."""
+        """The measurements of calibration, in order, with the fingerprint of each plan; empty where it was not."""
         return [
             (plan, outcome.measurement)
             for plans, outcomes, _ in self.raced(CALIBRATION)
@@ -360,14 +360,14 @@ class Session:
         ]
 
     def keep_calibration(self, known: Known) -> None:
-        """Keeps what was measured to calibrate."""
+        """Keeps the measurements of calibration."""
         with self._writing() as execute:
             execute("DELETE FROM races WHERE method = ?", (CALIBRATION,))
             self._keep_race(CALIBRATION, Race(tuple(known.plans), tuple(known.outcomes)))
 
     @property
     def learned(self) -> LearnedHost | None:
-        """What the run learned of its host; None where it learned nothing."""
+        """The host model that the run learned; None where it learned nothing."""
         return next(iter(self.measurements.learned_hosts()), None)
 
     # results of methods
@@ -377,10 +377,10 @@ class Session:
 
         Args:
             signature: 16 hex digits.
-            is_resumed: go on from what was found before; otherwise that is forgotten.
+            is_resumed: go on from earlier results; otherwise they are deleted.
 
         Raises:
-            FileProblem: what was found before is of another problem or configuration.
+            FileProblem: the earlier results are of another problem or configuration.
         """
         before = self.fact("signature", str)
         if is_resumed and before is not None and before != signature:
@@ -397,7 +397,7 @@ class Session:
             self.keep(signature=to_json(signature))
 
     def load_results(self, problem: Problem) -> None:
-        """Reads what the methods found before; `results` knows it then with plans and races.
+        """Reads the methods' earlier results; `results` knows it then with plans and races.
 
         Raises:
             FileProblem, InvalidValue, UnknownName: it is malformed, or does not fit the problem.
@@ -409,7 +409,7 @@ class Session:
             self._results[name] = with_arrays(result, arrays, [race for race in races if race.plans], problem, where)
 
     def results(self) -> dict[str, MethodResult]:
-        """What the methods found, without plans and races, by name."""
+        """The methods' results by name, without plans and races."""
         apart: dict[str, Any] = {"plan": None, "learned": None, "races": (), "start": None, "unmeasured": None}
         return {
             name: dataclasses.replace(self.required(f"method/{name}", MethodResult), **apart)
@@ -417,7 +417,7 @@ class Session:
         }
 
     def of(self, method: str, budget: float) -> MethodResult | None:
-        """What a method found so far; None where it has not begun. With a larger budget it is not done any more."""
+        """The result of a method so far; None where it has not begun. With a larger budget it is not done any more."""
         result = self._results.get(method)
         is_extended = result is not None and result.budget < budget
         return dataclasses.replace(result, is_searched=False, is_done=False) if result and is_extended else result
@@ -437,7 +437,7 @@ class Session:
         return self._clock() >= self._next_s
 
     def keep_result(self, method: str, result: MethodResult, num_devices: int) -> None:
-        """Keeps what a method found so far; races that were kept before are not written again."""
+        """Keeps the result of a method so far; races that were kept before are not written again."""
         begin_s = self._clock()
         with self._writing():
             for race in result.races[self._num_races.get(method, 0) :]:
@@ -626,7 +626,7 @@ class MethodKeeper:
         session: of the run.
         method: its name.
         num_devices: of the host.
-        keep_learned: keeps what the method has learned.
+        keep_learned: keeps the learned policy or host model.
     """
 
     def __init__(
@@ -640,7 +640,7 @@ class MethodKeeper:
         return self._session.is_due
 
     def keep(self, result: MethodResult) -> None:
-        """Keeps what the method found so far, and what it learned.
+        """Keeps the method's result so far, and its policy or host model.
 
         Raises:
             FileProblem: the store cannot be written.

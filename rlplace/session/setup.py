@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
 
     def _constraints(value: object) -> object:
-        """Constraints from what a file holds; they are imported then, since they bring NumPy."""
+        """Constraints from the object of a file; they are imported then, since they bring NumPy."""
         if not isinstance(value, Mapping):
             return value
         from rlplace.graphs import Constraints
@@ -45,9 +45,9 @@ class ProblemOptions:
     grouping: str = "heavy-edge"
     """The rule that groups are made by, a word of `rlplace.graphs.grouping.groups.GroupingRule`."""
     acyclic: bool = False
-    """Keep the graph of groups without cycles, whatever of the rule that costs."""
+    """Keep the graph of groups without cycles, also where the rule must give way."""
     constraints: KeptConstraints = None
-    """The user's pins, exclusions and what stays together."""
+    """The user's pins, exclusions, and ops that stay together."""
     isolated: bool | None = None
     """Whether placements are measured in a worker process, so that one that crashes or hangs costs itself alone; by
     default they are, unless the environment says `RLPLACE_IN_PROCESS=1`."""
@@ -62,7 +62,7 @@ class Setup(ProblemOptions):
     spec: WorkloadSpec
     host: Host
     host_word: str = ""
-    """What the user called the host."""
+    """The user's word for the host."""
     gangs: bool = False
     """Whether the host was asked for with gangs."""
     asked: CutOptions = WHOLE

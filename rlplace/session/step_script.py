@@ -55,7 +55,7 @@ def script(
         seed: of the workload's weights and inputs.
         cut: the number of micro-batches, and how they are cut.
         host: that the placement was found on, for people.
-        is_simulated: whether it was simulated; then the program says what to do instead.
+        is_simulated: whether it was simulated; then the program names an alternative.
     """
     count, asked = cut
     dims = "workload.batch_dims" if asked.batch_dims is None else repr(asked.batch_dims)

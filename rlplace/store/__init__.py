@@ -1,7 +1,7 @@
 """The store: every step time measured on this machine, so that nothing is measured twice and no host is learned twice.
 
 `database` has the schema, and opens a database with care. `rows` are its rows, and writes them for other tools; `store`
-reads, chooses and keeps them, `log` is what measuring sees of it, and `folders` says where it is.
+reads, chooses and keeps them, `log` is its interface for measuring, and `folders` says where it is.
 
 Importing this imports no torch: names are looked up when they are first used.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlplace.faces import lazy
+from rlplace.lazy_imports import lazy
 
 if TYPE_CHECKING:
     from rlplace.store.log import StoreLog, open_log

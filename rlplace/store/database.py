@@ -1,10 +1,10 @@
 """Opening a store's database: for writing one's own, for reading anyone's; a failure is one line that says what to do.
 
 `connect_safely` opens any database of a folder that somebody may have sent. Opening runs no code: no extension is
-loaded, what a schema says is not trusted, no other database can be attached, and a file that holds a view or a trigger
+loaded, no schema is trusted, no other database can be attached, and a file that holds a view or a trigger
 is refused before anything else is read.
 
-What a store's database holds: its tables, word by word, and a check that a file holds nothing else.
+The tables of a store's database, word by word, and a check that a file holds nothing else.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _RETRY_S = 0.05
 _MOST_OPERATIONS = 1_000_000
 """Steps of SQLite's until the tables of a file are known; those of a store take some thousand."""
 _MOST_LETTERS = 160
-"""Of what SQLite says of a damaged database."""
+"""Of SQLite's message on a damaged database."""
 _WORDS = {
     **dict.fromkeys(
         (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
@@ -60,7 +60,7 @@ _WORDS = {
         "the disk did not take or give what was asked ({error}): look for space on it, or {elsewhere}."
     ),
 }
-"""What an error of SQLite means and what to do, by its primary result code; for all others `_DAMAGED`."""
+"""The meaning of an error of SQLite and the remedy, by its primary result code; for all others `_DAMAGED`."""
 _DAMAGED = "the database is damaged ({error}): move it away (run folders keep their own), or {elsewhere}."
 _WRITING = threading.RLock()
 """Threads of this process write one after another: a connection has one transaction at a time."""
@@ -154,14 +154,14 @@ _KEPT = {
 
 @dataclass(frozen=True)
 class Schema:
-    """What a database of ours holds, statement by statement, and nothing else.
+    """The exact content of a database of ours, statement by statement.
 
     Attributes:
         what: its kind, for messages.
         application_id: in the header of the file; four letters.
         version: likewise (`user_version`).
         statements: by name of the table or index.
-        elsewhere: what to do where it cannot be used.
+        elsewhere: the remedy where it cannot be used.
         largest_value: bytes of a value or a row.
     """
 
@@ -223,7 +223,7 @@ STORE = Schema(
 RUN = Schema(
     "the session of a run", 0x726C7072, 1, _MEASURED | _INDEXES | _KEPT, "start the run in another folder", 10**9
 )
-"""The session of a run (`session.db`): the tables of a store, and what else the run knows."""
+"""The session of a run (`session.db`): the tables of a store, and three more for the run."""
 
 
 def is_empty(connection: sqlite3.Connection) -> bool:
@@ -279,7 +279,7 @@ def open_in_memory(schema: Schema) -> sqlite3.Connection:
 
 
 def connect_safely(path: Path, *, is_writable: bool) -> sqlite3.Connection:
-    """A connection to any SQLite database, also one in a folder that a stranger sent; what it holds is not checked.
+    """A connection to any SQLite database, also one in a folder that a stranger sent; its content is not checked.
 
     SQLite believes the files beside a database before anybody can look into it: a journal may name a further file (its
     super-journal), which SQLite then removes. Hence links, pipes and hard links are refused there, and such journals.
@@ -336,7 +336,7 @@ def is_local(folder: Path, mounts: str) -> bool:
 
 @contextmanager
 def told(path: Path, schema: Schema = STORE) -> Iterator[None]:
-    """While active, what SQLite raises becomes a `FileProblem` that says what to do."""
+    """While active, an error of SQLite becomes a `FileProblem` that says what to do."""
     try:
         yield
     except sqlite3.Error as error:
@@ -375,7 +375,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def _check(connection: sqlite3.Connection, path: Path, schemas: Sequence[Schema]) -> None:
-    """Refuses what is of none of the schemas, and pages that stand for more than is there.
+    """Refuses a database of none of the schemas, and pages that stand for more than the file holds.
 
     Where the pages of a table lead to one page again and again, a small file stands for rows without end. The check
     of SQLite's counts each page once, in time that grows with the file (0.4 s for 90 MB).
@@ -448,7 +448,7 @@ def _use_wal(connection: sqlite3.Connection) -> None:
 
 
 def _check_plain(path: Path, *, is_written: bool) -> None:
-    """Refuses what is no plain file: SQLite would follow a link, and wait for ever at a pipe."""
+    """Refuses all but plain files: SQLite would follow a link, and wait for ever at a pipe."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -530,7 +530,7 @@ def _copy(path: Path, copy: Path) -> None:
 
 
 def _moment(path: Path) -> tuple[object, ...] | None:
-    """What differs once a database has changed, appended frames of its log aside; None amid a transaction."""
+    """Facts that differ once a database has changed, without appended frames of its log; None amid a transaction."""
     if _piece(_beside(path, "-journal"), 0, 1).strip(b"\0"):  # as SQLite sees that one is hot
         return None
     with os_errors(path, "read"):

@@ -1,4 +1,4 @@
-"""Where the store of this user is, and which machines may share what is in it."""
+"""Where the store of this user is, and which machines may share its content."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def machine_key() -> str:
 
 
 def _processor() -> str:
-    """Its model as Linux names it, or else whatever Python says."""
+    """Its model as Linux names it, or else as Python does."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -36,7 +36,7 @@ Addition = Callable[[MeasurementStore, int], None]
 
 @dataclass
 class _Shelf:
-    """One store of a log, with what it has not taken yet.
+    """One store of a log, with the records that wait for it.
 
     Attributes:
         store: where everything goes.
@@ -44,7 +44,7 @@ class _Shelf:
         session_id: of this process; None before the first addition.
         waiting: additions that the store has not taken yet, in order.
         retry_s: when to try again, on `time.monotonic`.
-        has_told: whether people know that it does not take what it is given.
+        has_told: whether people know that it cannot be written.
     """
 
     store: MeasurementStore
@@ -56,9 +56,9 @@ class _Shelf:
 
 
 class StoreLog(MeasurementLog):
-    """Writes what a process measures into one or two stores, and looks for answers in them.
+    """Writes the measurements of a process into one or two stores, and looks for answers in them.
 
-    A store that is locked or full gets everything later, at the latest on `close`; then it is said what it has not.
+    A store that is locked or full gets everything later, at the latest on `close`; then a warning says what is missing.
 
     Attributes:
         num_recalled: measurements that were answered.
@@ -66,7 +66,7 @@ class StoreLog(MeasurementLog):
     Args:
         stores: the first that has an answer gives it.
         session: this process.
-        say: told what cannot be kept.
+        say: told of failures to write.
         own: the run's own store, which answers the run in any case, and which the session of the run closes.
     """
 
@@ -125,11 +125,11 @@ class StoreLog(MeasurementLog):
         self._add(lambda store, session_id: store.add_trace(session_id, graph, host, plan, summary))
 
     def keep_learned(self, graph: str, learned: LearnedHost) -> None:
-        """Adds what was learned about the host, on the graph with this fingerprint, to every store."""
+        """Adds the host model that was learned on the graph with this fingerprint to every store."""
         self._add(lambda store, session_id: store.add_learned(session_id, graph, learned))
 
     def learned_hosts(self, host: Host) -> list[LearnedHost]:
-        """What was learned about a host on machines like this one, the latest first; nothing twice."""
+        """Host models that were learned on machines like this one, the latest first; nothing twice."""
         found: list[LearnedHost] = []
         for shelf in self._shelves:
             try:
@@ -141,7 +141,7 @@ class StoreLog(MeasurementLog):
         return found
 
     def close(self) -> None:
-        """Writes what is waiting, says what could not be written, and ends the connections; once is enough."""
+        """Writes waiting records, reports those that could not be written, and ends the connections; once is enough."""
         for shelf in self._shelves:
             shelf.retry_s = 0.0
             self._write(shelf)
@@ -203,11 +203,11 @@ def open_log(
 
     Args:
         word: of `--store`: `auto`, `off` or a path.
-        host: that is measured; what is simulated is not kept.
+        host: that is measured; simulated step times are not kept.
         workload: its name.
         versions: that measurements are made with.
-        say: told what cannot be kept.
-        own: the store of the run, which is written whatever `word` says.
+        say: told of failures to write.
+        own: the store of the run, which is written for any `word`.
 
     Raises:
         FileProblem: a store was named that cannot be opened. If the user's own cannot, it is said, and measuring goes
@@ -239,13 +239,13 @@ def measuring(
     own: MeasurementStore | None = None,
     is_waiting: bool = True,
 ) -> Iterator[StoreLog | None]:
-    """While active, no other process measures on this machine, and the log that is given keeps what is measured.
+    """While active, no other process measures on this machine, and the yielded log keeps measurements.
 
     Args:
         host: that is measured; on a simulated one nothing is held and nothing kept.
         store: `auto`, `off` or a file.
         workload: its name, for the store.
-        say: told whom it waits for, and what cannot be kept.
+        say: told which process it waits for, and of failures to write.
         run: the run folder, for others that wait.
         own: the store of the run.
         is_waiting: wait for another search that measures here, instead of giving up.

@@ -1,6 +1,6 @@
 """The rows of a store, checked as they come: a stranger's database may say anything; and as CSV, JSON or Parquet.
 
-`summarise`: what is kept of a traced step: seconds of each type of op on each device, and of copies.
+`summarise`: the summary of a traced step: seconds of each type of op on each device, and of copies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
-from rlplace.errors import FileProblem, InvalidValue, MissingExtra, UnknownName
+from rlplace.errors import FileProblem, InvalidValue, MissingExtra, check_known
 from rlplace.files import jsonable, parse_json, write_bytes_atomic
 from rlplace.measure import Measurement, Plan, Problem, Timeline
 from rlplace.measure.measurement import MeasurementKey, Status
@@ -121,10 +121,10 @@ class StoredMeasurement:
 
     @classmethod
     def of(cls, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> StoredMeasurement:
-        """A measurement as it is kept; what the session says is left out.
+        """A measurement as it is kept; columns of the session are left out.
 
         Raises:
-            InvalidValue: it was not said what is measured.
+            InvalidValue: the measurement has no key.
         """
         key = outcome.key
         if key is None or key.plan != plan.fingerprint:
@@ -156,7 +156,8 @@ class StoredMeasurement:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """What `rlplace measurements --json` prints of it: the fields, `ratio` to the reference and `noise`."""
+        """The measurement as `rlplace measurements --json` prints it: the fields, `ratio` to the reference and
+        `noise`."""
         outcome = self.measurement
         has_ratio = outcome.ok and self.reference_s > 0
         return {
@@ -291,7 +292,7 @@ _ENDINGS: dict[str, Format] = {".csv": "csv", ".json": "json", ".parquet": "parq
 
 
 def as_csv(rows: Sequence[StoredMeasurement]) -> bytes:
-    """A line for each measurement below one of names; samples and peaks as JSON lists, what is not known is empty."""
+    """A line for each measurement below one of names; samples and peaks as JSON lists, unknown values are empty."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -350,8 +351,7 @@ def format_of(word: str | None, out: Path | None) -> Format:
     """
     if word is None:
         word = "csv" if out is None else _ENDINGS.get(out.suffix.lower(), "csv")
-    if word not in FORMATS:
-        raise UnknownName("format", word, FORMATS)
+    check_known("format", word, FORMATS)
     if word == "parquet" and out is None:
         raise InvalidValue("out", None, "a file for Parquet", where="measurements", hint="Give --out FILE.")
     return cast("Format", word)

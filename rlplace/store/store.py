@@ -34,7 +34,7 @@ from rlplace.store.rows import (
 )
 
 AHEAD_S = 86400.0
-"""What is dated so far ahead answers nothing: a clock was wrong, and it would never grow old."""
+"""Rows dated so far ahead answer nothing: a clock was wrong, and it would never grow old."""
 MOST_TRACES = 100
 MOST_MODEL_TEXT = 64 << 20
 """Characters of host models that are read at once; they take up to sixteen times as much in memory."""
@@ -49,7 +49,7 @@ _SELECT = f"""SELECT m.id AS number, {", ".join(f"m.{name}" for name in _OWN)}, 
 
 
 class MeasurementStore:
-    """Measurements, the plans that were measured, and what was learned about hosts.
+    """Measurements, their plans, and learned host models.
 
     Any number of processes may use one at once.
 
@@ -119,7 +119,7 @@ class MeasurementStore:
         self._connection.execute(_insert("plans", columns, "OR IGNORE "), columns)
 
     def add_trace(self, session_id: int, graph: str, host: str, plan: Plan, summary: Mapping[str, object]) -> None:
-        """Keeps what a traced step of a plan came to (`trace.summarise`)."""
+        """Keeps the summary of a traced step of a plan (`rows.summarise`)."""
         columns = {
             "taken_s": time.time(),
             "graph": graph,
@@ -130,7 +130,7 @@ class MeasurementStore:
         self._add("traces", session_id, columns, plan)
 
     def add_learned(self, session_id: int, graph: str, learned: LearnedHost) -> None:
-        """Keeps what a search learned about its host."""
+        """Keeps the host model that a search learned."""
         columns = {
             "taken_s": time.time(),
             "graph": graph,
@@ -144,17 +144,17 @@ class MeasurementStore:
     ) -> StoredMeasurement | None:
         """The latest whole measurement under a key, beside the same reference, on a machine like this.
 
-        The latest is the one that was added last, whatever the clock said; what is dated `AHEAD_S` ahead is none.
+        The latest is the one that was added last, at any time of the clock; rows dated `AHEAD_S` ahead are left out.
 
         Args:
-            key: what was measured, how, and with which versions.
+            key: the plan, the protocol and the versions.
             reference: fingerprint of the reference placement.
-            session: that asks: its machine counts, and what it measured itself does in any case.
+            session: that asks: its machine counts, and its own measurements do in any case.
             since_s: the oldest that will do, in seconds since 1970.
             least_idle: share of the processor's time that must have been idle before, if that is known.
 
         Raises:
-            FileProblem, InvalidValue, UnknownName: the database cannot be read, or holds what no measurement has.
+            FileProblem, InvalidValue, UnknownName: the database cannot be read, or a row is malformed.
         """
         condition = """m.graph = :graph AND m.host = :host AND m.plan = :plan AND m.protocol = :protocol
             AND m.versions = :versions AND m.reference = :reference AND s.machine = :machine
@@ -192,7 +192,7 @@ class MeasurementStore:
 
         Raises:
             FileProblem: there is none with this fingerprint.
-            InvalidValue: what is kept of it is not that plan.
+            InvalidValue: the kept plan has another fingerprint.
         """
         columns = ", ".join(("fingerprint", "num_ops", *ARRAYS))
         with told(self.path):
@@ -203,7 +203,7 @@ class MeasurementStore:
         return decode_plan(dict(row), f"{self.path}: plan {fingerprint}")
 
     def traces(self, plan: str) -> list[dict[str, Any]]:
-        """What the last `MOST_TRACES` traced steps of the plan with this fingerprint came to, the last added first.
+        """Summaries of the last `MOST_TRACES` traced steps of the plan with this fingerprint, the last added first.
 
         Raises:
             FileProblem: the database cannot be read, or one of them is no JSON.
@@ -214,7 +214,7 @@ class MeasurementStore:
         return [parse_json(str(text), f"{self.path}: trace of {plan}") for text in texts]
 
     def learned_hosts(self, host: str = "", machine: str = "", least_idle: float = 0.0) -> list[LearnedHost]:
-        """What searches learned about hosts, the last added first; not what is dated `AHEAD_S` ahead.
+        """Host models that searches learned, the last added first; rows dated `AHEAD_S` ahead are left out.
 
         Of models that are longer than `MOST_MODEL_TEXT` altogether, the last ones.
 
@@ -224,7 +224,7 @@ class MeasurementStore:
             least_idle: as of `find`.
 
         Raises:
-            FileProblem, InvalidValue, UnknownName: the database cannot be read, or holds what no host model has.
+            FileProblem, InvalidValue, UnknownName: the database cannot be read, or a host model is malformed.
         """
         statement = """SELECT l.id AS number, l.model FROM learned_hosts l JOIN sessions s ON s.id = l.session_id
             WHERE :host IN ('', l.host) AND :machine IN ('', s.machine)
@@ -243,7 +243,7 @@ class MeasurementStore:
     def prune(self, chosen: Filter) -> int:
         """Forgets the measurements that a filter means, and then plans, traces and sessions that nothing is left of.
 
-        What was learned about hosts stays, unless everything is meant.
+        Host models stay, unless everything is to go.
 
         Returns:
             How many measurements.
@@ -269,7 +269,7 @@ class MeasurementStore:
         return gone
 
     def close(self) -> None:
-        """Ends the connection; what was added is kept."""
+        """Ends the connection; added rows are kept."""
         self._connection.close()
 
     def _add(self, table: str, session_id: int, columns: Mapping[str, object], plan: Plan | None = None) -> None:
@@ -322,7 +322,7 @@ _CONDITIONS = {
 
 @dataclass(frozen=True)
 class Filter:
-    """Measurements that are all of this; what is empty is not asked for.
+    """Measurements that are all of this; empty fields match everything.
 
     Raises:
         UnknownName: no such status.

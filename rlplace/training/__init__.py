@@ -1,10 +1,10 @@
 """Training: from a problem to the best placement that was measured, beside `portfolio` at the same budget.
 
-`command` is what `rlplace train` runs, `--resume` included. `config` has the options. `run` is the search
-itself, in `phases`: `searches` gives every method its budget, `table` judges the results, `outputs` writes the files of
-a run. `place_workload` and `elastic` are `rlplace place`: of a workload, and of a run on other devices.
-`agent` is the method that learns the host; `policy_methods` are those whose policy learns, schedules, or guides a
-search; `methods` registers all four.
+`train_and_resume` runs `rlplace train`, `--resume` included. `config` has the options. `run` is the search itself, in
+`phases`: `searches` gives every method its budget, and `outputs` measures the final table and writes the files of a
+run. `forecast` says how long a run takes, `tracking` records it. `place_workload` and `elastic` are `rlplace place`: of
+a workload, and of a run on other devices. `agent` is the method that learns the host; `policy_methods` are those whose
+policy learns, schedules, or guides a search; `method_choice` registers all four.
 
 Importing this imports no torch: names are looked up when they are first used.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlplace.faces import lazy
+from rlplace.lazy_imports import lazy
 
 if TYPE_CHECKING:
     from rlplace.training.config import SearchConfig, TrainConfig

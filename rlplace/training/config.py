@@ -26,8 +26,8 @@ class SearchConfig:
     """How a budget is spent."""
 
     method: str | None = None
-    """What finds the placement: any method of `rlplace compare`; `portfolio` always stands beside it. By default policy
-    where a policy or a learner is named and no guide, else learned (on a simulated host, where nothing can be
+    """The method that finds the placement: any of `rlplace compare`; `portfolio` always stands beside it. By default
+    policy where a policy or a learner is named and no guide, else learned (on a simulated host, where nothing can be
     measured, guided with a guide and policy without)."""
     guide: str = "none"
     """A policy that suggests starts and moves to the searches of `learned` or `guided`; or none."""
@@ -49,7 +49,7 @@ class TrainConfig(ProblemOptions):
     """Seconds of search, for the method and `portfolio` together; profiling and the final table come on top."""
     total_s: Spent | None = None
     """Seconds of all of it on this machine: within them profiling, calibration and the final table shrink, and the
-    search has what is left, at most `budget_s`; None lets them take as long as they take."""
+    search has the rest, at most `budget_s`; None lets them take as long as they take."""
     evaluations: Annotated[Whole, Field(ge=1, le=MOST_EVALUATIONS)] | None = None
     """Placements that each method scores, on a simulated host, in place of `budget_s`: the same seed finds the same."""
     track: Literal["disabled", "offline", "online"] = "disabled"

@@ -25,18 +25,19 @@ CALIBRATION_STEPS = 6
 LOAD_S_PER_OP = 0.05e-3
 """Seconds that it takes to make code of a plan, for each of its ops."""
 HEURISTICS_S = 3.0
-"""What the heuristics take, and before them starting the process that measures, while kernels are read from disk."""
+"""Seconds of the heuristics, and before them of starting the process that measures, while kernels are read from
+disk."""
 COMPILING_S = 20.0
-"""What they take the first time, when kernels are compiled instead."""
+"""The same the first time, when kernels are compiled instead."""
 PROFILING_SHARE = CALIBRATION_SHARE = TABLE_SHARE = 0.2
 """Parts of a limit for all of a run that profiling, calibration and the final table may take ..."""
 LEAST_SEARCH_SHARE = 0.1
-"""... and what the search has of it, however long the others take."""
+"""... and the least share of the search, however long the others take."""
 LEAST_RACED = 6
-"""What the final table measures, however short the time: the reference, two placements that were searched, one device,
+"""The least that the final table measures: the reference, two placements that were searched, one device,
 and plain PyTorch with all threads and with one."""
 LEAST_RACE_S = 1.0
-"""What the final table may take in any case: short steps cost nothing."""
+"""Seconds that the final table may take in any case: short steps cost little."""
 LONG_STEP_S = 5.0
 """An eager step of this length is not run a second time to know it better."""
 
@@ -95,7 +96,7 @@ def within(
     is_profiled: bool = True,
     is_compiled: bool = True,
 ) -> tuple[TrainConfig, Durations]:
-    """`config` with as much calibration and search as its `total_s` has room for, and what that is expected to take.
+    """`config` with as much calibration and search as its `total_s` has room for, and the expected durations.
 
     Kernels that have to be compiled take their time beside `total_s`.
 
@@ -121,7 +122,7 @@ def within(
 def searching_within(config: TrainConfig, left_s: float, spent_s: float = 0.0) -> TrainConfig:
     """`config` with a search of at most `left_s`, and no less than its share of `total_s`; itself without a limit.
 
-    What a run spent before it was interrupted, `spent_s`, is part of its budget, but not of `total_s`.
+    `spent_s`, the seconds before an interruption, is part of its budget, but not of `total_s`.
     """
     if config.total_s is None:
         return config
@@ -130,7 +131,7 @@ def searching_within(config: TrainConfig, left_s: float, spent_s: float = 0.0) -
 
 
 def within_rest(config: TrainConfig, begin_s: float) -> TrainConfig:
-    """`config` with what is left now of its `total_s`, which began at `begin_s` of the monotonic clock."""
+    """`config` with the rest of its `total_s`, which began at `begin_s` of the monotonic clock."""
     if config.total_s is None:
         return config
     left_s = config.total_s - (time.monotonic() - begin_s)
@@ -169,13 +170,13 @@ def ahead(
     evaluations: int | None = None,
     is_compiled: bool = True,
 ) -> str:
-    """What people are told before a run.
+    """The message for people before a run.
 
     Args:
         expected: how long its parts take.
         methods: that search.
         is_simulated: whether they do so side by side.
-        whole: what the sum of the parts is: `in all`, or `from here`.
+        whole: the words for the sum of the parts: `in all`, or `from here`.
         evaluations: placements that each method scores, where that ends the search and not the time.
         is_compiled: whether the kernels have been compiled already.
     """
@@ -188,7 +189,7 @@ def ahead(
 
 
 def afterwards(taken: Durations, expected: Durations, evaluations: int | None = None) -> str:
-    """What people are told in the end; `evaluations` as of `ahead`."""
+    """The message for people at the end; `evaluations` as of `ahead`."""
     if evaluations is not None:
         return f"took {format_clock(taken.total_s)}: {taken}"
     return f"took {format_clock(taken.total_s)}: {taken} (expected: about {format_clock(expected.total_s)})"
@@ -201,7 +202,7 @@ LEAST_LIMIT_S = 20.0
 def limit_s(budget_s: float) -> float:
     """Seconds after which calibration, or the final table, is cut short: no longer than the search, within reason.
 
-    On a busy machine either may take many times what it was expected to.
+    On a busy machine either may take many times the expected seconds.
     """
     return max(budget_s, LEAST_LIMIT_S)
 
@@ -218,7 +219,7 @@ class Durations:
     profiling_s: float = 0.0
     """Times of ops and links, and where it is asked for, the choice of how the batch is cut."""
     calibration_s: float = 0.0
-    """Placements that are measured before the search, and what is learned from them."""
+    """Placements that are measured before the search, and the fit to them."""
     heuristics_s: float = 0.0
     """Placements without search, and the kernels of searches: read from disk, or compiled the first time."""
     search_s: float = 0.0

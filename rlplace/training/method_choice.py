@@ -20,7 +20,7 @@ from rlplace.training.config import TrainConfig
 
 LEARNED, POLICY, GUIDED, SCHEDULE = "learned", "policy", "guided", "schedule"
 PORTFOLIO = "portfolio"
-"""What searches beside the method that is asked for."""
+"""The method that searches beside the one that is asked for."""
 
 for _method in (
     Method(LEARNED, "rlplace.training.agent.agent:solve", "search", "learns the host from measured steps"),
@@ -73,7 +73,7 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
     """Looks up everything that `config` names, so that a mistake is refused before anything is measured.
 
     Args:
-        config: what a run is to be.
+        config: of the run.
         is_simulated: whether its host is.
 
     Raises:

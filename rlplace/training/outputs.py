@@ -1,4 +1,4 @@
-"""What a run leaves behind: the final table, `TrainResult` in Python, and the files of its folder.
+"""The results of a run: the final table, `TrainResult` in Python, and the files of its folder.
 
 The table holds the placement of every method, measured in turn in one race, the rows that need no search, and plain
 PyTorch beside them. Files are written from the session, for people and other tools; no command reads one as state.
@@ -36,9 +36,9 @@ from rlplace.search import Budget, find
 from rlplace.search.task import Failure, Saveable
 from rlplace.session.calibrate import cut_words
 from rlplace.session.explained import explain_run
-from rlplace.session.facts import Ending, FinalTable, MethodResult, Row, ratio_of
 from rlplace.session.folder import RunFolder
 from rlplace.session.session import Session
+from rlplace.session.session_records import Ending, FinalTable, MethodResult, Row, ratio_of
 from rlplace.store import StoreLog
 from rlplace.training.agent.agent import Agent
 from rlplace.training.config import TrainConfig
@@ -118,7 +118,7 @@ def fill_table(
         entries: by method.
         eager: plain PyTorch; None skips that row.
         eager_why: why it is skipped.
-        measure: measures plans and what else there is in one race.
+        measure: measures plans and the other contenders in one race.
         one_thread: plain PyTorch with one thread, a figure in the row of plain PyTorch; None leaves it out.
     """
     placed = {method: entry.plan for method, entry in entries.items() if entry.plan is not None}
@@ -181,7 +181,8 @@ def measure_table(
 
 
 def _the_first(entries: Mapping[str, MethodResult], most: int) -> dict[str, MethodResult]:
-    """The entries, but at most so many distinct plans: of what was searched, then of one device, then of the others."""
+    """The entries, but at most so many distinct plans: of methods that searched, then of one device, then of the
+    others."""
     ranked = sorted(entries, key=lambda method: (not entries[method].is_searched, method != "single"))
     plans = dict.fromkeys(plan.fingerprint for method in ranked if (plan := entries[method].plan) is not None)
     late = {*list(plans)[most:]}
@@ -245,7 +246,7 @@ annealing, the last."""
 
 
 def place_quickly(problem: Problem, simulator: Simulator, name: str) -> MethodResult:
-    """What a heuristic places, in a moment."""
+    """The placement of a heuristic, found at once."""
     try:
         found = find(problem, name, simulator, Budget(EVALUATIONS))
     except UserError:
@@ -266,28 +267,29 @@ def compile_kernels(problem: Problem, simulator: Simulator) -> None:
 
 
 def num_rows(methods: tuple[str, ...]) -> int:
-    """What the final table measures with these methods: the reference, and plain PyTorch with all threads and one."""
+    """The contenders of the final table with these methods: the reference and plain PyTorch with all threads and one
+    are among them."""
     return len({*HEURISTICS, *methods}) + 3
 
 
 WEIGHTS = ("policy.safetensors", "policy.json")
-"""What a policy is saved as."""
+"""The files of a saved policy."""
 
 
 @dataclass
 class TrainingRun:
-    """What the phases of a run share.
+    """The state that the phases of a run share.
 
     Attributes:
         session: its state.
         folder: where its outputs go; None for a run without one.
         problem: as profiled or estimated, or under the fitted host model.
-        config: how it searches, with what its limit of time leaves.
+        config: how it searches, within its limit of time.
         progress: told how it goes.
         tracker: told figures.
         start: (N,) a placement that methods may start from.
-        is_resumed: whether it goes on from what the session holds.
-        log: keeps what is measured; None where nothing is.
+        is_resumed: whether it goes on from the session.
+        log: keeps measurements; None where nothing is.
         cluster: whose machines measure or search; None for this one.
         weights: of the policy to begin with, where the session brings them.
     """
@@ -314,7 +316,7 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run found.
+    """The result of a run.
 
     Attributes:
         placement: of the best method, as it was measured.
@@ -356,7 +358,7 @@ class Leader:
 
     Args:
         run: keeps the placement.
-        evaluator: traces what the tracker is shown.
+        evaluator: traces the steps for the tracker.
         reference: the best single device.
         single_s: its step time.
     """
@@ -367,7 +369,7 @@ class Leader:
         self._keep()
 
     def of(self, method: str) -> Callable[[Plan, float, float], None]:
-        """What `method` calls with its best plan, whenever that is another: the step time, and the ratio."""
+        """A function that `method` calls with each new best plan: the step time, and the ratio."""
 
         def keep(plan: Plan, step_time_s: float, ratio: float) -> None:
             self._bests[method] = plan, ratio
@@ -393,7 +395,7 @@ class Leader:
         return method
 
     def keep_learned(self, learned: Saveable) -> None:
-        """Keeps what a method has learned: about the host, or its policy."""
+        """Keeps the learned host model, or the policy, of a method."""
         folder = self._run.folder
         if isinstance(learned, Agent):
             if folder is not None:
@@ -498,7 +500,7 @@ def keep_outcome(run: TrainingRun, result: TrainResult, found: Mapping[str, Meth
 
 
 def result_of(session: Session) -> dict[str, Any]:
-    """What `result.json` holds: the table, durations, and how the batch is cut; empty before the table was made."""
+    """The content of `result.json`: the table, durations, and how the batch is cut; empty before the table was made."""
     table, ending = session.table, session.ending
     if table is None or ending is None:
         return {}

@@ -1,4 +1,4 @@
-"""The phases of a run, in order: what is known of the host, calibration, heuristics, search, final table, end."""
+"""The phases of a run, in order: knowledge of the host, calibration, heuristics, search, final table, end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlplace.measure.host_model import HostKnowledge, LearnedHost, Prior, knowle
 from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import Known, calibrated
-from rlplace.session.facts import MethodResult
+from rlplace.session.session_records import MethodResult
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import CALIBRATION_SHARE, Durations, Stopwatch, ahead, limit_s, searching_within, within
 from rlplace.training.method_choice import LEARNED, method_of, methods_of
@@ -47,7 +47,7 @@ def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResu
 
     Args:
         run: with its problem as profiled or estimated; it gets the calibrated one.
-        known_hosts: what is known of the host, besides what is in the store.
+        known_hosts: knowledge of the host, besides that of the store.
 
     Raises:
         RunnerError: no placement could be run, or the reference failed.
@@ -115,7 +115,7 @@ def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResu
 
 
 def signature_of(problem: Problem, config: TrainConfig) -> str:
-    """16 hex digits over what has to be the same when a run goes on."""
+    """16 hex digits over all that has to be the same when a run goes on."""
     fixed = dataclasses.replace(config, **{name: getattr(TrainConfig(), name) for name in IRRELEVANT})
     digest = hashlib.sha256(f"{problem.graph.fingerprint} {problem.host.fingerprint} {fixed!r}".encode())
     digest.update(problem.costs.op_time_s.astype("<f8").tobytes() + problem.grouping.op_group.astype("<i4").tobytes())
@@ -123,7 +123,7 @@ def signature_of(problem: Problem, config: TrainConfig) -> str:
 
 
 def _expected(run: TrainingRun, methods: tuple[str, ...], *, is_compiled: bool) -> Durations:
-    """How long the run is expected to take, which is said; its configuration becomes what its limit has room for."""
+    """How long the run is expected to take, which is said; its configuration is cut to its limit of time."""
     problem, config = run.problem, run.config
     is_simulated = problem.host.is_simulated
     if methods[0] != method_of(config, is_simulated=False):
@@ -148,7 +148,7 @@ def _expected(run: TrainingRun, methods: tuple[str, ...], *, is_compiled: bool) 
 
 
 def _knowledge(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> HostKnowledge | None:
-    """What other workloads taught about the host when the run began; what it learns itself is not to count twice."""
+    """Knowledge of the host from other workloads, as of the begin of the run: its own must not count twice."""
     if run.log is None:
         return None
     known = run.session.known_hosts
@@ -165,7 +165,7 @@ def _knowledge(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> HostKnow
 def _calibrated(
     run: TrainingRun, prior: Prior, knowledge: HostKnowledge | None, evaluator: Evaluator | None
 ) -> Known | None:
-    """What was measured to calibrate; the run's problem becomes the calibrated one. Nothing on a simulated host."""
+    """The measurements of calibration; the run's problem becomes the calibrated one. Nothing on a simulated host."""
     config = run.config
     if not config.search.num_calibrated or run.problem.host.is_simulated:
         return None

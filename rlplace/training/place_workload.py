@@ -25,7 +25,8 @@ LEAST_TO_CHOOSE = 1000
 def place_workload(
     setup: Setup, path: Path, *, method: str, evaluations: int, is_quiet: bool = False
 ) -> dict[str, Any]:
-    """What `--json` prints: placement, method, step_time_s, single_s, evaluations, plan_s, the bound, micro_batches.
+    """The object that `--json` prints:  placement, method, step_time_s, single_s, evaluations, plan_s, the bound,
+    micro_batches.
 
     Args:
         setup: the step; on a host of this machine it is profiled, but no placement is measured.

@@ -20,7 +20,7 @@ from rlplace.measure import Problem
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy import LearnConfig, Policy
 from rlplace.policy.base import pretrained_path
-from rlplace.policy.learn.state import LearnerFile
+from rlplace.policy.learn.learner_state import LearnerFile
 from rlplace.policy.policies import checked_learner, checked_policy
 from rlplace.policy.schedule import propose
 from rlplace.policy.schedule_network import KIND, load_network
@@ -45,9 +45,9 @@ def search_by_policy(
 ) -> Policy:
     """Places by a policy and by search that learn from each other; returns the policy.
 
-    The policy imitates what the portfolio's cheap part finds (heuristics, tuned list schedules), samples for a share of
-    the budget and learns from every sample; annealing goes on from the start that it imitated and, where it branches
-    (graphs whose ops repeat), from the best sample too, and the policy learns what came of it, as in expert iteration
+    The policy imitates the best of the portfolio's cheap part (heuristics, tuned list schedules), samples for a share
+    of the budget and learns from every sample; annealing goes on from the start that it imitated and, where it branches
+    (graphs whose ops repeat), from the best sample too, and the policy imitates the result, as in expert iteration
     (Anthony et al. 2017, arXiv:1705.08439). Where the task has a host, the policy goes on there: it proposes placements
     to be measured and learns from their measured step times.
 
@@ -164,7 +164,7 @@ class PolicySearch:
                 break
 
     def _tell(self, figures: Mapping[str, float], **more: float) -> None:
-        """Tells what an update came to, and what was spent by then; keeps what was learned, if it is time."""
+        """Tells the figures of an update and the budget spent by then; keeps the learner's state, if it is time."""
         task = self._task
         spent = {"placements": task.evaluations, "measured": task.measurements, "seconds": task.elapsed_s}
         task.tell({**figures, **more, **spent})
@@ -275,18 +275,18 @@ def search_guided(
 
 
 class PolicyGuide:
-    """A policy as a `Guide` of searches: it suggests what it samples, and imitates what they go on from.
+    """A policy as a `Guide` of searches: it suggests its samples, and imitates the placements that they go on from.
 
     A suggested move takes a stretch of groups, in the order in which they first run, from a sample to the placement at
-    hand: of those in which the sample differs from what the policy holds for best, so that it is a flip that the policy
-    thinks possible, and no way back to where it stands. As in path relinking (Glover, Laguna and Martí 2000), the
+    hand: of those in which the sample differs from the policy's mode: a flip to which the policy gives some
+        probability, and not one back to its mode. As in path relinking (Glover, Laguna and Martí 2000), the
     stretch may be all of them or a single group.
 
     Attributes:
         policy: suggests.
 
     Args:
-        problem: what is placed; a search may score it under other costs.
+        problem: the problem to place; a search may score it under other costs.
         config: which policy and learner, whether it imitates, and how far it is followed.
         seed: of every draw.
         learner_file: stores the state of its learner and loads it again; none by default.
@@ -322,7 +322,7 @@ class PolicyGuide:
         """(<= count, N) placements that the policy guesses; none from one that was taught nothing, or has `schedules`.
 
         Raises:
-            InvalidValue: the policy gave what is no placement of the problem.
+            InvalidValue: the policy returned no placement of the problem.
         """
         if isinstance(self.policy, Scheduling) or (self._config.recipe.init in UNTAUGHT and self._mode is None):
             return self._none

@@ -45,11 +45,11 @@ def train(
     placements. On a host of this machine they take turns, half of the budget each; on a simulated one they search side
     by side with half of the cores each, nothing is measured, and the simulator judges everything.
 
-    What is measured here goes into the store (`TrainConfig.store`) and into the session of the run; what was measured
-    or learned there before is used. One search at a time measures on a machine: another one is waited for.
+    Measurements go into the store (`TrainConfig.store`) and into the session of the run; earlier measurements and host
+    models there are used. One search at a time measures on a machine: another one is waited for.
 
     Args:
-        problem: what to place where, with its groups and constraints.
+        problem: the step and the host, with groups and constraints.
         config: how; or give its fields as keywords (`budget_s=60, seed=0`). Those that say how a problem is made are
             refused: this one is made.
         start: (N,) a placement that `portfolio`, and the methods that learn, may go on from.
@@ -58,12 +58,12 @@ def train(
             elsewhere the last line alone: the best step beside those of one device and of plain PyTorch.
         tracker: told figures.
         workload: its name, for the store.
-        resume: go on from what `run` holds of the same problem and configuration, and measure nothing again.
-        known_hosts: what is known of the host, besides what is in the store: of a host like it.
+        resume: go on from the state in `run` of the same problem and configuration, and measure nothing again.
+        known_hosts: knowledge of a host like this one, besides that of the store.
         options: fields of `TrainConfig`, over those of `config`.
 
     Raises:
-        FileProblem: a store was named that cannot be opened; or what `run` holds is malformed, or of another problem.
+        FileProblem: a store was named that cannot be opened; or the state in `run` is malformed, or of another problem.
         InvalidValue: a graph in the place of a problem; an unknown option, one out of range, or one that means nothing
             for this problem or method.
         UnknownName: no such method, policy, learner or reward.
@@ -126,10 +126,10 @@ OF_THE_PROBLEM = ("num_groups", "grouping", "acyclic", "constraints")
 
 
 def check_beside_problem(config: TrainConfig, *, is_tracked: bool) -> None:
-    """Refuses what means nothing beside a problem that is there: its groups and constraints are its own.
+    """Refuses options that mean nothing beside a problem: its groups and constraints are its own.
 
     Args:
-        config: what a run is to be.
+        config: of the run.
         is_tracked: whether a tracker is given.
 
     Raises:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlplace.errors import FileProblem, UnknownName, UserError
+from rlplace.errors import FileProblem, UserError, check_known
 from rlplace.files import jsonable, refuse_link
 from rlplace.say import format_ms
 
@@ -58,11 +58,11 @@ class Tracker:
         """Records a new best placement: its file, and the picture of its timeline."""
 
     def log_best_so_far(self, method: str, best: BestSoFar, single_s: float) -> None:
-        """Records what `method` has come to, over placements measured and over seconds.
+        """Records the best step time of `method` so far, over placements measured and over seconds.
 
         Args:
             method: its name.
-            best: the best step time by now, and what was spent by now.
+            best: the best step time by now, and the budget spent by now.
             single_s: step time on the best single device; not finite where there is none.
         """
 
@@ -92,8 +92,7 @@ def make_tracker(mode: str, run_dir: str | os.PathLike[str], config: Mapping[str
         UnknownName: no mode has that name.
         UserError: wandb is not installed, or the server cannot be had.
     """
-    if mode not in TRACKING_MODES:
-        raise UnknownName("tracking mode", mode, TRACKING_MODES)
+    check_known("tracking mode", mode, TRACKING_MODES)
     return NoTracker() if mode == "disabled" else WandbTracker(Path(run_dir), config, is_online=mode == "online")
 
 
@@ -102,7 +101,7 @@ class NoTracker(Tracker):
 
 
 class WandbTracker(Tracker):
-    """Records to Weights & Biases; prints nothing and samples nothing, as either would disturb what is measured.
+    """Records to Weights & Biases; prints nothing and samples nothing, as either would disturb measurements.
 
     Raises:
         UserError: wandb is not installed, or the server cannot be had.
@@ -209,7 +208,7 @@ class WandbTracker(Tracker):
 
 
 def _refuse_hostile(run_dir: Path) -> None:
-    """Refuses what a stranger's folder may hold for wandb: links out of it, and settings that name a server."""
+    """Refuses traps for wandb in a stranger's folder: links out of it, and settings that name a server."""
     refuse_link(run_dir / "wandb")
     if os.path.lexists(run_dir / ".wandb"):
         raise FileProblem(run_dir / ".wandb", "wandb would write here instead of in `wandb`: remove it.")

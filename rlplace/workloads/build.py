@@ -8,7 +8,7 @@ A WORKLOAD is
 - `multi:PART,PART,...`, several models as one: a PART is any of the above, with `*WEIGHT` behind it for its priority.
   A `key=value` belongs to the part before it: `multi:bert@small,layers=2*3,gpt2` is two parts;
 - `package.module:function`;
-- a graph file: what ends in one of `GRAPH_SUFFIXES`, or is the path of a file and no name (`./nmt` is a path).
+- a graph file: a word that ends in one of `GRAPH_SUFFIXES`, or is the path of a file and no name (`./nmt` is a path).
 
 All of it is checked, and torch is not imported.
 
@@ -27,7 +27,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.errors import FileProblem, InvalidValue, UnknownName, check_known
 from rlplace.records import described, shortened
 from rlplace.workloads.catalog import CATALOG, MULTI, Parts, Workload
 from rlplace.workloads.configs import SIZES, Size, WorkloadConfig
@@ -125,15 +125,13 @@ class WorkloadSpec:
             UnknownName: no such size or option; or the workload is no name, and has no options.
             InvalidValue: the options exclude each other.
         """
-        if self.name not in CATALOG:
-            raise UnknownName("workload with options", self.name, CATALOG)
+        check_known("workload with options", self.name, CATALOG)
         kind = CATALOG[self.name].config
         known = [field.name for field in fields(kind)]
-        if unknown := [key for key, _ in self.options if key not in known]:
-            raise UnknownName(f"option of workload {self.name}", unknown[0], known)
+        for key, _ in self.options:
+            check_known(f"option of workload {self.name}", key, known)
         size = self.size or default_size
-        if size not in SIZES:
-            raise UnknownName("size", size, SIZES)
+        check_known("size", size, SIZES)
         options: dict[str, Any] = dict(self.options)
         return replace(kind.paper() if size == "paper" else kind.small(), **options)
 
@@ -213,14 +211,14 @@ def parse_workload(text: str) -> WorkloadSpec:
 
 
 def parse_kept_workload(kept: str, again: str | None, *, where: str, command: str) -> WorkloadSpec:
-    """The workload of a run folder: a name is believed, what is larger than `MOST_GROWTH` times a workload's named
-    sizes, a function or a file only if the user names it again.
+    """The workload of a run folder: a name is believed; a workload larger than `MOST_GROWTH` times its named sizes, a
+    function or a file only if the user names it again.
 
     Args:
-        kept: what the folder says; no file of that name is looked for.
+        kept: the word of the folder; no file of that name is looked for.
         again: the workload as the user names it; None where they do not.
         where: the folder's file, for messages.
-        command: what names the workload again.
+        command: the word with which the user names the workload again.
 
     Raises:
         InvalidValue: a function, a file or a size out of all bounds, which the user does not name; or as
@@ -331,8 +329,7 @@ def _parse_option(item: str, name: str, text: str) -> tuple[str, object]:
             "workload", text, f"key=value where it says {item!r}", hint="The size comes first." if item in SIZES else ""
         )
     types = {field.name: type(field.default) for field in fields(CATALOG[name].config)}
-    if key not in types:
-        raise UnknownName(f"option of workload {name}", key, types)
+    check_known(f"option of workload {name}", key, types)
     return key, _parse_value(key, value, types[key], f"workload {name}")
 
 
@@ -408,7 +405,7 @@ def build_for(spec: WorkloadSpec, host: Host, seed: int) -> Workload:
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """While active, what is built has shapes but no memory behind it, copies included.
+    """While active, new tensors have shapes but no memory behind them, copies included.
 
     `copy.deepcopy` of a fake tensor copies its mode too, and tensors of two modes cannot meet in one op: so layers that
     are copies (`nn.TransformerEncoder` makes its own that way) keep the one mode here.

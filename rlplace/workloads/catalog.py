@@ -1,6 +1,6 @@
 """`Workload`: a model and all that one step of it needs; and the parts that builders make it of.
 
-`CATALOG`: every named workload, its options, its builder and what must be installed for it; imports no torch.
+`CATALOG`: every named workload, its options, its builder and the packages that it needs; imports no torch.
 
 `register_workload` adds one for this process; an installed package brings more as entry points of
 `rlplace.workloads`, each of which is a `Family`.
@@ -61,23 +61,24 @@ class Workload:
     loss_fn: Callable[..., Tensor] | None
     """From the model's output and the targets to a scalar; None makes the step an inference."""
     optimizer: Optimizer | None
-    """What updates the parameters; None leaves them as they are."""
+    """The optimizer of the parameters; None leaves them as they are."""
     targets: tuple[Tensor, ...] = ()
-    """What the loss needs of a batch besides the model's output."""
+    """The tensors that the loss takes besides the model's output."""
     batch_dims: BatchDims | None = None
-    """What is cut into micro-batches; None leaves it to sizes: dimension 0 of tensors as long there as the first."""
+    """The dimensions that are cut into micro-batches; None leaves it to sizes: dimension 0 of tensors as long there as
+    the first."""
     loss: Loss = "auto"
     """How micro-batches make the loss, where the caller does not ask for one."""
 
 
 class Parts(NamedTuple):
-    """What the builder of a named workload makes; labels are inputs, so no tensor hides in a closure."""
+    """The result of the builder of a named workload; labels are inputs, so no tensor hides in a closure."""
 
     model: nn.Module
     inputs: Inputs
     loss_fn: Callable[[Any], Tensor]
     batch_dims: BatchDims | None = None
-    """What is cut into micro-batches, see `Workload`."""
+    """The dimensions that are cut into micro-batches, see `Workload`."""
     loss: Loss = "auto"
     """How micro-batches make the loss; `separate` says that labels are never padded."""
 
@@ -100,9 +101,9 @@ class Family:
     config: type[WorkloadConfig]
     """The class of its options."""
     home: str | Callable[[Any], Parts]
-    """What builds it, or `module:function` of that."""
+    """The function that builds it, or its `module:function`."""
     package: str = ""
-    """What it is built from; empty where torch alone does."""
+    """The package that it is built from; empty where torch alone does."""
     extra: str = ""
     """The extra that brings `package`."""
 
@@ -136,7 +137,7 @@ class Family:
 
     @property
     def is_installed(self) -> bool:
-        """Whether what it is built from is there."""
+        """Whether the package that it is built from is installed."""
         return not self.package or find_spec(self.package) is not None
 
 
@@ -181,7 +182,7 @@ def describe_workloads() -> list[dict[str, Any]]:
 
     Each has `name`, the options of sizes `small` and `paper`, `counts` (of each size `num_ops` and `num_edges` of a
     training step with Adam; empty for a workload that is not rlplace's own), the `extra` that it needs, if any,
-    `is_installed`, and `problem`: why an installed package does not bring what it says, else null.
+    `is_installed`, and `problem`: why an entry of an installed package cannot be used, else null.
     """
     counts = op_counts()
     return [_describe(name, counts.get(name, {})) for name in sorted(CATALOG)]

@@ -21,7 +21,7 @@ SIZES: tuple[Size, ...] = ("small", "paper")
 MOST = 1 << 31
 """Largest value of an integer: tensors count their elements."""
 COPIES = ("layers", "blocks", "steps", "experts", "tables")
-"""Options that count what is built one by one."""
+"""Options that count modules that are built one by one."""
 MOST_COPIES = 10_000
 """Largest value of those: more would take hours to build."""
 
@@ -30,14 +30,15 @@ MOST_COPIES = 10_000
 class WorkloadConfig(ABC):
     """Options of a named workload; the defaults are its `small` size.
 
-    An option is an integer of at least 1 (or what `LEAST` says), a share from 0 up to but not including 1, or a bool.
+    An option is an integer of at least 1 (or of the value in `LEAST`), a share from 0 up to but not including 1, or a
+    bool.
 
     Raises:
         InvalidValue: an option is of the wrong type or out of range, or options exclude each other.
     """
 
     NAME: ClassVar[str]
-    """What users call the workload."""
+    """The name of the workload."""
     LEAST: ClassVar[dict[str, int]] = {}
     """Smallest value of integers that must exceed 1."""
 
@@ -162,7 +163,7 @@ class EvoformerConfig(WorkloadConfig):
         """Initial training (supplement, section 1.6 and table 4): 48 blocks, 128 sequences, crops of 256 residues.
 
         MSA 256 wide with 8 heads, pairs 128 wide with 4 heads, heads 32 wide. The paper recomputes every block in the
-        backward pass to fit it in memory (section 1.11.8); a captured step does not: `blocks` is what to reduce.
+        backward pass to fit it in memory (section 1.11.8); a captured step does not: `blocks` is the option to reduce.
         """
         return cls(
             blocks=48, sequences=128, residues=256, msa_width=256, pair_width=128, heads=8, pair_heads=4, head_width=32
@@ -277,7 +278,8 @@ class RNNLMConfig(WorkloadConfig):
     vocab: int = 4000
     """Number of tokens."""
     dropout: float = 0.0
-    """Probability of dropping what enters a layer or leaves the last (Zaremba et al. 2014); 0 is deterministic."""
+    """Probability of dropping an input of a layer, or an output of the last (Zaremba et al. 2014); 0 is
+    deterministic."""
 
     @classmethod
     def paper(cls) -> Self:
@@ -326,7 +328,7 @@ class ZooModel:
     """A model of `transformers`, with random or fake weights: its options, its config and its inputs.
 
     Attributes:
-        doc: the paper, what its size `paper` is, and larger sizes.
+        doc: the paper, its size `paper`, and larger sizes.
         model: the class of the model.
         config: the class of its config.
         options: by name.

@@ -34,8 +34,8 @@ def load(name: str) -> Workload:
     The current folder is importable while the module is imported and the function runs.
 
     Args:
-        name: the module and a function of it that takes no arguments and returns
-            `(model, inputs[, loss_fn[, optimizer[, targets]]])`.
+        name: the module and a function of it that takes no arguments and returns `(model, inputs[, loss_fn[,
+            optimizer[, targets]]])`.
 
     Raises:
         UnknownName: there is no such module, function or optimizer.
@@ -100,7 +100,7 @@ def _find(module: ModuleType, function_name: str, name: str) -> Callable[[], obj
 
 
 def _raised(error: BaseException) -> str:
-    """What was raised, and the last line of it that is neither in the import machinery nor in PyTorch."""
+    """The error, and the last line of its traceback that is neither in the import machinery nor in PyTorch."""
     ours = ("<frozen ", importlib.__file__, __file__, str(Path(torch.__file__).parent))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
@@ -184,7 +184,7 @@ def join(members: Sequence[tuple[str, float, Parts]]) -> Parts:
     """One model of all members, whose loss is the sum of theirs.
 
     Args:
-        members: for each its name (a second `gpt2` becomes `gpt2_2`), the weight of its loss, and what it was built to.
+        members: for each its name (a second `gpt2` becomes `gpt2_2`), the weight of its loss, and its workload.
     """
     named: dict[str, tuple[float, Parts]] = {}
     inputs: dict[str, Tensor] = {}
@@ -209,7 +209,7 @@ def join(members: Sequence[tuple[str, float, Parts]]) -> Parts:
 
 
 def _batch_dims(parts: Parts) -> BatchDims:
-    """What is cut of one member: as it says, else dimension 0 of tensors as long there as the first."""
+    """The cut of one member: as it says, else dimension 0 of tensors as long there as the first."""
     tensors = list(parts.inputs.values() if isinstance(parts.inputs, dict) else parts.inputs)
     default = (0 if tensor.shape[:1] == tensors[0].shape[:1] else None for tensor in tensors)
     return tuple(default) if parts.batch_dims is None else parts.batch_dims

@@ -30,7 +30,7 @@ def _seeing(seen: list[Any]) -> Any:
         ("measure", "rlplace.compare.simulated_and_measured.time_placement"),
         ("fidelity", "rlplace.compare.simulated_and_measured.run_fidelity"),
         ("advise", "rlplace.advice.advising.advise_workload"),
-        ("train", "rlplace.training.command.run_training"),
+        ("train", "rlplace.training.train_and_resume.run_training"),
         ("compare", "rlplace.compare.run_compare.run_compare"),
     ],
 )

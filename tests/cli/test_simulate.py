@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_json_goes_to_stdout_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_fidelity_tells_people_its_figures() -> None:
     figures = Fidelity(0.978, 0.56, 0.031, 0.069, 0.004, 0.001, 0.943, -0.07, 40)
-    words = fidelity_words({**figures.to_dict(), "plot": "fidelity.png"})
+    words = fidelity_words({**asdict(figures), "plot": "fidelity.png"})
     for figure in ("40 unseen placements", "0.978", "median 3.1%", "0.4% slower"):
         assert figure in words
     assert words.endswith("scatter plot: fidelity.png")
@@ -53,7 +54,7 @@ def test_fidelity_tells_people_its_figures() -> None:
 
 def test_fidelity_says_where_there_is_no_rank_correlation() -> None:
     figures = Fidelity(0.978, None, 0.031, 0.069, 0.004, 0.001, 0.943, None, 8)
-    words = fidelity_words({**figures.to_dict(), "plot": "fidelity.png"})
+    words = fidelity_words({**asdict(figures), "plot": "fidelity.png"})
     assert (
         "correlation 0.978 (two measurements of the same placements: 0.943); among the best quarter none (none)"
         in words

@@ -14,8 +14,8 @@ from rlplace.cli.main import main
 from rlplace.graphs.formats import save_graph
 from rlplace.measure.host_model.scales import load_priors, save_priors
 from rlplace.session.session import Session
-from rlplace.training.command import Named, reopen
 from rlplace.training.elastic.placed_again import read_known
+from rlplace.training.train_and_resume import Named, reopen
 
 WORKLOAD = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
 

@@ -1,7 +1,7 @@
 """Mutants: the code under test with one call that keeps an order taken out, found in its source by themselves.
 
-Orders are kept by the functions of `rlplace.cuda` in `ORDERING`, by `settled`, by `CudaChannel`'s locks and its
-`_mark`, by `Streams.settle`, and by what generated code calls of a channel. A function of which one such call is
+Orders are kept by the functions of `rlplace.cuda` in `ORDERING`, by `settled`, by `CudaChannel`'s locks,
+by `Streams.settle`, and by what generated code calls of a channel. A function of which one such call is
 neutralised gets the code so compiled for as long as the mutant lives; its objects and its callers stay as they are.
 """
 
@@ -29,7 +29,7 @@ MODULES: tuple[ModuleType, ...] = (
     placed_model,
 )
 ORDERING = {"record", "wait", "keep_for", "await_event", "await_stream", "await_all"}
-METHODS = {("self", "_mark"), ("self._ready", "release"), ("self._copied", "release"), ("self._copied", "acquire")}
+METHODS = {("self._ready", "release"), ("self._copied", "release"), ("self._copied", "acquire")}
 METHODS |= {("self.streams", "settle")}
 EMITTED = ("_done()", "_copied()", "_wait()", "_arrived()")
 """What lines of generated code that order a transfer end with."""
@@ -65,10 +65,6 @@ def find_mutants() -> list[Mutant]:
 
 def _calls(module: ModuleType) -> Iterator[Mutant]:
     for name, function in _functions(module):
-        if module is device_threads and name.startswith(
-            "CpuChannel."
-        ):  # copies between cores are ordered by its locks alone
-            continue
         for node in ast.walk(function):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_ordering(node.func, name):
                 yield Mutant(module, name, node.lineno, node.col_offset, ast.unparse(node))

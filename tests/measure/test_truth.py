@@ -93,9 +93,9 @@ def test_a_plan_is_timed_exactly_as_it_is() -> None:
     true = true_problem(nominal, Truth("moderate", 3))
     timer = TrueTimer(true, 3)
     alone = Simulator(nominal).plan(np.zeros(4, dtype=np.int32))
-    assert timer.truth_s(alone) == pytest.approx(true.costs.op_time_s[:, 0].sum(), rel=1e-12)
+    assert timer.truth(alone).step_time_s == pytest.approx(true.costs.op_time_s[:, 0].sum(), rel=1e-12)
     spread = Simulator(nominal).plan(np.array([0, 0, 1, 2], dtype=np.int32))
-    assert timer.truth_s(spread) == Simulator(true).retime(spread).step_time_s
+    assert timer.truth(spread).step_time_s == Simulator(true).retime(spread).step_time_s
     assert timer.num_measured == 0
 
 
@@ -109,7 +109,7 @@ def test_the_kth_measurement_has_the_kth_draw_also_where_it_repeats_or_does_not_
     assert timer.num_measured == 3
     for k, outcome in enumerate(measured):
         noise = np.random.Generator(np.random.PCG64([7, k])).lognormal(0.0, 0.01)
-        assert outcome.step_time_s == timer.truth_s(plan) * noise
+        assert outcome.step_time_s == timer.truth(plan).step_time_s * noise
         assert outcome.samples_s == (outcome.step_time_s,)
     assert len({outcome.step_time_s for outcome in measured}) == 3
 
@@ -117,7 +117,7 @@ def test_the_kth_measurement_has_the_kth_draw_also_where_it_repeats_or_does_not_
     outcomes = timer.measure_plans([plan, plan])
     assert [outcome.status for outcome in outcomes] == ["oom", "oom"]
     assert timer.num_measured == 2
-    assert timer.truth_s(plan) == np.inf
+    assert timer.truth(plan).step_time_s == np.inf
 
 
 def test_a_failed_measurement_takes_its_draw() -> None:
@@ -126,11 +126,11 @@ def test_a_failed_measurement_takes_its_draw() -> None:
     timer = TrueTimer(true_problem(nominal, Truth("moderate", 4)), 4)
     simulator = Simulator(nominal)
     plans = [simulator.plan(np.array(row, dtype=np.int32)) for row in ([0, 0, 0, 0], [0, 1, 2, 1])]
-    fits = [np.isfinite(timer.truth_s(plan)) for plan in plans]
+    fits = [np.isfinite(timer.truth(plan).step_time_s) for plan in plans]
     assert fits == [False, True]
     _, second = timer.measure_plans(plans)
     noise = np.random.Generator(np.random.PCG64([4, 1])).lognormal(0.0, 0.01)
-    assert second.step_time_s == timer.truth_s(plans[1]) * noise
+    assert second.step_time_s == timer.truth(plans[1]).step_time_s * noise
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -183,4 +183,4 @@ def test_a_plan_of_another_graph_is_refused() -> None:
     timer = TrueTimer(true_problem(small_problem(), Truth("hard", 0)), 0)
     empty = np.zeros(0, dtype=np.int32)
     with pytest.raises(InvalidValue):
-        timer.truth_s(Plan(np.zeros(3, dtype=np.int32), empty, empty, np.arange(3)))
+        timer.truth(Plan(np.zeros(3, dtype=np.int32), empty, empty, np.arange(3)))

@@ -11,7 +11,7 @@ import torch
 
 import rlplace
 from rlplace.measure import Host, Problem
-from rlplace.search.parallel import choose
+from rlplace.search.parallel import choose_micro_batches
 from rlplace.session import prepare as measured_choice
 from rlplace.session.cut import CutOptions
 from rlplace.session.prepare import chosen_problem, is_cut_faster
@@ -43,12 +43,12 @@ def test_both_are_run_and_the_faster_one_is_said(isolated: bool) -> None:
 def test_the_race_decides_while_nobody_else_measures(
     is_faster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def choosing(problems: object, **options: object) -> choose.Chosen:
+    def choosing(problems: object, **options: object) -> choose_micro_batches.Chosen:
         assert isinstance(problems, dict)
         made = {count: make() for count, make in problems.items() if count in (1, 2)}
-        return choose.Chosen(2, "rank", made[2], 5, np.zeros(made[2].graph.num_ops, dtype=np.int32), 1.0)
+        return choose_micro_batches.Chosen(2, "rank", made[2], 5, np.zeros(made[2].graph.num_ops, dtype=np.int32), 1.0)
 
-    monkeypatch.setattr(choose, "choose", choosing)
+    monkeypatch.setattr(choose_micro_batches, "choose", choosing)
 
     def raced(*_: object, **__: object) -> bool:
         locks.extend((tmp_path / "rlplace").glob("measuring-*.lock"))

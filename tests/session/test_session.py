@@ -24,10 +24,10 @@ from rlplace.records import to_json
 from rlplace.search.task import BestSoFar, Failure
 from rlplace.session.calibrate import Known
 from rlplace.session.cut import WHOLE, CutOptions
-from rlplace.session.facts import Ending, FinalTable, MethodResult, Race, Request, Row, Unmeasured
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared
 from rlplace.session.session import EVERY_S, Session
+from rlplace.session.session_records import Ending, FinalTable, MethodResult, Race, Request, Row, Unmeasured
 from rlplace.training.config import TrainConfig
 from rlplace.training.phases import signature_of
 

@@ -25,8 +25,8 @@ from rlplace.measure.hosts.host_file import save_host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.session.folder import RunFolder
 from rlplace.session.session import Session
-from rlplace.training.command import Job
 from rlplace.training.config import TrainConfig
+from rlplace.training.train_and_resume import Job
 
 
 def unfinish(run: Path) -> None:
@@ -137,7 +137,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
         seen.append(job.config)
         return {}
 
-    for home in ("rlplace.training.command", "rlplace.training.elastic.elsewhere"):
+    for home in ("rlplace.training.train_and_resume", "rlplace.training.elastic.elsewhere"):
         monkeypatch.setattr(f"{home}.run_job", noted)
     monkeypatch.setattr(Job, "check", lambda _: None)
     return seen

@@ -26,9 +26,9 @@ from rlplace.session.session import Session
 from rlplace.session.setup import Setup
 from rlplace.store.database import transaction
 from rlplace.training import SearchConfig, TrainConfig
-from rlplace.training.command import NOTHING, Named, Shown, resume_training, run_training
 from rlplace.training.outputs import TrainingRun
 from rlplace.training.searches.search_all import search_all
+from rlplace.training.train_and_resume import NOTHING, Named, Shown, resume_training, run_training
 from rlplace.workloads import parse_workload
 
 HOST = "2xK80"

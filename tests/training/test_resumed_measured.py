@@ -14,9 +14,9 @@ from rlplace.graphs.capturing.capture import capture
 from rlplace.measure import Host, Problem
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.problem import Plan
-from rlplace.session.facts import MethodResult
 from rlplace.session.folder import RunFolder
 from rlplace.session.session import Session
+from rlplace.session.session_records import MethodResult
 from rlplace.training import SearchConfig, TrainConfig, phases, train
 from rlplace.training.agent import agent as agents
 from rlplace.training.agent.agent_config import AgentConfig

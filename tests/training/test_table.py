@@ -15,7 +15,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.search.task import BestSoFar, Failure
-from rlplace.session.facts import MethodResult
+from rlplace.session.session_records import MethodResult
 from rlplace.training.config import TrainConfig
 from rlplace.training.outputs import fill_table, measure_table
 

@@ -7,8 +7,8 @@ Captures a model again as it was captured before: for other shapes, or for its f
 `carried_plan`: the plan of one graph of a model for another: other shapes, evaluation, the loss elsewhere.
 
 An op is known by its role: phase, module, target, micro-batch, and which of several alike it is in the order of the
-graph. What has a twin in the planned graph goes where the twin is, in its place in the order. What has none goes with
-its module, or with what it reads.
+graph. An op with a twin in the planned graph goes where the twin is, in its place in the order. One without goes with
+its module, or with its inputs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rlplace.measure.execute.residents import Residents
 _log = logging.getLogger(__name__)
 
 OtherShapes = Literal["capture", "eager", "refuse"]
-"""What a placed step does with inputs of other shapes than captured."""
+"""The way in which a placed step handles inputs of other shapes than captured."""
 
 
 class GraphsByShape:
@@ -51,13 +51,13 @@ class GraphsByShape:
         host: of this machine.
         plan: of `graph`; the others are placed as it is, op by op.
         crew: the threads of the host.
-        arguments: what the step is called with.
+        arguments: the arguments of the step.
         seed: of random ops.
-        other_shapes: what is done with inputs of other shapes.
+        other_shapes: the handling of inputs of other shapes.
 
     Attributes:
         first: `graph` with its plan.
-        flags: of the model, as they were at the start; what is captured later has the same.
+        flags: of the model, as they were at the start; graphs that are captured later have the same.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class GraphsByShape:
 
 
 def _key(tensors: list[torch.Tensor], *, is_evaluation: bool) -> tuple[object, ...]:
-    """What inputs that one graph takes have in common."""
+    """The common properties of the inputs that one graph takes."""
     return is_evaluation, *(tuple(tensor.shape) for tensor in tensors)
 
 
@@ -134,7 +134,7 @@ class PlacedGraph:
     Args:
         graph: with its program.
         host: of this machine.
-        plan: what runs.
+        plan: the plan to run.
         crew: the threads of the host.
         state: of the model; made from this graph where it is the first.
         seed: of random ops.
@@ -142,7 +142,7 @@ class PlacedGraph:
     Attributes:
         graph: the same.
         plan: the same.
-        state: what it has in common with other graphs of the model.
+        state: its common part with other graphs of the model.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class PlacedGraph:
         self._written = {op: position for op, position in self._inputs.positions.items() if op in written}
 
     def run(self, tensors: Sequence[torch.Tensor], number: int) -> Any:
-        """What the step returns, as copies; what it writes to its inputs is written to these tensors.
+        """The results of the step, as copies; its writes to inputs go to these tensors.
 
         Args:
             tensors: inputs, then targets, of the captured shapes and dtypes.
@@ -195,7 +195,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What a model is set to, which a capture looks at.
+    """Settings of a model that a capture depends on.
 
     Attributes:
         modes: whether each module, by dotted name, is training.
@@ -294,7 +294,7 @@ def carried_plan(graph: OpGraph, plan: Plan, other: OpGraph, *, last: Collection
         graph: of the same model as `other`, with its program.
         plan: of `graph`.
         other: with its program.
-        last: ops of `other` that run after all others, and send what they make after all others; none of the others
+        last: ops of `other` that run after all others, and send their outputs after all others; none of the others
             reads from them.
     """
     devices, keys = _carried(graph, plan, other)
@@ -332,7 +332,7 @@ def _carried(graph: OpGraph, plan: Plan, other: OpGraph) -> tuple[list[int], lis
 
 
 def _roles(graph: OpGraph) -> Iterator[Role]:
-    """What each op is in the model, the last part telling those that are alike apart."""
+    """The role of each op in the model; its last part tells ops of equal roles apart."""
     sources = require_program(graph).sources
     phases, micro_batches = graph.phases.tolist(), graph.micro_batch.tolist()
     seen: Counter[Role] = Counter()

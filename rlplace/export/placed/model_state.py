@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, UnknownName, check_known
 from rlplace.export.placed.step_arguments import layout
 from rlplace.graphs import OpGraph, OptimizerSpec
 from rlplace.graphs.interpreter import require_program
@@ -26,19 +26,19 @@ from rlplace.measure.execute.residents import GradientsOut, Residents
 
 
 class PlacedState:
-    """What every graph of one placed model has in common.
+    """The common part of all graphs of one placed model.
 
-    What the calling thread does with these tensors on a GPU is waited for by the next step of the same thread.
+    The next step of the same thread waits for the thread's own work with these tensors on a GPU.
 
     Args:
         graph: the first of them, with its program.
-        plan: where it keeps what.
+        plan: where it keeps its tensors.
         residents: of that graph: makes the tensors.
 
     Attributes:
         parameters: by dotted name, in the order of the model; they show the memory that steps read and update.
         buffers: likewise.
-        settled: what the calling thread launches on the GPUs while active is done afterwards.
+        settled: launches of the calling thread on the GPUs while active run afterwards.
         updates: optimizer state of each parameter that the captured optimizer updates, by dotted name.
         reached: names of parameters that the backward reaches.
         gradients: where steps leave gradients that are asked for.
@@ -170,7 +170,8 @@ class PlacedState:
                 _accumulate(wanted[name], gradient)
 
     def copies(self) -> dict[str, torch.Tensor]:
-        """Copies of what the model's own `state_dict` has: every name of a tied tensor, and no buffer that it skips."""
+        """Copies of the tensors of the model's own `state_dict`: every name of a tied tensor, and no buffer that it
+        skips."""
         first = {id(value): name for name, value in (*self._model.named_parameters(), *self._model.named_buffers())}
         return {
             name: self.tensor(first[id(value)]).clone() if id(value) in first else value
@@ -186,13 +187,12 @@ class PlacedState:
         """
         own = {name: self.tensor(name) for name in (*self.parameters, *self.buffers)}
         for name, tensor in own.items():
-            if name not in tensors:
-                raise UnknownName(
-                    "parameter or buffer of the model",
-                    name,
-                    tensors,
-                    hint="Copy to the model that was captured, or to one of its class and sizes.",
-                )
+            check_known(
+                "parameter or buffer of the model",
+                name,
+                tensors,
+                hint="Copy to the model that was captured, or to one of its class and sizes.",
+            )
             if tensors[name].shape != tensor.shape:
                 raise InvalidValue(
                     f"shape of {name}",
@@ -265,9 +265,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "adam": ("lr", "betas", "eps", "weight_decay"),
     "adamw": ("lr", "betas", "eps", "weight_decay"),
 }
-"""What may change between steps, by optimizer."""
+"""Options that may change between steps, by optimizer."""
 _MOMENTS = {"momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")}
-"""What PyTorch calls the moments."""
+"""PyTorch's names of the moments."""
 _NOT_CAPTURED = ("amsgrad", "maximize", "nesterov", "dampening")
 
 
@@ -287,7 +287,7 @@ class CapturedOptimizer:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Names of what may change between steps."""
+        """Names of options that may change between steps."""
         return OPTIONS[self.spec.name]
 
     def option(self, name: str) -> Any:
@@ -357,8 +357,7 @@ class CapturedOptimizer:
             self.as_torch._opt_called = True  # type: ignore[attr-defined]
 
     def _refresh_for(self, name: str) -> None:
-        if name not in self.options:
-            raise UnknownName(f"option of {self.spec.name}", name, self.options)
+        check_known(f"option of {self.spec.name}", name, self.options)
         self.refresh()
 
     def _set(self, options: dict[str, object]) -> None:
@@ -374,7 +373,7 @@ class CapturedOptimizer:
             made.state[self._state.parameters[name]] = named_state(state)
 
     def _loaded(self, made: torch.optim.Optimizer) -> None:
-        """Takes over what `load_state_dict` has put in the place of the state."""
+        """Takes over the state that `load_state_dict` has put in its place."""
         with torch.no_grad():
             for name, state in self._state.updates.items():
                 found = made.state.get(self._state.parameters[name], {})

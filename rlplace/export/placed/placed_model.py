@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from rlplace import cuda
-from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName, UserError
+from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName, UserError, check_known
 from rlplace.export.placed.graphs import Call, GraphsByShape, OtherShapes, as_cast
 from rlplace.export.placed.model_state import CapturedOptimizer, Option, named_state
 from rlplace.export.placed.step_arguments import Arguments
@@ -49,20 +49,20 @@ class PlacedModel:
     plan that was measured: the same devices, orders and transfers. Inputs of other shapes are captured when they are
     first seen, and their graphs are placed as the measured one is, op by op.
 
-    Threads may share it: each call, and what else reads or sets its state, has it alone, and the others wait. A call
-    within a call (by a hook, a loss or an op) is refused, and so is one in a forked process.
+    Threads may share it: calls, and other uses of its state, take turns. A call within a call (by a hook, a loss or an
+    op) is refused, and so is one in a forked process.
 
     As a context manager, it is closed at the end.
 
     Args:
         graph: captured from the model.
         host: of this machine, or a word for it.
-        plan: what runs.
+        plan: the plan to run.
         seed: of random ops: each draws from (seed, op, step), the same numbers on all devices of one kind.
         op_order: in which the plan was searched, one of `OP_ORDERS`; None where that is not known.
         step_time_s: of the plan, as it was measured or simulated; None where that is not known.
         table: of the race that it won; None where it was in none.
-        other_shapes: what is done with inputs of other shapes: `capture` them, run them in `eager` mode, or `refuse`.
+        other_shapes: the handling of inputs of other shapes: `capture` them, run them in `eager` mode, or `refuse`.
 
     Attributes:
         num_steps: steps that were run; random ops draw by it.
@@ -90,8 +90,7 @@ class PlacedModel:
         table: Table | None = None,
         other_shapes: OtherShapes = "capture",
     ) -> None:
-        if other_shapes not in get_args(OtherShapes):
-            raise UnknownName("way with other shapes", other_shapes, get_args(OtherShapes))
+        check_known("way with other shapes", other_shapes, get_args(OtherShapes))
         vars(self).update(op_order=op_order, step_time_s=step_time_s, table=table)
         keep_freed_memory()
         self._program, self._seed = require_program(graph), seed
@@ -122,17 +121,18 @@ class PlacedModel:
             super().__setattr__(name, value)
 
     def __call__(self, *args: Any, targets: Any = None, **kwargs: Any) -> Any:
-        """Runs one step: what the loss function returned in training, else the model's output.
+        """Runs one step: the result of the loss function in training, else the model's output.
 
         Args:
-            args: inputs as they were captured: the same structure and dtypes, and the same values of what is no tensor.
+            args: inputs as they were captured: the same structure and dtypes, and the same values where they are no
+                tensors.
             targets: labels of this batch, where the step was captured with targets; a dict where it was with one.
             kwargs: inputs, likewise.
 
         Raises:
-            InvalidValue: inputs or targets of another structure or dtype, or without data; another value of what is no
-                tensor; or another shape, where that is refused. Where it updates: a parameter that is frozen
-                or not, other than it was captured, or that has a hook of its own.
+            InvalidValue: inputs or targets of another structure or dtype, or without data; another value that is no
+                tensor; or another shape, where that is refused. Where it updates: a parameter that is frozen or not,
+                other than it was captured, or that has a hook of its own.
             CaptureError: the model cannot be captured for these shapes.
             RunnerError: an op failed.
             UserError: it is called within a call, or in a forked process.
@@ -155,11 +155,11 @@ class PlacedModel:
         Args:
             args: as in a call.
             targets: likewise.
-            loss_scale: gradients are those of the loss times this number; what comes back is not scaled.
+            loss_scale: gradients are those of the loss times this number; the returned loss is not scaled.
             kwargs: as in a call.
 
         Returns:
-            What the loss function returned.
+            The result of the loss function.
 
         Raises:
             InvalidValue: the step was captured without a loss, or a parameter was frozen then that is not any more; or
@@ -272,7 +272,7 @@ class PlacedModel:
         return self._optimizer
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The placed parameters, in the order of the model, on their devices: what optimizers and clipping take."""
+        """The placed parameters, in the order of the model, on their devices: for optimizers and clipping."""
         return iter(self._state.parameters.values())
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -286,7 +286,7 @@ class PlacedModel:
                 parameter.grad = None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Copies of what the `state_dict` of the model has, under the same names. `save` keeps all else."""
+        """Copies of the tensors of the model's `state_dict`, under the same names. `save` keeps all else."""
         with self._turn(runs=False):
             return self._state.copies()
 
@@ -323,7 +323,7 @@ class PlacedModel:
             write_bytes_atomic(path, save(tensors, metadata={"rlplace": json.dumps(told)}))
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Goes on from what `save` wrote for this model, whatever its placement was: the next step is the same.
+        """Goes on from a file of `save` for this model, of any placement: the next step is the same.
 
         Raises:
             FileProblem: no such file, or of another model, optimizer or seed. Nothing is overwritten then.
@@ -355,7 +355,7 @@ class PlacedModel:
             self.num_steps, self._num_evaluations = told["num_steps"], told["num_evaluations"]
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors of the model and its optimizer, by what a file calls them."""
+        """All tensors of the model and its optimizer, by their names in a file."""
         state = self._state
         moments = {
             f"optimizer.{key}.{name}": tensor
@@ -422,7 +422,7 @@ class PlacedModel:
         return result
 
     def _run_eagerly(self, call: Call, loss_scale: float | None) -> Any:
-        """What the step returns, by plain PyTorch, the whole batch at once on the device of the first parameter.
+        """The result of the step by plain PyTorch, the whole batch at once on the device of the first parameter.
 
         Random ops draw from PyTorch's own generator.
 
@@ -451,7 +451,7 @@ class PlacedModel:
         return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, returned)
 
     def _update(self, loss: torch.Tensor) -> None:
-        """Updates the parameters by the gradients of the loss alone; what `grad` holds stays."""
+        """Updates the parameters by the gradients of the loss alone; `grad` stays as it is."""
         before = [(parameter, parameter.grad) for parameter in self.parameters()]
         try:
             for parameter, _ in before:
@@ -486,7 +486,7 @@ _HAS_RUN = _HasRun()
 
 
 SCHEMA = 1
-"""Of what `PlacedModel.save` writes: one safetensors file, which runs no code when it is loaded."""
+"""Of a file of `PlacedModel.save`: one safetensors file, which runs no code when it is loaded."""
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -532,11 +532,11 @@ def to_step(
         host: that host, or a word for it; by default the one that the placement was made for, whatever word of this
             machine named it.
         seed: of random ops.
-        other_shapes: what is done with inputs of other shapes: `capture` them when they are first seen, placed alike;
+        other_shapes: the handling of inputs of other shapes: `capture` them when they are first seen, placed alike;
             run them in `eager` mode; or `refuse`.
 
     Raises:
-        InvalidValue: what is given is no model, graph or placement, or in another order.
+        InvalidValue: an argument is no model, graph or placement, or they are in another order.
         FingerprintMismatch: the placement was made for another graph or host.
     """
     check_arguments(model, graph, placement, "to_step")

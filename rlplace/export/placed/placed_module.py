@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from rlplace import cuda
-from rlplace.errors import InvalidValue, RunnerError, UnknownName, UserError
+from rlplace.errors import InvalidValue, RunnerError, UserError, check_known
 from rlplace.export.placed.graphs import Flags, carried_plan
 from rlplace.export.placed.placed_model import check_arguments, matching_host
 from rlplace.export.placed.step_arguments import HeldConstants, InputCutter, check_data, layout
@@ -42,10 +42,10 @@ Slot = tuple[str, dict[str, Any], str]
 
 
 class PlacedModule(nn.Module):
-    """What `to_module` adds to a copy of a model: its `forward` runs as placed."""
+    """The class that `to_module` adds to a copy of a model: its `forward` runs as placed."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns; its backward runs as placed, too.
+        """The result of the model; its backward runs as placed, too.
 
         Threads may share the module: forwards and backwards take turns, and any number of forwards may wait for theirs.
 
@@ -96,7 +96,7 @@ class PlacedForward:
 
     Attributes:
         crew: the threads of the host.
-        graphs: by what calls of a kind have in common.
+        graphs: by the common properties of calls of a kind.
         places: of parameters and buffers, by dotted name.
     """
 
@@ -172,7 +172,8 @@ class PlacedForward:
         return {name: tensor for name, holder, key in self._first if (tensor := holder[key]) is not None}
 
     def _check_structure(self) -> None:
-        """Refuses changes of modules, of the names of their tensors, and of hooks: what runs was captured without them.
+        """Refuses changes of modules, of the names of their tensors, and of hooks: the captured graphs do not contain
+        them.
 
         Raises:
             InvalidValue: names the first.
@@ -223,8 +224,7 @@ class PlacedForward:
         if now == self._bound:
             return
         for name, tensor in state.items():
-            if name not in self.places:
-                raise UnknownName("parameter", name, self.places)
+            check_known("parameter", name, self.places)
             if tensor.device != self.places[name]:
                 raise InvalidValue(
                     name,
@@ -276,7 +276,7 @@ def _shown(tensor: torch.Tensor) -> str:
 
 
 def _kind(leaf: Any) -> object:
-    """What leaves of calls of one kind have in common."""
+    """The common properties of leaves in calls of one kind."""
     if isinstance(leaf, torch.Tensor):
         return leaf.shape, leaf.dtype, leaf.stride()
     try:
@@ -297,10 +297,10 @@ class ModuleGraph:
     Args:
         captured: forward and backward.
         host: of this machine.
-        plan: what runs, the backward at the end.
+        plan: of the graph, the backward at the end.
         crew: the threads of the host.
         state: parameters and buffers by dotted name, where the plan keeps them.
-        model: the placed copy of what was captured: its attributes hold the constants.
+        model: the placed copy of the captured model: its attributes hold the constants.
         seed: of random ops.
 
     Attributes:
@@ -353,7 +353,7 @@ class ModuleGraph:
         self._step.load()
 
     def run(self, tensors: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor], number: int) -> Any:
-        """What the model returns, with a gradient where the model's own output has one.
+        """The result of the model, with a gradient where the model's own output has one.
 
         Args:
             tensors: inputs.
@@ -373,7 +373,7 @@ class ModuleGraph:
         return pytree.tree_map_only(Ref, lambda _: next(values), self._program.result)
 
     def forward(self, tensors: Sequence[torch.Tensor], number: int) -> tuple[list[torch.Tensor], Kept]:
-        """Output tensors, which share no memory with anything else, and what `backward` needs."""
+        """Output tensors, which share no memory with anything else, and the tensors that `backward` needs."""
         given = self._placed({op: tensors[position] for op, position in self._inputs.items()})
         if self._constants.follow():
             self._step.load()
@@ -405,13 +405,13 @@ class ModuleGraph:
         return placed
 
     def _shared(self, graph: OpGraph, refs: Sequence[Ref], read_late: Collection[int]) -> list[bool]:
-        """Whether what is handed out shows memory of something that stays, or that is handed out too."""
+        """Whether an output shares memory with a tensor that stays, or with another output."""
         bases, sources = [self._program.base(ref) for ref in refs], self._program.sources
         times = Counter(bases)
         return [times[base] > 1 or base in read_late or int(graph.tensor_op[base]) in sources for base in bases]
 
     def _apart(self, tensors: Sequence[torch.Tensor], is_shared: Sequence[bool]) -> list[torch.Tensor]:
-        """What may be handed out; on GPUs, the next caller may launch on other streams than this one."""
+        """A tensor that may be returned; on GPUs, the next caller may launch on other streams than this one."""
         pairs = list(zip(tensors, is_shared, strict=True))
         with torch.no_grad(), self._residents.settled():
             apart = [tensor.clone() if shared else tensor for tensor, shared in pairs]
@@ -466,11 +466,11 @@ def to_module(
 
     It is of a class that derives from that of `model`, with the same modules, parameters and buffers by the same names;
     these are moved to where the placement has them. Forward and backward are captured at the first call with inputs of
-    a kind (structure, shapes, mode, what requires a gradient), and run where the placement has the ops of that role.
-    The loss is the caller's, and so is the optimizer.
+    a kind (structure, shapes, mode, tensors that require a gradient), and run where the placement has the ops of that
+    role. The loss is the caller's, and so is the optimizer.
 
     Args:
-        model: the one that `graph` was captured from; it stays as it is, and is what is captured.
+        model: the one that `graph` was captured from; it stays as it is, and is captured.
         graph: of a step of the model, with its program: training or inference.
         placement: made for `graph` and for a host of this machine.
         host: that host, or a word for it; by default the one that the placement was made for, whatever word of this
@@ -478,7 +478,7 @@ def to_module(
         seed: of random ops: each draws from (seed, op, call).
 
     Raises:
-        InvalidValue: what is given is no model, graph or placement, or in another order.
+        InvalidValue: an argument is no model, graph or placement, or they are in another order.
         FingerprintMismatch: the placement was made for another graph or host.
         InvalidValue: `graph` was captured from another model.
     """
@@ -502,7 +502,7 @@ def to_module(
 
 
 def _constants(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Tensors in plain attributes of modules, and in lists there: what is captured and its copy have them in common."""
+    """Tensors in plain attributes of modules, and in lists there: the captured model and its copy share them."""
     registries = ("_parameters", "_buffers", "_modules")
     for module in model.modules():
         for name, value in vars(module).items():

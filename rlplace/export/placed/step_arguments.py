@@ -1,6 +1,6 @@
-"""`Arguments`: what a placed step is called with, held against what it was captured with.
+"""`Arguments`: the arguments of a placed step, compared with those of its capture.
 
-`HeldConstants`: what a graph holds of tensors that the user keeps, and may change between steps.
+`HeldConstants`: a graph's constants, which the user may change between steps.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Arguments:
     """The arguments of a captured step: their structure, and the values of those that are no tensors.
 
     Args:
-        origin: what was captured.
+        origin: of the capture.
 
     Attributes:
         captured: the tensors among the inputs, and the targets behind them.
@@ -55,7 +55,7 @@ class Arguments:
         self.captured = [*(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)), *origin.targets]
 
     def call(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]]:
-        """What `tensors` was given: args, kwargs and targets with these tensors, else as captured."""
+        """The argument of `tensors`: args, kwargs and targets with these tensors, else as captured."""
         given = iter(tensors)
         leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
@@ -69,7 +69,7 @@ class Arguments:
         Args:
             args: positional arguments of the model.
             kwargs: its keyword arguments, in any order.
-            targets: what the loss takes besides the model's output.
+            targets: further arguments of the loss.
             has_targets: whether targets are called for, where there were any.
 
         Raises:
@@ -157,11 +157,11 @@ class Arguments:
 
 
 def check_data(tensors: Sequence[torch.Tensor], where: str) -> None:
-    """Checks that what a call is given has data, and is transformed by nothing.
+    """Checks that the tensors of a call have data, and are in no transform.
 
     Args:
         tensors: inputs, then targets.
-        where: what is called.
+        where: the kind of callable.
 
     Raises:
         InvalidValue: one is on `meta`.
@@ -186,7 +186,7 @@ def check_data(tensors: Sequence[torch.Tensor], where: str) -> None:
 
 
 class InputCutter:
-    """Gives every source op of inputs and targets its part of them: all, or what its micro-batch works on.
+    """Gives every source op of inputs and targets its part of them: all, or the part of its micro-batch.
 
     Args:
         graph: with its program.
@@ -275,7 +275,7 @@ class _Place:
         name: for messages.
         holder: the attributes of a module, a list or a dict, the globals of a function, or a variable of its closure.
         key: of the entry.
-        value: what was there at the capture.
+        value: at the capture.
         owner: the module whose attributes are the holder.
         around: places of the collections and modules on the way there.
     """
@@ -289,7 +289,7 @@ class _Place:
 
     @property
     def now(self) -> object:
-        """What is there now; None where nothing is."""
+        """The value that is there now; None where nothing is."""
         try:
             return self.holder.cell_contents if isinstance(self.holder, CellType) else self.holder[self.key]
         except (KeyError, IndexError, ValueError):
@@ -321,10 +321,11 @@ class _Held:
 class HeldConstants:
     """The constants of one graph: a teacher in the loss, weights of classes, tensors in plain attributes.
 
-    Where they stay in the memory of the CPU they are the user's own tensors, so every step sees what they hold now. A
+    Where they stay in the memory of the CPU they are the user's own tensors, so every step sees their current values. A
     copy on a GPU is renewed once its tensor was changed in place, and so is any constant that was given other memory
     (`tensor.data = ...`), or whose attribute, or entry of a list or a dict, was given another tensor that is laid out
-    alike. What cannot be followed is refused: another collection or module in the place of one that held a constant.
+    alike. A change that cannot be followed is refused: another collection or module in the place of one that held a
+        constant.
 
     Args:
         graph: with its program.
@@ -353,11 +354,11 @@ class HeldConstants:
         return [each.tensor for each in self._all if each.op in ops]
 
     def follow(self) -> bool:
-        """Takes over what was changed since the last time; whether the code of the step must be bound anew.
+        """Takes over changes since the last time; whether the code of the step must be bound anew.
 
         Raises:
-            InvalidValue: a tensor was changed that the capture read as a number; or one, or what held it, was replaced
-                by what the graph cannot take.
+            InvalidValue: a tensor was changed that the capture read as a number; or one, or its holder, was replaced by
+                an object that the graph cannot take.
         """
         for place in self._around:
             if place.now is not place.value:
@@ -431,7 +432,7 @@ def _own(holder: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named_by(loss_fn: Any) -> Iterator[_Place]:
-    """What a loss function names outside of itself, in its globals and closures."""
+    """Objects that a loss function names in its globals and closures."""
     if not isinstance(loss_fn, FunctionType):
         return
     names = {step.argval for step in dis.get_instructions(loss_fn) if step.opname == "LOAD_GLOBAL"}
@@ -459,7 +460,7 @@ def _are_equal(found: object, tensor: torch.Tensor) -> bool:
 
 
 def _shows(found: object, tensor: torch.Tensor) -> bool:
-    """Whether what was found is a tensor, or shows the same memory in the same way."""
+    """Whether `found` is the tensor, or a view of the same memory with the same layout."""
     return found is tensor or (isinstance(found, torch.Tensor) and memory(found) == memory(tensor))
 
 

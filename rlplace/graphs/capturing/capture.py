@@ -65,14 +65,14 @@ def capture(
             for a dict of them; returns a scalar tensor, or a tuple that begins with one: the step then returns all of
             it, and trains on the first.
         optimizer: `sgd`, `momentum`, `adam`, `adamw` or an `OptimizerSpec`; needs a loss.
-        targets: a tensor, a tuple or a dict of tensors, e.g. labels: what the loss needs of a batch. Every step takes
+        targets: a tensor, a tuple or a dict of tensors, e.g. labels: further arguments of the loss. Every step takes
             new ones.
         micro_batches: K, into how many slices the batch is cut: forward and backward run once for each, gradients are
             summed and parameters updated once. 1 leaves the batch whole.
         batch_dims: for every tensor among the inputs, then the targets, the dimension that it is cut along, or None for
             one that is shared. Or a dict of some. By default dimension 0, of tensors as long there as the first input.
-        loss: of micro-batches: `separate`: of each, weighted; `joined`: one, of all outputs together; `auto`: whichever
-            gives what the whole batch gives; `accumulated`: as gradients accumulate over slices, whatever that gives.
+        loss: of micro-batches: `separate`: of each, weighted; `joined`: one, of all outputs together; `auto`: the one
+            that gives the loss of the whole batch; `accumulated`: as gradients accumulate over slices, by definition.
             Or a verdict on a model that is alike but has values, which is taken as it is.
         frozen: names of attributes (`encoder.calls`) that `forward` or the loss may change although placed steps leave
             them as they are; others that change from step to step are refused.
@@ -81,8 +81,8 @@ def capture(
         CaptureError: the model cannot be captured (control flow that depends on data, a tensor from outside, Python
             state that changes from step to step).
         InvalidValue: a model, inputs, loss, optimizer or targets of another type; an optimizer or targets without a
-            loss; a loss that takes another number of targets; micro-batches that the
-            batch cannot be cut into, or that do not give what the whole batch gives.
+            loss; a loss that takes another number of targets; micro-batches that the batch cannot be cut into, or that
+            do not give the loss of the whole batch.
         UnknownName: an unknown optimizer, an unknown word for `loss`, or a name of nothing in `frozen`.
 
     >>> import torch
@@ -120,10 +120,11 @@ def capture(
 
 
 def capture_step(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
-    """The graph of what was captured before, or is alike: all is known of how it is cut, and nothing is judged anew.
+    """The graph of an earlier capture, or of one that is alike: all is known of how it is cut, and nothing is judged
+    anew.
 
     Args:
-        origin: what is captured; its `autocast` is that of now.
+        origin: the model to capture; its `autocast` is that of now.
         optimizer: updates the parameters; needs a loss.
 
     Raises:
@@ -209,7 +210,7 @@ def _check_types(model: object, loss_fn: object) -> None:
 
 
 def _check_inputs(inputs: Any) -> None:
-    """Refuses what looks like tensors and is none."""
+    """Refuses values that look like tensors and are none."""
     leaves = pytree.tree_leaves(inputs, is_leaf=lambda value: isinstance(value, PackedSequence))
     if any(isinstance(leaf, PackedSequence) for leaf in leaves):
         raise InvalidValue(
@@ -228,7 +229,7 @@ def _check_inputs(inputs: Any) -> None:
 
 
 def has_numbers(value: Any) -> bool:
-    """Whether `value` is or holds a list of numbers: what a user of NumPy takes for a tensor."""
+    """Whether `value` is or holds a list of numbers: values that a user of NumPy takes for tensors."""
     if isinstance(value, list) and value and all(isinstance(item, (int, float)) for item in value):
         return True
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
@@ -328,8 +329,8 @@ def capture_module(
         frozen: attributes that `forward` may change as Python does.
 
     Raises:
-        CaptureError: the model cannot be captured, writes to its inputs, or reads in its backward what its forward
-            has changed since.
+        CaptureError: the model cannot be captured, writes to its inputs, or reads in its backward a tensor that its
+            forward has changed since.
     """
     seeds: dict[int, torch.Tensor] = {}
     if has_backward:

@@ -1,6 +1,6 @@
 """Which tensors a graph may hold as constants: those of the model. Labels are arguments, never taken from outside.
 
-`referenced`: what functions take from outside of themselves, under the names that their authors gave it.
+`referenced`: tensors that functions take from outside of themselves, under the names that their authors gave them.
 
 Where a traced op comes from: the module that called it, in the forward and in the backward.
 """
@@ -34,7 +34,7 @@ from rlplace.graphs.program import Folded
 aten = torch.ops.aten
 
 _LIFTS = {aten.lift_fresh.default, aten.lift_fresh_copy.default}
-"""What traced literals (`torch.tensor([1.0, 2.0])`) go through, and no other tensor does."""
+"""The op that traced literals (`torch.tensor([1.0, 2.0])`) go through, and no other tensor."""
 _READERS = {
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__, Tensor.__int__, Tensor.__float__,
     Tensor.__index__, Tensor.equal, Tensor.allclose, Tensor.is_nonzero, torch.equal, torch.allclose, torch.is_nonzero,
@@ -120,7 +120,8 @@ class ConstantCheck(TorchFunctionMode):
         """Judges the constants of the traced graph.
 
         Raises:
-            CaptureError: names the tensor as the user does, or says what it looks like and where it is read.
+            CaptureError: names the tensor as the user does, or gives its dtype and shape and the place where it is
+                read.
         """
         for node in module.graph.find_nodes(op="get_attr"):
             value = operator.attrgetter(str(node.target))(module)
@@ -202,7 +203,7 @@ class ConstantCheck(TorchFunctionMode):
         return next((name for name, value in self._reached() if is_it(value)), "")
 
     def _attribute_name(self, value: Tensor, first: Named | None = None) -> str:
-        """What holds a tensor, as the user writes it: a module that the step reaches; empty where none does."""
+        """The holder of a tensor, as the user writes it: a module that the step reaches; empty where none does."""
         reached = (first or ("", self._model), *self._reached())
         found = ((path, _attribute(each, value)) for path, each in reached if isinstance(each, nn.Module))
         return next((f"{path}.{name}".strip(".") for path, name in found if name), "")
@@ -312,7 +313,7 @@ def memory(value: Tensor) -> tuple[Any, ...]:
 
 
 def _storage(value: Tensor) -> int:
-    """What tensors that share memory share; nothing for a sparse one, whose memory is not one piece."""
+    """The storage of tensors that share memory; nothing for a sparse one, whose memory is not one piece."""
     return value.untyped_storage()._cdata if value.layout is torch.strided else id(value)
 
 
@@ -327,8 +328,8 @@ def referenced(functions: Iterable[object]) -> Iterator[Named]:
     """Tensors, NumPy arrays, modules and `lru_cache`s that functions can reach without being given them, nearest first.
 
     Followed are closures, globals, defaults, arguments of `functools.partial`, the object that a method belongs to,
-    functions that are called, and whatever lists, tuples, sets, dicts and plain objects hold. Modules are not entered:
-    what they hold is theirs.
+    functions that are called, and the entries of lists, tuples, sets, dicts and plain objects. Modules are not entered:
+    their tensors are their own.
 
     Yields:
         The expression that names it, as in `batch['y']`, and the value.
@@ -453,11 +454,11 @@ def calls_told(model: nn.Module, enter: Callable[[str, nn.Module], None], leave:
 
 
 def spread_origins(module: torch.fx.GraphModule) -> None:
-    """Gives every node its phase and its module, `""` for the root and for what runs outside of the model.
+    """Gives every node its phase and its module, `""` for the root and for nodes outside of the model.
 
     A backward op belongs to the module of the forward op whose autograd node it runs (same `seq_nr`), unless a module
     called it itself (a recomputed forward). A sum of gradients runs under no autograd node: it belongs to the module of
-    what it sums. A constant belongs to the first module that reads it.
+    its summands. A constant belongs to the first module that reads it.
     """
     owner: dict[int, str] = {}
     for node in module.graph.nodes:

@@ -1,13 +1,13 @@
-"""`functionalise`: a traced graph without in-place ops, so that no op writes what another device may be reading.
+"""`functionalise`: a traced graph without in-place ops, so that no op writes memory that another device may be reading.
 
 The rules are those of functionalisation in PyTorch (`torch.func.functionalize`), applied to the graph rather than to a
 second run of it, which would double the time of a capture: a write makes a new version of a tensor, is carried through
 views to their base by a scatter, and later reads see views of the new version. Writes that the rules here do not cover
 (through `unfold`, or to several arguments) are left to such a second run.
 
-`Versions`: a graph copied node by node, its writes turned into new versions of what they write.
+`Versions`: a graph copied node by node, its writes turned into new versions of the written tensors.
 
-Views in a traced graph: what shows the memory of what, and how a write to a view is one to what it shows.
+Views in a traced graph: which tensors are views of which, and how a write to a view becomes one to its base.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ aten = torch.ops.aten
 def functionalise(module: GraphModule, replaced: Sequence[int] = ()) -> GraphModule:
     """The same graph without in-place ops, but for two kinds of update of placeholders (buffers, inputs).
 
-    Batch norm updates its running statistics where they live, as one op, if nothing else reads what it wrote; every
+    Batch norm updates its running statistics where they live, as one op, if no other op reads the new values; every
     other change of a placeholder is one `copy_` into it at the end.
 
     Args:
@@ -51,7 +51,7 @@ def functionalise(module: GraphModule, replaced: Sequence[int] = ()) -> GraphMod
 
 
 def _store(graph: torch.fx.Graph, replaced: Sequence[int]) -> None:
-    """Takes the last outputs away and copies them into placeholders; what shows the old values is cloned before."""
+    """Takes the last outputs away and copies them into placeholders; views of the old values are cloned before."""
     (output,) = graph.find_nodes(op="output")
     placeholders = graph.find_nodes(op="placeholder")
     places = [placeholders[position] for position in replaced]
@@ -113,7 +113,7 @@ class Versions:
         new: the graph being built.
         value: by old node, its value in the new graph, as of version `seen` of its memory.
         seen: see `value`.
-        base: by old node that is a view, what it is a view of.
+        base: the base of each old node that is a view.
         root: by old node, the old node that owns its memory.
         version: by root, how often its memory was written.
         result_of: by in-place op, the old node that it wrote and returned.
@@ -245,7 +245,7 @@ class Versions:
 
 
 def _functional_twin(node: Node) -> Any:
-    """The overload that returns what the node's in-place op writes."""
+    """The overload that returns the result of the node's in-place op."""
     target: Any = node.target
     schema = target._schema
     namespace, _, name = schema.name.partition("::")
@@ -259,7 +259,7 @@ def _functional_twin(node: Node) -> Any:
 
 
 def _norm_twin(norm: Node) -> tuple[Any, tuple[Any, ...]]:
-    """What does the same as `native_batch_norm` and says what it writes: its target and arguments."""
+    """The op that does the same as `native_batch_norm` and declares its writes: its target and arguments."""
     mean, _, is_training = norm.args[3:6]
     if mean is None:
         return aten._native_batch_norm_legit.no_stats, (*norm.args[:3], *norm.args[5:])
@@ -326,7 +326,7 @@ def shown(node: Node) -> Node:
 
 
 def inverse(view: Node, base: Node, fresh: Node) -> tuple[Node, Any, tuple[Any, ...]]:
-    """What `view` shows, and the call that puts `fresh` in the place of what is shown: (base, target, args).
+    """The base of `view`, and the call that replaces the viewed part by `fresh`: (base, target, args).
 
     A target of None means `fresh` itself.
     """

@@ -1,6 +1,6 @@
 """From a traced fx graph to ops with their calls: views folded, co-location set.
 
-`Lowered`: ops with what they run, before they are a graph.
+`Lowered`: ops with their calls, before they are a graph.
 
 The cost of an op (FLOPs, bytes moved, scratch), from its shapes alone. `register_cost`: the cost of a user's own op,
 where the general estimate would be wrong.
@@ -57,7 +57,7 @@ class LoweredStep:
         gradients: of each trainable parameter; None for one that the step does not reach.
         input_gradients: of the inputs that have one, likewise.
         statistics: of batch norms that hand out theirs, in the order of the trace.
-        trace: what was lowered.
+        trace: the lowered trace.
     """
 
     ops: Lowered
@@ -72,9 +72,9 @@ def lower(trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_t
     """The `OpGraph` of a traced step, its `program` attached.
 
     Args:
-        trace: what `trace_step` returned.
+        trace: of `trace_step`.
         optimizer: adds an update for each parameter with a gradient; None adds none.
-        origin: what was traced.
+        origin: the traced step.
         is_training: whether the step has a backward.
     """
     step = lower_step(trace)
@@ -276,7 +276,7 @@ class Lowered:
         sources: by op, where the values of source ops come from.
         calls: by op, how the others run.
         views: in topological order.
-        view_values: what each view is, as a fake tensor (or several).
+        view_values: each view as a fake tensor (or several).
         seeds: ops that make the gradient of the loss.
         folded: constants that were read as numbers, by id of their tensors.
     """
@@ -294,7 +294,7 @@ class Lowered:
         return ref.id if ref.id >= 0 else self.views[-1 - ref.id].base
 
     def value(self, ref: Ref) -> torch.Tensor:
-        """What `ref` stands for, as a fake tensor."""
+        """The fake tensor of `ref`."""
         value = self.built.tensors[ref.id].value if ref.id >= 0 else self.view_values[-1 - ref.id]
         assert isinstance(value, torch.Tensor)
         return value
@@ -325,7 +325,7 @@ class Lowered:
         return self.built.add_tensor(TensorRow(op, output, tensor_bytes(value), tuple(value.shape), dtype, value))
 
     def add_view(self, view: View, value: Any) -> Ref:
-        """Adds a view, which is `value`; returns what stands for it."""
+        """Adds a view, which is `value`; returns its reference."""
         self.views.append(view)
         self.view_values.append(value)
         return Ref(-len(self.views))
@@ -405,10 +405,10 @@ class Lowered:
         """All of it as a graph with its program.
 
         Args:
-            result: what the step returns, with `Ref` leaves.
+            result: the results of the step, with `Ref` leaves.
             results: those leaves.
             optimizer: of a training step.
-            origin: what was captured.
+            origin: of the capture.
             is_training: whether the step has a backward.
             gradients: of parameters, by dotted name.
             input_gradients: of inputs, by position.
@@ -458,7 +458,7 @@ def renumbered(item: Any, function: Any) -> Any:
 
 
 CostFn = Callable[..., float]
-"""Called as the op is, with fake tensors (shapes and dtypes, no values), and `output=` what the op returns."""
+"""Called as the op is, with fake tensors (shapes and dtypes, no values), and `output=` the results of the op."""
 
 
 _COSTS: dict[Any, dict[str, CostFn]] = {}  # by overload packet or overload; an overload goes first
@@ -471,13 +471,14 @@ def register_cost(
     bytes_moved: CostFn | None = None,
     workspace_bytes: CostFn | None = None,
 ) -> None:
-    """Says what an op costs, for graphs captured from now on; the last registration of an op counts.
+    """Registers the costs of an op, for graphs captured from now on; the last registration of an op counts.
 
-    Each function is called as the op is, with fake tensors in place of tensors, and with `output=` what the op returns.
-    What is left out is estimated: one operation for each element, each input and output moved once, no workspace.
+    Each function is called as the op is, with fake tensors in place of tensors, and with `output=` the results of the
+    op. Costs that are left out are estimated: one operation for each element, each input and output moved once, no
+    workspace.
 
     Args:
-        op: `"mylib::op"`, `"mylib::op.overload"`, `torch.ops.mylib.op`, or what `torch.library.custom_op` returned.
+        op: `"mylib::op"`, `"mylib::op.overload"`, `torch.ops.mylib.op`, or the result of `torch.library.custom_op`.
         flops: floating-point operations.
         bytes_moved: bytes read and written.
         workspace_bytes: scratch bytes held while the op runs.
@@ -552,8 +553,8 @@ def _resolve(op: object) -> Any:
 UPDATE_FLOPS_PER_ELEMENT = {"sgd": 2, "momentum": 4, "adam": 14, "adamw": 16}
 
 _SCRATCH = {torch.ops.aten.logsumexp: lambda x, *_, output: tensor_bytes(x) + tensor_bytes(output)}
-"""Scratch that PyTorch's own code for an op takes on every backend; what libraries take (cuBLAS, cuDNN, oneDNN, sorting
-on a GPU) depends on device and version and is not counted."""
+"""Scratch that PyTorch's own code for an op takes on every backend; scratch memory of libraries (cuBLAS, cuDNN, oneDNN,
+sorting on a GPU) depends on device and version and is not counted."""
 
 
 class Facts(NamedTuple):
@@ -584,7 +585,7 @@ def call_facts(target: Any, args: Any, kwargs: Any, output: Any) -> Facts:
         target: the overload.
         args: arguments, with (fake) tensors in place.
         kwargs: keyword arguments, likewise.
-        output: what the call returns.
+        output: of the call.
 
     Raises:
         InvalidValue: a registered function failed.

@@ -4,13 +4,15 @@ Batch norm in micro-batches: each normalises by its own statistics, and running 
 
 The ops `rlplace::attention` and `rlplace::attention_backward`: one of each for all backends.
 
-What the forward keeps for the backward is the same on every backend, so that the two may run on different devices.
+The tensors that the forward keeps for the backward are the same on every backend, so that the two may run on different
+devices.
 
-Attention and its gradients by their definition, and what the kernels share: masks, grouped heads, layouts.
+Attention and its gradients by their definition, and the common part of the kernels: masks, grouped heads, layouts.
 
 Attention on a CPU: PyTorch's own fused kernel, its logarithms in one layout.
 
-Attention on a GPU: PyTorch's memory-efficient kernel, fed what it wants and read in the layout of every backend.
+Attention on a GPU: PyTorch's memory-efficient kernel, with inputs in its own layout and read in the layout of every
+backend.
 
 That kernel wants rows of whole 16 bytes, biases whose rows start at whole 16 items, its logarithms padded to 32
 queries, and its output in memory as it made it; the padding is put on and taken off here. Half precision and float32
@@ -76,7 +78,7 @@ def _replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None
 
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
-    """While active, whatever `torch.compile` made (models, methods, functions) runs what it was made of."""
+    """While active, results of `torch.compile` (models, methods, functions) run their originals."""
     if "torch._dynamo" not in sys.modules:  # nothing was compiled, and importing it takes a second
         yield
         return
@@ -85,7 +87,7 @@ def uncompiled() -> Iterator[None]:
 
 
 def original_of(model: nn.Module) -> nn.Module:
-    """The model itself, or what `torch.compile` made it of."""
+    """The model itself, or the original that `torch.compile` made it of."""
     while type(model).__name__ == "OptimizedModule" and isinstance(original := model._orig_mod, nn.Module):
         model = original
     return model
@@ -135,7 +137,7 @@ def _taking_masks_as_they_are(stack: nn.Module) -> Callable[..., Any]:
 
 
 Statistics = tuple[str, Tensor, Tensor]
-"""What one call of a batch norm found in its batch: dotted path of the module, mean (C,) and unbiased variance (C,)."""
+"""The statistics of one call of a batch norm: dotted path of the module, mean (C,) and unbiased variance (C,)."""
 
 
 def normalises_batch(model: nn.Module) -> bool:
@@ -197,7 +199,7 @@ def attention_formula(
         query: (B, H, N, E).
         key: (B, G, M, E), G a divisor of H: a key head serves H / G query heads.
         value: (B, G, M, E).
-        mask: broadcastable to (B, H, N, M): where to look (bool), or what to add; None adds nothing.
+        mask: broadcastable to (B, H, N, M): allowed positions (bool), or summands; None adds nothing.
         is_causal: query n sees keys 0 to n.
         scale: None means E ** -0.5.
 
@@ -252,7 +254,7 @@ def logsumexp_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as what to add to the scores, 2-D or 4-D; dims that it repeats (stride 0) have size 1.
+    """A mask as summands of the scores, 2-D or 4-D; dims that it repeats (stride 0) have size 1.
 
     A boolean mask becomes 0 where it is true and -inf elsewhere, in `dtype`; another stays as it is.
     """
@@ -275,14 +277,14 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def sum_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, H, M, E) to (B, heads, M, E): what `repeat_heads` repeated, summed."""
+    """(B, H, M, E) to (B, heads, M, E): gradients of repeated heads, summed."""
     return x if x.shape[1] == heads else x.unflatten(1, (heads, -1)).sum(2)  # type: ignore[no-untyped-call]
 
 
 def empty_out(query: Tensor) -> Tensor:
     """Memory for the output: laid out as the queries are, as on PyTorch's CPU kernel, contiguous if they have no rows.
 
-    What models do next (heads back behind positions) then copies nothing where the queries were made as a view.
+    The next op of models (heads back behind positions) then copies nothing where the queries were made as a view.
     """
     is_dense = query.stride(3) == 1
     return torch.empty_like(query, memory_format=torch.preserve_format if is_dense else torch.contiguous_format)
@@ -320,7 +322,7 @@ _cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backw
 def attention_cpu(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """What `attention_formula` returns."""
+    """As of `attention_formula`."""
     added = None if mask is None else additive(mask, query.dtype)
     query, key, value = _dense(query), _dense(key), _dense(value)
     out, logsumexp = _cpu_forward(query, key, value, 0.0, is_causal, attn_mask=added, scale=scale)
@@ -338,7 +340,7 @@ def attention_backward_cpu(
     is_causal: bool,
     scale: float | None,
 ) -> Gradients:
-    """What `attention_backward_formula` returns."""
+    """As of `attention_backward_formula`."""
     added = None if mask is None else additive(mask, query.dtype)
     grad, query, key, value = _dense(grad), _dense(query), _dense(key), _dense(value)
     saved = query, key, value, out, logsumexp
@@ -351,11 +353,11 @@ def _dense(x: Tensor) -> Tensor:
 
 
 ROW_BYTES = 16
-"""What rows of queries, keys and values are a multiple of."""
+"""The number that row lengths of queries, keys and values are a multiple of."""
 BIAS_ITEMS = 16
-"""What rows of a bias are a multiple of."""
+"""The number that row lengths of a bias are a multiple of."""
 LOGSUMEXP_ITEMS = 1 if torch.version.hip else 32
-"""What the kernel's rows of logarithms are a multiple of."""
+"""The number that the kernel's row lengths of logarithms are a multiple of."""
 
 _cuda_forward = torch.ops.aten._scaled_dot_product_efficient_attention.default
 _cuda_backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
@@ -364,7 +366,7 @@ _cuda_backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward
 def attention_cuda(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """What `attention_formula` returns."""
+    """As of `attention_formula`."""
     if query.dtype == torch.float64:
         return attention_formula(query, key, value, mask, is_causal, scale)
     width, length = query.shape[-1], query.shape[2]
@@ -385,7 +387,7 @@ def attention_backward_cuda(
     is_causal: bool,
     scale: float | None,
 ) -> Gradients:
-    """What `attention_backward_formula` returns."""
+    """As of `attention_backward_formula`."""
     if query.dtype == torch.float64:
         return attention_backward_formula(grad, query, key, value, out, logsumexp, mask, is_causal, scale)
     width, heads = query.shape[-1], key.shape[1]
@@ -404,7 +406,8 @@ def attention_backward_cuda(
 
 
 def aligned_rows(x: Tensor) -> Tensor:
-    """(B, H, N, E) with rows that start at whole 16 bytes: E is padded by zeros, and copied what lies elsewhere."""
+    """(B, H, N, E) with rows that start at whole 16 bytes: E is padded by zeros, and tensors of another layout are
+    copied."""
     items = ROW_BYTES // x.element_size()
     if x.shape[-1] % items:
         x = pad(x, (0, -x.shape[-1] % items))
@@ -476,7 +479,7 @@ for _op, _kernels, _fake in (
 
 @register_flop_formula(torch.ops.rlplace.attention)
 def _flops(query: torch.Size, key: torch.Size, *_: Any, **__: Any) -> int:
-    """Two matrix products; what a mask leaves out counts, as in PyTorch's own formulas."""
+    """Two matrix products; masked positions count, as in PyTorch's own formulas."""
     return 4 * query.numel() * key[2]
 
 
@@ -539,7 +542,7 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As `scaled_dot_product_attention`; what cannot be fused goes to PyTorch, which also refuses what is wrong."""
+    """As `scaled_dot_product_attention`; a call that cannot be fused goes to PyTorch, which also refuses mistakes."""
     can_fuse = (
         dropout_p == 0
         and not (is_causal and attn_mask is not None)

@@ -1,6 +1,6 @@
 """Checks before, around and after a trace: models, tensors and random draws that no graph can hold are refused.
 
-Failures of tracing as errors that name the op, the line in the user's source, and what to do instead.
+Failures of tracing as errors that name the op, the line in the user's source, and an alternative.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_model(model: nn.Module, *, is_training: bool) -> None:
     """Refuses modules that no trace goes through, or that have no shape yet.
 
     Raises:
-        CaptureError: names the module and what to pass instead.
+        CaptureError: names the module and the right argument.
     """
     for path, module in model.named_modules():
         place = f"module {path}" if path else "the model"
@@ -148,10 +148,10 @@ class _Found(BaseException):
 
 @contextlib.contextmanager
 def no_numbers_drawn(again: Callable[[], object]) -> Iterator[None]:
-    """Refuses what draws from Python's or NumPy's own generator: the graph would hold the same draw for ever.
+    """Refuses code that draws from Python's or NumPy's own generator: the graph would hold the same draw for ever.
 
     Args:
-        again: repeats what is watched, to find the line that draws.
+        again: runs the watched code again, to find the line that draws.
 
     Raises:
         CaptureError: something was drawn; both generators are as they were before.
@@ -258,11 +258,11 @@ MOST_PARAMETERS = 1 << 26
 """Larger models are not copied to see whether they raise by themselves."""
 
 Step = Callable[[nn.Module, Callable[..., Any] | None], object]
-"""Runs a model and its loss, without a backward, on what the step is captured with."""
+"""Runs a model and its loss, without a backward, on the arguments of the capture."""
 
 
 def dtype_words(named: Mapping[str, Sequence[torch.Tensor]]) -> str:
-    """How to get dtypes right: what they are of inputs, targets and parameters, and how to cast.
+    """How to get dtypes right: of inputs, targets and parameters, and how to cast them.
 
     Args:
         named: the tensors of each kind.
@@ -281,7 +281,7 @@ def check_dtypes(module: GraphModule, again: Callable[[], object], advice: str) 
     Args:
         module: as traced.
         again: traces once more, to find the user's line.
-        advice: what to do.
+        advice: the remedy.
 
     Raises:
         CaptureError: names the op, its dtypes and the line.
@@ -358,7 +358,7 @@ def explained(
         model: that is traced.
         loss_fn: of its output.
         eagerly: runs a copy of both, to see whether they fail by themselves; None where that cannot be.
-        dtypes: what to do where dtypes differ.
+        dtypes: the remedy where dtypes differ.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")  # it prints the traceback of what is raised all the same
     was_disabled, log.disabled = log.disabled, True
@@ -398,7 +398,7 @@ def explained(
 
 
 def _raised_by(model: nn.Module, loss_fn: Callable[..., Any] | None, eagerly: Step) -> Exception | None:
-    """What a copy of the model and its loss raises; None where it runs, or cannot be copied."""
+    """The error of a copy of the model and its loss; None where it runs, or cannot be copied."""
     held = [*model.parameters(), *model.buffers()]
     has_values = not any(isinstance(each, FakeTensor) or each.is_meta for each in held)
     if not has_values or sum(each.numel() for each in held) > MOST_PARAMETERS:

@@ -52,9 +52,9 @@ class Trace:
         buffers: dotted names.
         values: the tensor behind each placeholder.
         num_targets: how many of the last ones are targets.
-        result: what the model (or the loss) returned, with `Ref(k)` in place of its k-th tensor, for fx's k-th output.
+        result: the results of the model (or the loss), with `Ref(k)` in place of its k-th tensor, for fx's k-th output.
         num_results: how many outputs are the step's result; the rest are gradients of `trainable`.
-        autocast: what was active around the trace.
+        autocast: active around the trace.
         norms: batch norms that hand out their statistics: the last outputs are a mean and a variance for each call.
         input_gradients: positions among the input tensors of those whose gradients follow those of `trainable`.
         folded: constants that were read as numbers.
@@ -92,7 +92,7 @@ def trace_step(
         args: positional arguments of the model.
         kwargs: keyword arguments.
         loss_fn: of the output and the targets.
-        targets: what the loss needs besides the output.
+        targets: further arguments of the loss.
         is_training: whether there are gradients.
         part: given for the step of one micro-batch of several, and for that of a module whose loss is elsewhere.
         frozen: attributes that the step may change as Python does; they stay as they are.
@@ -244,7 +244,7 @@ def _flatten_result(result: Any, captured: dict[str, Any]) -> list[torch.Tensor 
 
 
 def fakes(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Fake twins without symbols: whatever depends on data then fails where it happens, on the user's own line."""
+    """Fake twins without symbols: code that depends on data then fails where it happens, on the user's own line."""
     mode = _mode_of(values)
     return [_twin(value, mode) for value in values]
 
@@ -299,7 +299,7 @@ def backward_ends(
     """Where the backward of a traced step begins, and with which gradients.
 
     Args:
-        result: what the model (or the loss) returned.
+        result: the results of the model (or the loss).
         given: the gradients of outputs that `part` takes as given.
         part: of a micro-batch or a module; None for a whole step with a loss.
 
@@ -319,7 +319,7 @@ def backward_ends(
 
 
 def check_alone(returned: Any) -> Any:
-    """What a loss function returned for micro-batches, if it is not more than the loss.
+    """The result of a loss function for micro-batches, if it is the loss alone.
 
     Raises:
         CaptureError: it is.

@@ -1,8 +1,8 @@
-"""`untouched`: a model and its loss are after a trace what they were before, and what would be lost is refused.
+"""`untouched`: a model and its loss are the same after a trace as before, and changes that would be lost are refused.
 
 `check_steps_alike`: refuses a step whose next one would be another, as Python state that it changes says.
 
-`PythonState`: what modules hold besides tensors of their own, and what of it a run of `forward` changes.
+`PythonState`: entries of modules besides tensors of their own, and those that a run of `forward` changes.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def untouched(model: nn.Module, loss_fn: Callable[..., Any] | None = None) -> It
 
 
 def call_with(model: nn.Module, state: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What `model` returns with other parameters and buffers, which are its own again afterwards.
+    """The results of `model` with other parameters and buffers, which are its own again afterwards.
 
     `torch.func.functional_call` does the same, but for modules with two names (`self.b = self.a`): there it takes the
     tensors of the call for those of the module, and leaves them in it.
@@ -158,7 +158,7 @@ def check_frozen(model: nn.Module, loss_fn: Callable[..., Any] | None, frozen: C
     Args:
         model: that is captured.
         loss_fn: of its output.
-        frozen: names of what may change.
+        frozen: names of entries that may change.
 
     Raises:
         UnknownName: a name of nothing.
@@ -195,10 +195,11 @@ def check_steps_alike(
         again: traces the next step.
         before: the state that the step began with.
         after: the state that it left.
-        frozen: names of what may change.
+        frozen: names of entries that may change.
 
     Raises:
-        CaptureError: the next step changes the same again, reads what this one left, or computes something else.
+        CaptureError: the next step changes the same again, reads the values that this one left, or computes something
+            else.
     """
     changed = [change for change in before.changes() if not _is_free(change.name, frozen)]
     if not changed:
@@ -249,7 +250,7 @@ def _refusal(changed: Sequence[Change], why: str) -> CaptureError:
 
 
 def _work(module: GraphModule) -> Iterator[tuple[Any, ...]]:
-    """What a step computes from its inputs and parameters or draws: ops with their plain arguments, in order."""
+    """Values that a step computes from its inputs and parameters or draws: ops with their plain arguments, in order."""
     dependent: set[Node] = set()
     for node in module.graph.nodes:
         if node.op == "placeholder":
@@ -273,11 +274,11 @@ _OPAQUE = sys.stdlib_module_names | {"torch", "numpy"}
 
 @dataclass(frozen=True)
 class Change:
-    """Something that is not what it was.
+    """An entry that has changed.
 
     Attributes:
         name: as the user writes it, `encoder.calls` or `encoder.stats['n']`.
-        value: what it is now; None where it is gone.
+        value: its value now; None where it is gone.
         is_growth: whether a collection has another number of values.
     """
 
@@ -293,7 +294,7 @@ class Change:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A collection, the attributes of an object, or a class, with what it held."""
+    """A collection, the attributes of an object, or a class, with its earlier entries."""
 
     name: str
     owner: Any
@@ -306,19 +307,19 @@ class _Kept:
         return _attributes(self.owner) if isinstance(self.owner, type) else self.owner
 
     def below(self, key: object) -> str:
-        """The name of what it holds under `key`."""
+        """The name of its entry under `key`."""
         if not self.has_attributes:
             return f"{self.name}[{key!r}]"
         return self.name if key in _REGISTRIES else f"{self.name}.{key}".strip(".")
 
     @property
     def items(self) -> Iterable[tuple[Any, Any]]:
-        """What it holds, by key or position; nothing of a set, which holds plain values."""
+        """Its entries, by key or position; nothing of a set, which holds plain values."""
         now = self.now
         return now.items() if isinstance(now, dict) else () if isinstance(now, set) else enumerate(now)
 
     def changes(self) -> Iterator[Change]:
-        """What is not as it was."""
+        """The entries that have changed."""
         now, before = self.now, self.before
         if isinstance(before, dict):
             for key in {**before, **now}:
@@ -331,7 +332,7 @@ class _Kept:
             yield Change(self.name, list(now))
 
     def restore(self) -> None:
-        """Makes it hold what it held."""
+        """Restores its earlier entries."""
         now, before, owner = self.now, self.before, self.owner
         if isinstance(before, dict):
             plain: Any = OrderedDict if isinstance(owner, OrderedDict) else dict  # whatever its own class allows
@@ -353,7 +354,7 @@ class _Stream:
 
     Args:
         name: as the user writes it.
-        holder: what holds it.
+        holder: its holder.
         key: under which.
         value: itself.
     """
@@ -372,7 +373,7 @@ class _Stream:
         return not _alike(self._before, _progress(self._value))
 
     def restore(self) -> None:
-        """Makes it give what it would have given; a generator function cannot be wound back."""
+        """Makes it yield the items that it would have yielded; a generator function cannot be wound back."""
         if not self.is_changed:
             return
         value = self._value
@@ -413,7 +414,7 @@ def _listed(value: object) -> Any:
 
 
 class PythonState:
-    """Attributes of modules and of their classes, and what is in them: lists, dicts, sets, plain objects, streams.
+    """Attributes of modules and of their classes, and the entries in them: lists, dicts, sets, plain objects, streams.
 
     Args:
         modules: with their paths.
@@ -452,13 +453,13 @@ class PythonState:
         return below | {each.name for each in kept} | {each.name for each in self._streams.values()}
 
     def changes(self) -> list[Change]:
-        """What is not as it was, by name."""
+        """The entries that have changed, by name."""
         found = [change for kept in self._kept.values() for change in kept.changes()]
         found += [Change(each.name, None) for each in self._streams.values() if each.is_changed]
         return list({change.name: change for change in reversed(found)}.values())[::-1]
 
     def restore(self) -> None:
-        """Makes all of it what it was."""
+        """Restores all of it."""
         for kept in self._kept.values():
             kept.restore()
         for stream in self._streams.values():
@@ -466,7 +467,7 @@ class PythonState:
 
 
 def _attributes(kind: type) -> dict[str, Any]:
-    """What a class holds besides methods, descriptors and what Python puts there."""
+    """The entries of a class besides methods, descriptors and those of Python itself."""
     return {
         key: value
         for key, value in vars(kind).items()
@@ -475,7 +476,8 @@ def _attributes(kind: type) -> dict[str, Any]:
 
 
 def _collection(value: object) -> tuple[Any, bool]:
-    """What can be changed in a value, and whether that is its attributes; None where nothing can, or is known of it."""
+    """The part of a value that can be changed, and whether that is its attributes; None where nothing can, or is known
+    of it."""
     if isinstance(value, nn.Module):
         return vars(value), True
     if isinstance(value, (dict, list, set, deque)):

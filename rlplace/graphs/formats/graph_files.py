@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.errors import FileProblem, InvalidValue, UnknownName, check_known
 from rlplace.files import os_errors, read_json, write_text_atomic
 from rlplace.graphs.formats.graphml import load_graphml, read_graphml, save_graphml
 from rlplace.graphs.formats.networkx_graph import (
@@ -118,8 +118,7 @@ def format_to_write(path: str | os.PathLike[str]) -> Format:
     """
     kinds = {ending: kind for ending, kind in ENDINGS.items() if kind != "onnx"}
     ending = Path(path).suffix.lower()
-    if ending not in kinds:
-        raise UnknownName("ending of a graph file to write", ending, kinds)
+    check_known("ending of a graph file to write", ending, kinds)
     return kinds[ending]
 
 

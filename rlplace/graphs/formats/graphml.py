@@ -1,4 +1,4 @@
-"""GraphML: what `to_networkx` holds, as XML; and any directed GraphML of others.
+"""GraphML: the graph of `to_networkx` as XML; and any directed GraphML of others.
 
 XML is parsed with expat alone: a document type, and with it every entity, is refused before anything is expanded.
 """
@@ -227,7 +227,7 @@ class _Reader:
         return relabelled
 
     def _parsed(self, name: str, text: str) -> Any:
-        """What a list in JSON holds; all of the file count together, since a default may be that of every node."""
+        """The entries of a list in JSON; all of the file count together, since a default may be that of every node."""
         self.num_values += 1 + sum(map(text.count, ",[{"))
         self.num_characters += len(text)
         if self.num_values > MOST_JSON_VALUES or self.num_characters > LARGEST_JSON_BYTES:

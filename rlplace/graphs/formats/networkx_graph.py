@@ -1,12 +1,12 @@
 """`to_networkx`, `from_networkx`: a `networkx.DiGraph` that holds a whole `OpGraph`, and an `OpGraph` from any DAG.
 
-`docs/graph-files.md` lists the attributes and what stands in for those that a graph of others lacks.
+`docs/graph-files.md` lists the attributes and the defaults for those that a graph of others lacks.
 
 `check_spelling`: refuses attributes of a `networkx` graph that are not read but look like one that is.
 
-`read`: what nodes and edges say, under any of its common names, checked.
+`read`: attributes of nodes and edges, under any of their common names, checked.
 
-Node-link JSON: what `networkx.node_link_data` writes, under either of its names for edges.
+Node-link JSON: the object of `networkx.node_link_data`, under either of its names for edges.
 """
 
 from __future__ import annotations
@@ -202,14 +202,14 @@ class _Tensor:
 
 @record(frozen=True, slots=True)
 class _Results:
-    """What one of our graphs says of its tensors besides."""
+    """Further attributes of tensors in one of our graphs."""
 
     outputs: tuple[Size, ...]
     mutations: tuple[tuple[Size, Size], ...]
 
 
 class _Reading(GraphBuilder):
-    """An `OpGraph` in the making: first the ops, then what they read."""
+    """An `OpGraph` in the making: first the ops, then their inputs."""
 
     def __init__(self, graph: nx.DiGraph[Any], nodes: Sequence[Hashable], where: str, *, is_ours: bool) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class _Reading(GraphBuilder):
         return -1 if value in (None, -1, "") else self._classes.setdefault(str(value), len(self._classes))
 
     def add_own_edges(self) -> list[int]:
-        """Adds what one of our graphs says of tensors; returns its outputs.
+        """Adds the attributes of tensors in one of our graphs; returns its outputs.
 
         Raises:
             InvalidValue: a tensor, an edge's list or a result is malformed.
@@ -291,7 +291,7 @@ class _Reading(GraphBuilder):
         return []
 
     def fill(self) -> None:
-        """Sets what follows from all ops and tensors together."""
+        """Sets the columns that follow from all ops and tensors together."""
         made = [0] * len(self.ops)
         for tensor in self.tensors:
             made[tensor.op] += tensor.bytes
@@ -315,7 +315,7 @@ ALIASES = {
     "time_s": ("time_s",),
     "colocation": ("colocation", "color", "colour", "colorClass", "color_class"),
 }
-"""Attributes of graphs of others, by what they stand for; the first that is there counts."""
+"""Attributes of graphs of others, by their meaning; the first that is there counts."""
 
 
 def find_attribute(row: Mapping[str, Any], field: str) -> tuple[str, Any]:
@@ -408,7 +408,7 @@ def check_spelling(nodes: Iterable[tuple[object, Mapping[Any, Any]]], edges: Ite
         where: for messages.
 
     Raises:
-        InvalidValue: such an attribute; names the first node or edge that has it, and what it is like.
+        InvalidValue: such an attribute; names the first node or edge that has it, and its value.
     """
     of_edges = ((f"{source} -> {target}", row) for source, target, row in edges)
     for rows, known in ((nodes, NODE_NAMES), (of_edges, EDGE_NAMES)):

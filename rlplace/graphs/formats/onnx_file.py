@@ -1,6 +1,6 @@
 """ONNX models as graphs: shapes inferred, costs in principle from them; weights are not needed and never read.
 
-Shapes of an ONNX model's values: inputs fixed, then node by node, with what only computes shapes worked out.
+Shapes of an ONNX model's values: inputs fixed, then node by node, with computations of shapes worked out.
 
 ONNX nodes in ATen's terms: target, FLOPs and bytes moved of each.
 """
@@ -54,8 +54,8 @@ class _Item:
 def load_onnx(path: str | os.PathLike[str], *, dims: Mapping[str, int] | None = None) -> OpGraph:
     """The inference graph of an ONNX model.
 
-    Nodes become ops under the ATen names that cost the same, reshapes are views, initializers are parameters, and what
-    only computes shapes is left out. Modules come from node names (`/encoder/layer.0/MatMul`).
+    Nodes become ops under the ATen names that cost the same, reshapes are views, initializers are parameters, and
+    computations of shapes are left out. Modules come from node names (`/encoder/layer.0/MatMul`).
 
     Args:
         path: of the model; external data need not be there.
@@ -296,7 +296,7 @@ class Value:
 
 
 def fix_inputs(model: Any, dims: Mapping[str, int], path: Path) -> None:
-    """Gives every dimension of every input a size, and the same to whatever else has a dimension of that name.
+    """Gives every dimension of every input a size, and the same to all other dimensions of that name.
 
     Args:
         model: a `ModelProto`, changed in place.
@@ -356,7 +356,7 @@ class _Inference:
     """Infers shape and dtype of every value.
 
     onnx infers the outputs of one node after the other. A node that computes a shape (`Shape`, `Gather`, `Concat`, ...)
-    is worked out at once, so that what it shapes is known, too.
+    is worked out at once, so that shapes that depend on it are known, too.
 
     Args:
         model: a `ModelProto` whose inputs have sizes.

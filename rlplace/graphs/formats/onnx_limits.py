@@ -1,4 +1,4 @@
-"""Limits of an ONNX model: what it holds before it is parsed, with its functions called, and in single lists.
+"""Limits of an ONNX model: its size before it is parsed, with its functions called, and of single lists.
 
 An empty protobuf message of two bytes takes a hundred times as much in memory once it is parsed.
 """

@@ -1,7 +1,7 @@
 """Workloads of the dnn-partitioning benchmark (Tarnawski et al., NeurIPS 2020): JSON in and out.
 
 A workload is a graph with costs on two kinds of device, a number of equal accelerators and of CPUs, which count as one
-pooled device here. Times stay in the file's milliseconds, so that what is saved is what was loaded, to the bit.
+pooled device here. Times stay in the file's milliseconds, so that a saved workload equals the loaded one, to the bit.
 
 Layer profiles in the text format of PipeDream's profiler, which DAPPLE's are in too, as steps of K micro-batches.
 
@@ -45,7 +45,7 @@ from rlplace.graphs.paths import topological_order
 from rlplace.records import Number, Whole, read_record, shortened
 
 TRANSFER_BYTES_PER_MS = float(1 << 31) / 1e3
-"""What a transfer's milliseconds are turned into bytes with: 2 GiB/s, the benchmark's own figure."""
+"""The rate that turns a transfer's milliseconds into bytes: 2 GiB/s, the benchmark's own figure."""
 LARGEST_FILE_BYTES = 1 << 28
 LARGEST_MS = 1e9
 MOST_DEVICES = 256
@@ -155,7 +155,8 @@ class DnnPartitioning:
 
     @cached_property
     def units(self) -> NDArray[np.int32]:
-        """(N,) int32: what moves together, numbered by first op: a colour class, or an op without one."""
+        """(N,) int32: the groups of ops that move together, numbered by first op: a colour class, or an op without
+        one."""
         first: dict[int, int] = {}
         keys = [class_ if class_ >= 0 else -1 - op for op, class_ in enumerate(self.graph.colocation.tolist())]
         return np.array([first.setdefault(key, len(first)) for key in keys], dtype=np.int32)
@@ -316,10 +317,10 @@ def load_pipedream(path: str | os.PathLike[str], micro_batches: int = 1) -> OpGr
     """The step of a profile's model on `micro_batches` times the batch that it was profiled with.
 
     Every layer has a forward op for each micro-batch, and a backward op where it takes time or a gradient is needed:
-    for its own parameters or those of a layer before it. A forward op reads its parameter and what the layers before it
-    gave. A backward op reads what its forward op gave, its parameter and the gradients from the layers after it, and
-    gives a gradient of that size to each layer before it that has a backward op, and its parameter's. Gradients of
-    micro-batches are added by `gradient_sums`. Sums and updates take no time; updates keep no state.
+    for its own parameters or those of a layer before it. A forward op reads its parameter and the outputs of the layers
+    before it. A backward op reads the output of its forward op, its parameter and the gradients from the layers after
+    it, and gives a gradient of that size to each layer before it that has a backward op, and its parameter's. Gradients
+    of micro-batches are added by `gradient_sums`. Sums and updates take no time; updates keep no state.
 
     Args:
         path: the file.
@@ -381,7 +382,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _read_layer(node: str, name: str, text: str, where: str) -> Layer:
-    """The layer that a line describes, without what it reads."""
+    """The layer that a line describes, without its inputs."""
     fields: dict[str, str] = {}
     end = 0
     while end < len(text):
@@ -415,7 +416,7 @@ def _number(text: str, field: str, largest: float, where: str) -> float:
 
 
 def _ordered(layers: dict[str, Layer], edges: list[tuple[str, str, str]], path: str) -> list[Layer]:
-    """The layers in a topological order, with what they read."""
+    """The layers in a topological order, with their inputs."""
     place = {name: index for index, name in enumerate(layers)}
     links: set[tuple[int, int]] = set()
     for source, reader, where in edges:

@@ -1,5 +1,5 @@
 """Which ops move together.
 
 Rules that make groups (`groups`, METIS among them, and `module_classes`), the coarsening that they share (`coarsen`,
-`merging`), and what the user asks for: pins, exclusions and what stays together (`constraints`).
+`merging`), and the user's requests: pins, exclusions, and ops that stay together (`constraints`).
 """

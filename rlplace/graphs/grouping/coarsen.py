@@ -1,6 +1,6 @@
 """`Coarsening`: groups of ops that grow by merging, as a union-find over an `OpGraph`, and the rules and rounds of it.
 
-Edges between groups of ops, and what they say of an order: which group runs before which, and which are on a cycle.
+Edges between groups of ops, and the order that they imply: which group runs before which, and which are on a cycle.
 
 A group is known by its first op, its root; `roots` is (N,) int64, the root of each op.
 """
@@ -25,18 +25,18 @@ class Coarsening:
 
     `join_...` follow a rule, `merge_...` go by seconds, under caps and down to a number of groups.
 
-    With `is_acyclic`, a merge that would close a cycle among the groups is undone. What a parameter or buffer that
-    lives with other ops feeds does not count: it is there before the step, and lives with its update, which comes last.
+    With `is_acyclic`, a merge that would close a cycle among the groups is undone. Edges from a parameter or buffer
+    that lives with other ops do not count: it is there before the step, and lives with its update, which comes last.
 
-    Ops of two micro-batches, and those that all share, are only ever in one group as a co-location class: micro-batches
-    are what data parallelism deals out.
+    Ops of two micro-batches, and those that all share, are only ever in one group as a co-location class: data
+    parallelism deals out micro-batches.
 
     Args:
         graph: N ops.
         cost_s: (N,) float64.
         allowed: (N, D) bool, devices where each op may be; a group may be where all its ops may, at least one device.
-        latency_s: seconds of a transfer, whatever its size ...
-        s_per_byte: ... and of each byte: an edge weighs what it takes to send its tensors.
+        latency_s: seconds of a transfer of any size ...
+        s_per_byte: ... and of each byte: an edge weighs the seconds of sending its tensors.
         cap_bytes: most bytes that stay on a group's device, for merges that are not of a class.
         is_acyclic: keep the graph of groups without cycles.
     """
@@ -157,7 +157,7 @@ class Coarsening:
         np.logical_and.at(self._allowed, roots, self._op_allowed)
 
     def join_classes(self) -> None:
-        """Merges the ops of each co-location class, whatever they cost; where cycles matter, what is between them too.
+        """Merges the ops of each co-location class, at any cost; where cycles matter, the ops between them too.
 
         Raises:
             InvalidValue: ops that must be together have no device in common.
@@ -217,8 +217,8 @@ class Coarsening:
     def merge_inseparable(self, least_ratio: float, cap_s: float, num_groups: int = 1) -> None:
         """Merges groups where sending takes `least_ratio` times as long as the cheaper of the two, to a fixpoint.
 
-        The strongest such pair goes first, and a group grows once a round (a matching), until after many rounds what is
-        left are small groups around large ones; no group passes `cap_s`.
+        The strongest such pair goes first, and a group grows once a round (a matching), until after many rounds small
+        groups around large ones are left; no group passes `cap_s`.
         """
         rounds = 0
         while self.num_groups > num_groups:
@@ -320,7 +320,7 @@ def group_edges(graph: OpGraph, roots: Longs, latency_s: float, s_per_byte: floa
     Args:
         graph: N ops.
         roots: (N,) of each op.
-        latency_s: seconds of a transfer, whatever its size ...
+        latency_s: seconds of a transfer of any size ...
         s_per_byte: ... and of each byte.
     """
     n = graph.num_ops
@@ -336,7 +336,7 @@ def group_edges(graph: OpGraph, roots: Longs, latency_s: float, s_per_byte: floa
 def order_edges(graph: OpGraph, roots: Longs) -> Pairs:
     """Distinct edges between groups that say which of two runs first, by (source, target).
 
-    What a parameter or buffer that lives with other ops feeds does not count: it is there before the step.
+    Edges from a parameter or buffer that lives with other ops do not count: it is there before the step.
     """
     n = max(graph.num_ops, 1)
     producer = graph.tensor_op[graph.input_tensors]

@@ -32,7 +32,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Constraints:
-    """Pins, exclusions and what stays together.
+    """Pins, exclusions, and ops that stay together.
 
     A pattern is a glob over module paths (with all that is below them), op names and ATen targets. A device is a glob
     over device names (`cuda:1`, `cuda:*`), the part of a name before the colon (`cpu`), or a kind.

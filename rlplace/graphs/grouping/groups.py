@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, MissingExtra, RunnerError, UnknownName
+from rlplace.errors import InvalidValue, MissingExtra, RunnerError, check_known
 from rlplace.graphs.grouping.coarsen import Coarsening
 from rlplace.graphs.grouping.constraints import modules_matching
 from rlplace.graphs.grouping.merging import mirrored_twins
@@ -31,13 +31,13 @@ CAP_SLACK = 1.5
 CAP_GROWTH = 1.25
 """Factor by which the cap is relaxed when nothing more can be merged under it."""
 INSEPARABLE = 2.0
-"""Two groups are merged at once where sending what is between them takes this many times the cheaper one's cost."""
+"""Two groups are merged at once where sending the tensors between them takes this many times the cheaper one's cost."""
 LARGEST_SHARE = 0.125
 """Part of the whole cost that a group may reach by merges of that kind."""
 SHARED_PART = 0.25
 """Part of the groups that the co-location classes of a step cut into micro-batches are left with."""
 LATENCY_S, S_PER_BYTE = 20e-6, 1 / 12e9
-"""A transfer between two GPUs over PCIe 3.0, where the caller does not say what a transfer takes."""
+"""A transfer between two GPUs over PCIe 3.0, where the caller does not give the time of a transfer."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Grouping:
 
     Attributes:
         op_group: (N,) int32, group of each op, in 0..G-1.
-        rule: what made it, e.g. `heavy-edge:256`.
+        rule: the rule that made it, e.g. `heavy-edge:256`.
         dropped: rules that were not followed everywhere, as that would have made the graph of groups cyclic.
     """
 
@@ -95,7 +95,7 @@ def group_ops(
     together. A source (parameter, input, constant) without a class joins its first reader. Then, by rule (see
     `GroupingRule` for their options):
 
-    - `heavy-edge`: groups are merged where sending what is between them takes twice the cheaper one's cost, up to
+    - `heavy-edge`: groups are merged where sending the tensors between them takes twice the cheaper one's cost, up to
       an eighth of the whole cost: keeping them apart can hardly pay.
     - `colocation` (Mirhoseini et al. 2017, section 3.3): a backward op joins the forward op whose gradient it computes,
       and a group whose outputs are read by one other group joins it, to a fixpoint; cells first, where given.
@@ -111,8 +111,8 @@ def group_ops(
     merged. More than `num_groups` remain only where devices or bytes keep them apart.
 
     In a step that is cut into micro-batches, the ops of two of them, or of one and of none, are never one group unless
-    a class ties them, whatever the rule, and more than `num_groups` remain where there are as many micro-batches.
-    Classes, parameters for the most part, are first merged with those that are read just before and after.
+    a class ties them, under any rule, and more than `num_groups` remain where there are as many micro-batches. Classes,
+    parameters for the most part, are first merged with those that are read just before and after.
 
     Args:
         graph: N ops.
@@ -121,9 +121,9 @@ def group_ops(
         rule: the word of a `GroupingRule`.
         allowed: (N, D) bool, devices where each op may be; None allows all.
         acyclic: keep the graph of groups without cycles; `Grouping.dropped` then says which rules had to give way.
-            Classes never do: a class is joined by what is between its ops. What a parameter or buffer with a class
-            feeds does not count as an edge: it is there before the step begins.
-        latency_s: seconds that a transfer takes, whatever its size ...
+            Classes never do: a class is joined by the ops between its ops. An edge from a parameter or buffer with a
+            class does not count: it is there before the step begins.
+        latency_s: seconds of a transfer of any size ...
         s_per_byte: ... and for each byte.
         cap_bytes: most bytes of parameters, gradients, optimizer state and forward outputs that a group may reach by
             merging; a class may exceed it by itself.
@@ -152,7 +152,7 @@ def group_ops(
 
 
 def _follow(groups: Coarsening, rule: GroupingRule, cost_s: NDArray[np.float64], num_groups: int) -> list[str]:
-    """Merges by the rule; returns what had to be dropped of it."""
+    """Merges by the rule; returns the parts of it that had to be dropped."""
     followed: dict[str, bool] = {}
     if rule.name == "heavy-edge":
         groups.merge_inseparable(INSEPARABLE, LARGEST_SHARE * groups.total_s)
@@ -308,8 +308,7 @@ class GroupingRule:
             GroupingRule(name='module', depth=2, is_apart=False, cells=())
         """
         name, *options = word.split(":")
-        if name not in RULES:
-            raise UnknownName("grouping rule", name, RULES)
+        check_known("grouping rule", name, RULES)
         if name == "colocation" and len(options) == 1 and all(options[0].split(",")):
             return cls(name, cells=tuple(options[0].split(",")))
         has_depth = name == "module" and bool(options) and options[0].isdecimal() and int(options[0]) > 0
@@ -364,8 +363,8 @@ def run_metis(
     Args:
         num_parts: how many parts.
         offsets, neighbours: CSR of an undirected graph, every edge from both ends.
-        node_weights: (V,) what the parts are balanced by.
-        edge_weights: (2 E,) what cutting an edge costs, >= 1.
+        node_weights: (V,) weights by which the parts are balanced.
+        edge_weights: (2 E,) the cost of cutting an edge, >= 1.
         shares: (num_parts,) of all weight that each part aims at, summing to 1; even ones by default.
         program: Python that reads the question as JSON and writes the parts as its last line.
 
@@ -408,8 +407,8 @@ def metis_parts(
     Args:
         num_nodes: in all.
         source, target: (K,) ends of each edge, in any direction, never the same.
-        edge_weight: (K,) what cutting it costs; parallel edges add up.
-        node_weight: (num_nodes,) what the parts are balanced by.
+        edge_weight: (K,) the cost of cutting it; parallel edges add up.
+        node_weight: (num_nodes,) weights by which the parts are balanced.
         num_parts: how many parts.
 
     Raises:

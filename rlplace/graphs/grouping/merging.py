@@ -59,9 +59,8 @@ def merge_along(
 
     A pair is left out when the merged group would pass `cap_s` or `cap_bytes`, when a fence is between the two, when no
     device is allowed for both, when `weight_s[k]` is less than `least_ratio` times the cost of the cheaper of the two,
-    once `limit` are merged, and
-    when in this call either of the two grew already (`growth` is `PAIRWISE`, a matching) or the cheaper one did
-    (`BY_HUBS`: a group that many small ones hang on takes all of them in at once).
+    once `limit` are merged, and when in this call either of the two grew already (`growth` is `PAIRWISE`, a matching)
+    or the cheaper one did (`BY_HUBS`: a group that many small ones hang on takes all of them in at once).
     """
     grew = np.zeros(len(parent), np.bool_)
     num_merged = 0
@@ -124,7 +123,8 @@ def mirrored_twins(
 
     Within a module the backward runs the forward in reverse. Of k forward ops and m backward ones, backward op j
     (0-based) mirrors forward op `(m - 1 - j) k / m`; among the forward ops of its module that share a computed tensor
-    with it (they made it, or read it too: what autograd saved), the nearest to that one is its twin, else that one.
+    with it (they made it, or read it too: the tensor that autograd saved), the nearest to that one is its twin, else
+    that one.
     """
     num_ops = len(module)
     num_forward = np.zeros(num_modules + 1, np.int64)

@@ -56,7 +56,7 @@ def module_classes(graph: OpGraph) -> ModuleClasses:
     - the ops of a unit of `ModuleTree`, forward, backward and updates, and its tensors;
     - units that hold one tensor, and units whose tensors an op of another one reads;
     - the units whose outputs meet in an op of a module around them, and that op;
-    - what a co-location class of the graph holds together.
+    - ops that a co-location class of the graph holds together.
 
     A backward op of a module around units goes with that module's forward ops where those are of one class, else with
     the largest tensor that it reads.
@@ -134,7 +134,8 @@ class _Classes:
                 self.label[op] = self.label[self.producers[max(known, key=lambda tensor: (sizes[tensor], -tensor))]]
 
     def _label_unread(self) -> None:
-        """What reads nothing that is placed (inputs, constants, what is made of them) goes with its first reader."""
+        """An op that reads nothing that is placed (inputs, constants, and ops on them alone) goes with its first
+        reader."""
         is_alone = not any(self._root(key) == self._root(INPUTS) for key in list(self.parent) if key != INPUTS)
         runs = any(label == INPUTS and not self.is_source[op] for op, label in enumerate(self.label))
         if is_alone and INPUTS not in self.tree.tensors and not runs:
@@ -173,7 +174,7 @@ class _Classes:
         return ModuleClasses(op_class, entries, number.get(self._root(INPUTS), -1), self.tree)
 
     def _read(self, op: int) -> list[int]:
-        """The producers of what an op reads."""
+        """The producers of an op's inputs."""
         return [self.producers[tensor] for tensor in self.inputs[self.offsets[op] : self.offsets[op + 1]]]
 
     def _root(self, key: str) -> str:
@@ -208,8 +209,8 @@ class ModuleTree:
         children: the child modules of every module, in their order.
         tensors: names of the parameters and buffers that a module holds itself, by its path.
         tied: the names of each tensor that has several.
-        whole: modules that one device has to run: their class says so, or one of their own ops reads what a child made
-            and what comes from outside, as the sum of a residual block does.
+        whole: modules that one device has to run: their class says so, or one of their own ops reads a child's output
+            and a tensor from outside, as the sum of a residual block does.
         moves_inputs: modules that themselves bring the step's inputs to where they read them, as models of
             `transformers` do with tokens and masks; with labels, which the root reads, not all of them do.
     """
@@ -289,7 +290,8 @@ def _children(paths: Mapping[str, None]) -> dict[str, tuple[str, ...]]:
 
 
 def _mixing(graph: OpGraph, moving: frozenset[str]) -> frozenset[str]:
-    """Modules whose own forward reads, on one path of ops, both what a child holds or made and what is from outside."""
+    """Modules whose own forward reads, on one path of ops, both a tensor or output of a child and a tensor from
+    outside."""
     mixing: set[str] = set()
     reads = [0] * graph.num_ops  # of a module's own ops: whether what they read came from inside, outside or both
     offsets, inputs = graph.input_offsets.tolist(), graph.input_tensors.tolist()

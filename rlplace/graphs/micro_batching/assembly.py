@@ -52,7 +52,7 @@ class Assembly:
     """A graph in the making.
 
     Attributes:
-        ops: what is there so far.
+        ops: the columns so far.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Assembly:
         Args:
             part: of a slice.
             chosen: ops of `part` that run.
-            refs: what stands for the tensors that they read and that none of them produces.
+            refs: references for tensors that they read and that none of them produces.
             micro_batch: which one the copies belong to.
         """
         built, like, ops = self.ops.built, part.built, self.ops
@@ -127,7 +127,7 @@ class Assembly:
                 empty[key] = refs[call.outputs[0]]
 
     def here(self, part: Lowered, ref: Ref, refs: RefMap) -> Ref:
-        """What stands for `ref` of `part`; a view that no op has read so far is added."""
+        """The reference in the assembly for `ref` of `part`; a view that no op has read so far is added."""
         if ref.id not in refs:
             view = part.views[-1 - ref.id]
             args, kwargs = map_refs(lambda other: self.here(part, other, refs), (view.args, view.kwargs))
@@ -161,7 +161,7 @@ class Assembly:
         return Ref(tensor)
 
     def _value(self, ref: Ref) -> torch.Tensor:
-        """What `ref` stands for, as a fake tensor of the assembly's own mode."""
+        """The fake tensor of `ref`, in the assembly's own mode."""
         return self._twin(self.ops.value(ref))
 
     def _twin(self, value: torch.Tensor) -> torch.Tensor:
@@ -206,7 +206,7 @@ class Parts:
     """The step of a micro-batch, captured once for each size.
 
     Args:
-        origin: what is captured; its `micro` says how it is cut.
+        origin: the model to capture; its `micro` says how it is cut.
         assembly: takes the source ops.
 
     Attributes:
@@ -242,12 +242,13 @@ class Parts:
 
         Args:
             index: of the micro-batch.
-            part: what is captured.
+            part: the model to capture.
             seeds: gradients of outputs, where the loss is joined.
 
         Raises:
-            CaptureError: the model cannot be captured, or on a slice alone; or the step changes what all micro-batches
-                share, other than running statistics of batch norm, or reads running statistics that it updates.
+            CaptureError: the model cannot be captured, or on a slice alone; or the step changes a tensor that all
+                micro-batches share, other than running statistics of batch norm, or reads running statistics that it
+                updates.
         """
         step = lower_step(self._trace(index, part, seeds))
         built = step.ops.built
@@ -348,13 +349,13 @@ class Parts:
         return self.steps[self.micro.slicing.sizes[index]]
 
     def refs(self, index: int) -> RefMap:
-        """What stands for the placeholders and constants of micro-batch `index`."""
+        """References for the placeholders and constants of micro-batch `index`."""
         given = self._given if self.has_own_loss else self._given[: self._num_inputs]
         placeholders = [*self._shared, *(refs[index] for refs in given)]
         return {**dict(enumerate(placeholders)), **self.constants(self.step(index))}
 
     def constants(self, step: LoweredStep) -> RefMap:
-        """What stands for the constants of a captured step: one for all that read the same memory."""
+        """References for the constants of a captured step: one for all that read the same memory."""
         found = {}
         for op, source in step.ops.sources.items():
             if source.kind == "constant":
@@ -505,7 +506,7 @@ class Sum:
         return self.root not in (None, *self._parts[: self._count])
 
     def add(self, micro_batch: int, gradient: Ref | None) -> None:
-        """Takes the gradient of a micro-batch, and adds up what it completes."""
+        """Takes the gradient of a micro-batch, and adds up the sums that it completes."""
         self._parts[micro_batch] = gradient
         for part, one in self._due.get(micro_batch, ()):
             left, right = self._parts[one.left], self._parts[one.right]
@@ -517,7 +518,7 @@ class Lookup:
     """A dense gradient of a table, from one lookup in it.
 
     Attributes:
-        gradients: of what was looked up.
+        gradients: of the lookups.
         indices: of its rows.
         options: rows of the table, padding index, and whether gradients are scaled by frequency.
         dim: the dimension along which lookups of micro-batches are joined.
@@ -535,7 +536,7 @@ class Table:
 
     Attributes:
         lookups: whose gradients are made once for all micro-batches.
-        rest: what is summed besides.
+        rest: further summands.
         replaced: ops of the slice that make the lookups' gradients, or add them up.
     """
 

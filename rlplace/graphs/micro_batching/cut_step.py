@@ -41,7 +41,7 @@ def capture_micro_batches(origin: Origin, optimizer: OptimizerSpec | None) -> Op
     Each size of a slice is captured once, a joined loss as well; the rest are copies.
 
     Args:
-        origin: what is captured; its `micro` says how.
+        origin: the model to capture; its `micro` says how.
         optimizer: updates parameters; needs a loss.
 
     Raises:
@@ -165,9 +165,9 @@ Found = Sequence[tuple[str, Ref, Ref]]
 def add_running_statistics(
     assembly: Assembly, model: nn.Module, buffers: Mapping[str, Ref], found: Sequence[Found]
 ) -> None:
-    """Adds what batch norms do to their buffers: running statistics move towards those of each call, in order.
+    """Adds the updates of batch norms' buffers: running statistics move towards those of each call, in order.
 
-    Each micro-batch joins the statistics of neighbouring norms; what updates the buffers from them lives there.
+    Each micro-batch joins the statistics of neighbouring norms; the ops that update the buffers from them live there.
 
     Args:
         assembly: takes the ops.
@@ -251,7 +251,7 @@ def _named(path: str, buffer: str) -> str:
 
 
 class Joined:
-    """Joins what the model returns for each micro-batch.
+    """Joins the model's results for each micro-batch.
 
     Args:
         assembly: takes the ops.
@@ -348,7 +348,7 @@ class Joined:
         return self._assembly.here(step.ops, step.results[0], refs), seeds
 
     def _depends_on_batch(self, step: LoweredStep, position: int) -> bool:
-        """Whether an output of a slice is computed from what is cut."""
+        """Whether an output of a slice is computed from cut tensors."""
         ops, trace = step.ops, step.trace
         state = len(trace.trainable) + len(trace.fixed) + len(trace.buffers)
         dims = self._parts.micro.slicing.dims[: len(trace.values) - state - trace.num_targets]
@@ -387,7 +387,7 @@ def fake_output(
     is_training: bool,
     differentiated: Sequence[int] = (),
 ) -> Any:
-    """What `model` returns, its tensors fake; in training they require gradients as real ones would.
+    """The results of `model` as fake tensors; in training they require gradients as real ones would.
 
     Args:
         model: in the mode that it is to run in.

@@ -1,11 +1,10 @@
-"""`dependence`: how the values of a step depend on the samples of its batch, op by op, whatever the values are.
+"""`dependence`: how the values of a step depend on the samples of its batch, op by op, for any values.
 
 A few samples can look as if nothing mixed them where an op saturates: `x.norm().clamp(min=20)` of small samples is 20,
-and flooding, `(loss - b).abs() + b`, of a large loss is the loss. So each value is followed from the inputs on: by what
-its op does, not by the number that came out. One run of a slice and one of the batch tell which dimension counts the
-samples.
+and flooding, `(loss - b).abs() + b`, of a large loss is the loss. So each value is followed from the inputs on: by its
+op, not by its number. One run of a slice and one of the batch tell which dimension counts the samples.
 
-`Trial`: a copy of a model, computed in float64 on the CPU, to see what a step is without running the user's own.
+`Trial`: a copy of a model, computed in float64 on the CPU, to analyse a step without running the user's own.
 
 `Pinned`: while active, a step is a function of its samples alone: float64, nothing random, fixed statistics.
 """
@@ -50,7 +49,7 @@ class Labels:
     """The labels that one loss of negative log-likelihood read.
 
     Attributes:
-        ignore_index: the label of what does not count.
+        ignore_index: the label of entries that do not count.
         num_ignored: how many had it.
         is_mean: whether it divides by how many labels count.
         is_weighted: whether it divides by the weights of the classes that occur.
@@ -144,7 +143,7 @@ def _statistics(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def _drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a random op returns here: the same for a sample wherever it stands in its batch."""
+    """The result of a random op here: the same for a sample wherever it stands in its batch."""
     if func is aten.native_dropout.default:
         return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
     if func is aten.rrelu_with_noise.default:
@@ -180,13 +179,13 @@ class Stepped:
 
 
 class Trial:
-    """A copy of `model`, its inputs and its loss; what runs here leaves the user's own as they are.
+    """A copy of `model`, its inputs and its loss; runs here leave the user's own as they are.
 
     Args:
         model: copied, to the CPU.
         call: (args, kwargs) of the model.
         loss_fn: copied where it is a module or bound to one; None for inference.
-        targets: what the loss takes besides the model's output.
+        targets: further arguments of the loss.
         is_double: whether floats become float64; else they keep their precision.
         deadline: in the time of `time.monotonic`; an op after it raises `TimeUp`.
 
@@ -252,7 +251,7 @@ class Trial:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def output(self, tensors: Sequence[Tensor]) -> Any:
-        """What the model returns for these inputs (targets may follow); buffers and attributes are as at first."""
+        """The model's results for these inputs (targets may follow); buffers and attributes are as at first."""
         self._state.restore()
         for buffers, name, first in self._buffers:
             buffers[name] = first.detach().clone()  # a gradient to come may need the one before
@@ -300,14 +299,14 @@ MOST_NAMED = 3
 
 
 class Of(IntEnum):
-    """What a value is of the samples of a batch."""
+    """How a value depends on the samples of a batch."""
 
     NOTHING = 0
-    """No sample: parameters, constants, and what is computed of them."""
+    """No sample: parameters, constants, and values computed of them."""
     SAMPLES = 1
     """A part for each sample, computed of that sample alone, along some dimension."""
     SUM = 2
-    """A sum or a mean over samples of what each gives alone, times constants, plus constants."""
+    """A sum or a mean over samples of a value of each alone, times constants, plus constants."""
     MIXED = 3
     """Anything else."""
 
@@ -320,8 +319,8 @@ class Dependence:
         outputs: of the tensors that the model returns.
         loss: of the loss; NOTHING without one.
         mixing: ops of the model that mix samples, or add them up; else those of the loss that do, or that make of a sum
-            over samples what is no such sum. As `aten.mm.default in encoder.layer (Linear)`: the op, and the path and
-            class of the module that called it.
+            over samples a value that is no such sum. As `aten.mm.default in encoder.layer (Linear)`: the op, and the
+            path and class of the module that called it.
         is_known: whether it could be told: a slice runs, calls the same ops as the batch, and there was time.
     """
 
@@ -385,7 +384,7 @@ _SUMS = {
     *("binary_cross_entropy_with_logits", "nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss"),
     *("multilabel_margin_loss_forward", "index_add", "scatter_add", "bincount", "embedding_dense_backward"),
 }
-"""Ops that add up, or average, what each sample gives, where they leave no dimension of samples."""
+"""Ops that add up, or average, the values of samples, where they leave no dimension of samples."""
 _LINEAR_IN_ALL = {"add", "sub", "rsub", "stack", "cat", "copy"}
 _LINEAR_IN_FIRST = {
     *("neg", "sum", "mean", "clone", "_to_copy", "_unsafe_view", "repeat", "flip", "roll", "tril", "triu", "trace"),
@@ -423,13 +422,13 @@ class _Known:
     written: dict[int, Of] = field(default_factory=dict)
 
     def of(self, value: Tensor) -> Of:
-        """What a value is of; of an unknown one that shows known memory: what that is of."""
+        """The dependence of a value; of an unknown one that shows known memory: its dependence."""
         storage = memory(value)[0]
         own = self.by_id[id(value)][1] if id(value) in self.by_id else self.by_memory.get(storage, Of.NOTHING)
         return _joined(own, self.written.get(storage, Of.NOTHING))
 
     def note(self, value: Tensor, of: Of, *, is_written: bool) -> None:
-        """Notes what a value is of; one that is written in place is so for all that show its memory."""
+        """Notes the dependence of a value; one that is written in place is so for all that show its memory."""
         storage = memory(value)[0]
         self.by_id[id(value)] = value, of
         self.by_memory[storage] = _joined(self.by_memory.get(storage, Of.NOTHING), of)
@@ -442,13 +441,14 @@ def _joined(one: Of, other: Of) -> Of:
 
 
 class _Watch(TorchDispatchMode):
-    """Keeps what every op returns for a slice, then says of each op for the whole batch what its outputs are of.
+    """Keeps the results of every op for a slice, then finds for each op of the whole batch how its outputs depend on
+    samples.
 
     Attributes:
         found: the ops that mix samples, since it was emptied.
         is_aligned: whether the batch has run the ops of the slice so far.
         is_whole: whether ops are of the batch, no longer of the slice.
-        known: what the tensors of the batch are of.
+        known: the dependence of the batch's tensors.
         origin: by id of a sum over samples, the op that added up.
     """
 
@@ -535,7 +535,7 @@ class _Watch(TorchDispatchMode):
         value: Tensor,
         of_slice: Tensor | None,
     ) -> Of:
-        """What an output of an op is of."""
+        """The dependence of an op's output."""
         kinds = set(of_inputs) - {Of.NOTHING}
         if not kinds or not value.numel():
             return Of.NOTHING
@@ -556,7 +556,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _is_slice(part: Tensor, whole: Tensor, batch: int, start: int, size: int) -> bool:
-    """Whether `part` is what belongs to `size` of `batch` samples in `whole`, whichever dimension counts them.
+    """Whether `part` is the slice of `whole` for `size` of `batch` samples, along any dimension.
 
     A dimension may hold the samples among others, before or behind them, as in (B * tokens) or (heads * B).
     """

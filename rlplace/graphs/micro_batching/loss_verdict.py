@@ -3,13 +3,13 @@
 Checked, not assumed: a few samples of the batch are computed whole and by slices, in float64 on a copy of the model,
 with dropout that drops nothing and batch norm on fixed statistics, and loss and gradients are compared.
 
-What their values hide, where an op saturates, is told by how the step depends on its samples (see `dependence`).
+Mixing that their values hide, where an op saturates, shows in how the step depends on its samples (see `dependence`).
 
 `Ways`: the step of a few samples, whole and by slices, and whether the slices make its loss and gradients.
 
 The few samples that a check computes: cut from a user's batch, unevenly, and some with labels that do not count.
 
-`join_outputs`: what a model returns for the slices of a batch, put together again.
+`join_outputs`: a model's results for the slices of a batch, put together again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import CaptureError, InvalidValue, RlplaceError, UnknownName
+from rlplace.errors import CaptureError, InvalidValue, RlplaceError, check_known
 from rlplace.graphs.capturing.portable import normalises_batch
 from rlplace.graphs.capturing.trace import LossFn
 from rlplace.graphs.capturing.untouched import untouched
@@ -84,7 +84,7 @@ def judge_loss(
         args: positional arguments of the model.
         kwargs: keyword arguments of the model.
         loss_fn: takes the model's output and the targets; None for inference.
-        targets: what the loss takes besides.
+        targets: further arguments of the loss.
         slicing: how the batch is cut.
         asked: `auto`, or the kind that is wanted.
         check_s: seconds that the check may take.
@@ -94,8 +94,7 @@ def judge_loss(
         InvalidValue: the loss that was asked for is not right; says which is.
         UnknownName: no such kind.
     """
-    if asked not in ASKED:
-        raise UnknownName("loss of micro-batches", asked, ASKED)
+    check_known("loss of micro-batches", asked, ASKED)
     if loss_fn is None and asked not in ("auto", "joined"):
         raise InvalidValue(
             "loss",
@@ -122,13 +121,13 @@ def judge_loss(
 
 
 def unchecked(model: torch.nn.Module, loss_fn: LossFn | None, asked: str, why: str) -> LossVerdict:
-    """What is assumed of a loss that cannot be checked.
+    """The verdict on a loss that cannot be checked.
 
     Args:
         model: in the mode of the step.
         loss_fn: None for inference.
         asked: `auto`, `separate` or `joined`.
-        why: what stands in the way of a check.
+        why: the obstacle to a check.
     """
     is_joined = asked == "joined" or loss_fn is None
     told = f"unchecked: {why}; {'joined outputs are' if is_joined else 'a mean over samples is'} assumed"
@@ -176,7 +175,8 @@ def _judged(
 
 @dataclass(frozen=True)
 class _Wrong:
-    """What was asked for is not right: why separate and joined losses are not, and what is (`right`), if anything."""
+    """The requested loss is not right: why separate and joined losses are not, and the right one (`right`), if there is
+    one."""
 
     separate: str
     joined: str
@@ -246,7 +246,7 @@ def _ways(
 
 
 def _refused(ops: Sequence[str], wrong: _Wrong, cut: str, ways: Ways, *, has_loss: bool) -> CaptureError:
-    """What to say where neither loss is right.
+    """The message where neither loss is right.
 
     Args:
         ops: that mix samples.
@@ -281,7 +281,7 @@ class NotComputable(RlplaceError):
 
 
 class Ways:
-    """The whole step of a few samples, and what its slices make of it.
+    """The whole step of a few samples, and the same by slices.
 
     Args:
         trial: the step.
@@ -330,7 +330,7 @@ class Ways:
         return weights
 
     def _is_right_elsewhere(self, weights: Weights) -> bool:
-        """Whether slices also make the loss of the first samples: ops that saturate hide what mixes samples."""
+        """Whether slices also make the loss of the first samples: ops that saturate hide mixing of samples."""
         tensors, slicing = few_samples(self.trial.tensors, self._all, is_spread=False)
         if self.slicing.batch == self._all.batch or slicing != self.slicing:  # not the same sizes as before, or ...
             return True
@@ -365,7 +365,7 @@ class Ways:
         return dependence(self.trial, self.tensors, self.slicing)
 
     def separate_always(self) -> bool:
-        """Whether the loss is a sum or mean over samples by what its ops are, not by their values on this batch."""
+        """Whether the loss is a sum or mean over samples by its ops, not by their values on this batch."""
         found = self.dependence
         if not found.is_known:
             self.reason = "its ops are others for a slice than for the batch, so that other batches cannot be judged"
@@ -437,7 +437,7 @@ class Ways:
 
     @contextmanager
     def _caught(self) -> Iterator[None]:
-        """While active, what the user's model raises on a slice becomes the reason why a way is not right."""
+        """While active, an error of the user's model on a slice becomes the reason why a way is not right."""
         try:
             yield
         except Exception as error:
@@ -457,7 +457,7 @@ def _said(error: BaseException) -> str:
 
 
 MOST_SLICES = 3
-"""Slices of a check: what mixes samples shows in two, a mean of means in uneven ones."""
+"""Slices of a check: mixing of samples shows with two slices, a mean of means with uneven ones."""
 
 
 def few_samples(
@@ -467,8 +467,8 @@ def few_samples(
 
     They are from all over it: it may be sorted, by length for one, and padded at its end alone. Sizes differ, so that a
     mean of means is told from a mean, and are above 1 where those of the batch are and there is room. A tensor whose
-    samples are all alike, as in `torch.ones(8, 16)`, gets others in their range: alike, they would hide what mixes
-    them.
+    samples are all alike, as in `torch.ones(8, 16)`, gets others in their range: if they were alike, they would hide
+    ops that mix them.
 
     Args:
         tensors: inputs and targets.
@@ -505,7 +505,7 @@ def padded(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> tuple[l
         slicing: how they are cut.
 
     Returns:
-        the tensors, and what the losses read of them; the same as before where no loss reads labels.
+        the tensors, and the values that the losses read of them; the same as before where no loss reads labels.
     """
     draws = np.random.default_rng(1)  # none of torch, which a check has return constants
     found, now = list(tensors), _labels(trial, tensors)
@@ -528,7 +528,7 @@ def padded(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> tuple[l
 
 
 def _labels(trial: Trial, tensors: Sequence[Tensor]) -> list[Labels]:
-    """What the losses of one step read."""
+    """The values that the losses of one step read."""
     with trial.rehearsal() as pinned, torch.no_grad():
         trial.loss(trial.output(tensors), tensors)
     return pinned.labels
@@ -562,10 +562,10 @@ class Joined:
     """Outputs of slices put together.
 
     Attributes:
-        leaves: what the model would return for the batch, flat; empty where its outputs cannot be joined.
+        leaves: the model's results for the batch, flat; empty where its outputs cannot be joined.
         parts: for each slice, its outputs that require a gradient: as the model returned them, and the same values,
-            from which what is joined is computed.
-        problem: why they cannot be joined, or what makes it doubtful that their loss is that of the batch; else "".
+            from which the joined result is computed.
+        problem: why they cannot be joined, or a reason to doubt that their loss is that of the batch; else "".
     """
 
     leaves: list[Any]
@@ -579,7 +579,7 @@ def join_outputs(whole: Sequence[Any], outputs: Sequence[Sequence[Any]], slicing
     An output of the same shape for every batch is that of the first slice.
 
     Args:
-        whole: outputs of the batch, flat: their shapes say what grows.
+        whole: outputs of the batch, flat: their shapes show the growing dimensions.
         outputs: those of each slice.
         slicing: how the batch is cut.
     """

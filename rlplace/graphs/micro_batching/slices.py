@@ -14,7 +14,7 @@ from rlplace.graphs.capturing.trace import LossFn
 from rlplace.graphs.program import LossByName, Slicing, even_sizes
 
 BatchDims = Sequence[int | None] | Mapping[Any, int | None]
-"""What a user says: the batch's dimension (None: shared) of every tensor, or of some by name or position."""
+"""The user's words: the batch's dimension (None: shared) of every tensor, or of some by name or position."""
 
 _WHERE = "micro-batches"
 _HINT = "`batch_dims` says which dimension of every tensor is the batch, None where all micro-batches share it."
@@ -39,7 +39,7 @@ def plan_slices(
         args: positional arguments of the model.
         kwargs: keyword arguments of the model.
         loss_fn: None for inference, which has no targets.
-        targets: what the loss takes besides the model's output.
+        targets: further arguments of the loss.
         count: micro-batches, K.
         batch_dims: for every tensor among the inputs, then the targets, its dimension of the batch, or None for one
             that is shared. Or a dict of some: by the name of a parameter of `forward` (all tensors in it) or of a
@@ -100,7 +100,7 @@ def cut_words(args: tuple[Any, ...], kwargs: dict[str, Any], targets: Sequence[t
     Args:
         args: positional arguments of the model.
         kwargs: keyword arguments of the model.
-        targets: what the loss takes besides the model's output.
+        targets: further arguments of the loss.
         slicing: how they are cut.
     """
     named = zip(_named_tensors(args, kwargs, targets), slicing.dims, strict=True)
@@ -113,7 +113,7 @@ def cut_words(args: tuple[Any, ...], kwargs: dict[str, Any], targets: Sequence[t
 def _named_tensors(
     args: tuple[Any, ...], kwargs: dict[str, Any], targets: Sequence[torch.Tensor]
 ) -> list[tuple[str, torch.Tensor]]:
-    """Every tensor among the inputs, as they are flattened, then the targets: what a user calls it, and itself."""
+    """Every tensor among the inputs, as they are flattened, then the targets: the user's name of it, and itself."""
     inputs = {f"input {position}": value for position, value in enumerate(args)}
     given = [*inputs.items(), *kwargs.items(), *((f"target {position}", each) for position, each in enumerate(targets))]
     leaves = ((name, leaf) for name, value in given for leaf in pytree.tree_leaves(value))

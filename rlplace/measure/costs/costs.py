@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs import OpGraph
 from rlplace.measure.hosts.host import Device, Host
-from rlplace.records import described, read_record
 from rlplace.say import counted
-
-_WORKSPACES: Any = dict[str, dict[str, tuple[tuple[Annotated[int, Field(ge=0, le=1 << 50)], ...], ...]]]
-"""Bytes of scratch as a file has them; more of them are not believed."""
 
 CostSource = Literal["estimated", "profiled", "given"]
 
@@ -46,7 +41,14 @@ class Costs:
         if not np.all(np.isfinite(op_time_s)) or np.any(op_time_s < 0):
             raise InvalidValue("op_time_s", "a negative or non-finite entry", "finite seconds >= 0", where="costs")
         if self.workspace_bytes is not None:
-            object.__setattr__(self, "workspace_bytes", _checked_workspaces(self.workspace_bytes, op_time_s.shape))
+            table = np.array(self.workspace_bytes, dtype=np.int64)
+            table.flags.writeable = False
+            object.__setattr__(self, "workspace_bytes", table)
+            if table.shape != op_time_s.shape:
+                expected = f"shape {op_time_s.shape}, as of `op_time_s`"
+                raise InvalidValue("workspace_bytes", table.shape, expected, where="costs")
+            if np.any(table < 0):
+                raise InvalidValue("workspace_bytes", int(table.min()), "bytes >= 0", where="costs")
 
     @staticmethod
     def given(times_s: NDArray[np.float64], host: Host) -> Costs:
@@ -61,40 +63,6 @@ class Costs:
         return f"Costs({self.source}, {counted(num_ops, 'op')} on {counted(num_devices, 'device')}, {whole})"
 
 
-def read_workspaces(rows: object, shape: tuple[int, ...], where: str) -> NDArray[np.int64] | None:
-    """`Costs.workspace_bytes` as a file keeps it: rows of whole numbers, or None where nothing was seen.
-
-    Args:
-        rows: of the file.
-        shape: (N, D).
-        where: the file.
-
-    Raises:
-        InvalidValue: anything else.
-    """
-    if rows is None:
-        return None
-    table = read_record(_WORKSPACES, {"costs": {"workspace_bytes": rows}}, where)["costs"]["workspace_bytes"]
-    if len(table) != shape[0] or {len(row) for row in table} - {shape[1]}:
-        raise InvalidValue(
-            "costs.workspace_bytes",
-            described(rows),
-            f"{shape[0]} rows of {shape[1]} whole numbers >= 0, or null",
-            where=where,
-        )
-    return np.array(table, dtype=np.int64).reshape(shape)
-
-
-def _checked_workspaces(workspace_bytes: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.int64]:
-    table = np.array(workspace_bytes, dtype=np.int64)
-    if table.shape != shape:
-        raise InvalidValue("workspace_bytes", table.shape, f"shape {shape}, as of `op_time_s`", where="costs")
-    if np.any(table < 0):
-        raise InvalidValue("workspace_bytes", int(table.min()), "bytes >= 0", where="costs")
-    table.flags.writeable = False
-    return table
-
-
 Sizes = NDArray[np.int64]
 
 
@@ -104,8 +72,7 @@ def allocated(num_bytes: Sizes, granularity: int | Sizes) -> Sizes:
     >>> allocated(np.array([0, 1, 512, 513]), 512).tolist()
     [0, 512, 512, 1024]
     """
-    rounded: Sizes = -(-num_bytes // granularity) * granularity
-    return rounded
+    return np.asarray(-(-num_bytes // granularity) * granularity)
 
 
 OpClass = Literal["matmul", "convolution", "attention", "reduction", "gather", "elementwise", "update"]

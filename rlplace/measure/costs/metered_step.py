@@ -1,12 +1,13 @@
 """`MeteredStep`: a placed step that counts the memory of each device while it runs.
 
-`recorded` records what the calling thread allocates and frees, as PyTorch's allocator of the CPU's memory reports it.
+`recorded` records allocations and frees of the calling thread, as PyTorch's allocator of the CPU's memory reports it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,17 +29,18 @@ _TAKE, _ITEM = "take ", "item "
 
 
 class MeteredStep(PlacedStep):
-    """A placed step that counts what PyTorch's allocators give to each of its devices; slow, never for step times.
+    """A placed step that counts the bytes that PyTorch's allocators give to each of its devices; slow, never for step
+    times.
 
     Nothing of it comes from the simulator, the graph's sizes or the generated code's own bookkeeping. Of a core's
     memory it counts the storages of its residents, then each block that its thread allocates, at the size that was
-    asked for: outputs, copies, and what kernels take for themselves through PyTorch. A block that another device frees
+    asked for: outputs, copies, and scratch memory that kernels take through PyTorch. A block that another device frees
     when it has made its copy is its maker's until then. Of a GPU it is the most that PyTorch's allocator gave to the
     process since the step began: a GPU that is split into devices shows the sum of theirs on each.
 
-    It does not see what libraries take from the system by themselves (MKL, OpenMP, CUDA contexts), nor blocks that the
-    other threads of a device's intra-op team take. Of a hand-over, whose memory is common, the last reader may be on
-    another device: its block is then taken off the account of that one.
+    It does not see memory that libraries take from the system by themselves (MKL, OpenMP, CUDA contexts), nor blocks
+    that the other threads of a device's intra-op team take. Of a hand-over, whose memory is common, the last reader may
+    be on another device: its block is then taken off the account of that one.
 
     Args:
         graph: with its program.
@@ -47,10 +49,10 @@ class MeteredStep(PlacedStep):
         residents: as for `PlacedStep`.
         crew: the host's threads.
         seed: of random ops.
-        marks_ops: also count what each op needs while it runs (`needed_bytes`); of cores.
+        marks_ops: also count the bytes that each op needs while it runs (`needed_bytes`); of cores.
 
     Attributes:
-        needed_bytes: (N,) int64, the most that each marked op added, while it ran, to what its device held, in the last
+        needed_bytes: (N,) int64, the most that each marked op added, while it ran, to its device's memory, in the last
             step. Updates that one call does have theirs at the last of them.
     """
 
@@ -75,7 +77,8 @@ class MeteredStep(PlacedStep):
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
-        """(D,) the most that each device held at a time during the last step; what earlier ones left there counts."""
+        """(D,) the most that each device held at a time during the last step; memory that earlier ones left there
+        counts."""
         return tuple(self._peak.tolist())
 
     def load(self) -> None:
@@ -88,7 +91,8 @@ class MeteredStep(PlacedStep):
         for place in self._gpus.values():
             cuda.forget_peak(place)
         seconds = super().run(step, deadline_s=deadline_s)
-        self._count(read_events(self._records))
+        origin = next((record for records in self._records for record in records), None)
+        self._count([list(read_events(records, origin)) for records in self._records])
         for device, place in self._gpus.items():
             self._peak[device] = cuda.peak_bytes(place)
         return seconds
@@ -97,21 +101,14 @@ class MeteredStep(PlacedStep):
         job = super()._bind(device)
         if device in self._gpus:
             return job
-        names = self._namespaces[device]
-        for item in self._code.items[device]:
-            transfer = item - self._graph.num_ops
-            if transfer >= 0:
-                names[f"k{transfer}_take"] = marked(names[f"k{transfer}_take"], f"{_TAKE}{transfer}")
-            elif self._marks_ops and f"f{item}" in names:
-                names[f"f{item}"] = marked(names[f"f{item}"], f"{_ITEM}{item}")
-            elif self._marks_ops and f"u{item}" in names:
-                names[f"u{item}"] = marked(names[f"u{item}"], f"{_ITEM}{item}")
-
-        def keep(records: Records) -> None:
-            self._records[device] = records
+        names, n = self._namespaces[device], self._graph.num_ops
+        labels = {f"k{item - n}_take": f"{_TAKE}{item - n}" for item in self._code.items[device] if item >= n}
+        if self._marks_ops:
+            labels |= {f"{kind}{op}": f"{_ITEM}{op}" for op in self._code.items[device] if op < n for kind in "fu"}
+        names.update({name: marked(names[name], label) for name, label in labels.items() if name in names})
 
         def metered(step: int) -> None:
-            with recorded(keep):
+            with recorded(partial(self._records.__setitem__, device)):
                 job(step)
 
         return metered
@@ -124,15 +121,14 @@ class MeteredStep(PlacedStep):
                     changes[self._account(device, event)].append((event.time_s, event.num_bytes))
             for item, needed in _needed(events):
                 self.needed_bytes[item] = needed
-        self._peak = self._level.copy()
+        self._peak, self._level = self._level.copy(), self._level.copy()
         for device, own in enumerate(changes):
-            in_order = [num_bytes for _, num_bytes in sorted(own, key=lambda change: change[0])]
-            self._peak[device] += np.cumsum(np.array(in_order, dtype=np.int64)).max(initial=0)
-        left = [sum(num_bytes for _, num_bytes in own) for own in changes]
-        self._level = self._level + np.array(left, dtype=np.int64)
+            levels = np.cumsum([0, *(num_bytes for _, num_bytes in sorted(own, key=lambda change: change[0]))])
+            self._peak[device] += levels.max()
+            self._level[device] += levels[-1]
 
     def _account(self, device: int, event: Event) -> int:
-        """Whose block it is: what a receiver frees while it takes a tensor is the sender's."""
+        """Whose block it is: memory that a receiver frees while it takes a tensor is the sender's."""
         if event.num_bytes > 0 or not event.label.startswith(_TAKE):
             return device
         tensor = self.plan.transfer_tensor[int(event.label.removeprefix(_TAKE))]
@@ -183,7 +179,7 @@ class Event(NamedTuple):
 
     Attributes:
         time_s: when; zero is the same for all threads.
-        kind: it entered or left what was marked with `mark`, or changed what it holds in memory.
+        kind: it entered or left a function marked with `mark`, or changed its memory.
         label: of the mark; of a change, of the innermost one around it, empty where there is none.
         num_bytes: of a change: allocated, or if below 0 freed.
     """
@@ -198,7 +194,7 @@ class Event(NamedTuple):
 def recorded(keep: Callable[[Records], None]) -> Iterator[None]:
     """While active, the calling thread's allocations are recorded; `keep` is given them at the end.
 
-    What is freed is known by the thread that frees it, if it was allocated while some thread was recorded. This is the
+    A free is recorded by the thread that frees, if it was allocated while some thread was recorded. This is the
     profiler of single threads: the one in `torch.profiler` tells nothing of the memory of threads that were there
     before it was started.
 
@@ -213,7 +209,7 @@ def recorded(keep: Callable[[Records], None]) -> Iterator[None]:
 
 
 def marked(function: Callable[..., Any], label: str) -> Callable[..., Any]:
-    """`function`, whose calls are marked with `label` in what is recorded of a thread."""
+    """`function`, whose calls are marked with `label` in the record of a thread."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with torch.autograd.profiler.record_function(_MARK + label):
@@ -222,13 +218,8 @@ def marked(function: Callable[..., Any], label: str) -> Callable[..., Any]:
     return call
 
 
-def read_events(threads: Sequence[Records]) -> list[list[Event]]:
-    """What each of the threads did, in its order."""
-    origin = next((record for records in threads for record in records), None)
-    return [list(_read(records, origin)) for records in threads]
-
-
-def _read(records: Records, origin: Any) -> Iterator[Event]:
+def read_events(records: Records, origin: Any) -> Iterator[Event]:
+    """What a thread did, in its order; time zero is that of the record `origin`."""
     open_marks: dict[int, str] = {}
     for record in records:
         kind, label = record.kind(), next(reversed(open_marks.values()), "")

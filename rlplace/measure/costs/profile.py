@@ -58,31 +58,27 @@ def profile_links(host: Host, *, repeats: int = 15) -> Host:
     own beside the shared ones (`Host.fingerprint` names links, so it is the host that must have it, from the start).
     """
     keep_freed_memory()
-    devices = {device.name: device for device in host.devices}
     routes = {(route.source, route.destination): route for route in host.routes}
     measured: dict[object, tuple[float, float]] = {}
     figures: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for route in host.routes:
         if not route.links or not routes[route.destination, route.source].links:
             continue
-        source, destination = devices[route.source], devices[route.destination]
+        source, destination = host.device(route.source), host.device(route.destination)
         pair = _alike(source, destination)
         if pair not in measured:
             measured[pair] = _measure(source, destination, repeats)
         for link in route.links:
             figures[link].append(measured[pair])
-    return dataclasses.replace(host, links=tuple(_best(link, figures[link.name]) for link in host.links))
-
-
-def _best(link: Link, figures: list[tuple[float, float]]) -> Link:
-    if not figures:
-        return link
-    latencies_s, bandwidths_bytes_per_s = zip(*figures, strict=True)
-    return Link(link.name, max(bandwidths_bytes_per_s), min(latencies_s))
+    best = {
+        link: Link(link, max(bandwidth for _, bandwidth in known), min(latency_s for latency_s, _ in known))
+        for link, known in figures.items()
+    }
+    return dataclasses.replace(host, links=tuple(best.get(link.name, link) for link in host.links))
 
 
 def _alike(source: Device, destination: Device) -> object:
-    """Equal for pairs that share figures: GPUs differ by what is between them, cores by their kind."""
+    """Equal for pairs that share figures: GPUs differ by their links, cores by their kind."""
     ends = [str(torch_device(each)) if each.backend == "cuda" else each.kind for each in (source, destination)]
     return tuple(ends) if "cuda" in (source.backend, destination.backend) else frozenset(ends)
 
@@ -118,9 +114,8 @@ def _round_s(size: int, answer_size: int, source: Device, destination: Device, r
     there = make_channel(source, destination, crew.streams.copies(source, destination))
     back = make_channel(destination, source, crew.streams.copies(destination, source))
     place, answering = torch_device(source), torch_device(destination)
-    with cuda.settled(place):
+    with cuda.settled(place), cuda.settled(answering):
         original = torch.ones(size, dtype=torch.uint8, device=place)
-    with cuda.settled(answering):
         answer = torch.ones(answer_size, dtype=torch.uint8, device=answering)
     samples: list[float] = []
 
@@ -158,7 +153,7 @@ HOLD_EVERY = 200
 NUM_COMPARED = 64
 """Signatures that are run alone where the whole step was traced as well, those that take longest."""
 LEAST_RATIO, MOST_RATIO = 0.5, 2.0
-"""What an op takes in a step, over what it takes alone, is between them: anything else is a disturbed measurement."""
+"""The time of an op in a step over its time alone is between them: anything else is a disturbed measurement."""
 
 
 def profile_costs(
@@ -174,11 +169,11 @@ def profile_costs(
     """Seconds of every op on every device, traced in place from real steps with everything on one device.
 
     An op's figure is its median over the steps; ops of one signature share the mean of theirs, which keeps their total.
-    Devices of one kind share figures. On a CPU device, one more step tells what scratch each op takes. On a GPU,
-    launches run ahead of it, so that what the host takes for them is in no op's figure.
+    Devices of one kind share figures. On a CPU device, one more step measures the scratch memory of each op. On a GPU,
+    launches run ahead of it, so that the host's time for them is in no op's figure.
 
     Where no device of a kind holds the whole step (by its simulated peak, or as it ran out of memory), each signature
-    is timed alone there, scaled by what the others take in a step over what they take alone: on a traced device of the
+    is timed alone there, scaled by the ratio of the others' times in a step and alone: on a traced device of the
     same backend, or 1.
 
     Args:
@@ -187,8 +182,8 @@ def profile_costs(
         num_steps: traced steps on each kind of device.
         warmup: steps before them.
         most_s: seconds for tracing; where they are over, one step after the first is all that a kind gets.
-        on_progress: told what is being profiled.
-        watch: told which device is at work, step by step; what takes longer is not `is_made`.
+        on_progress: told which part is being profiled.
+        watch: told which device is at work, step by step; longer work is not `is_made`.
 
     Raises:
         InvalidValue: the graph has no program.
@@ -265,9 +260,8 @@ class _Profiler:
 
     def _trace(self, device: int) -> NDArray[np.float64] | None:
         """(N,) seconds, or None where memory does not suffice."""
-        described = self._host.devices[device]
+        described, figures = self._host.devices[device], None
         self._say(f"profiling {self._graph.num_ops} ops on {described.name} ({described.kind})")
-        samples: NDArray[np.float64] | None = None
         try:
             samples = _trace_device(
                 self._graph,
@@ -280,6 +274,7 @@ class _Profiler:
                 deadline_s=time.monotonic() + self._most_s / len({each.kind for each in self._host.devices}),
                 watch=self._watch,
             )
+            figures = share_by_signature(self._graph.signatures, samples)
             if described.backend == "cpu":
                 self._workspaces[described.kind] = seen_workspaces(
                     self._graph, self._host, device, self._residents, self._crew
@@ -289,7 +284,7 @@ class _Profiler:
                 raise
         if self._residents.keep_only(()):
             cuda.give_back_memory()
-        return None if samples is None else share_by_signature(self._graph.signatures, samples)
+        return figures
 
     def _isolated(self, device: int, why: str) -> NDArray[np.float64]:
         """(N,) seconds of ops run alone."""
@@ -297,33 +292,33 @@ class _Profiler:
         chosen = _first_of_each(graph, np.flatnonzero(~graph.is_source))
         self._say(f"profiling {len(chosen)} kinds of ops one by one on {described.name} ({described.kind}): {why}")
         known = layouts(graph)
-        alone_s = dict.fromkeys(graph.signatures, 0.0)
-        self._watch.begin(device, is_made=False)
-        seconds = isolated_s(graph, self._host, device, self._crew, list(chosen.values()), known)
-        self._watch.end()
-        alone_s.update(zip(chosen, seconds.tolist(), strict=True))
-        own = np.array([alone_s[name] for name in graph.signatures])
+        seconds = self._alone_s(device, chosen, known)
+        alone_s = dict(zip(chosen, seconds.tolist(), strict=True))
+        own = np.array([alone_s.get(name, 0.0) for name in graph.signatures])
         other = next((d for d in self._traced if self._host.devices[d].backend == described.backend), None)
         ratio = 1.0
         if other is not None:
             longest = np.argsort(-self._traced[other], kind="stable")
             compared = dict(list(_first_of_each(graph, longest[~graph.is_source[longest]]).items())[:NUM_COMPARED])
-            self._watch.begin(other, is_made=False)
-            beside_s = isolated_s(graph, self._host, other, self._crew, list(compared.values()), known)
-            self._watch.end()
-            in_step_s = self._traced[other][list(compared.values())]
-            ratio = float(np.clip(in_step_s.sum() / beside_s.sum(), LEAST_RATIO, MOST_RATIO))
+            beside_s = self._alone_s(other, compared, known).sum()
+            in_step_s = self._traced[other][list(compared.values())].sum()
+            ratio = float(np.clip(in_step_s / beside_s, LEAST_RATIO, MOST_RATIO))
         if described.backend == "cuda":
             cuda.give_back_memory()
         return np.where(graph.is_source, 0.0, own * ratio)
 
+    def _alone_s(self, device: int, ops: dict[str, int], known: dict[int, Layout]) -> NDArray[np.float64]:
+        """Seconds of each of some ops run alone."""
+        self._watch.begin(device, is_made=False)
+        seconds = isolated_s(self._graph, self._host, device, self._crew, list(ops.values()), known)
+        self._watch.end()
+        return seconds
+
 
 def _first_of_each(graph: OpGraph, ops: NDArray[np.integer]) -> dict[str, int]:
-    """By signature, the first op in `ops` that has it."""
-    first: dict[str, int] = {}
-    for op in ops.tolist():
-        first.setdefault(graph.signatures[op], op)
-    return first
+    """By signature, in order of `ops`, the first of them that has it."""
+    _, first = np.unique([graph.signatures[op] for op in ops.tolist()], return_index=True)
+    return {graph.signatures[op]: op for op in ops[np.sort(first)].tolist()}
 
 
 def share_by_signature(signatures: tuple[str, ...], samples_s: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -332,12 +327,8 @@ def share_by_signature(signatures: tuple[str, ...], samples_s: NDArray[np.float6
     >>> share_by_signature(("a", "a", "b"), np.array([[1.0, 3.0, 5.0], [1.0, 3.0, 9.0], [1.0, 3.0, 6.0]])).tolist()
     [2.0, 2.0, 6.0]
     """
-    own = np.median(samples_s, axis=0)
-    members: dict[str, list[int]] = defaultdict(list)
-    for op, name in enumerate(signatures):
-        members[name].append(op)
-    mean = {name: float(np.mean(own[ops])) for name, ops in members.items()}
-    return np.array([mean[name] for name in signatures])
+    _, place = np.unique(signatures, return_inverse=True)
+    return np.asarray((np.bincount(place, np.median(samples_s, axis=0)) / np.bincount(place))[place])
 
 
 def _trace_device(
@@ -394,7 +385,7 @@ LATEST_S = 600.0
 def isolated_s(
     graph: OpGraph, host: Host, device: int, crew: Crew, ops: Sequence[int], known: dict[int, Layout]
 ) -> NDArray[np.float64]:
-    """(len(ops),) seconds of each of `ops` run alone, warm, on `device`; what failed is estimated.
+    """(len(ops),) seconds of each of `ops` run alone, warm, on `device`; failed ones are estimated.
 
     One after the other: the arguments of an op are made on the device before and gone after. An op that fails, mostly
     as it alone is too big, has the others' median time a byte, and never less than the fastest of them.
@@ -444,7 +435,7 @@ def _seconds(graph: OpGraph, host: Host, device: int, crew: Crew, op: int, known
         num_runs = int(np.clip(ENOUGH_S / launch_s, LEAST_RUNS, MOST_RUNS))
         seconds.append(_on_gpu_s(run, num_runs, place, launch_s) if is_gpu else _on_core_s(run, num_runs))
 
-    jobs: list[Job] = [job if index == device else _nothing for index in range(host.num_devices)]
+    jobs: list[Job] = [job if index == device else lambda _: None for index in range(host.num_devices)]
     crew.run(jobs, 0, on_error=lambda: None, deadline_s=LATEST_S)
     return seconds[0]
 
@@ -487,10 +478,6 @@ def _on_gpu_s(run: Callable[[], object], num_runs: int, place: torch.device, lau
     cuda.record(end, stream)
     cuda.await_event(end)
     return max(cuda.elapsed_s(begin, end) / num_runs, 1e-9)
-
-
-def _nothing(_: int) -> None:
-    """The part of a device that is not asked."""
 
 
 LEAST, MOST = 0.01, 0.05
@@ -542,14 +529,12 @@ def layouts(graph: OpGraph) -> dict[int, Layout]:
                 value = program.sources[op].value
                 made = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype)
                 values[int(graph.output_offsets[op])] = made
-                continue
-            call = program.calls[op]
-            if isinstance(call, Update):
+            elif isinstance(call := program.calls[op], Update):
                 read(call.gradient)
-                continue
-            output = call.target(*map_refs(read, call.args), **map_refs(read, call.kwargs))
-            outputs = output if call.returns_tuple else (output,)
-            values.update({tensor: value for tensor, value in zip(call.outputs, outputs, strict=False) if tensor >= 0})
+            else:
+                output = call.target(*map_refs(read, call.args), **map_refs(read, call.kwargs))
+                outputs = output if call.returns_tuple else (output,)
+                values.update((tensor, value) for tensor, value in zip(call.outputs, outputs) if tensor >= 0)
     return {
         each: Layout(tuple(value.shape), value.stride(), value.dtype)
         for each, value in values.items()
@@ -571,10 +556,11 @@ def maker(known: dict[int, Layout], place: torch.device) -> Callable[[Ref], torc
 
 
 def seen_workspaces(graph: OpGraph, host: Host, device: int, residents: Residents, crew: Crew) -> NDArray[np.int64]:
-    """(N,) bytes that each op holds beside its inputs and outputs while it runs, at least what the graph says.
+    """(N,) bytes that each op holds beside its inputs and outputs while it runs, at least those of the graph.
 
-    Libraries decide what a convolution, a sort or a sum takes, by shapes and by the version that is installed: no
-    formula tells it. One step is run with everything on one device; ops of one signature share the most of theirs.
+    Libraries decide on the scratch memory of a convolution, a sort or a sum, by shapes and by the version that is
+    installed: no formula tells it. One step is run with everything on one device; ops of one signature share the most
+        of theirs.
 
     Args:
         graph: with its program.
@@ -593,7 +579,7 @@ def seen_workspaces(graph: OpGraph, host: Host, device: int, residents: Resident
     finally:
         step.unload()
     own = np.maximum(np.where(graph.is_source, 0, needed - graph.output_bytes), graph.workspace_bytes)
-    most: dict[str, int] = {}
-    for name, num_bytes in zip(graph.signatures, own.tolist(), strict=True):
-        most[name] = max(most.get(name, 0), num_bytes)
-    return np.array([most[name] for name in graph.signatures], dtype=np.int64)
+    _, place = np.unique(graph.signatures, return_inverse=True)
+    most = np.zeros(graph.num_ops, dtype=np.int64)
+    np.maximum.at(most, place, own)
+    return most[place]

@@ -2,5 +2,6 @@
 
 `launch_code` writes the lines that launch each op, in the order of the plan. `placed_step` binds them to their tensors
 and runs them. `device_threads` are the threads, one a device, `residents` the tensors that stay between steps, and
-`channels` carry tensors between devices.
+their channels, which carry tensors between devices. The launch of op 3 is the line `f3(...)` of the generated code
+(`launch_code.Expressions.call`).
 """

@@ -12,7 +12,6 @@ import contextlib
 import os
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -43,20 +42,26 @@ def make_channel(
         is_traced: a copy by a GPU keeps the events of its beginning and end.
     """
     if streams is None:
-        return CpuChannel(is_copy=is_copy)
+        return Channel(is_copy=is_copy)
     return CudaChannel(source, destination, streams, is_traced=is_traced)
 
 
-class Channel(ABC):
+class Channel:
     """One transfer of a plan, used once a step: the producer sends, the destination waits, then takes.
+
+    Between cores, the thread of the destination makes the copy; a hand-over is the reference itself.
 
     It has a slot for the tensor and two signals: the tensor is ready, and the original was copied. A signal is a lock
     that starts locked: one side releases it, the other takes it and so leaves it locked for the next step.
 
     `wait_ready` returns when the tensor may be taken. `acknowledge` tells the producer that the original was copied.
+
+    Args:
+        is_copy: False hands the tensor itself over.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_copy: bool = True) -> None:
+        self._is_copy = is_copy
         self._slot: torch.Tensor | None = None
         self._is_aborted = False
         self._ready, self._copied = threading.Lock(), threading.Lock()
@@ -78,13 +83,13 @@ class Channel(ABC):
         assert tensor is not None, "nothing was sent"
         return tensor
 
-    @abstractmethod
     def take(self) -> torch.Tensor:
         """The tensor on the destination, where nothing may read it before `wait_arrived`."""
+        tensor = self._taken()
+        return tensor.clone() if self._is_copy else tensor
 
-    @abstractmethod
     def wait_arrived(self) -> None:
-        """Has what the calling thread does next wait for the copy."""
+        """Has what the calling thread does next wait for the copy; between cores, the taken tensor is there."""
 
     def wait_copied(self) -> bool:
         """Returns when the destination no longer reads the original, which an op is about to overwrite."""
@@ -97,27 +102,12 @@ class Channel(ABC):
         release_all((self._ready, self._copied))
 
 
-class CpuChannel(Channel):
-    """A real copy made by the destination core's thread; for a hand-over, the reference itself."""
-
-    def __init__(self, *, is_copy: bool) -> None:
-        super().__init__()
-        self._is_copy = is_copy
-
-    def take(self) -> torch.Tensor:
-        tensor = self._taken()
-        return tensor.clone() if self._is_copy else tensor
-
-    def wait_arrived(self) -> None:
-        """Nothing: what was taken is there."""
-
-
 class CudaChannel(Channel):
     """A copy on a stream of its own: it waits for the producer by an event and holds up neither device's compute.
 
-    What the destination launches between `take` and `wait_arrived` runs beside the copy.
+    Launches of the destination between `take` and `wait_arrived` run beside the copy.
 
-    What a GPU copies from or to the host is pinned there: from pageable memory the call would wait for the copy.
+    Host memory that a GPU copies from or to is pinned: from pageable memory the call would wait for the copy.
 
     Attributes:
         device: whose events `began` and `arrived` are.
@@ -151,24 +141,30 @@ class CudaChannel(Channel):
             assert self._produced is not None
             cuda.wait(self._streams.incoming, self._produced)
             cuda.keep_for(tensor, self._streams.reading)
-            self._mark(self.began)
-            copy = cuda.copy(tensor, self._destination) if self._destination.type == "cuda" else _pinned_copy(tensor)
-            self._mark(self.arrived)
-        return self._kept(copy)
+            copy = self._copied_on_stream(tensor)
+        if self._destination.type == "cuda":
+            cuda.keep_for(copy, cuda.current_stream(self._destination))
+        return copy
 
     def _from_host(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._staging is None:
             self._staging = cuda.pinned_like(tensor)
         self._staging.copy_(tensor)
         with cuda.using(self._streams.incoming):
-            self._mark(self.began)
-            copy = cuda.copy(self._staging, self._destination)
-            self._mark(self.arrived)
-        return self._kept(copy)
+            copy = self._copied_on_stream(self._staging)
+        cuda.keep_for(copy, cuda.current_stream(self._destination))
+        return copy
 
-    def _kept(self, copy: torch.Tensor) -> torch.Tensor:
+    def _copied_on_stream(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy, which the current stream makes between the two events."""
+        if self.began is not None:
+            cuda.record(self.began, self._streams.incoming)
         if self._destination.type == "cuda":
-            cuda.keep_for(copy, cuda.current_stream(self._destination))
+            copy = cuda.copy(tensor, self._destination)
+        else:
+            copy = cuda.pinned_like(tensor)
+            cuda.copy_into(copy, tensor)
+        cuda.record(self.arrived, self._streams.incoming)
         return copy
 
     def wait_arrived(self) -> None:
@@ -177,21 +173,11 @@ class CudaChannel(Channel):
         else:
             cuda.await_event(self.arrived)
 
-    def _mark(self, event: cuda.Event | None) -> None:
-        if event is not None:
-            cuda.record(event, self._streams.incoming)
-
     def wait_copied(self) -> bool:
         super().wait_copied()
         if self._produced is not None and not self._is_aborted:
             cuda.wait(cuda.current_stream(self._source), self.arrived)
         return True
-
-
-def _pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
-    copy = cuda.pinned_like(tensor)
-    cuda.copy_into(copy, tensor)
-    return copy
 
 
 def release_all(locks: Iterable[threading.Lock]) -> None:
@@ -256,10 +242,13 @@ class Streams:
         """The streams of copies from `source` to `destination`, None between cores; those of one pair run in order."""
         if "cuda" not in (source.backend, destination.backend):
             return None
+        pair, here, there = (source.name, destination.name), torch_device(source), torch_device(destination)
         with self._lock:
-            pair = source.name, destination.name
             if pair not in self._copies:
-                self._copies[pair] = _copy_streams(source, destination)
+                is_between = here.type == there.type == "cuda" and here != there
+                incoming = cuda.stream(there if there.type == "cuda" else here, is_urgent=True)
+                outgoing = cuda.stream(here, is_urgent=True) if is_between else None
+                self._copies[pair] = CopyStreams(incoming, outgoing)
             return self._copies[pair]
 
     def settle(self, timeout_s: float) -> bool:
@@ -276,13 +265,6 @@ class Streams:
         with self._lock:
             self._left = [stream for stream in self._left if stream not in pending]
         return True
-
-
-def _copy_streams(source: Device, destination: Device) -> CopyStreams:
-    here, there = torch_device(source), torch_device(destination)
-    incoming = cuda.stream(there if destination.backend == "cuda" else here, is_urgent=True)
-    is_between = here.type == there.type == "cuda" and here != there
-    return CopyStreams(incoming, cuda.stream(here, is_urgent=True) if is_between else None)
 
 
 def _is_done(stream: cuda.Stream) -> bool:
@@ -313,9 +295,7 @@ class Worker:
         self._streams = streams
         self.is_busy = False
         self.suspended_s = 0.0
-        self._job: Job | None = None
-        self._report: Report | None = None
-        self._step = 0
+        self._task: tuple[Job, int, Report] | None = None
         self._go, self._done = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._done.acquire()
@@ -328,7 +308,7 @@ class Worker:
         return threading.get_ident() == self._thread.ident
 
     def start(self, job: Job, step: int, report: Report) -> None:
-        """Starts `job(step)`; `report` is called on the worker's thread with what it raises.
+        """Starts `job(step)`; `report` is called on the worker's thread with its error.
 
         Raises:
             RunnerError: the last job has not ended.
@@ -336,7 +316,7 @@ class Worker:
         if self.is_busy:
             raise RunnerError(f"the thread of {self.device.name} is still busy with a step that did not end in time")
         self.is_busy = True
-        self._job, self._step, self._report = job, step, report
+        self._task = job, step, report
         self._go.release()
 
     def wait(self, timeout_s: float) -> bool:
@@ -353,7 +333,7 @@ class Worker:
 
     def stop(self) -> None:
         """Ends the thread once it is idle."""
-        self._job = None
+        self._task = None
         with contextlib.suppress(RuntimeError):  # it was stopped before
             self._go.release()
 
@@ -367,19 +347,20 @@ class Worker:
                 unfit = error
             while True:
                 self._go.acquire()
-                job, report = self._job, self._report
-                if job is None or report is None:
+                if self._task is None:
                     return
+                job, step, report = self._task
                 try:
                     if unfit is not None:
                         raise unfit
-                    job(self._step)
+                    job(step)
                     if stream is not None:
                         cuda.await_stream(stream)
                 except BaseException as error:
                     report(error)
                 finally:
-                    self._job = self._report = job = report = None  # or an idle thread would keep a plan's tensors
+                    self._task = None
+                    del job, report  # or an idle thread would keep a plan's tensors
                     self._done.release()
 
 
@@ -401,27 +382,24 @@ class Crew:
 
     @contextlib.contextmanager
     def turn(self, *, runs: bool = True) -> Iterator[None]:
-        """While active, the calling thread alone uses the crew and what it works on; other threads wait.
+        """While active, the calling thread alone uses the crew and its tensors; other threads wait.
 
         Args:
-            runs: whether a step is run. What only reads or sets state may also be done within a turn of the same
+            runs: whether a step is run. Reading and setting of state may also be done within a turn of the same
                 thread, and in a forked process.
 
         Raises:
             UserError: a step is run within another one, by a hook, a loss or an op; or in a forked process, which has
                 none of the threads.
         """
-        if os.getpid() != self._process:
-            if runs:
-                raise UserError(
-                    "a placed model was called in a process that was forked from its own: threads do not survive a "
-                    "fork. Make it in the process that calls it (in `worker_init_fn` of a DataLoader, in `post_fork` "
-                    "of a server), or call it in the process that made it."
-                )
-            yield
-            return
-        is_within = threading.get_ident() == self._caller
-        if is_within and not runs:
+        is_forked, is_within = os.getpid() != self._process, threading.get_ident() == self._caller
+        if is_forked and runs:
+            raise UserError(
+                "a placed model was called in a process that was forked from its own: threads do not survive a "
+                "fork. Make it in the process that calls it (in `worker_init_fn` of a DataLoader, in `post_fork` "
+                "of a server), or call it in the process that made it."
+            )
+        if not runs and (is_forked or is_within):
             yield
             return
         if is_within or any(worker.is_calling for worker in self.workers):
@@ -446,7 +424,7 @@ class Crew:
             deadline_s: seconds that all of it may take; a suspension of this process does not count.
 
         Raises:
-            RunnerError: a job raised: the first cause, chained. Or a GPU still runs what a failed step launched.
+            RunnerError: a job raised: the first cause, chained. Or a GPU still runs launches of a failed step.
             TimeoutError: a job did not end within `deadline_s` seconds; its thread is left behind if it is stuck.
         """
         if self._is_stopped:
@@ -454,28 +432,36 @@ class Crew:
         if not self._is_settled and not self._settle():
             raise RunnerError("a GPU is still busy with a step that did not end in time, in memory that this one needs")
         self._leave_behind([worker for worker in self.workers if worker.is_busy])
-        failure = _Failure(on_error)
+        causes: list[BaseException] = []  # what went wrong first: all that is reported after it is a consequence
+        reporting = threading.Lock()
+
+        def report(error: BaseException) -> None:
+            with reporting:
+                if not causes:
+                    causes.append(error)
+                    on_error()
+
         until_s = time.monotonic() + deadline_s
         running = list(self.workers)
         try:
             for worker, job in zip(self.workers, jobs, strict=True):
-                worker.start(job, step, failure.report)
+                worker.start(job, step, report)
             while running and running[0].wait(until_s - time.monotonic()):
                 until_s += running.pop(0).suspended_s
             if running:
                 late = running[0].device.name
-                failure.report(_Late(f"device {late} did not end its part within {deadline_s:g} s"))
+                report(_Late(f"device {late} did not end its part within {deadline_s:g} s"))
         except BaseException as error:  # Ctrl-C while waiting
-            failure.report(error)
+            report(error)
             raise
         finally:
             self._leave_behind([worker for worker in running if not worker.wait(GRACE_S)])
-            if failure.cause is not None:  # what was launched goes on, in memory that is about to be set anew
+            if causes:  # what was launched goes on, in memory that is about to be set anew
                 self._settle()
-        if isinstance(failure.cause, _Late):
-            raise TimeoutError(str(failure.cause))
-        if failure.cause is not None:
-            raise RunnerError(f"{type(failure.cause).__name__}: {failure.cause}") from failure.cause
+        if causes and isinstance(causes[0], _Late):
+            raise TimeoutError(str(causes[0]))
+        if causes:
+            raise RunnerError(f"{type(causes[0]).__name__}: {causes[0]}") from causes[0]
 
     def _settle(self) -> bool:
         self._is_settled = self.streams.settle(GRACE_S)
@@ -499,21 +485,6 @@ class _Late(Exception):
     """The time was up."""
 
 
-class _Failure:
-    """What went wrong first: everything that is reported after it is a consequence."""
-
-    def __init__(self, on_error: Callable[[], None]) -> None:
-        self.cause: BaseException | None = None
-        self._on_error = on_error
-        self._lock = threading.Lock()
-
-    def report(self, error: BaseException) -> None:
-        with self._lock:
-            if self.cause is None:
-                self.cause = error
-                self._on_error()
-
-
 @contextlib.contextmanager
 def _settled(device: Device, streams: Streams) -> Iterator[cuda.Stream | None]:
     """While active, the calling thread runs ops as `device` does; gives the stream that a GPU's run on."""
@@ -521,13 +492,9 @@ def _settled(device: Device, streams: Streams) -> Iterator[cuda.Stream | None]:
     is_gpu = device.backend == "cuda"
     # a GPU's thread copies to pinned memory: a team for that, on few cores, would slow the CPU's
     set_intra_op_threads(1 if is_gpu else max(len(device.cores), 1))
-    with torch.inference_mode():
-        if is_gpu:
-            stream = streams.renew_compute(device)
-            with cuda.using(stream):
-                yield stream
-        else:
-            yield None
+    stream = streams.renew_compute(device) if is_gpu else None
+    with torch.inference_mode(), contextlib.nullcontext() if stream is None else cuda.using(stream):
+        yield stream
 
 
 CLOCK_HZ = 1.5e9

@@ -34,7 +34,7 @@ def generate(
     Args:
         graph: with its program.
         host: the host that `plan` was made for.
-        plan: what is to run.
+        plan: the plan to run.
         is_traced: record the times of every op and transfer.
         hold_every: if above 0, GPUs are held back before the first op and then after every so many of a device.
         hands_out: gradients that no update takes are handed to `a...` as soon as they are made.
@@ -61,8 +61,6 @@ class _Generator:
         self.graph, self.host, self.plan, self.is_traced = graph, host, plan, is_traced
         self.hold_every = hold_every
         self.program: Program = require_program(graph)
-        self.runs: dict[int, Run] = {}  # by its last update
-        self.last_of_run: dict[int, int] = {}
         self.constants = Constants()
         self.outgoing: dict[int, list[int]] = defaultdict(list)  # tensor -> transfers
         for transfer, tensor in enumerate(plan.transfer_tensor.tolist()):
@@ -98,7 +96,7 @@ class _Generator:
         for item in self.plan.sequence.tolist():
             items[device_of[item] if item < n else destination[item - n]].append(item)
         runs = [update_runs(self.graph, self.program, each, self.signals.waits, self.signals.sets) for each in items]
-        self.runs = {updates[-1]: updates for each in runs for updates in each}
+        self.runs = {updates[-1]: updates for each in runs for updates in each}  # by its last update
         self.last_of_run = {op: updates[-1] for updates in self.runs.values() for op in updates}
         parts = [self._device_source(device, program) for device, program in enumerate(items)]
         return StepCode(
@@ -131,7 +129,9 @@ class _Generator:
         releases: list[tuple[int, int]] = []
         received = {int(self.plan.transfer_tensor[item - n]): item - n for item in items if item >= n}
         resident = {int(graph.output_offsets[op]) for op in items if op < n and op in program.sources}
-        lines += self._forgotten_results(device)
+        # what the last step returned is let go of; of a step in two parts, who runs it took that out
+        own = [index for index, (ref, _) in enumerate(self.results) if self._makes(ref, device)]
+        lines += [f"{''.join(f'O[{index}] = ' for index in own)}None"] if own and not self.is_split else []
         lines += self._source_lines(items, words, is_second=False)
         owners += [-1] * len(lines)
         is_first, made = self.is_split, set[int]()
@@ -193,11 +193,6 @@ class _Generator:
         source = "\n".join(["def run(step):", *indented, "    return None", ""])
         owners = [-1, *owners, *[-1] * (len(lines) - len(owners) + 1)]
         return source, tuple(owners), tuple(allocations), tuple(releases)
-
-    def _forgotten_results(self, device: int) -> list[str]:
-        """Lets go of what the last step returned; of a step in two parts, who runs it took that out."""
-        own = [index for index, (ref, _) in enumerate(self.results) if self._makes(ref, device)]
-        return [f"{''.join(f'O[{index}] = ' for index in own)}None"] if own and not self.is_split else []
 
     def _makes(self, ref: Ref, device: int) -> bool:
         return int(self.plan.devices[self.graph.tensor_op[self.program.base(ref)]]) == device
@@ -307,7 +302,7 @@ class Constants:
 
 
 class Expressions:
-    """What one device's lines say, in the names of `StepCode`.
+    """The expressions of one device's lines, in the names of `StepCode`.
 
     A view is defined where it is first needed and is there until its tensor is dropped.
 
@@ -324,14 +319,10 @@ class Expressions:
     def call(self, op: int, call: Call) -> tuple[list[str], tuple[int, ...]]:
         """Lines that run `op`, views that it needs among them, and the tensors that it makes."""
         lines = self.views(refs_in((call.args, call.kwargs)))
-        arguments = ["step"] if call.is_random else []
-        arguments += [self._literal(value) for value in call.args]
-        for key, value in call.kwargs.items():
-            if key == "device" and call.takes_device and value is not None:
-                arguments.append(f"device=D{self._device}")
-            else:
-                arguments.append(f"{key}={self._literal(value)}")
-        expression = f"f{op}({', '.join(arguments)})"
+        given = self._arguments(call.args, call.kwargs)
+        if call.takes_device and call.kwargs.get("device") is not None:
+            given["device"] = f"device=D{self._device}"
+        expression = f"f{op}({', '.join((*(['step'] if call.is_random else []), *given.values()))})"
         produced = tuple(tensor for tensor in call.outputs if tensor >= 0)
         if call.returns_tuple:
             names = [f"t{tensor}" if tensor >= 0 else "_" for tensor in call.outputs]
@@ -351,9 +342,7 @@ class Expressions:
             if index in self._views[view.base]:
                 continue
             lines += self.views(refs_in((view.args, view.kwargs)))
-            arguments = [self._literal(value) for value in view.args]
-            arguments += [f"{key}={self._literal(value)}" for key, value in view.kwargs.items()]
-            lines.append(f"v{index} = g{index}({', '.join(arguments)})")
+            lines.append(f"v{index} = g{index}({', '.join(self._arguments(view.args, view.kwargs).values())})")
             self._views[view.base].append(index)
         return lines
 
@@ -368,6 +357,11 @@ class Expressions:
     def forget_all(self) -> None:
         """Where another function begins, no view is there."""
         self._views.clear()
+
+    def _arguments(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[int | str, str]:
+        """How arguments are written, by place or name."""
+        positional = {place: self._literal(value) for place, value in enumerate(args)}
+        return positional | {key: f"{key}={self._literal(value)}" for key, value in kwargs.items()}
 
     def _literal(self, value: Any) -> str:
         if isinstance(value, Ref):
@@ -455,7 +449,7 @@ class StepCode:
         is_handover: by transfer: the tensor itself goes over, no copy.
         update_runs: by device: updates that one call does, where the last of them stands.
         num_signals: how many times a gang takes over from a member, or a member from a gang: each waits for a signal.
-        num_results: entries of `O`: what the step returns, then, of a step in two parts, the gradients.
+        num_results: entries of `O`: the results of the step, then, of a step in two parts, the gradients.
     """
 
     sources: tuple[str, ...]
@@ -482,7 +476,7 @@ def update_runs(
 
     Nothing lies between the updates of a run, so that doing all of them where the last one stands keeps the plan: no
     tensor is made meanwhile, and only later ops of the same device wait for an update. PyTorch's fused kernels
-    take each parameter by itself, so a run computes what its updates do one by one, to the bit.
+    take each parameter by itself, so a run equals its updates one by one, to the bit.
 
     Args:
         graph: of the plan.
@@ -492,29 +486,19 @@ def update_runs(
         sets: items that end with one: they end a run.
     """
     runs: list[list[int]] = []
-    is_open = False
+    open_dtype = ""  # of the run that the next update may join
     for item in items:
         if item in program.sources:  # no code is made of it
             continue
         call = program.calls.get(item) if item < graph.num_ops else None
         if not isinstance(call, Update):
-            is_open = False
+            open_dtype = ""
             continue
+        dtype = graph.tensor_dtypes[call.parameter.id]
         # a gradient of another layout is copied for the kernel: one at a time, as its workspace says
         is_alone = bool(graph.workspace_bytes[item])
-        if (
-            not is_open
-            or is_alone
-            or item in waits
-            or _dtype(graph, program, runs[-1][0]) != _dtype(graph, program, item)
-        ):
+        if is_alone or item in waits or dtype != open_dtype:
             runs.append([])
         runs[-1].append(item)
-        is_open = not is_alone and item not in sets
+        open_dtype = "" if is_alone or item in sets else dtype
     return tuple(map(tuple, runs))
-
-
-def _dtype(graph: OpGraph, program: Program, item: int) -> str:
-    call = program.calls[item]
-    assert isinstance(call, Update)
-    return graph.tensor_dtypes[call.parameter.id]

@@ -1,7 +1,7 @@
 """`PlacedStep`: a plan bound to its tensors and threads, ready to run again and again.
 
-`TwoPartStep` runs its forward and its backward apart. `step_timeline` and `allocated_bytes` read what a traced step
-recorded.
+`TwoPartStep` runs its forward and its backward apart. `step_timeline` and `allocated_bytes` read the record of a traced
+step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -63,7 +63,7 @@ class PlacedStep:
         second: items of the second part of a step in two parts (`TwoPartStep`).
 
     Attributes:
-        plan: what runs.
+        plan: the plan to run.
         needs: its residents.
         launch_s: by device: seconds in which the last step's part was launched; of traced steps.
         hold_cycles: clock cycles of the GPU.
@@ -103,7 +103,6 @@ class PlacedStep:
                 for device in host.devices
             ]
         )
-        self._routes = {(route.source, route.destination): route for route in host.routes}
         self.needs = frozenset(self._needs())
         self.launch_s = [0.0] * host.num_devices
         self.hold_cycles = 0
@@ -124,7 +123,7 @@ class PlacedStep:
         return self._is_loaded and not self._is_broken
 
     def load(self) -> None:
-        """Makes its channels and what of its residents is not there yet, and binds the code to them.
+        """Makes its channels and the residents that are not there yet, and binds the code to them.
 
         Raises:
             RunnerError: a device has no memory for them; nothing is held then.
@@ -178,7 +177,7 @@ class PlacedStep:
 
     @property
     def result(self) -> Any:
-        """What the last step returned: the loss, or the model's output.
+        """The results of the last step: the loss, or the model's output.
 
         Raises:
             RunnerError: the step is not loaded.
@@ -200,14 +199,8 @@ class PlacedStep:
         plan, host = self.plan, self._host
         source = host.devices[int(plan.devices[self._graph.tensor_op[plan.transfer_tensor[transfer]]])]
         destination = host.devices[int(plan.transfer_destination[transfer])]
-        is_copy = bool(self._routes[source.name, destination.name].links)
-        return make_channel(
-            source,
-            destination,
-            self._crew.streams.copies(source, destination),
-            is_copy=is_copy,
-            is_traced=self._is_traced,
-        )
+        streams, is_copy = self._crew.streams.copies(source, destination), not self._code.is_handover[transfer]
+        return make_channel(source, destination, streams, is_copy=is_copy, is_traced=self._is_traced)
 
     def _abort(self) -> None:
         self._is_broken = True
@@ -334,17 +327,16 @@ def _file_name(device: int) -> str:
 
 def _direct(target: Callable[..., Any]) -> Callable[..., Any]:
     """The C++ entry of an ATen overload, without its Python wrapper."""
-    direct: Callable[..., Any] = getattr(target, "_op", target)
-    return direct
+    return cast("Callable[..., Any]", getattr(target, "_op", target))
 
 
 @dataclass
 class Marks:
-    """What the code of the last step marked.
+    """The marks of the last step's code.
 
     Attributes:
         clocks: by device; those of GPUs, which cost events, in a traced step.
-        begin: by item (op i, or N + k): what its device's clock marked when it began; None without a mark.
+        begin: by item (op i, or N + k): the mark of its device's clock at its begin; None without a mark.
         end: when it ended, likewise.
         started_s: when the step was started, on `time.perf_counter`.
     """
@@ -362,12 +354,12 @@ class Marks:
 def step_timeline(
     graph: OpGraph, host: Host, plan: Plan, code: StepCode, marks: Marks, channels: Sequence[Channel]
 ) -> Timeline:
-    """Start and end of every op and transfer of the last step, and what each device held.
+    """Start and end of every op and transfer of the last step, and each device's memory.
 
     Args:
         graph: with its program.
         host: of this machine.
-        plan: what ran.
+        plan: the plans that ran.
         code: made of it, traced.
         marks: that it made.
         channels: by transfer: a GPU's copy is timed by the channel itself.
@@ -429,7 +421,7 @@ def allocated_bytes(graph: OpGraph, host: Host, plan: Plan, code: StepCode, begi
     Args:
         graph: with its program.
         host: the devices.
-        plan: what ran.
+        plan: the plans that ran.
         code: made of it.
         begin_s: (N + K,) when each item began.
         end_s: (N + K,) when it ended.
@@ -489,7 +481,7 @@ class TwoPartStep(PlacedStep):
     they are the caller's own where these are on the right device.
 
     Its `second` must be given: the items of the second part. The plan's sequence ends with them, and no other item
-    reads what they make.
+    reads their results.
     """
 
     def run_first(self, given: Mapping[int, torch.Tensor], number: int) -> tuple[list[torch.Tensor], Kept]:
@@ -500,7 +492,7 @@ class TwoPartStep(PlacedStep):
             number: of the step: random ops draw by it.
 
         Returns:
-            The tensors of the result, and what `run_second` needs.
+            The tensors of the result, and those that `run_second` needs.
 
         Raises:
             RunnerError: an op failed.
@@ -539,15 +531,12 @@ class TwoPartStep(PlacedStep):
         if not self.is_loaded:
             self.load()
         for op, tensor in given.items():
-            name = f"t{int(self._graph.output_offsets[op])}"
-            self._namespaces[int(self.plan.devices[op])][name] = tensor
+            self._namespaces[int(self.plan.devices[op])][f"t{int(self._graph.output_offsets[op])}"] = tensor
 
     def _forget(self, given: Mapping[int, torch.Tensor]) -> None:
-        """Lets go of what was given, and of what a failed part left behind."""
-        for op in given:
-            name = f"t{int(self._graph.output_offsets[op])}"
-            if self._namespaces:
-                self._namespaces[int(self.plan.devices[op])].pop(name, None)
+        """Releases the given tensors, and those that a failed part left behind."""
+        for op in given if self._namespaces else ():
+            self._namespaces[int(self.plan.devices[op])].pop(f"t{int(self._graph.output_offsets[op])}", None)
         for each in self._kept:
             each.clear()
 
@@ -558,7 +547,7 @@ class TwoPartStep(PlacedStep):
 
 
 def _ordinary(job: Job) -> Job:
-    """The job without inference mode: what it makes may be kept for a backward. No op records anything by itself."""
+    """The job without inference mode: its results may be kept for a backward. No op records anything by itself."""
 
     def ordinary(step: int) -> None:
         with torch.inference_mode(False), torch.no_grad(), torch._C._AutoDispatchBelowADInplaceOrView():

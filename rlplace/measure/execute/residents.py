@@ -28,15 +28,15 @@ from rlplace.measure.hosts.host import Host
 CPU = "cpu"
 """The memory of every core."""
 Resident = tuple[int, str]
-"""What one op keeps in one memory: the op, and a GPU's device or `cpu`."""
+"""The residents of one op in one memory: the op, and a GPU's device or `cpu`."""
 
 
 class Residents:
     """Tensors of source ops and states of updates, each made where it is first asked for and there until `keep_only`.
 
     Cores share one memory, so plans over cores share one set; the user's own tensors are copied, never touched.
-    Constants in the memory of the CPU, which no step writes, are the user's own: steps see what they hold now. What was
-    dropped and is asked for again is as it was at capture: good enough to measure with, not to train with.
+    Constants in the memory of the CPU, which no step writes, are the user's own: steps see their current values. A
+    dropped resident that is asked for again is as it was at capture: good enough to measure with, not to train with.
     """
 
     def __init__(self, graph: OpGraph, host: Host, *, seed: int = 0) -> None:
@@ -99,7 +99,7 @@ class Residents:
 
     @property
     def made(self) -> frozenset[Resident]:
-        """What is there: source ops by their tensors, updates by their states."""
+        """The residents that are there: source ops by their tensors, updates by their states."""
         return frozenset((*self._tensors, *self._states))
 
     def home(self, device: int) -> str:
@@ -107,7 +107,7 @@ class Residents:
         return self._homes[device]
 
     def at(self, op: int, device: int) -> Resident:
-        """What `tensor` or `updater` of `op` keeps for `device`."""
+        """The resident that `tensor` or `updater` of `op` keeps for `device`."""
         return op, self._homes[device]
 
     def keep_only(self, needed: Collection[Resident]) -> bool:
@@ -122,7 +122,7 @@ class Residents:
         return any(home != CPU for _, home in dropped)
 
     def reset(self) -> None:
-        """What steps change is as it was at capture, and optimizers before their first step."""
+        """Residents that steps change are as at capture, and optimizers before their first step."""
         changed = set(self._graph.tensor_op[self._graph.mutation_tensor].tolist())
         for home, place in self._places.items():
             with torch.no_grad(), cuda.settled(place):
@@ -135,7 +135,7 @@ class Residents:
 
     @contextlib.contextmanager
     def settled(self) -> Iterator[None]:
-        """What the calling thread launches on the host's GPUs while active is done afterwards."""
+        """Launches of the calling thread on the host's GPUs while active run afterwards."""
         with contextlib.ExitStack() as places:
             for place in self._places.values():
                 places.enter_context(cuda.settled(place))
@@ -202,12 +202,7 @@ class GradientsOut:
 
     def taker(self, names: Sequence[str]) -> Updater:
         """Takes the gradients of parameters `names`: drops them unless they are asked for."""
-
-        def take(*gradients: torch.Tensor) -> None:
-            if self._into is not None:
-                self._take(self._into, names, gradients)
-
-        return take
+        return self.instead_of(lambda *_: None, names)
 
     def instead_of(self, update: Updater, names: Sequence[str]) -> Updater:
         """`update` of parameters `names`, which leaves them as they are while gradients are asked for."""
@@ -221,7 +216,7 @@ class GradientsOut:
         return update_or_take
 
     def scaled(self, seed: Callable[..., Any]) -> Callable[..., Any]:
-        """What makes the gradient of the loss, times the scale of the loss."""
+        """The function that makes the gradient of the loss, times the scale of the loss."""
 
         def scaled_seed(*args: Any, **kwargs: Any) -> Any:
             made = seed(*args, **kwargs)
@@ -279,7 +274,7 @@ def gpu_capacities(host: Host) -> dict[torch.device, int]:
 
 @contextlib.contextmanager
 def limited_memory(host: Host) -> Iterator[None]:
-    """While active, allocations beyond what `host` says in this process fail as out of memory.
+    """While active, allocations beyond the memory of `host` in this process fail as out of memory.
 
     So a host file that says 8 GB is true on a GPU of 80 GB. Of cores nothing is limited.
     """

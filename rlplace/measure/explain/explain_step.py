@@ -6,11 +6,11 @@ docs/explaining.md lists the rules of `advise_on`; here they stand in the order 
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,20 +33,19 @@ from rlplace.measure.explain.explanation import (
     RouteShare,
 )
 from rlplace.measure.problem import Plan, Problem, Timeline
-from rlplace.measure.simulate.compiled_problem import compile_problem
+from rlplace.measure.simulate.compiled_problem import compile_problem, new_scratch, stack_plans
 from rlplace.measure.simulate.kernel_batch import critical_path, load_plan
-from rlplace.measure.simulate.scratch import new_scratch, stack_plans
 from rlplace.measure.simulate.simulator import Simulator
 
 
 def critical_items(problem: Problem, plan: Plan, timeline: Timeline) -> NDArray[np.int32]:
     """(P,) int32: the items of the critical path in order of time, op `i` as `i`, transfer `k` as `num_ops + k`.
 
-    What binds an item is what ended last of all that the rules of docs/step-time-model.md have it wait for; in a
-    measured step, of what ended before the middle of the item.
+    An item is bound by the one that ended last of all that it waits for by the rules of docs/step-time-model.md; in a
+    measured step, of those that ended before the middle of the item.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         plan: with a sequence that can be followed.
         timeline: of a step of it.
 
@@ -66,9 +65,7 @@ def critical_items(problem: Problem, plan: Plan, timeline: Timeline) -> NDArray[
     load_plan(scratch, batch, 0)
     scratch.start_s[: n + k] = np.concatenate((timeline.op_start_s, timeline.transfer_start_s))
     scratch.end_s[: n + k] = np.concatenate((timeline.op_end_s, timeline.transfer_end_s))
-    binding = np.empty(n + compiled.max_transfers, dtype=np.int32)
-    path = np.empty_like(binding)
-    return path[: critical_path(compiled, scratch, batch.devices[0], binding, path)][::-1].copy()
+    return critical_path(compiled, scratch, batch.devices[0])[::-1].copy()
 
 
 def find_critical_path(problem: Problem, plan: Plan, timeline: Timeline, items: NDArray[np.int32]) -> CriticalPath:
@@ -77,7 +74,7 @@ def find_critical_path(problem: Problem, plan: Plan, timeline: Timeline, items: 
     Where two items of a measured path overlap, the later one counts.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         plan: of the step.
         timeline: of a step of it.
         items: `critical_items` of them.
@@ -155,14 +152,21 @@ def _place(part: PathPart) -> tuple[str, str, str]:
 
 
 def _modules(parts: Sequence[PathPart]) -> tuple[ModuleShare, ...]:
-    seconds: dict[tuple[str, str], float] = defaultdict(float)
-    num_ops: dict[tuple[str, str], int] = defaultdict(int)
-    for part in parts:
-        if part.kind == "op":
-            seconds[part.module, part.phase] += part.seconds
-            num_ops[part.module, part.phase] += part.num_ops
-    shares = [ModuleShare(module, phase, seconds[module, phase], num_ops[module, phase]) for module, phase in seconds]
+    ops = [part for part in parts if part.kind == "op"]
+    seconds = _summed(((part.module, part.phase), part.seconds) for part in ops)
+    num_ops = _summed(((part.module, part.phase), part.num_ops) for part in ops)
+    shares = [
+        ModuleShare(module, phase, taken_s, num_ops[module, phase]) for (module, phase), taken_s in seconds.items()
+    ]
     return tuple(sorted(shares, key=lambda share: (-share.seconds, share.module, share.phase)))
+
+
+def _summed(pairs: Iterable[tuple[Hashable, float]]) -> dict[Any, Any]:
+    """The sum of the figures of each key."""
+    totals: dict[Any, Any] = defaultdict(int)
+    for key, figure in pairs:
+        totals[key] += figure
+    return totals
 
 
 def _routes(parts: Sequence[PathPart]) -> tuple[RouteShare, ...]:
@@ -189,7 +193,7 @@ def costliest_cuts(
     """The transfers that take longest, the longest first; of equals, the first of the plan.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         plan: of the step.
         timeline: of the step.
         items: of its critical path.
@@ -228,7 +232,7 @@ def costliest_cuts(
 
 
 def what_is_sent(graph: OpGraph, op: int) -> What:
-    """What the outputs of an op are."""
+    """The kind of an op's outputs."""
     if graph.targets[op] in RESIDENT_TARGETS or graph.phases[op] == UPDATE:
         return "parameter"
     if graph.is_source[op]:
@@ -242,31 +246,22 @@ MOST_POINTS = 400
 
 def is_copied(problem: Problem, plan: Plan) -> NDArray[np.bool_]:
     """(K,) bool: transfers that are copies; the others hand a tensor over, which takes nothing."""
-    host = problem.host
-    table = np.zeros((host.num_devices, host.num_devices), dtype=np.bool_)
-    for route in host.routes:
-        table[host.device_index[route.source], host.device_index[route.destination]] = bool(route.links)
     source = plan.devices[problem.graph.tensor_op[plan.transfer_tensor]]
-    return np.asarray(table[source, plan.transfer_destination], dtype=np.bool_)
-
-
-def step_end_s(timeline: Timeline) -> float:
-    """Seconds at which the last op or transfer of a step ends."""
-    return float(max(timeline.op_end_s.max(initial=0.0), timeline.transfer_end_s.max(initial=0.0)))
+    return np.asarray(problem.transfer_s_per_byte[source, plan.transfer_destination] > 0, dtype=np.bool_)
 
 
 def device_shares(
     problem: Problem, plan: Plan, timeline: Timeline, peak_bytes: Sequence[int]
 ) -> tuple[DeviceShare, ...]:
-    """What every device does during the step, in the host's order.
+    """The shares of every device during the step, in the host's order.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         plan: of the step.
         timeline: of the step.
         peak_bytes: (D,) most that each device holds.
     """
-    graph, host, step_s = problem.graph, problem.host, step_end_s(timeline)
+    graph, host, step_s = problem.graph, problem.host, timeline.step_s
     runs = ~graph.is_source
     copied = is_copied(problem, plan)
     sizes = np.where(copied, graph.tensor_bytes[plan.transfer_tensor], 0)
@@ -348,13 +343,13 @@ def explain(
     """Where the time and memory of a step of `plan` go.
 
     Args:
-        problem: what is placed.
-        plan: what ran, or was simulated.
+        problem: the problem to place.
+        plan: the plan that ran, or was simulated.
         timeline: of a step of it.
-        method: what found it.
+        method: the method that found it.
         step_time_s: its median step time; by default that of the timeline.
         spread_s: half the interquartile range of the steps that it is the median of; 0 where it is unknown.
-        alternatives: what the step would cost otherwise.
+        alternatives: step times of alternatives.
 
     Raises:
         InvalidValue: a plan or a timeline that does not fit the problem.
@@ -365,7 +360,6 @@ def explain(
         np.maximum.at(peaks, timeline.memory_device, timeline.memory_bytes)
     items = critical_items(problem, plan, timeline)
     copied = is_copied(problem, plan)
-    explained_s = step_end_s(timeline)
     bound_s, bound = lower_bound_s(problem)
     explanation = Explanation(
         schema=SCHEMA,
@@ -373,8 +367,8 @@ def explain(
         host=problem.host.name,
         method=method,
         kind=timeline.source,
-        step_time_s=explained_s if step_time_s is None else step_time_s,
-        explained_s=explained_s,
+        step_time_s=timeline.step_s if step_time_s is None else step_time_s,
+        explained_s=timeline.step_s,
         bound_s=bound_s,
         bound=bound,
         num_ops=int(np.count_nonzero(~problem.graph.is_source)),
@@ -389,7 +383,7 @@ def explain(
         advice=Advice("keep", ""),
         spread_s=spread_s,
     )
-    return dataclasses.replace(explanation, advice=advise_on(explanation), disturbed=disturbance_of(explanation))
+    return replace(explanation, advice=advise_on(explanation), disturbed=disturbance_of(explanation))
 
 
 ONE_DEVICE, DATA_PARALLEL, EAGER = "one device", "data parallel", "eager"
@@ -403,157 +397,85 @@ NEAR_BOUND = 1.05
 NEARLY_FULL = 0.95
 """Share of a device's memory above which it may not suffice for long."""
 MUCH = 0.2
-"""Share of the critical path above which transfers, or waits, are what to change."""
+"""Share of the critical path above which transfers, or waits, are worth a change."""
 MOSTLY = 0.7
 """Share of the critical path above which it is a chain of ops ..."""
 IDLE = 0.4
 """... that devices wait for, if they are idle for this share of the step on average."""
 
 
+RULES = ("data-parallel", "use-eager", "one-device", "memory", "near-bound", "transfers", "waits", "chain")
+"""Names of the rules, in the order in which they are tried; `keep` is the rule for all other steps."""
+
+
 def advise_on(explanation: Explanation) -> Advice:
-    """What to do, in one sentence; the advice that `explanation` has already is not looked at."""
+    """The advice, in one sentence; the advice that `explanation` has already is not looked at."""
     if not explanation.explained_s or not explanation.step_time_s:
         return Advice("keep", "Keep this placement: the step takes no time.")
-    for name, rule in RULES.items():
-        if sentence := rule(explanation):
-            return Advice(name, sentence)
-    return Advice("keep", _keep(explanation))
+    return next(_advice(explanation))
 
 
-def alternative(explanation: Explanation, name: str) -> Alternative | None:
-    """The alternative called `name`, if it has a step time."""
-    found = (other for other in explanation.alternatives if other.name == name and other.step_time_s is not None)
-    return next(found, None)
-
-
-def _use_eager(explanation: Explanation) -> str:
-    eager_s = _step_s(explanation, EAGER)
-    single_s = _step_s(explanation, ONE_DEVICE)
-    if eager_s is None or eager_s > AS_GOOD * min(explanation.step_time_s, single_s or explanation.step_time_s):
-        return ""
-    how = "faster" if eager_s < explanation.step_time_s else "as fast"
-    return f"Use eager: it is {how} ({_ms(eager_s)} a step, {_ms(explanation.step_time_s)} as placed)."
-
-
-def _one_device(explanation: Explanation) -> str:
-    single_s = _step_s(explanation, ONE_DEVICE)
-    if single_s is None or single_s > AS_GOOD * explanation.step_time_s:
-        return ""
-    return f"One device is as good ({_ms(single_s)} a step, {_ms(explanation.step_time_s)} as placed): export nothing."
-
-
-def _memory(explanation: Explanation) -> str:
-    fullest = max(explanation.devices, key=lambda device: device.peak_bytes / max(device.capacity_bytes, 1))
-    share = fullest.peak_bytes / max(fullest.capacity_bytes, 1)
-    if share <= NEARLY_FULL:
-        return ""
-    return (
-        f"{fullest.name} is full to {_percent(share)}: leave room before you train for long, with a smaller batch or "
-        f"{_more_micro_batches(explanation)}."
-    )
-
-
-def _near_bound(explanation: Explanation) -> str:
-    if not 0 < explanation.step_time_s <= NEAR_BOUND * explanation.bound_s:
-        return ""
-    gap = max(explanation.step_time_s / explanation.bound_s - 1.0, 0.0)
-    return f"Keep this placement: it is within {_percent(gap)} of the bound ({explanation.bound})."
-
-
-def _data_parallel(explanation: Explanation) -> str:
-    split_s, eager_s = _step_s(explanation, DATA_PARALLEL), _step_s(explanation, EAGER)
-    now_s = explanation.step_time_s if eager_s is None else min(explanation.step_time_s, eager_s)
-    if split_s is None or explanation.num_micro_batches > 1 or split_s > FASTER * now_s:
-        return ""
-    return (
-        f"Cut the batch (`--micro-batches auto`): data parallelism is estimated at {_ms(split_s)} a step, this "
-        f"placement takes {_ms(explanation.step_time_s)}."
-    )
-
-
-def _transfers(explanation: Explanation) -> str:
-    path = explanation.path
-    if not path.transfer_s or path.transfer_s < MUCH * explanation.explained_s:
-        return ""
-    seconds: dict[tuple[str, str], float] = defaultdict(float)
-    for route in path.routes:
-        one, other = sorted((route.source, route.destination))
-        seconds[one, other] += route.seconds
-    (one, other), most_s = max(seconds.items(), key=lambda pair: pair[1])
-    others = f", all copies {_percent(path.transfer_s / explanation.explained_s)}" if len(seconds) > 1 else ""
-    return (
-        f"Copies of {_what(explanation, {one, other})} between {one} and {other} take "
-        f"{_percent(most_s / explanation.explained_s)} of the step{others}: a coarser grouping (fewer `--groups`) or "
-        f"{_more_micro_batches(explanation)} may help."
-    )
-
-
-def _waits(explanation: Explanation) -> str:
-    path = explanation.path
-    if not path.wait_s or path.wait_s < MUCH * explanation.explained_s:
-        return ""
-    return (
-        f"Launches and other waits of the host take {_percent(path.wait_s / explanation.explained_s)} of the step: its "
-        f"ops are short, and a larger batch may help more than another placement."
-    )
-
-
-def _chain(explanation: Explanation) -> str:
-    path, step_s = explanation.path, explanation.explained_s
-    plain = [device for device in explanation.devices if not device.members]
-    idle = sum(device.idle_s for device in plain) / len(plain)
-    if not path.modules or path.op_s < MOSTLY * step_s or idle < IDLE * step_s:
-        return ""
-    longest = path.modules[0]
-    return (
-        f"One chain of ops is {_percent(path.op_s / step_s)} of the step, most of it in the {longest.phase} of "
-        f"{longest.module or 'the model itself'} ({_percent(longest.seconds / step_s)}), and devices are idle for "
-        f"{_percent(idle / step_s)} of it: {_more_micro_batches(explanation)} may give them work."
-    )
-
-
-def _keep(explanation: Explanation) -> str:
-    single_s = _step_s(explanation, ONE_DEVICE)
-    over_bound = (
-        f"none can take less than {_percent(explanation.bound_s / explanation.step_time_s)} of its own step time"
-    )
-    if single_s is None:
-        return f"Keep this placement: {over_bound}."
-    share = _percent(explanation.step_time_s / single_s)
-    return f"Keep this placement: it takes {share} of one device's step; {over_bound}."
-
-
-RULES: dict[str, Callable[[Explanation], str]] = {
-    "data-parallel": _data_parallel,
-    "use-eager": _use_eager,
-    "one-device": _one_device,
-    "memory": _memory,
-    "near-bound": _near_bound,
-    "transfers": _transfers,
-    "waits": _waits,
-    "chain": _chain,
-}
-"""Rules by name, each a sentence or nothing, in the order in which they are asked; `keep` is what is left."""
-
-
-def _step_s(explanation: Explanation, name: str) -> float | None:
-    found = alternative(explanation, name)
-    return None if found is None else found.step_time_s
-
-
-def _what(explanation: Explanation, pair: set[str]) -> str:
-    """What the copies between two devices on the critical path send for most of their time."""
-    seconds: dict[str, float] = defaultdict(float)
-    for part in explanation.path.parts:
-        if part.kind == "transfer" and {part.source, part.device} == pair:
-            seconds[part.what] += part.seconds
-    return f"{max(seconds, key=lambda what: seconds[what])}s"
-
-
-def _more_micro_batches(explanation: Explanation) -> str:
+def _advice(explanation: Explanation) -> Iterator[Advice]:
+    """The advice of each rule that applies, in the order of `RULES`."""
+    step_s, explained_s, path = explanation.step_time_s, explanation.explained_s, explanation.path
+    known_s = {each.name: each.step_time_s for each in explanation.alternatives if each.step_time_s is not None}
+    eager_s, single_s, split_s = (known_s.get(name, math.inf) for name in (EAGER, ONE_DEVICE, DATA_PARALLEL))
+    micro_batches = "micro-batches (`--micro-batches auto`)"
     if explanation.num_micro_batches > 1:
-        return f"another number of micro-batches than {explanation.num_micro_batches}"
-    return "micro-batches (`--micro-batches auto`)"
+        micro_batches = f"another number of micro-batches than {explanation.num_micro_batches}"
+    elif split_s <= FASTER * min(step_s, eager_s):
+        yield Advice(
+            "data-parallel",
+            f"Cut the batch (`--micro-batches auto`): data parallelism is estimated at {_ms(split_s)} a step, this "
+            f"placement takes {_ms(step_s)}.",
+        )
+    as_placed = f"a step, {_ms(step_s)} as placed)"
+    if eager_s <= AS_GOOD * min(step_s, single_s):
+        how = "faster" if eager_s < step_s else "as fast"
+        yield Advice("use-eager", f"Use eager: it is {how} ({_ms(eager_s)} {as_placed}.")
+    if single_s <= AS_GOOD * step_s:
+        yield Advice("one-device", f"One device is as good ({_ms(single_s)} {as_placed}: export nothing.")
+    fullness = {device.name: device.peak_bytes / max(device.capacity_bytes, 1) for device in explanation.devices}
+    fullest = max(fullness, key=fullness.__getitem__)
+    if fullness[fullest] > NEARLY_FULL:
+        yield Advice(
+            "memory",
+            f"{fullest} is full to {_percent(fullness[fullest])}: leave room before you train for long, with a "
+            f"smaller batch or {micro_batches}.",
+        )
+    if step_s <= NEAR_BOUND * explanation.bound_s:
+        gap = _percent(max(step_s / explanation.bound_s - 1.0, 0.0))
+        yield Advice("near-bound", f"Keep this placement: it is within {gap} of the bound ({explanation.bound}).")
+    if path.transfer_s and path.transfer_s >= MUCH * explained_s:
+        sent_s = _summed((tuple(sorted((route.source, route.destination))), route.seconds) for route in path.routes)
+        (one, other), most_s = max(sent_s.items(), key=lambda pair: pair[1])
+        sent = [part for part in path.parts if part.kind == "transfer" and {part.source, part.device} == {one, other}]
+        kinds_s = _summed((part.what, part.seconds) for part in sent)
+        others = f", all copies {_percent(path.transfer_s / explained_s)}" if len(sent_s) > 1 else ""
+        yield Advice(
+            "transfers",
+            f"Copies of {max(kinds_s, key=kinds_s.__getitem__)}s between {one} and {other} take "
+            f"{_percent(most_s / explained_s)} of the step{others}: a coarser grouping (fewer `--groups`) or "
+            f"{micro_batches} may help.",
+        )
+    if path.wait_s and path.wait_s >= MUCH * explained_s:
+        yield Advice(
+            "waits",
+            f"Launches and other waits of the host take {_percent(path.wait_s / explained_s)} of the step: its "
+            f"ops are short, and a larger batch may help more than another placement.",
+        )
+    idle_s = float(np.mean([device.idle_s for device in explanation.devices if not device.members]))
+    if path.modules and path.op_s >= MOSTLY * explained_s and idle_s >= IDLE * explained_s:
+        longest = path.modules[0]
+        yield Advice(
+            "chain",
+            f"One chain of ops is {_percent(path.op_s / explained_s)} of the step, most of it in the {longest.phase} "
+            f"of {longest.module or 'the model itself'} ({_percent(longest.seconds / explained_s)}), and devices are "
+            f"idle for {_percent(idle_s / explained_s)} of it: {micro_batches} may give them work.",
+        )
+    takes = "" if math.isinf(single_s) else f"it takes {_percent(step_s / single_s)} of one device's step; "
+    least = _percent(explanation.bound_s / step_s)
+    yield Advice("keep", f"Keep this placement: {takes}none can take less than {least} of its own step time.")
 
 
 def _ms(seconds: float) -> str:
@@ -574,7 +496,7 @@ def disturbance_of(explanation: Explanation) -> str:
     """Why the figures of a measured step are to be doubted, in a sentence or two; empty where nothing shows.
 
     Args:
-        explanation: of the step; what it says of disturbance already is not looked at.
+        explanation: of the step; disturbance that it already names is not looked at.
     """
     step_s, spread_s = explanation.step_time_s, explanation.spread_s
     if explanation.kind != "measured" or not step_s:
@@ -582,11 +504,11 @@ def disturbance_of(explanation: Explanation) -> str:
     signs = []
     if spread_s > SCATTER * step_s:
         signs.append(f"its steps scatter by ± {_percent(spread_s / step_s)} around their median")
-        measured = [other for other in explanation.alternatives if other.kind == "measured"]
         near = [
             other.name
-            for other in measured
-            if other.step_time_s is not None and abs(other.step_time_s - step_s) <= spread_s
+            for other in explanation.alternatives
+            if other.kind == "measured" and other.step_time_s is not None
+            if abs(other.step_time_s - step_s) <= spread_s
         ]
         if near:
             signs.append(f"the difference to {' and '.join(near)} is within that, and tells nothing")

@@ -22,7 +22,7 @@ Kind = Literal["simulated", "measured"]
 
 @record(frozen=True)
 class DeviceShare:
-    """What one device does during the step: `busy_s + transfer_s + idle_s` is the step."""
+    """The shares of one device during the step: `busy_s + transfer_s + idle_s` is the step."""
 
     name: str
     kind: str
@@ -39,7 +39,7 @@ class DeviceShare:
     peak_bytes: Count
     """Most that was allocated at once."""
     capacity_bytes: Count
-    """What it may hold; of a pool, what all its devices together may."""
+    """Its memory; of a pool, that of all its devices together."""
     memory_pool: str = ""
     """The pool that it shares its memory in; empty for a memory of its own."""
     members: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class PathPart:
     device: str
     """Where the ops run, where the transfer goes, or which device waits."""
     name: str
-    """Of the first op of the stretch, or the op whose output is sent; for a wait, what comes after it."""
+    """Of the first op of the stretch, or the op whose output is sent; for a wait, the item after it."""
     module: str
     """Of that op; empty at the root."""
     phase: str
@@ -66,9 +66,9 @@ class PathPart:
     num_ops: Count = 0
     """Ops of the stretch; 0 for others."""
     num_bytes: Count = 0
-    """What a transfer sends; 0 for others."""
+    """The tensor of a transfer; 0 for others."""
     what: Literal["", "parameter", "input", "activation", "gradient"] = ""
-    """What that is; empty for others."""
+    """Its kind; empty for others."""
 
     def __post_init__(self) -> None:
         if self.end_s < self.start_s:
@@ -82,7 +82,7 @@ class PathPart:
 
 @record(frozen=True)
 class ModuleShare:
-    """What the ops of a module in a phase take on the critical path."""
+    """Seconds of the ops of a module in a phase on the critical path."""
 
     module: str
     """Dotted path; empty at the root."""
@@ -93,7 +93,7 @@ class ModuleShare:
 
 @record(frozen=True)
 class RouteShare:
-    """What the transfers between two devices take on the critical path."""
+    """Seconds of the transfers between two devices on the critical path."""
 
     source: str
     destination: str
@@ -106,8 +106,8 @@ class RouteShare:
 class CriticalPath:
     """The chain of ops, transfers and waits that ends the step: its parts follow each other from 0 to the end.
 
-    A wait is time in which what comes next has its inputs, its device and its links, but does not run: it waits for its
-    launch; of a measured step also for whatever else the host did.
+    A wait is time in which the next item has its inputs, its device and its links, but does not run: it waits for its
+    launch; of a measured step also for other work of the host.
     """
 
     parts: tuple[PathPart, ...]
@@ -166,7 +166,7 @@ class MemoryCurve:
 
 @record(frozen=True)
 class Alternative:
-    """What the step would cost otherwise."""
+    """The step time of an alternative."""
 
     name: str
     """`one device`, `data parallel`, `eager`, ..."""
@@ -175,12 +175,12 @@ class Alternative:
     kind: Literal["measured", "simulated", "estimated"]
     """How the step time was found."""
     note: str = ""
-    """What it is based on, or why there is none."""
+    """The basis of it, or the reason why there is none."""
 
 
 @record(frozen=True)
 class Advice:
-    """One sentence on what to do, and the rule that gave it."""
+    """One sentence of advice, and the rule that gave it."""
 
     rule: str
     """A name of `rlplace.measure.explain.explain_step.RULES`."""
@@ -195,7 +195,7 @@ class Explanation:
     graph_fingerprint: str
     host: str
     method: str
-    """What found the placement."""
+    """The method that found the placement."""
     kind: Kind
     """Whether the explained step was run or simulated."""
     step_time_s: Seconds
@@ -211,7 +211,7 @@ class Explanation:
     num_transfers: Count
     """In the whole step, hand-overs left out ..."""
     transfer_bytes: Count
-    """... and what they send."""
+    """... and their tensors."""
     devices: Annotated[tuple[DeviceShare, ...], Field(min_length=1)]
     path: CriticalPath
     cuts: tuple[CutEdge, ...]
@@ -223,7 +223,7 @@ class Explanation:
     spread_s: Seconds = 0.0
     """Half the interquartile range of the measured steps; 0 where they were simulated, or where it is unknown."""
     disturbed: str = ""
-    """Why what was measured is to be doubted, in a sentence; empty where nothing shows."""
+    """The reason to doubt the measurement, in a sentence; empty where nothing shows."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `explanation.json` keeps it and `rlplace explain --json` prints it."""
@@ -234,7 +234,7 @@ class Explanation:
         """The explanation in plain data, every field checked.
 
         Args:
-            data: what such a file holds.
+            data: of such a file.
             where: its name, for messages.
 
         Raises:

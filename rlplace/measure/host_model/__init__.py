@@ -1,7 +1,8 @@
-"""What measured steps teach about a host: factors on the figures of a problem, with their uncertainty.
+"""The host model: factors of a host learned from measured steps: factors on the figures of a problem, with their
+uncertainty.
 
-`scales` holds the factors and their prior, `fit` finds the factors that explain measured step times, `learned_host`
-is what a run keeps of them.
+`scales` holds the factors and their prior, `fit` finds the factors that explain measured step times, `learned_host` is
+the record that a run keeps of them.
 """
 
 from rlplace.measure.host_model.fit import FitConfig, HostModel

@@ -22,7 +22,7 @@ from rlplace.measure.host_model.scales import LARGEST, Scales
 from rlplace.measure.hosts.host import AtLeastOne, NotNegative, Positive
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem
-from rlplace.measure.simulate.scratch import PlanBatch
+from rlplace.measure.simulate.compiled_problem import PlanBatch
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.records import Count, record
 
@@ -32,14 +32,14 @@ SMALLEST_S = 1e-12
 SOFT_LINKS = (2.0, 2.0, 4.0, 4.0, 8.0, 8.0)
 """Sharpness of the maximum over a route's links in the first descents."""
 LEAST_DEVIATION = 1e-7
-"""Of a log ratio: what is said to be exact is no more exact than that."""
+"""Of a log ratio: a figure that is said to be exact is no more exact than that."""
 RESTART = 0.5
 """Deviations of the prior, about, by which a descent begins elsewhere than the best so far ended."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Pull:
-    """What a fit is drawn to besides what was measured.
+    """The anchors of a fit besides the measurements.
 
     Attributes:
         anchor: (P,) where the prior draws to, in its deviations: 0 for the most probable factors.
@@ -58,8 +58,8 @@ class HostModel:
     plan's step time is the longest of many paths, each a sum of exponentials of the logarithms, so that the paths found
     so far bound it from below, exactly at the factors where they were found: Levenberg-Marquardt (Marquardt 1963,
     J. SIAM 11(2)) descends over the known paths, the simulator adds those that are longest there, and so on. The
-    posterior is normal, with the curvature at the minimum (Laplace). What no measured plan depends on stays at the
-    prior.
+    posterior is normal, with the curvature at the minimum (Laplace). Factors that no measured plan depends on stay at
+    the prior.
 
     Args:
         scales: the factors.
@@ -85,7 +85,7 @@ class HostModel:
         """Takes measured step times of plans; those that are not finite teach nothing.
 
         Args:
-            plans: exactly what was measured.
+            plans: exactly the measured ones.
             step_times_s: of each, in seconds.
             noise: standard deviation of each, as a share of it; the configuration's by default.
 
@@ -135,10 +135,10 @@ class HostModel:
         return Posterior.of(self.scales, self.scales.at(z), slopes, loss, residuals)
 
     def draw(self, generator: np.random.Generator) -> Problem:
-        """The problem under other factors that explain what was measured: a host that may be this one.
+        """The problem under other factors that explain the measurements: a host that may be this one.
 
-        Randomized maximum likelihood (Oliver, He and Reynolds 1996, ECMOR V): what was measured, with noise added once
-        more, is fitted with a draw of the prior in the prior's place, from the paths and factors that the last `fit`
+        Randomized maximum likelihood (Oliver, He and Reynolds 1996, ECMOR V): the measurements, with noise added once
+        more, are fitted with a draw of the prior in the prior's place, from the paths and factors that the last `fit`
         ended with. Were the logarithms of step times linear in the factors, this would be a draw of the posterior. They
         are not, as a step is the longest of many paths: draws of a normal distribution (`Posterior.draw`) take plans to
         be slower than they were measured; these do not.
@@ -196,11 +196,9 @@ class HostModel:
     ) -> tuple[NDArray[np.float64], float]:
         """Where descents from z over ever more known paths end, and the loss there."""
         config = self.config
-        max_rounds, tolerance = config.max_rounds, config.tolerance
-        if is_draw:
-            max_rounds, tolerance = config.draw_rounds, config.draw_tolerance
+        tolerance = config.draw_tolerance if is_draw else config.tolerance
         best_z, best = z, self._discover(z, pull)
-        for _ in range(max_rounds):
+        for _ in range(config.draw_rounds if is_draw else config.max_rounds):
             z, known = self._descend(best_z, pull)
             now = self._discover(z, pull)
             gain = best - now
@@ -277,8 +275,7 @@ class HostModel:
         """(B,) of the log ratios that are expected of simulated and measured step times."""
         behind = self._target - self._target.min()
         expected = np.hypot(self._noise, self.config.misfit + self.config.far * behind)
-        found: NDArray[np.float64] = np.maximum(expected, LEAST_DEVIATION)
-        return found
+        return np.asarray(np.maximum(expected, LEAST_DEVIATION))
 
 
 def _loss(residuals: NDArray[np.float64], moved: NDArray[np.float64]) -> float:
@@ -295,7 +292,7 @@ class FitConfig:
     least_noise: NotNegative = 0.005
     """Of a measurement whose samples are closer together by luck."""
     misfit: NotNegative = 0.01
-    """What no factors explain of the fastest plans, likewise: the model is not the host."""
+    """The part of the fastest plans' times that no factors explain, likewise: the model is not the host."""
     far: NotNegative = 0.1
     """How much more it is of a plan that takes e times the fastest: slow plans may be fitted worse."""
     max_rounds: AtLeastOne = 12
@@ -308,7 +305,7 @@ class FitConfig:
     """Paths of a plan that are kept, the longest."""
     draw_tolerance: NotNegative = 0.02
     """A round of a draw's fit that gains less than this share of the loss is the last: it need not be the best, but
-    what was measured must not rule it out."""
+    measurements must not rule it out."""
     draw_rounds: AtLeastOne = 4
     """As `max_rounds`, of a draw's fit."""
     restarts: Count = 4
@@ -325,7 +322,7 @@ TIED = 1e-9
 
 class PathTerms:
     """Critical paths of plans as Q terms: seconds of an op type on a device, latencies and bytes of a route, ops,
-    dispatch, co-run, and what no factor changes.
+    dispatch, co-run, and a part that no factor changes.
 
     Attributes:
         scales: the factors.
@@ -386,13 +383,13 @@ class PathTerms:
         )
 
     def seconds(self, x: NDArray[np.float64], sharpness: float = math.inf) -> NDArray[np.float64]:
-        """(Q,) what one unit of each term of a path takes under factors x (P,); see `slopes`."""
+        """(Q,) seconds of one unit of each term of a path under factors x (P,); see `slopes`."""
         return self.seconds_and_exponents(x, sharpness)[0]
 
     def seconds_and_exponents(
         self, x: NDArray[np.float64], sharpness: float = math.inf
     ) -> tuple[NDArray[np.float64], csr_matrix]:
-        """(Q,) what one unit of each term of a path takes under factors x (P,), and (Q, P) d log seconds / d x.
+        """(Q,) seconds of one unit of each term of a path under factors x (P,), and (Q, P) d log seconds / d x.
 
         Args:
             x: logarithms of factors.
@@ -419,8 +416,7 @@ class PathTerms:
         is_route = np.zeros(self.num_terms, dtype=bool)
         is_route[self._latency_terms] = is_route[self._bytes_terms] = True
         logs = np.where(is_route, logs, self._log_unit + np.clip(exponents @ x, -LARGEST, LARGEST))
-        found: NDArray[np.float64] = np.exp(logs)
-        return found, exponents
+        return np.exp(logs), exponents
 
     def of(self, x: NDArray[np.float64], batch: PlanBatch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(B,) step times of plans under factors x (P,), and (B, Q) the terms of a critical path of each.

@@ -1,4 +1,4 @@
-"""`LearnedHost`: what a run learned about a host, and its file `host_model.json`.
+"""`LearnedHost`: the host model that a run learned, and its file `host_model.json`.
 
 `Posterior` is the distribution of the factors after measuring. `fit_priors` and `knowledge_of` put learned hosts
 together: the first fits the shipped priors, the second is the prior of the next workload on the same host.
@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ FILE = "host_model.json"
 LARGEST_BYTES = 64 << 20
 Log = Annotated[Number, Field(ge=-100, le=100)]
 Deviation = Annotated[Number, Field(ge=1e-30, le=100)]
-"""Logarithms of factors beyond these are of no host, and their squares would leave what floats hold."""
+"""Logarithms of factors beyond these are of no host, and their squares would overflow floats."""
 DIGITS = 8
 """Of a number of an equation, that are kept."""
 
@@ -59,7 +59,7 @@ class LearnedFactor:
     """Op type and kind of device, device, or link."""
     log_mean: Log
     log_deviation: Deviation
-    """Given all that was measured; that of the factor alone, whatever the others are."""
+    """Given all that was measured; that of the factor alone, for any values of the others."""
     prior_deviation: Deviation
     """Before anything was measured, around `prior_mean`."""
     median: Annotated[Number, Field(ge=0, le=math.exp(100))] = 0.0
@@ -70,17 +70,17 @@ class LearnedFactor:
 
 @record(frozen=True)
 class Equation:
-    """What measured steps say of all factors at once, as one linear equation in their logarithms x: the sum of
+    """A statement of measured steps on all factors at once, as one linear equation in their logarithms x: the sum of
     `slopes[i] * x[i]` is `target`, with a standard deviation of 1."""
 
     target: Annotated[float, Field(ge=-1e8, le=1e8)]
     slopes: tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...]
-    """One for each factor, in their order. Ranges are far beyond what measured steps give."""
+    """One for each factor, in their order. Ranges are far beyond those of measured steps."""
 
 
 @record(frozen=True)
 class LearnedHost:
-    """What `host_model.json` holds."""
+    """The content of `host_model.json`."""
 
     host: str
     host_fingerprint: str
@@ -90,10 +90,10 @@ class LearnedHost:
     factors: Annotated[tuple[LearnedFactor, ...], Field(max_length=5_000)]
     """Matrices of factors by factors are made of them; 16 devices with a link for each two have fewer than 1,000."""
     lines: tuple[str, ...]
-    """What it means, in words."""
+    """Its meaning, in words."""
     schema: FirstSchema = SCHEMA
     equations: Annotated[tuple[Equation, ...], Field(max_length=20_000)] = ()
-    """What the measured steps alone say, the prior aside; empty in files of before there were any."""
+    """The statement of the measured steps alone, without the prior; empty in files of before there were any."""
 
     def __post_init__(self) -> None:
         for place, equation in enumerate(self.equations):
@@ -106,7 +106,7 @@ class LearnedHost:
 
     @classmethod
     def of(cls, posterior: Posterior) -> LearnedHost:
-        """What a posterior says, factor by factor, and the equations that say how factors depend on each other."""
+        """A posterior factor by factor, and the equations that say how factors depend on each other."""
         scales = posterior.scales
         factors = tuple(
             LearnedFactor(
@@ -133,10 +133,10 @@ class LearnedHost:
 
 
 def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> None:
-    """Writes what was learned about a host as JSON, whole or not at all.
+    """Writes a host model as JSON, whole or not at all.
 
     Args:
-        posterior: what was learned.
+        posterior: the host model.
         path: of the file, or of a run folder.
 
     Raises:
@@ -147,7 +147,7 @@ def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> None:
 
 
 def load_learned_host(path: str | os.PathLike[str]) -> LearnedHost:
-    """What `save_posterior` wrote; reading runs no code.
+    """The host model that `save_posterior` wrote; reading runs no code.
 
     Args:
         path: of the file, or of a run folder.
@@ -209,7 +209,7 @@ class Posterior:
         loss: float = 0.0,
         residuals: NDArray[np.float64] | None = None,
     ) -> Posterior:
-        """The distribution whose precision, in units of the prior's deviations, is 1 and what measurements add.
+        """The distribution whose precision, in units of the prior's deviations, is 1 plus that of measurements.
 
         Args:
             scales: which factors.
@@ -226,14 +226,13 @@ class Posterior:
 
     @classmethod
     def prior(cls, scales: Scales) -> Posterior:
-        """What is known before anything is measured."""
+        """The distribution before anything is measured."""
         return cls(scales, scales.mean.copy(), scales.spread(np.eye(len(scales))))
 
     @property
     def deviation(self) -> NDArray[np.float64]:
         """(P,) standard deviations of the logarithms."""
-        found: NDArray[np.float64] = np.sqrt((self.root**2).sum(axis=1))
-        return found
+        return np.asarray(np.sqrt((self.root**2).sum(axis=1)))
 
     @property
     def problem(self) -> Problem:
@@ -245,7 +244,7 @@ class Posterior:
         return self.scales.apply(self.mean + self.root @ generator.standard_normal(len(self.mean)))
 
     def equations(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What the measured steps alone say, without the prior: slopes (R, P) and targets (R,).
+        """The statement of the measured steps alone, without the prior: slopes (R, P) and targets (R,).
 
         `slopes @ x` is `targets` at the logarithms x of the factors, each with a standard deviation of 1: the step
         times as they are near the mean, in at most P equations that say the same as all of them. Where the factors
@@ -264,16 +263,17 @@ class Posterior:
 
 
 SURE = 1.96
-"""Standard deviations of the posterior by which a factor differs from what was given, to be worth a line."""
+"""Standard deviations of the posterior by which a factor differs from the given figure, to be worth a line."""
 MOST = 8
 """Lines, those that are surest first."""
 
 
 def describe(posterior: Posterior, *, most: int = MOST) -> list[str]:
-    """Lines such as `cpu:1 is 4 % slower than given (3 to 5 %)`: what differs from what was given, the surest first.
+    """Lines such as `cpu:1 is 4 % slower than given (3 to 5 %)`: factors that differ from the given figures, the surest
+    first.
 
     Args:
-        posterior: what was learned.
+        posterior: the host model.
         most: how many lines at most.
     """
     deviation = posterior.deviation
@@ -300,7 +300,7 @@ def _line(scales: Scales, place: int, mean: float, deviation: float) -> str:
 
 
 def _other(scales: Scales, item: Scale, low: float, middle: float, high: float) -> str:
-    """What is no factor on a figure of the problem's, in its unit."""
+    """A figure that is no factor on one of the problem's, in its unit."""
     host, prior = scales.problem.host, scales.prior
     if item.kind == "co-run":
         given = max((max(row) for row in host.corun_slowdown), default=0.0) or prior.corun
@@ -343,7 +343,7 @@ class FittedFigure:
         name: of the figure.
         value: now.
         shipped: before.
-        num_factors: what it was fitted to.
+        num_factors: the measurements that it was fitted to.
         num_runs: that these factors come from.
     """
 
@@ -356,18 +356,18 @@ class FittedFigure:
 
 
 def fit_priors(hosts: Sequence[LearnedHost], shipped: Priors) -> tuple[Priors, tuple[FittedFigure, ...]]:
-    """Priors with the figures that are most probable given what runs learned, and which of them were fitted.
+    """Priors with the figures that are most probable given host models of runs, and which of them were fitted.
 
     Empirical Bayes (Morris 1983, J. Am. Stat. Assoc. 78(381)), each kind of factor of each source of costs apart. A
     factor's likelihood is its posterior with its prior divided out, N(m; x, s^2): 1/s^2 = 1/sd^2 - 1/prior_sd^2 and
     m = s^2 * (mean / sd^2 - prior_mean / prior_sd^2). That takes factors of one run for independent. The deviation tau
-    of a kind maximises the sum of log N(m; mu, tau^2 + s^2), to which the shipped figures add what `WEIGHT` factors
-    would add that are known exactly and have the shipped median and deviation. mu is 0, but for kinds that have a
-    median: there it is the logarithm of the median, fitted along. What no factor was learned of keeps its figure, and
-    so does what is taken as known (deviation 0).
+    of a kind maximises the sum of log N(m; mu, tau^2 + s^2), to which the shipped figures add the weight of `WEIGHT`
+    factors that are known exactly and have the shipped median and deviation. mu is 0, but for kinds that have a
+    median: there it is the logarithm of the median, fitted along. A figure of which no factor was learned stays, and so
+        does one that is taken as known (deviation 0).
 
     Args:
-        hosts: what each run learned.
+        hosts: of each run.
         shipped: the figures that count as `WEIGHT` factors.
 
     Raises:
@@ -410,10 +410,10 @@ def fit_priors(hosts: Sequence[LearnedHost], shipped: Priors) -> tuple[Priors, t
 
 
 def likelihood(factor: LearnedFactor, least_learned: float = LEAST_LEARNED) -> tuple[float, float] | None:
-    """Mean and variance of what measured steps alone say about a factor's logarithm; None where that is nothing.
+    """Mean and variance of a factor's logarithm by measured steps alone; None where that is nothing.
 
     Args:
-        factor: what was learned.
+        factor: the host model.
         least_learned: share of the prior's variance below which it is nothing.
     """
     kept = (factor.log_deviation / factor.prior_deviation) ** 2
@@ -428,7 +428,7 @@ def fit_figures(
     """The most probable median and deviation of factors of one kind.
 
     Args:
-        factors: what was learned of each; those that too little was learned of are left out.
+        factors: the learned factors of each; those that too little was learned of are left out.
         median: shipped; 0 for a kind that has none, or whose median is not to be fitted.
         deviation: shipped, more than 0.
         weight: how many factors the shipped figures count as.
@@ -479,42 +479,33 @@ MOST_RUNS = 32
 
 
 def knowledge_of(learned: Sequence[LearnedHost], source: CostSource) -> HostKnowledge | None:
-    """What earlier runs on a host tell about its factors; None where they tell nothing.
+    """The knowledge of a host's factors from earlier runs; None where they tell nothing.
 
-    A run tells what its measured steps alone say (`LearnedHost.equations`), so that what it was told itself does not
-    count twice. One that kept no equations tells it factor by factor, its prior divided out as in `fit_priors`.
+    A run contributes the statement of its measured steps alone (`LearnedHost.equations`), so that knowledge that it was
+    given does not count twice. One that kept no equations tells it factor by factor, its prior divided out as in
+    `fit_priors`.
 
     Args:
-        learned: what runs kept, on one host, the latest first.
-        source: of the costs of the next problem; only what was learned on costs of the same kind says something of it.
+        learned: of runs on one host, the latest first.
+        source: of the costs of the next problem; only host models on costs of the same kind say something of it.
     """
     runs = [host for host in learned if SECTIONS[host.cost_source] == SECTIONS[source]][:MOST_RUNS]
-    seen = [_of_equations(run) if run.equations else _of_factors(run) for run in runs]
-    told = tuple(run for run in seen if len(run.targets))
+    told = tuple(seen for seen in map(_seen, runs) if len(seen.targets))
     return HostKnowledge(told) if told else None
 
 
-def _of_equations(run: LearnedHost) -> SeenRun:
-    slopes = np.array([equation.slopes for equation in run.equations])
-    return SeenRun(_factors(run), slopes, np.array([equation.target for equation in run.equations]))
-
-
-def _of_factors(run: LearnedHost) -> SeenRun:
-    """An equation for each factor that something was learned of."""
-    rows, targets = [], []
-    for place, factor in enumerate(run.factors):
+def _seen(run: LearnedHost) -> SeenRun:
+    """What the measured steps of a run say; without its equations, one for each factor that it learned something of."""
+    rows: list[Any] = [equation.slopes for equation in run.equations]
+    targets = [equation.target for equation in run.equations]
+    for place, factor in enumerate(() if run.equations else run.factors):
         found = likelihood(factor, LEAST_CARRIED)
-        if found is None or abs(found[0]) > LARGEST:
-            continue
-        mean, deviation = found[0], math.sqrt(found[1])
-        rows.append(np.eye(len(run.factors))[place] / deviation)
-        targets.append(mean / deviation)
-    return SeenRun(_factors(run), np.array(rows).reshape(len(rows), len(run.factors)), np.array(targets))
-
-
-def _factors(run: LearnedHost) -> tuple[Factor, ...]:
-    """The run's factors, as far as they may be from 1 on a host that is not known."""
-    return tuple(
+        if found is not None and abs(found[0]) <= LARGEST:
+            deviation = math.sqrt(found[1])
+            rows.append(np.eye(len(run.factors))[place] / deviation)
+            targets.append(found[0] / deviation)
+    # the factors as far as they may be from 1 on a host that is not known
+    factors = tuple(
         Factor(
             factor.kind,
             factor.name,
@@ -523,3 +514,4 @@ def _factors(run: LearnedHost) -> tuple[Factor, ...]:
         )
         for factor in run.factors
     )
+    return SeenRun(factors, np.array(rows).reshape(len(rows), len(factors)), np.array(targets))

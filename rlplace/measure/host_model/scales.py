@@ -41,11 +41,11 @@ class Prior:
     overhead: NotNegative = 1.0
     """Of these seconds."""
     dispatch_s: NotNegative = 5e-6
-    """Median of the seconds that a dispatcher takes to launch an op or a copy, where nothing says what it is."""
+    """Median of the seconds that a dispatcher takes to launch an op or a copy, where no figure is given."""
     dispatch: NotNegative = 0.0
     """Of these seconds."""
     corun: NotNegative = 0.05
-    """Median of how much a busy device slows another that shares its memory, where nothing says what it is."""
+    """Median of how much a busy device slows another that shares its memory, where no figure is given."""
     corun_deviation: NotNegative = 0.0
     """Of that slowdown."""
 
@@ -75,7 +75,7 @@ class Figure:
 
 @record(frozen=True)
 class Priors:
-    """What a priors file holds: every figure of `Prior`, twice."""
+    """The content of a priors file: every figure of `Prior`, twice."""
 
     estimated: dict[str, Figure]
     """By name, for costs from data sheets."""
@@ -97,10 +97,6 @@ class Priors:
     def prior(self, section: Section) -> Prior:
         """The prior of one section."""
         return Prior(**{name: figure.value for name, figure in self.section(section).items()})
-
-    def of(self, source: CostSource) -> Prior:
-        """The prior of problems whose costs have this source."""
-        return self.prior(SECTIONS[source])
 
 
 def load_priors(path: str | os.PathLike[str] | None = None) -> Priors:
@@ -138,7 +134,7 @@ def prior_of(problem: Problem, path: str | os.PathLike[str] | None = None) -> Pr
     Raises:
         FileProblem, InvalidValue, UnknownName: as `load_priors`.
     """
-    return load_priors(path).of(problem.costs.source)
+    return load_priors(path).prior(SECTIONS[problem.costs.source])
 
 
 Kind = Literal["op type", "device", "bandwidth", "latency", "overhead", "dispatch", "co-run"]
@@ -174,7 +170,7 @@ class Factor(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SeenRun:
-    """What the measured steps of one run say, as linear equations in the logarithms u of its K factors.
+    """The statement of one run's measured steps, as linear equations in the logarithms u of its K factors.
 
     Attributes:
         factors: K of them.
@@ -218,17 +214,16 @@ class HostKnowledge:
         The host has h, of which each run, and the next workload, has its own with a deviation of c = `CARRIED` of the
         factor's; h has the rest of its variance. A run's equations S u = t + noise are then S h = t + noise of the
         covariance I + S diag(c^2) S'. All are solved together with the prior (least squares by QR), also for factors
-        that the next workload does not have: what those might be makes the equations that they are in say less of the
+        that the next workload does not have: their uncertainty makes the equations that they are in say less of the
         others, and two such equations may still tell a difference.
 
         Args:
             factors: of the next workload, P of them. One on a figure of the prior is known as that figure.
         """
-        place: dict[tuple[Kind, str, bool], int] = {}
-        every: list[Factor] = []
-        for factor in (*factors, *(factor for run in self.runs for factor in run.factors)):
-            if place.setdefault(_key(factor), len(every)) == len(every):
-                every.append(factor)
+        seen = (*factors, *(factor for run in self.runs for factor in run.factors))
+        first = {_key(factor): factor for factor in reversed(seen)}
+        every = [first[key] for key in dict.fromkeys(map(_key, seen))]
+        place = {_key(factor): k for k, factor in enumerate(every)}
         deviation = np.array([factor.deviation for factor in every])
         centre = np.array([_log_median(factor) for factor in every])
         own = deviation * [CARRIED[factor.kind] for factor in every]
@@ -253,7 +248,7 @@ class HostKnowledge:
 
 
 def _key(factor: Factor) -> tuple[Kind, str, bool]:
-    """What two runs call the same: a factor on the problem's figure is another than one on the prior's."""
+    """The key by which two runs share a factor: a factor on the problem's figure is another than one on the prior's."""
     return factor.kind, factor.name, factor.median > 0
 
 
@@ -292,7 +287,7 @@ class Scales:
 
     Attributes:
         problem: with the figures as they were given.
-        prior: what is known beforehand.
+        prior: of any host.
         items: P scales.
         deviation: (P,) of their logarithms before anything is measured.
         mean: (P,) likewise.
@@ -302,8 +297,8 @@ class Scales:
 
     Args:
         problem: as it was given.
-        prior: what is known beforehand of any host.
-        knowledge: what is known of this one, from other workloads.
+        prior: of any host.
+        knowledge: of this one, from other workloads.
     """
 
     def __init__(self, problem: Problem, prior: Prior | None = None, knowledge: HostKnowledge | None = None) -> None:
@@ -329,9 +324,8 @@ class Scales:
                 self.type_at[np.ix_(op_type == t, here)] = add("op type", f"{types[t]} on {kind}", prior.op_type)
         self.device_at = np.array([add("device", device.name, prior.device) for device in host.devices])
         self.bandwidth_at = np.array([add("bandwidth", link.name, prior.bandwidth) for link in host.links], dtype=int)
-        has_latency = [prior.latency if link.latency_s > 0 else 0.0 for link in host.links]
         self.latency_at = np.array(
-            [add("latency", link.name, deviation) for link, deviation in zip(host.links, has_latency)], dtype=int
+            [add("latency", link.name, prior.latency * (link.latency_s > 0)) for link in host.links], dtype=int
         )
         self.overhead_at = add("overhead", "every op", prior.overhead if prior.overhead_s > 0 else 0.0)
         has_dispatcher = any(device.dispatcher for device in host.devices)
@@ -349,19 +343,16 @@ class Scales:
         return len(self.items)
 
     def at(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(P,) logarithms of the factors that are z (P,) deviations from what is expected of them."""
-        found: NDArray[np.float64] = self.mean + (z * self.deviation if self._root is None else self._root @ z)
-        return found
+        """(P,) logarithms of the factors that are z (P,) deviations from their expected values."""
+        return np.asarray(self.mean + (z * self.deviation if self._root is None else self._root @ z))
 
     def spread(self, root: NDArray[np.float64]) -> NDArray[np.float64]:
         """(P, P) a root of a covariance of logarithms, of one in deviations."""
-        found: NDArray[np.float64] = self.deviation[:, None] * root if self._root is None else self._root @ root
-        return found
+        return np.asarray(self.deviation[:, None] * root if self._root is None else self._root @ root)
 
     def slopes_of(self, slopes: NDArray[np.float64]) -> NDArray[np.float64]:
         """(B, P) derivatives with respect to deviations, of those with respect to logarithms."""
-        found: NDArray[np.float64] = slopes * self.deviation if self._root is None else slopes @ self._root
-        return found
+        return np.asarray(slopes * self.deviation if self._root is None else slopes @ self._root)
 
     def unspread(self, slopes: NDArray[np.float64]) -> NDArray[np.float64]:
         """The inverse of `slopes_of`."""
@@ -432,5 +423,4 @@ def slowdown_of(host: Host, prior: Prior) -> NDArray[np.float64]:
     pools = [device.memory_pool or device.name for device in host.devices]
     given = np.array(host.corun_slowdown or np.zeros((len(pools), len(pools))))
     shares = np.array([[d != e and pools[d] == pools[e] for e in range(len(pools))] for d in range(len(pools))])
-    table: NDArray[np.float64] = np.where(given > 0, given, np.where(shares, prior.corun, 0.0))
-    return table
+    return np.asarray(np.where(given > 0, given, np.where(shares, prior.corun, 0.0)))

@@ -163,7 +163,10 @@ def gpu_host(name: str, *, num_parts: int = 1, with_cpu: bool = False, cores: tu
         routes=routes,
         dispatch_order="request",
         run_ahead=1024,
-        corun_slowdown=_slowdown(devices) if num_parts > 1 else (),
+        corun_slowdown=tuple(
+            tuple(PARTS_SLOWDOWN if one is not other and _port(one) == _port(other) else 0.0 for other in devices)
+            for one in (devices if num_parts > 1 else ())
+        ),
     )
 
 
@@ -189,7 +192,7 @@ def _route(source: Device, destination: Device) -> Route:
 
 
 def _port(device: Device) -> str:
-    """What all copies from and to a device go through: its GPU, or the CPU."""
+    """The link that all copies from and to a device go through: its GPU, or the CPU."""
     return device.name.partition("/")[0]
 
 
@@ -201,15 +204,8 @@ def _links(routes: tuple[Route, ...]) -> Iterator[Link]:
             yield Link(route.links[0], INNER_COPY_BYTES_PER_S, INNER_COPY_LATENCY_S)
 
 
-def _slowdown(devices: list[Device]) -> tuple[tuple[float, ...], ...]:
-    return tuple(
-        tuple(PARTS_SLOWDOWN if one is not other and _port(one) == _port(other) else 0.0 for other in devices)
-        for one in devices
-    )
-
-
 SPARE = 0.05
-"""What stays free of a detected memory.
+"""The share of a detected memory that stays free.
 
 A device may take its copy of a tensor later than simulated, so that the maker holds it longer, and allocators lose
 some to fragmentation: the fullest devices held up to 3.5 % more than predicted (benchmarks/results/memory.md).

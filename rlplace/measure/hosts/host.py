@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, check_known
 from rlplace.records import Count, Number, Whole, record
 from rlplace.say import counted
 
@@ -51,7 +51,7 @@ class Device:
     kind: Printable
     """Devices of one kind share op costs, e.g. `cpu-core`, `Tesla V100-SXM2-16GB`."""
     backend: Backend
-    """What runs it; `simulated` runs nowhere."""
+    """Its backend; `simulated` runs nowhere."""
     memory_bytes: Annotated[Whole, Field(gt=0)]
     """Capacity for one step's tensors; a peak above it is `oom`."""
     memory_pool: Printable = ""
@@ -59,7 +59,7 @@ class Device:
     memory_granularity_bytes: AtLeastOne = 1
     """Every allocation is rounded up to a multiple of this."""
     context_bytes: Count = 0
-    """Held from the start, whatever the placement."""
+    """Held from the start, in any placement."""
     dispatcher: Printable = ""
     """Devices with the same dispatcher share one launcher (a thread, an interpreter lock); `""` costs nothing."""
     peak_flops_per_s: dict[str, NotNegative] = field(default_factory=dict)
@@ -77,8 +77,7 @@ class Device:
         if len(set(self.cores)) != len(self.cores):
             raise InvalidValue("cores", f"{len(self.cores)} of them, some twice", "different cores")
         for dtype in self.peak_flops_per_s:
-            if dtype not in DTYPES:
-                raise UnknownName("dtype", dtype, DTYPES, hint=f"Found in `peak_flops_per_s` of device {self.name!r}.")
+            check_known("dtype", dtype, DTYPES, hint=f"Found in `peak_flops_per_s` of device {self.name!r}.")
 
 
 @record(frozen=True)
@@ -126,7 +125,7 @@ class Host:
     for a launch, in order of request (ties by device index)."""
     run_ahead: AtLeastOne = 1024
     """An op's launch begins only when the op this many places before it in its device's order has ended; 1 launches
-    on an idle device only (a CPU core launches what it runs)."""
+    on an idle device only (a CPU core launches its own ops)."""
     corun_slowdown: tuple[tuple[NotNegative, ...], ...] = ()
     """(D, D): an op on device d progresses at rate 1 / (1 + sum of `corun_slowdown[d][e]` over busy devices e). Parts
     of one GPU have a prior of 1 here, the rest is 0 until a calibration has fitted it."""
@@ -138,18 +137,15 @@ class Host:
         for field_, given in (("devices", names), ("links", links)):
             if len(set(given)) != len(given):
                 raise InvalidValue(field_, given, "unique names")
-        known_devices, known_links = set(names), set(links)
-        for index, device in enumerate(self.devices):
-            for member in device.members:
-                if member not in known_devices:
-                    raise UnknownName(f"device in devices[{index}].members", member, names)
-        for index, route in enumerate(self.routes):
-            for end in ("source", "destination"):
-                if (name := getattr(route, end)) not in known_devices:
-                    raise UnknownName(f"device in routes[{index}].{end}", name, names)
-            for link in route.links:
-                if link not in known_links:
-                    raise UnknownName(f"link in routes[{index}].links", link, links)
+        known = {"device": dict.fromkeys(names), "link": dict.fromkeys(links)}
+        named = [
+            *(("device", f"devices[{k}].members", each) for k, one in enumerate(self.devices) for each in one.members),
+            *(("device", f"routes[{k}].source", route.source) for k, route in enumerate(self.routes)),
+            *(("device", f"routes[{k}].destination", route.destination) for k, route in enumerate(self.routes)),
+            *(("link", f"routes[{k}].links", link) for k, route in enumerate(self.routes) for link in route.links),
+        ]
+        for kind, at, name in named:
+            check_known(f"{kind} in {at}", name, known[kind])
         pairs = {(route.source, route.destination) for route in self.routes}
         if len(pairs) != len(self.routes):
             raise InvalidValue("routes", "two routes for one pair of devices", "one route a pair")
@@ -163,7 +159,7 @@ class Host:
             raise InvalidValue("corun_slowdown", rows, f"{len(names)} rows of {len(names)} numbers")
 
     def __repr__(self) -> str:
-        """In one line: what there is of each kind, and how it is wired."""
+        """In one line: the numbers of devices of each kind, and their wiring."""
         kinds = Counter(device.kind for device in self.devices)
         of = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
         simulated = ", simulated" if self.is_simulated else ""
@@ -211,8 +207,7 @@ class Host:
         Raises:
             UnknownName: no device has that name.
         """
-        if name not in self.device_index:
-            raise UnknownName("device", name, self.device_index)
+        check_known("device", name, self.device_index)
         return self.devices[self.device_index[name]]
 
     def to_dict(self) -> dict[str, object]:

@@ -5,10 +5,10 @@ spare repetition and are written out on loading: a device with a `count` stands 
 `cuda:1`, ...), and a `topology`, a list of `Wiring`s, gives links and routes to the pairs of devices for which `routes`
 names none.
 
-Two more fields are optional, so that what `rlplace hosts HOST --json` prints is a host file: `schema`, which is 1, and
-`fingerprint`, which if it is there must be that of the host. Remove it when you edit devices or routes.
+Two more fields are optional, so that the output of `rlplace hosts HOST --json` is a host file: `schema`, which is 1,
+and `fingerprint`, which if it is there must be that of the host. Remove it when you edit devices or routes.
 
-`parse_yaml`: what a YAML text holds: plain data, no larger than it looks, every key of a mapping once.
+`parse_yaml`: the object of a YAML text: plain data, no larger than it looks, every key of a mapping once.
 
 `Wiring`: the compact form of links and routes in a host file.
 """
@@ -22,21 +22,22 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
+from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
 from pydantic import Field
 
-from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.files import parse_json, write_text_atomic
+from rlplace.errors import FileProblem, InvalidValue, UnknownName, check_known
+from rlplace.files import parse_json, read_plain, write_text_atomic
 from rlplace.measure.hosts.host import Device, Host, Link, NotNegative, Positive, Route
 from rlplace.records import FirstSchema, Whole, described, read_record, record
 
 ENDINGS = (".json", ".yaml", ".yml")
 
 SCHEMA = 1
-"""Of host files, and of what `host_to_dict` gives."""
+"""Of host files, and of the dict of `host_to_dict`."""
 
 _LARGEST_BYTES = {".json": 64 << 20, ".yaml": 1 << 20, ".yml": 1 << 20}
 """YAML is read a hundred times as slowly as JSON."""
@@ -53,19 +54,15 @@ def load_host(path: str | os.PathLike[str]) -> Host:
     """
     path = Path(path)
     _check_ending(path)
+    hint = "" if path.exists() else _nearby(path)
+    data = read_plain(
+        path, largest_bytes=_LARGEST_BYTES[path.suffix], holds="a host file", hint=hint, follows_links=True
+    )
     try:
-        if path.exists() and not path.is_file():
-            raise FileProblem(path, "cannot be read: not a regular file, expected a host file.")
-        size, largest_bytes = path.stat().st_size, _LARGEST_BYTES[path.suffix]
-        if size > largest_bytes:
-            raise FileProblem(path, f"{size} bytes, expected a host file of at most {largest_bytes}.")
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise FileProblem(path, f"no such file.{_nearby(path)}") from error
-    except (OSError, ValueError) as error:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
         raise FileProblem(path, f"cannot be read: {error}.") from error
-    data = parse_json(text, path) if path.suffix == ".json" else parse_yaml(text, path)
-    return host_from_dict(data, str(path))
+    return host_from_dict((parse_json if path.suffix == ".json" else parse_yaml)(text, path), str(path))
 
 
 def save_host(host: Host, path: str | os.PathLike[str]) -> None:
@@ -97,7 +94,7 @@ class Wiring:
     """
 
     name: str
-    """What the links are, e.g. `nvlink`; sources are cited under it."""
+    """The kind of links, e.g. `nvlink`; sources are cited under it."""
     bandwidth_bytes_per_s: Positive
     latency_s: NotNegative = 0.0
     pairs: tuple[tuple[str, ...], ...] = ()
@@ -150,7 +147,7 @@ class HostFile:
 
 
 def host_from_dict(data: object, where: str) -> Host:
-    """The host that plain data (`Host.to_dict`, `host_to_dict`, or what a host file holds) describes.
+    """The host that plain data (of `Host.to_dict`, `host_to_dict`, or a host file) describes.
 
     Args:
         data: A mapping of the fields of `Host`, short forms allowed.
@@ -191,9 +188,9 @@ def _nearby(path: Path) -> str:
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.suffix in ENDINGS]
     except OSError:
-        return f" There is no folder {str(path.parent)!r} either."
+        return f"There is no folder {str(path.parent)!r} either."
     nearest = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
+    return f"Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
 
 
 MOST_VALUES = 1_000_000
@@ -201,7 +198,7 @@ MOST_VALUES = 1_000_000
 
 
 def parse_yaml(text: str, path: str | os.PathLike[str]) -> object:
-    """What the YAML text of the file `path` holds; reading runs no code.
+    """The object of the YAML text of the file `path`; reading runs no code.
 
     Raises:
         FileProblem: it is not YAML, a key is given twice, it is nested too deeply, holds itself, or means too much.
@@ -226,7 +223,7 @@ class _Loader(yaml.SafeLoader):
     """Safe YAML, with repeated keys refused and `1e9` a number (YAML 1.1, PyYAML's dialect, takes it for text)."""
 
     num_merged = 0
-    """Fields of all mappings, with what they merge, as often as they are looked at."""
+    """Fields of all mappings, merged ones included, as often as they are looked at."""
 
     def construct_number(self, node: yaml.ScalarNode) -> float:
         """A number; one in base 60 (`1:30:00`) or of many digits would take time that is quadratic in its length."""
@@ -252,7 +249,8 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Puts the fields of what `<<` names in its place; mappings that name one another may double each time."""
+        """Puts the fields of the mapping that `<<` names in its place; mappings that name one another may double each
+        time."""
         super().flatten_mapping(node)
         self.num_merged += len(node.value)
         if self.num_merged > MOST_VALUES:
@@ -272,8 +270,8 @@ def _num_values(data: object, known: dict[int, int | None]) -> int:
     """How many values there are if each is counted wherever it stands.
 
     Args:
-        data: what was parsed, in which one object may stand in many places.
-        known: by identity what was counted before; None for what is being counted.
+        data: the parsed object, in which one object may stand in many places.
+        known: counts so far by identity; None for an object that is being counted.
 
     Raises:
         ValueError: a value holds itself.
@@ -315,21 +313,16 @@ def lay_routes(
             f"at most {_MOST_PAIRS // max(len(devices), 1) ** 2} for {len(devices)} devices",
             where=where,
         )
-    known = dict.fromkeys(devices)
-    names_before: set[str] = set()
     links: dict[str, Link] = {}
     routes: dict[tuple[str, str], Route] = {}
     for index, wiring in enumerate(wirings):
         at = f"topology[{index}]"
-        if wiring.name in names_before:
+        if any(wiring.name == before.name for before in wirings[:index]):
             raise InvalidValue(f"{at}.name", wiring.name, "a name that no other entry has", where=where)
-        names_before.add(wiring.name)
-        for (source, destination), names in _routes_of(wiring, known, where, at).items():
-            if (source, destination) in routes:
-                continue
-            routes[source, destination] = Route(source, destination, names)
-            for name in names:
-                links[name] = Link(name, wiring.bandwidth_bytes_per_s, wiring.latency_s)
+        for pair, names in _routes_of(wiring, dict.fromkeys(devices), where, at).items():
+            if pair not in routes:
+                routes[pair] = Route(*pair, names)
+                links.update((name, Link(name, wiring.bandwidth_bytes_per_s, wiring.latency_s)) for name in names)
     return tuple(links.values()), tuple(routes.values())
 
 
@@ -345,13 +338,10 @@ def _routes_of(wiring: Wiring, devices: Collection[str], where: str, at: str) ->
         _check_device(wiring.root, devices, where, f"{at}.root")
         if wiring.root in port_of:
             raise InvalidValue(f"{at}.root", wiring.root, "a device that is at no port", where=where)
-    ends = [*port_of, *([wiring.root] if wiring.root else [])]
-    for source in ends:
-        for destination in ends:
-            if source != destination:
-                up = (f"{wiring.name}:{port_of[source]}:up",) if source in port_of else ()
-                down = (f"{wiring.name}:{port_of[destination]}:down",) if destination in port_of else ()
-                wires[source, destination] = up + down
+    for source, destination in permutations([*port_of, *([wiring.root] if wiring.root else [])], 2):
+        up = (f"{wiring.name}:{port_of[source]}:up",) if source in port_of else ()
+        down = (f"{wiring.name}:{port_of[destination]}:down",) if destination in port_of else ()
+        wires[source, destination] = up + down
     return wires
 
 
@@ -376,5 +366,4 @@ def _ports_of(wiring: Wiring, devices: Collection[str], where: str, at: str) -> 
 
 
 def _check_device(name: str, devices: Collection[str], where: str, field: str) -> None:
-    if name not in devices:
-        raise UnknownName(f"device in {field} of {where}", name, devices)
+    check_known(f"device in {field} of {where}", name, devices)

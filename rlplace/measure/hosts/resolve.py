@@ -26,7 +26,7 @@ HOST_WORDS = {
     "cuda/4": "each GPU as 4 devices, cuda:0/0 to cuda:0/3, with a quarter of its memory each",
     "cuda+cpu": "its GPUs, and its CPU as one more device; also cuda/2+cpu, auto+cpu",
 }
-"""Words for this machine, those with numbers as examples of their kind, and what they mean."""
+"""Words for this machine, those with numbers as examples of their kind, and their meaning."""
 
 _GPUS = re.compile(r"(?P<kind>auto|cuda(?:/(?P<parts>[1-9][0-9]{0,3}))?)(?P<cpu>\+cpu)?\Z")
 _CORES = re.compile(r"cores(?::(?P<devices>[1-9][0-9]{0,3})(?:x(?P<cores>[1-9][0-9]{0,3}))?)?\Z")
@@ -141,11 +141,10 @@ def check_present(host: Host) -> None:
     """
     if host.is_simulated:
         return
-    names = {device.name for device in host.devices if device.backend == "cuda"}
+    where = f"host {host.name!r}"
     for device in host.devices:
-        where = f"host {host.name!r}"
         if device.backend == "cuda":
-            _check_gpu(device, names, where)
+            _check_gpu(device, host, where)
         if missing := sorted(set(device.cores) - set(usable_cores())):
             raise InvalidValue(
                 f"cores of device {device.name!r}",
@@ -161,8 +160,8 @@ def check_runs_here(host: Host, *, where: str = "measure", instead: str = "simul
 
     Args:
         host: every device of it has to be here.
-        where: what is to be run, for messages.
-        instead: what a simulated host is good for, for messages.
+        where: the thing to run, for messages.
+        instead: the use of a simulated host, for messages.
 
     Raises:
         InvalidValue: it is simulated, or has a device that this machine lacks.
@@ -178,7 +177,7 @@ def check_runs_here(host: Host, *, where: str = "measure", instead: str = "simul
     check_present(host)
 
 
-def _check_gpu(device: Device, names: set[str], where: str) -> None:
+def _check_gpu(device: Device, host: Host, where: str) -> None:
     from rlplace import cuda
 
     count, parsed = cuda.num_gpus(), cuda.parse_name(device.name)
@@ -186,7 +185,7 @@ def _check_gpu(device: Device, names: set[str], where: str) -> None:
         seen = ", ".join(f"cuda:{index}" for index in range(count)) or "PyTorch sees none here"
         raise InvalidValue("device", device.name, f"a CUDA device of this machine ({seen})", where=where, hint=HINT)
     whole = f"cuda:{parsed[0]}"
-    if device.name != whole and whole in names:
+    if device.name != whole and whole in host.device_index:
         raise InvalidValue(
             "device",
             device.name,

@@ -13,7 +13,9 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from functools import partial
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +34,7 @@ from rlplace.measure.isolate.messages import (
     IDLE,
     MAKING_S,
     STOPPED_S,
-    Ask,
+    Board,
     Done,
     Fault,
     Profile,
@@ -42,120 +44,114 @@ from rlplace.measure.isolate.messages import (
     Setup,
     Step,
     TimeLimits,
-    TorchSettings,
     Trace,
+    torch_settings,
 )
 from rlplace.measure.isolate.packing import Packed
-from rlplace.measure.isolate.worker import CannotIsolate, WorkerProcess, op_at_fault
-from rlplace.measure.measurement import Measurement
+from rlplace.measure.isolate.worker import FROM_OUTSIDE, CannotIsolate, WorkerProcess, ending, op_at_fault
+from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline, single_device_plan
 from rlplace.measure.timing.eager_step import EagerRecipe, Other, Recipe
-from rlplace.measure.timing.host_runner import LONGEST_S, HostRunner, Planner
-from rlplace.measure.timing.outcomes import all_lost, lost_of, status_of
+from rlplace.measure.timing.host_runner import LONGEST_S, HostRunner, Planner, all_lost, lost_of, status_of
 from rlplace.measure.timing.race import LOOKS_EVERY_S, REFERENCE, RaceProtocol, Suspensions, Timer
 from rlplace.measure.timing.threads import usable_cores
 from rlplace.say import Say
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A request, and what is needed to say who was at work when its worker ended."""
+def describe(request: Request, problem: Problem, contender: int, stacks: str, *, is_stuck: bool = False) -> str:
+    """A contender in words, for its own measurement: the cause, and the op where stacks name it.
 
-    request: Request
-    """What the worker is asked."""
-    problem: Problem
-    """Of the plans."""
-    reference: Plan | None
-    """What every plan of a race is timed beside."""
-
-    def describe(self, contender: int, stacks: str, *, is_stuck: bool = False) -> str:
-        """A contender in words, for its own measurement: what it is, and the op where stacks tell.
-
-        Args:
-            contender: its index, `REFERENCE` or `IDLE`.
-            stacks: what the worker wrote.
-            is_stuck: whether its step hung.
-        """
-        if contender == IDLE:
-            return "nothing that it was asked for"
-        plan = self._plan(contender)
-        if plan is None:
-            return "plain PyTorch"
-        graph, host = self.problem.graph, self.problem.host
-        who = "the reference placement" if contender == REFERENCE else "this placement"
-        if isinstance(self.request, Profile):
-            who = f"profiling on {host.devices[contender].name}"
-        is_traced = isinstance(self.request, Trace | Profile)
-        op = op_at_fault(stacks, graph, host, plan, is_stuck=is_stuck, is_traced=is_traced)
-        return f"{who}, {op}" if op else who
-
-    def _plan(self, contender: int) -> Plan | None:
-        if isinstance(self.request, Profile):
-            return single_device_plan(self.problem.graph, contender)
-        if not isinstance(self.request, Race):
-            return self.request.plan
-        if contender == REFERENCE:
-            return self.reference
-        return self.request.plans[contender] if contender < len(self.request.plans) else None
+    Args:
+        request: what the worker was asked.
+        problem: of the plans.
+        contender: its index, `REFERENCE` or `IDLE`.
+        stacks: the worker's output.
+        is_stuck: whether its step hung.
+    """
+    graph, host = problem.graph, problem.host
+    who, plan = "this placement", None
+    if contender == IDLE:
+        return "nothing that it was asked for"
+    if isinstance(request, Profile):
+        who, plan = f"profiling on {host.devices[contender].name}", single_device_plan(graph, contender)
+    elif not isinstance(request, Race):
+        plan = request.plan
+    elif contender == REFERENCE:
+        who, plan = "the reference placement", request.reference
+    elif contender < len(request.plans):
+        plan = request.plans[contender]
+    if plan is None:
+        return "plain PyTorch"
+    op = op_at_fault(stacks, graph, host, plan, is_stuck=is_stuck, is_traced=isinstance(request, Trace | Profile))
+    return f"{who}, {op}" if op else who
 
 
 def wait_for(
     process: WorkerProcess,
-    asked: Asked,
+    request: Request,
+    problem: Problem,
     timers: Sequence[Timer | None],
-    limit_s: Callable[[], float],
+    limit_s: Callable[[Board], float],
     say: Say = lambda _: None,
 ) -> Done | Fault:
-    """What the worker answers; where it is ended, by itself or from here, the fault of what it ran.
+    """The worker's answer; where it ended, by itself or from here, the fault of the plan that ran.
 
     Time in which this process or the worker was suspended is no contender's: its limit begins again.
 
     Args:
         process: a worker that is ready.
-        asked: what it is asked.
+        request: the request.
+        problem: of the plans.
         timers: of this process, by their number among the request's others; it waits while one of them runs.
-        limit_s: how long the contender that is at work may take.
-        say: told what the worker has for people.
+        limit_s: how long the contender that is at work may take, by what the worker wrote.
+        say: told the worker's messages for people.
     """
     board = process.board
     board.reset()
     not_before_s = running_s = time.monotonic()
     suspensions = Suspensions()
     try:
-        process.connection.send(asked.request)
+        process.connection.send(request)
         while True:
             has_said = process.connection.poll(LOOKS_EVERY_S)
             if suspensions.look():
                 not_before_s = running_s = time.monotonic()
             if has_said:
                 answer = process.connection.recv()
+                if isinstance(answer, Done | Fault):
+                    return answer
                 if isinstance(answer, Said):
                     say(answer.line)
-                    continue
-                if not isinstance(answer, Ask):
-                    found: Done | Fault = answer
-                    return found
-                process.connection.send(_timed(timers[answer.other]))
-                suspensions.look()
-                not_before_s = time.monotonic()
+                else:
+                    process.connection.send(_timed(timers[answer.other]))
+                    suspensions.look()
+                    not_before_s = time.monotonic()
             elif process.has_ended:
-                return _dead(process, asked)
+                return _dead(process, request, problem)
             elif process.look_at_memory():
-                return _full(process, asked)
+                held = f"the worker held {process.held_bytes:,} bytes of {process.limit_bytes:,.0f} allowed"
+                return _ended(process, request, problem, "oom", f"out of memory: {held} in ")
             elif process.is_stopped:
                 not_before_s = time.monotonic()
                 if not_before_s > running_s + STOPPED_S:
-                    return _stopped(process, asked)
+                    contender = board.contender if board.is_at_work else IDLE
+                    process.end()
+                    why = f"the worker was stopped by a signal (SIGSTOP), and not continued within {STOPPED_S:g} s"
+                    why = f"{why}, in {describe(request, problem, contender, '')}"
+                    return Fault(contender, "error", why, is_from_outside=True)
                 continue
             elif board.is_at_work:
-                allowed_s = limit_s()
+                allowed_s = limit_s(board)
                 if time.monotonic() > max(board.begin_s, not_before_s) + allowed_s:
-                    return _late(process, asked, allowed_s)
+                    why = f"a step did not end within {allowed_s:.3g} s: "
+                    return _ended(process, request, problem, "timeout", why, is_stuck=True)
             elif time.monotonic() > max(board.end_s, not_before_s) + BETWEEN_S:
-                return _lost(process)
+                process.end()
+                why = f"the worker did nothing for {BETWEEN_S:g} s between steps"
+                return Fault(IDLE, "error", why, is_from_outside=True)
             running_s = time.monotonic()
     except (EOFError, ConnectionError):
-        return _dead(process, asked)
+        return _dead(process, request, problem)
 
 
 def _timed(timer: Timer | None) -> float | Fault:
@@ -166,52 +162,26 @@ def _timed(timer: Timer | None) -> float | Fault:
         return Fault(IDLE, status_of(error), str(error))
 
 
-def _dead(process: WorkerProcess, asked: Asked) -> Fault:
-    """Of a worker that is gone."""
+def _dead(process: WorkerProcess, request: Request, problem: Problem) -> Fault:
+    """The fault of the contender in whose turn the worker ended by itself."""
     process.end()
-    contender, how = process.board.contender, process.how_it_ended()
-    who = asked.describe(contender, process.stacks())
-    if not process.is_ended_from_outside():
+    contender, how = process.board.contender, ending(process.return_code)
+    who = describe(request, problem, contender, process.stacks())
+    if -process.return_code not in FROM_OUTSIDE:
         return Fault(contender, "error", f"the worker died: {how} in {who}")
     if process.ran_out_of_memory():
         return Fault(contender, "oom", f"the worker was ended for want of memory ({how}) in {who}")
     return Fault(contender, "error", f"the worker was ended from outside ({how}) in {who}", is_from_outside=True)
 
 
-def _full(process: WorkerProcess, asked: Asked) -> Fault:
-    """Of a worker that holds more memory than it may."""
-    contender, held, limit = process.board.contender, process.held_bytes, process.limit_bytes
-    process.write_stacks()
-    process.end()
-    who = asked.describe(contender, process.stacks())
-    return Fault(contender, "oom", f"out of memory: the worker held {held:,} bytes of {limit:,.0f} allowed in {who}")
-
-
-def _stopped(process: WorkerProcess, asked: Asked) -> Fault:
-    """Of a worker that a signal stopped; no contender is to blame."""
-    contender = process.board.contender if process.board.is_at_work else IDLE
-    process.end()
-    why = f"the worker was stopped by a signal (SIGSTOP), and not continued within {STOPPED_S:g} s"
-    return Fault(contender, "error", f"{why}, in {asked.describe(contender, '')}", is_from_outside=True)
-
-
-def _lost(process: WorkerProcess) -> Fault:
-    """Of a worker that hangs between steps."""
-    process.end()
-    return Fault(IDLE, "error", f"the worker did nothing for {BETWEEN_S:g} s between steps", is_from_outside=True)
-
-
-def _late(process: WorkerProcess, asked: Asked, allowed_s: float) -> Fault:
-    """Of a worker whose contender does not end."""
+def _ended(
+    process: WorkerProcess, request: Request, problem: Problem, status: Status, why: str, *, is_stuck: bool = False
+) -> Fault:
+    """Ends a worker; the fault of the contender that is at work, which is named after `why`."""
     contender = process.board.contender
     process.write_stacks()
     process.end()
-    who = asked.describe(contender, process.stacks(), is_stuck=True)
-    return Fault(contender, "timeout", f"a step did not end within {allowed_s:.3g} s: {who}")
-
-
-_UNKNOWN = Measurement("error", math.inf)
-"""Of a plan that was not measured yet."""
+    return Fault(contender, status, why + describe(request, problem, contender, process.stacks(), is_stuck=is_stuck))
 
 
 class IsolatedRunner:
@@ -227,11 +197,11 @@ class IsolatedRunner:
 
     Args:
         problem: on a host of this machine, its graph with a program.
-        planner: makes the reference's plan, and says what memory plans take: the simulator.
+        planner: makes the reference's plan, and gives the memory of plans: the simulator.
         reference: (N,) placement timed beside every other; none by default.
         seed: of random ops.
         limits: of time.
-        memory_limit_bytes: most that placements may take on cores, together; by default what the machine has.
+        memory_limit_bytes: most that placements may take on cores, together; by default the machine's memory.
 
     Attributes:
         num_started: workers started so far.
@@ -334,7 +304,7 @@ class IsolatedRunner:
                 raise RunnerError(f"nothing can be measured: {answer.why}")
             if k >= 0 and (deaths[k] > 1 or not answer.is_from_outside):
                 found[k] = Measurement(answer.status, math.inf, why=answer.why)
-        return [each or _UNKNOWN for each in found]
+        return [each or Measurement("error", math.inf) for each in found]
 
     def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2) -> list[Timeline]:
         """Measured timelines of `num_steps` steps of `plan`, in order of step time.
@@ -346,11 +316,10 @@ class IsolatedRunner:
         answer = self._ask_twice(request)
         if isinstance(answer, Fault):
             raise RunnerError(answer.why)
-        timelines: list[Timeline] = answer.result
-        return timelines
+        return cast(list[Timeline], answer.result)
 
     def timer(self, plan: Plan) -> Timer:
-        """What runs one step of `plan` in the worker, to be raced by another runner.
+        """A timer that runs one step of `plan` in the worker, to be raced by another runner.
 
         It raises a TimeoutError, a MemoryError or a RunnerError where the plan ended the worker or did not run.
         """
@@ -384,8 +353,7 @@ class IsolatedRunner:
             raise RunnerError("its worker was ended (`close`), so nothing can run there any more; make a new one")
         process = self._process or self._start(None)
         try:
-            asked = Asked(request, self._problem, self._reference)
-            answer = wait_for(process, asked, timers, self._limit_s(process, request))
+            answer = wait_for(process, request, self._problem, timers, partial(self._limit_s, request))
         except BaseException:  # Ctrl-C, or an own timer's: the worker is amid a race whose result is not wanted
             self._drop(process)
             raise
@@ -395,20 +363,15 @@ class IsolatedRunner:
             self._start(process)
         return answer
 
-    def _limit_s(self, process: WorkerProcess, request: Request) -> Callable[[], float]:
-        """What tells how long the contender that is at work may take, as far as is known by then."""
-        board = process.board
-
-        def limit_s() -> float:
-            if isinstance(request, Step):
-                return self._limits.longest_s
-            if isinstance(request, Trace | Profile) or not board.is_made or board.contender >= len(request.plans):
-                return MAKING_S
-            if board.contender == REFERENCE:
-                return self._limits.longest_s
-            return self._limits.limit_s(request.protocol, board.best_s, board.first_s)
-
-        return limit_s
+    def _limit_s(self, request: Request, board: Board) -> float:
+        """How long the contender that is at work may take, as far as is known by then."""
+        if isinstance(request, Step):
+            return self._limits.longest_s
+        if isinstance(request, Trace | Profile) or not board.is_made or board.contender >= len(request.plans):
+            return MAKING_S
+        if board.contender == REFERENCE:
+            return self._limits.longest_s
+        return self._limits.limit_s(request.protocol, board.best_s, board.first_s)
 
     def _start(self, broken: WorkerProcess | None) -> WorkerProcess:
         """A worker that is ready, in the place of a broken one."""
@@ -450,7 +413,7 @@ class IsolatedRunner:
 
 
 def without_model(origin: Origin) -> Origin:
-    """What placements need of what the user gave: how the batch is cut."""
+    """The part of the user's objects that placements need: how the batch is cut."""
     return Origin(nn.Module(), (), {}, None, autocast=origin.autocast, micro=origin.micro)
 
 
@@ -460,12 +423,10 @@ def packed_setup(problem: Problem, *, seed: int = 0, memory_limit_bytes: int | N
     Raises:
         CannotIsolate: it cannot be sent.
     """
-    program = require_program(problem.graph)
+    program, packed = require_program(problem.graph), Packed()
     sent = dataclasses.replace(program, origin=without_model(program.origin))
-    settings = TorchSettings.here()
-    packed = Packed()
     try:
-        packed.add(Setup(problem, sent, seed, usable_cores(), settings, memory_limit_bytes))
+        packed.add(Setup(problem, sent, seed, usable_cores(), torch_settings(), memory_limit_bytes))
     except Exception as error:
         raise CannotIsolate(f"the captured step cannot be sent to it: {type(error).__name__}: {error}") from error
     return packed
@@ -549,7 +510,7 @@ def profile_isolated(
         num_steps: traced steps on each kind of device.
         warmup: steps before them.
         most_s: seconds for tracing, as of `profile_costs`.
-        on_progress: told what is being profiled.
+        on_progress: told which part is being profiled.
         isolated: whether a worker is used at all; None is the default, see `is_isolated`.
         longest_s: seconds that a step may take in the worker.
 
@@ -575,29 +536,17 @@ def _in_worker(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s
         Costs(np.zeros((graph.num_ops, host.num_devices)), "estimated"),
         Grouping(np.zeros(graph.num_ops, dtype=np.int32)),
     )
-    packed = packed_setup(problem)
-    try:
-        answer = _asked(packed, problem, request, say, longest_s)
+
+    def ask(packed: Packed) -> Done | Fault:
+        """The answer of one worker, which is ended then."""
+        with closing(started(packed)) as process:
+            process.await_ready()
+            return wait_for(process, request, problem, (), lambda board: longest_s if board.is_made else MAKING_S, say)
+
+    with closing(packed_setup(problem)) as packed:
+        answer = ask(packed)
         if isinstance(answer, Fault) and answer.is_from_outside:
-            answer = _asked(packed, problem, request, say, longest_s)
-    finally:
-        packed.close()
+            answer = ask(packed)
     if isinstance(answer, Fault):
         raise RunnerError(answer.why)
-    costs: Costs = answer.result
-    return costs
-
-
-def _asked(packed: Packed, problem: Problem, request: Profile, say: Say, longest_s: float) -> Done | Fault:
-    """What one worker answers, which is gone then."""
-    process = started(packed)
-
-    def limit_s() -> float:
-        """Of a step, or of all ops one by one."""
-        return longest_s if process.board.is_made else MAKING_S
-
-    try:
-        process.await_ready()
-        return wait_for(process, Asked(request, problem, None), (), limit_s, say)
-    finally:
-        process.close()
+    return cast(Costs, answer.result)

@@ -1,4 +1,4 @@
-"""`end_with`: this process ends when its parent has ended, in whatever way that ended.
+"""`end_with`: this process ends when its parent has ended, in any way.
 
 A worker runs this file before it imports anything else, also of rlplace: importing PyTorch takes seconds, and modules
 imported before it would change its settings. So this file needs the standard library alone.

@@ -1,6 +1,6 @@
 """The memory that a process has and may still take: a process that allocates without end dies before the machine does.
 
-`Room` keeps the memory of placements in a worker within its limit, whatever the allocator keeps for itself.
+`Room` keeps the memory of placements in a worker within its limit, without the allocator's own cache.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ def resident_bytes(process: int) -> int:
 
 
 def room_bytes(host: Host, asked: int | None = None) -> float:
-    """What placements on the host's cores may take, in this process, beside what it holds now.
-
-    That is what the machine and its control group have left, never more than the host says that there is.
+    """The bytes that placements on the host's cores may take in this process beside its present memory: the free memory
+    of the machine and its control group, never more than the host's figure.
 
     Args:
         host: its CPU devices' memory; a pool counts once.
@@ -135,12 +134,12 @@ def _words(path: Path) -> dict[str, int]:
 
 
 class Room(Watch):
-    """A watch that, before each step, gives back what was freed and has allocations beyond the limit fail.
+    """A watch that, before each step, gives freed memory back and makes allocations beyond the limit fail.
 
     Freed memory is kept for the next step (`keep_freed_memory`), and glibc finds no use for many of the holes: a step
-    that holds 192 MB at most was seen to leave a heap of about 800 MB behind. So the limit is not of what the
-    process ever took: once half of it is held when a step begins, what is free goes back to the system first, and the
-    step may take what the limit leaves beside what is still held.
+    that holds 192 MB at most was seen to leave a heap of about 800 MB behind. So the limit is not on the process's
+    total so far: once half of it is held when a step begins, free memory goes back to the system first, and the step
+    may take the limit less the memory still held.
 
     Args:
         watch: told of every step, after that.
@@ -152,22 +151,19 @@ class Room(Watch):
         self._held_before = 0
 
     def limit(self, num_bytes: float) -> None:
-        """From now on placements may take so many bytes beside what the process holds now; without this, any."""
+        """From now on placements may take so many bytes beside the process's present memory; without this, any."""
         self._held_before = resident_bytes(os.getpid())
         self._most = self._held_before + num_bytes
         limit_data(num_bytes)
 
     def begin(self, contender: int, *, is_made: bool = True) -> None:
         if not math.isinf(self._most):
-            self._renew()
+            held = resident_bytes(os.getpid())
+            if held > (self._held_before + self._most) / 2:
+                give_back_freed()
+                held = resident_bytes(os.getpid())
+            limit_data(max(self._most - held, 0.0))
         self._watch.begin(contender, is_made=is_made)
 
     def end(self) -> None:
         self._watch.end()
-
-    def _renew(self) -> None:
-        held = resident_bytes(os.getpid())
-        if held > (self._held_before + self._most) / 2:
-            give_back_freed()
-            held = resident_bytes(os.getpid())
-        limit_data(max(self._most - held, 0.0))

@@ -5,18 +5,19 @@ parent, one request at a time:
 
     parent                                       worker
       |  Popen, with inherited descriptors         |   of the socket, of the packed `Setup` and of the board
-      |  <-------------------- Ready | Unfit ----  |   once, after it imported torch and read its `Setup`
+      |  <---------------------- Done | Fault ---  |   once, after it imported torch and read its `Setup`
       |  ---- Race | Trace | Step | Profile ---->  |   a request
       |  <------------------------- Said, Ask ---  |   any number of them while it works
       |  ---- float | Fault (after an Ask) ----->  |   what the parent's own timer took
       |  <---------------------- Done | Fault ---  |   exactly one answer to each request
 
 A worker that crashes or hangs sends nothing. So beside the socket there is the `Board`, a page of shared memory on
-which the worker writes what it is doing before it does it. The parent looks at the board, at the worker's memory and at
-its exit status ten times a second, ends a worker that takes too long (`TimeLimits`) or too much, and makes the `Fault`
-itself. Writing to the board is a few stores and wakes no thread, so that the timed step is not disturbed.
+which the worker announces each of its actions. The parent looks at the board, at the worker's memory and at its exit
+status ten times a second, ends a worker that takes too long (`TimeLimits`) or too much, and makes the `Fault` itself.
+Writing to the board is a few stores and wakes no thread, so that the timed step is not disturbed.
 
-`TorchSettings` carries over what a user set in PyTorch for the whole process, so that a worker computes the same.
+`torch_settings` are what a user set in PyTorch for the whole process; a worker has them too, so that it computes the
+same.
 """
 
 from __future__ import annotations
@@ -48,17 +49,17 @@ class Setup:
     """All that a worker needs before it is asked anything; it is packed, with its tensors in shared memory."""
 
     problem: Problem
-    """What is measured; a graph travels without its program."""
+    """The problem that is measured; a graph travels without its program."""
     program: Program
     """Of its graph, without the user's model."""
     seed: int
     """Of random ops."""
     cores: tuple[int, ...]
     """That the worker may use."""
-    settings: TorchSettings
-    """Of the process that asks."""
+    settings: tuple[Any, ...]
+    """Of PyTorch in the process that asks (`torch_settings`)."""
     memory_limit_bytes: int | None
-    """Most that placements may take beside what the worker has when it is ready; None is what the machine has."""
+    """Most bytes that placements may take beside the memory of a worker that is ready; None is the machine's memory."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Race:
     """Asks for measurements of plans and of others, all in one race."""
 
     plans: Sequence[Plan]
-    """What is to run."""
+    """The plan to run."""
     peaks: Sequence[Sequence[int]]
     """(D,) of each, simulated, in bytes."""
     others: Sequence[EagerRecipe | None]
@@ -76,7 +77,7 @@ class Race:
     deadline_s: float
     """On `time.monotonic`."""
     reference: Plan | None = None
-    """What every plan is timed beside."""
+    """The reference of the race."""
     reference_peaks: Sequence[int] = ()
     """(D,) its simulated peaks in bytes."""
 
@@ -86,7 +87,7 @@ class Trace:
     """Asks for timelines of steps of a plan."""
 
     plan: Plan
-    """What is to run."""
+    """The plan to run."""
     peaks: Sequence[int]
     """(D,) simulated, in bytes."""
     num_steps: int
@@ -100,12 +101,12 @@ class Step:
     """Asks for the seconds of one step of a plan, which stays loaded until a race."""
 
     plan: Plan
-    """What is to run."""
+    """The plan to run."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Asks what every op takes on every device, from steps with everything on one device of each kind.
+    """Asks for the time of every op on every device, from steps with everything on one device of each kind.
 
     The contender on the board is the device that is at work.
     """
@@ -122,35 +123,22 @@ Request = Race | Trace | Step | Profile
 
 
 @dataclass(frozen=True)
-class Ready:
-    """The worker has what it needs."""
-
-    room_bytes: float
-    """What placements may take beside what the worker has now; infinite where it is unknown."""
-
-
-@dataclass(frozen=True)
-class Unfit:
-    """The worker cannot be used: what was sent cannot be read there."""
-
-    why: str
-    """The first error."""
-
-
-@dataclass(frozen=True)
 class Said:
     """The worker has something to tell people."""
 
     line: str
-    """What it tells."""
+    """Its message."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """The answer to what was asked."""
+    """The answer to what was asked; the first one says that the worker has what it needs."""
 
     result: Any
-    """Measurements, timelines, seconds of a step, or `Costs`."""
+    """Measurements, timelines, seconds of a step, or `Costs`.
+
+    The first one: bytes that placements may take beside what the worker has then; infinite where it is unknown.
+    """
 
 
 @dataclass(frozen=True)
@@ -187,7 +175,7 @@ IDLE = -2
 
 
 class Board(ctypes.Structure, Watch):
-    """What a worker is doing; the worker writes (it is a `Watch`), the process that waits for it reads.
+    """The action of a worker; the worker writes (it is a `Watch`), the process that waits for it reads.
 
     It lies on a page of shared memory. Times are of `time.monotonic`, which processes of one machine share.
 
@@ -258,6 +246,10 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda asked: torch.use_deterministic_algorithms(asked[0], warn_only=asked[1]),
+    ),
     *(
         (partial(getattr, torch.backends.cudnn, name), partial(setattr, torch.backends.cudnn, name))
         for name in ("benchmark", "deterministic", "allow_tf32")
@@ -265,41 +257,27 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class TorchSettings:
-    """Settings of a process that change what ops do or how long they take.
+def torch_settings() -> tuple[Any, ...]:
+    """Settings of this process that change what ops do or how long they take.
 
-    Attributes:
-        values: intra-op threads of the calling thread, the default dtype, the precision of float32 matrix products, and
-            whether cuDNN tries its algorithms out, uses deterministic ones alone, and may round to TF32.
-        is_deterministic: `torch.use_deterministic_algorithms`.
-        warns_only: whether an op that has no deterministic form only warns.
+    Intra-op threads of the calling thread, the default dtype, the precision of float32 matrix products, whether ops
+    must be deterministic and whether others only warn, and whether cuDNN tries its algorithms out, uses
+    deterministic ones alone, and may round to TF32.
     """
+    return tuple(get() for get, _ in _SETTINGS)
 
-    values: tuple[Any, ...]
-    is_deterministic: bool
-    warns_only: bool
 
-    @classmethod
-    def here(cls) -> TorchSettings:
-        """Those of this process."""
-        return cls(
-            tuple(get() for get, _ in _SETTINGS),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        )
-
-    def apply(self) -> None:
-        """Makes them those of this process."""
-        for (_, set_), value in zip(_SETTINGS, self.values, strict=True):
-            set_(value)
-        torch.use_deterministic_algorithms(self.is_deterministic, warn_only=self.warns_only)
+def apply_settings(settings: tuple[Any, ...]) -> None:
+    """Makes the `torch_settings` of another process those of this one."""
+    for (_, set_), value in zip(_SETTINGS, settings, strict=True):
+        set_(value)
 
 
 MAKING_S = 900.0
-"""What compiling a model, or another way of making a contender, may take; plain PyTorch's own steps have it too."""
+"""The time limit of compiling a model, or of another way of making a contender; plain PyTorch's own steps have it
+too."""
 BETWEEN_S = 900.0
-"""What a worker may take between steps, to load what it was sent and to make code of plans."""
+"""The time limit of a worker between steps, to load its request and to make code of plans."""
 STOPPED_S = 10.0
 """How long a worker that a signal stopped may stay stopped."""
 
@@ -309,7 +287,7 @@ class TimeLimits:
     """Seconds that one step may take until its worker is ended and the contender is a `timeout`.
 
     A race that drops the hopeless needs of a slow placement only that it is slow: once a step was timed, a limit of
-    many times the best one, and what loading takes, tells that. A race that drops no contender needs all figures.
+    many times the best one plus the time for loading shows that. A race that drops no contender needs all figures.
     """
 
     longest_s: float = LONGEST_S
@@ -325,7 +303,7 @@ class TimeLimits:
         """Seconds for a step of a plan.
 
         Args:
-            protocol: of the race: what it drops as hopeless.
+            protocol: of the race: the contenders that it drops as hopeless.
             best_s: the best step known; 0 where none is.
             first_s: the longest first step known; 0 where none is.
 

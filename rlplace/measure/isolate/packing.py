@@ -20,8 +20,9 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 import torch
@@ -52,7 +53,7 @@ class Packed:
         """Packs an object; returns its number.
 
         Raises:
-            Exception: whatever its pickling raises: a part of it belongs to this process alone.
+            Exception: any error of its pickling: a part of it belongs to this process alone.
         """
         into = io.BytesIO()
         _Packer(into, self._number_of).dump(obj)
@@ -118,7 +119,7 @@ class Unpacked:
         """The object that `Packed.add` gave this number.
 
         Raises:
-            Exception: whatever its making raises, e.g. of a module that cannot be imported here.
+            Exception: any error of making it, e.g. of a module that cannot be imported here.
         """
         offset, size = self._objects[number]
         return _Unpacker(io.BytesIO(self._memory[offset : offset + size]), self._storage).load()
@@ -149,7 +150,7 @@ def shared_file(num_bytes: int) -> int:
 
 
 class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles by value what cannot be imported elsewhere, ops by name, and storages by number."""
+    """Pickles objects that cannot be imported elsewhere by value, ops by name, and storages by number."""
 
     def __init__(self, into: io.BytesIO, number_of: Callable[[torch.UntypedStorage], int]) -> None:
         super().__init__(into)
@@ -202,35 +203,16 @@ class OpHome:
     Attributes:
         modules: to be imported, in this order, so that it is registered.
         libraries: shared libraries to be loaded, as `torch.ops.load_library` did.
-        definition: of an op whose module cannot be imported elsewhere (a notebook's, a script's), else None.
+        define: defines an op whose module cannot be imported elsewhere (a notebook's, a script's), else None.
     """
 
     modules: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
-    definition: Definition | None = None
-
-
-@dataclass(frozen=True)
-class Definition:
-    """A `torch.library.custom_op`, enough to define it again.
-
-    Attributes:
-        name: `namespace::op`.
-        schema: without the name.
-        function: what it computes.
-        kernels: by kind of device; None is every other kind.
-        fake: what it computes on fake tensors, if it was given.
-    """
-
-    name: str
-    schema: str
-    function: Callable[..., Any]
-    kernels: tuple[tuple[str | None, Callable[..., Any]], ...]
-    fake: Callable[..., Any] | None
+    define: Callable[[], None] | None = None
 
 
 def reduced(obj: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """How an op is made again from what travels; None for anything that is no op.
+    """How an op is made again from its packed form; None for anything that is no op.
 
     Args:
         obj: an overload, a packet, a higher-order op, a `CustomOpDef`, or anything else.
@@ -259,7 +241,8 @@ def home_of(name: str) -> OpHome:
         module = custom._init_fn.__module__
         if _is_importable(module):
             return OpHome((module,), libraries)
-        return OpHome((), libraries, _definition(custom))
+        given = custom._schema, custom._init_fn, tuple(custom._backend_fns.items()), custom._abstract_fn
+        return OpHome((), libraries, partial(_define, name, *given))
     files = {str(Path(match["path"]).resolve()) for match in _FILE.finditer(torch._C._dispatch_dump(name))}
     modules = [
         module
@@ -276,8 +259,7 @@ def find_overload(name: str, overload: str, home: OpHome) -> OpOverload[..., Any
     Raises:
         ImportError, AttributeError: it cannot be.
     """
-    found: OpOverload[..., Any] = getattr(find_packet(name, home), overload)
-    return found
+    return cast("OpOverload[..., Any]", getattr(find_packet(name, home), overload))
 
 
 def find_packet(name: str, home: OpHome) -> OpOverloadPacket[..., Any]:
@@ -288,23 +270,20 @@ def find_packet(name: str, home: OpHome) -> OpOverloadPacket[..., Any]:
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
     for module in home.modules:
         importlib.import_module(module)
-    if home.definition is not None and name not in OPDEFS:
-        _define(home.definition)
-    found: OpOverloadPacket[..., Any] = getattr(getattr(torch.ops, namespace), op)
-    return found
+    if home.define is not None and name not in OPDEFS:
+        home.define()
+    return cast("OpOverloadPacket[..., Any]", getattr(getattr(torch.ops, namespace), op))
 
 
 def find_higher_order(name: str) -> HigherOrderOperator:
     """The higher-order op of that name."""
-    found: HigherOrderOperator = getattr(torch.ops.higher_order, name)
-    return found
+    return cast(HigherOrderOperator, getattr(torch.ops.higher_order, name))
 
 
 def find_custom_op(name: str, home: OpHome) -> CustomOpDef:
-    """What `torch.library.custom_op` gave, registered here if it was not; raises as `find_overload`."""
+    """The result of `torch.library.custom_op`, registered here if it was not; raises as `find_overload`."""
     find_packet(name, home)
-    found: CustomOpDef = OPDEFS[name]
-    return found
+    return cast(CustomOpDef, OPDEFS[name])
 
 
 def _is_importable(module: str) -> bool:
@@ -313,14 +292,25 @@ def _is_importable(module: str) -> bool:
     return module != "__main__" and spec is not None and spec.origin is not None
 
 
-def _definition(op: CustomOpDef) -> Definition:
-    return Definition(op._qualname, op._schema, op._init_fn, tuple(op._backend_fns.items()), op._abstract_fn)
+def _define(
+    qualified: str,
+    schema: str,
+    function: Callable[..., Any],
+    kernels: tuple[tuple[str | None, Callable[..., Any]], ...],
+    fake: Callable[..., Any] | None,
+) -> None:
+    """Defines a `torch.library.custom_op` again.
 
-
-def _define(definition: Definition) -> None:
-    namespace, _, name = definition.name.partition("::")
-    op = CustomOpDef(namespace, name, definition.schema, definition.function)
-    for device, function in definition.kernels:
-        op.register_kernel(device)(function)
-    if definition.fake is not None:
-        op.register_fake(definition.fake)
+    Args:
+        qualified: `namespace::op`.
+        schema: without the name.
+        function: of the op.
+        kernels: by kind of device; None is every other kind.
+        fake: of the op on fake tensors, if it was given.
+    """
+    namespace, _, name = qualified.partition("::")
+    op = CustomOpDef(namespace, name, schema, function)
+    for device, kernel in kernels:
+        op.register_kernel(device)(kernel)
+    if fake is not None:
+        op.register_fake(fake)

@@ -1,6 +1,6 @@
-"""A worker process: how it is started, what it does, and how its end is explained.
+"""A worker process: its start, its work, and the explanation of its end.
 
-The worker holds a `HostRunner`, answers requests, and writes on its board what it is doing. `WorkerProcess` is its
+The worker holds a `HostRunner`, answers requests, and announces its actions on its board. `WorkerProcess` is its
 handle in the parent. Its end is explained by its exit status and by the stacks that Python wrote on the way out.
 """
 
@@ -18,6 +18,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +33,6 @@ from rlplace.errors import RunnerError
 from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
-from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.execute.device_threads import Worker as CoreWorker
 from rlplace.measure.execute.launch_code import generate
@@ -39,30 +40,28 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import memory_watch
 from rlplace.measure.isolate.memory_watch import Room
 from rlplace.measure.isolate.messages import (
+    IDLE,
     MAKING_S,
     Ask,
     Board,
     Done,
     Fault,
-    Profile,
     Race,
-    Ready,
     Request,
     Said,
     Setup,
     Step,
     Trace,
-    Unfit,
+    apply_settings,
 )
 from rlplace.measure.isolate.packing import Packed, Section, Unpacked
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan
 from rlplace.measure.timing.eager_step import EagerRecipe, Other, Recipe
-from rlplace.measure.timing.host_runner import HostRunner
-from rlplace.measure.timing.outcomes import status_of
+from rlplace.measure.timing.host_runner import HostRunner, status_of
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions, Timer
 from rlplace.measure.timing.threads import one_thread_here, pin_current_thread
-from rlplace.process import close_own, keep_from_children
+from rlplace.process_settings import close_own, keep_from_children
 
 STARTS_WITHIN_S = 600.0
 """Seconds for a worker to import PyTorch and the user's modules, on a machine that is busy."""
@@ -93,16 +92,16 @@ class CannotIsolate(RunnerError):
 class WorkerProcess:
     """A fresh interpreter that holds a `HostRunner`; it is started by a command, so nothing of this process is forked.
 
-    The user's main module is not run there: what it defined travels by value. The worker ends with this process.
+    The user's main module is not run there: objects that it defined travel by value. The worker ends with this process.
 
     Args:
-        packed: what the worker is set up with.
+        packed: the setup of the worker.
 
     Attributes:
-        board: what the worker says it is doing.
+        board: the board of the worker.
         connection: for messages.
         limit_bytes: memory that it may hold, placements included; infinite until it is ready.
-        held_bytes: what it held when last looked at.
+        held_bytes: its memory at the last look.
 
     Raises:
         OSError: there is no memory for the tensors, or no process can be started.
@@ -147,7 +146,7 @@ class WorkerProcess:
         """Waits until it can be asked.
 
         Raises:
-            CannotIsolate: it cannot read what it was sent, or it ended.
+            CannotIsolate: it cannot read its setup, or it ended.
         """
         until_s, suspensions = time.monotonic() + STARTS_WITHIN_S, Suspensions()
         try:
@@ -158,12 +157,11 @@ class WorkerProcess:
             message = self.connection.recv()
         except (EOFError, OSError) as error:
             self.end()
-            raise CannotIsolate(f"the worker ended while it started: {self.how_it_ended()}") from error
-        if isinstance(message, Unfit):
+            raise CannotIsolate(f"the worker ended while it started: {ending(self.return_code)}") from error
+        if isinstance(message, Fault):
             raise CannotIsolate(message.why)
-        assert isinstance(message, Ready)
         self.look_at_memory()
-        self.limit_bytes = self.held_bytes + message.room_bytes
+        self.limit_bytes = self.held_bytes + message.result
 
     def look_at_memory(self) -> bool:
         """Whether it holds more than it may."""
@@ -171,7 +169,7 @@ class WorkerProcess:
         return self.held_bytes > self.limit_bytes
 
     def write_stacks(self) -> None:
-        """Has it write what its threads are doing, also if it hangs in native code; returns once it has."""
+        """Makes it write the stacks of its threads, also if it hangs in native code; returns once it has."""
         with contextlib.suppress(OSError):
             self._process.send_signal(signal.SIGUSR1)
         until_s, size = time.monotonic() + _STACKS_WITHIN_S, -1
@@ -180,23 +178,19 @@ class WorkerProcess:
             time.sleep(_STACKS_WITHIN_S / 10)
 
     def stacks(self) -> str:
-        """What it wrote of its threads' stacks."""
+        """The stacks of its threads."""
         # not by `read`: this file and the worker's have one position
         file = self._stacks.fileno()
         return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", errors="replace")
 
     def ran_out_of_memory(self) -> bool:
         """Whether it was ended for want of memory: near its limit when last looked at, or by the kernel's count."""
-        is_near = self.held_bytes > 0.8 * self.limit_bytes
-        return is_near or memory_watch.num_killed() > self._num_killed
+        return self.held_bytes > 0.8 * self.limit_bytes or memory_watch.num_killed() > self._num_killed
 
-    def is_ended_from_outside(self) -> bool:
-        """Whether another process ended it."""
-        return -(self._process.returncode or 0) in FROM_OUTSIDE
-
-    def how_it_ended(self) -> str:
-        """Its signal or exit code."""
-        return ending(self._process.returncode or 0)
+    @property
+    def return_code(self) -> int:
+        """Its exit code; of a worker that a signal ended, below 0."""
+        return self._process.returncode or 0
 
     @property
     def has_ended(self) -> bool:
@@ -241,7 +235,7 @@ class WorkerProcess:
 
 
 def _code(ends: Sequence[int], index: Section) -> str:
-    """What the worker runs: with this process's path, once all is imported that is not the user's."""
+    """The command of the worker: with this process's path, once all is imported that is not the user's."""
     here = os.getcwd()
     path = list(dict.fromkeys(os.path.abspath(entry) for entry in sys.path))
     # a checkout in the current folder, say
@@ -293,18 +287,12 @@ def stacks_of(text: str) -> list[list[Frame]]:
     """The stack of each thread that `faulthandler` wrote, innermost frame first; the thread at fault comes first.
 
     Args:
-        text: what it wrote: one dump, or several, of which the last counts.
+        text: its output: one dump, or several, of which the last counts.
     """
-    begins = [match.start() for match in _THREAD.finditer(text)]
-    currents = [match.start() for match in _THREAD.finditer(text) if match["current"].startswith("Current")]
-    stacks: list[list[Frame]] = []
-    first = 0
-    for k, begin in enumerate(begins):
-        end = begins[k + 1] if k + 1 < len(begins) else len(text)
-        frames = [(match["file"], int(match["line"]), match["name"]) for match in _FRAME.finditer(text, begin, end)]
-        if currents and begin == currents[-1]:
-            first = len(stacks)
-        stacks.append(frames)
+    threads = list(_THREAD.finditer(text))
+    spans = pairwise([*(match.start() for match in threads), len(text)])
+    stacks = [[(at["file"], int(at["line"]), at["name"]) for at in _FRAME.finditer(text, *span)] for span in spans]
+    first = max((k for k, match in enumerate(threads) if match["current"].startswith("Current")), default=0)
     return stacks[first : first + 1] + stacks[:first] + stacks[first + 1 :]
 
 
@@ -314,25 +302,25 @@ def op_at_fault(
     """The op that ran, with its device and the user's line below it, in words; "" where the stacks do not tell.
 
     Args:
-        text: what `faulthandler` wrote.
+        text: of `faulthandler`.
         graph: with its program.
         host: the devices.
-        plan: what ran.
+        plan: the plans that ran.
         is_stuck: whether the step hung: then threads that wait for another's tensor are not at fault.
         is_traced: whether it was traced: its code has other lines.
     """
     for frames in stacks_of(text):
-        depth = next((k for k, (file, _, _) in enumerate(frames) if _PLACED.match(file)), -1)
-        if depth < 0 or (is_stuck and depth == 0):
-            continue
-        return _words(frames[: depth + 1], graph, host, plan, is_traced)
+        for depth, (file, line, _) in enumerate(frames):
+            placed = _PLACED.match(file)
+            if placed is not None and not (is_stuck and depth == 0):
+                return _words(frames[:depth], graph, host, plan, int(placed["device"]), line, is_traced)
     return ""
 
 
-def _words(frames: Sequence[Frame], graph: OpGraph, host: Host, plan: Plan, is_traced: bool) -> str:
-    file, line, _ = frames[-1]
-    placed = _PLACED.match(file)
-    device = int(placed["device"]) if placed is not None else 0
+def _words(
+    within: Sequence[Frame], graph: OpGraph, host: Host, plan: Plan, device: int, line: int, is_traced: bool
+) -> str:
+    """The item of a line of a device's code; `within` are the frames that it called, innermost first."""
     items = generate(graph, host, plan, is_traced=is_traced).line_items[device]
     item = items[line - 1] if 0 < line <= len(items) else -1
     if item < 0:
@@ -340,9 +328,10 @@ def _words(frames: Sequence[Frame], graph: OpGraph, host: Host, plan: Plan, is_t
     n = graph.num_ops
     op = item if item < n else int(graph.tensor_op[int(plan.transfer_tensor[item - n])])
     what = "op" if item < n else "the transfer of op"
-    said = f"{what} {graph.names[op]!r} ({graph.targets[op]}) on {host.devices[device].name}"
-    own = next((frame for frame in frames[:-1] if "/torch/" not in frame[0] and not frame[0].startswith("<")), None)
-    return said if own is None else f"{said}, {own[0]}:{own[1]} in {own[2]}"
+    own = [
+        f", {file}:{at} in {name}" for file, at, name in within if "/torch/" not in file and not file.startswith("<")
+    ]
+    return "".join((f"{what} {graph.names[op]!r} ({graph.targets[op]}) on {host.devices[device].name}", *own[:1]))
 
 
 SETUP, ORIGIN = range(2)
@@ -373,19 +362,19 @@ def main(ends: tuple[int, int, int, int, int], index: Section) -> None:
             unpacked = Unpacked(shared, index)
             setup: Setup = unpacked.get(SETUP)
             pin_current_thread(setup.cores)
-            setup.settings.apply()
+            apply_settings(setup.settings)
             threads.enter_context(one_thread_here())
             worker = _Worker(setup, lambda: unpacked.get(ORIGIN), connection, Board.on(board))
-            ready = Ready(worker.room_bytes())
+            ready = Done(worker.room_bytes())
         except Exception as error:
-            connection.send(Unfit(f"{type(error).__name__}: {error}"))
+            connection.send(Fault(IDLE, "error", f"{type(error).__name__}: {error}"))
             return
         connection.send(ready)
         worker.serve()
 
 
 class _Worker:
-    """One `HostRunner`, and what it is asked.
+    """One `HostRunner`, and its requests.
 
     Args:
         setup: the problem.
@@ -405,7 +394,6 @@ class _Worker:
         self._room = Room(board)
         self._has_gpus = any(device.backend == "cuda" for device in problem.host.devices)
         self._plans = _SentPlans()
-        self._graph: OpGraph | None = None
         self._steps: dict[str, Timer] = {}  # by fingerprint of the plan
         self._runner = HostRunner(
             problem,
@@ -417,7 +405,7 @@ class _Worker:
         )
 
     def room_bytes(self) -> float:
-        """What placements may take from now on; where there are no GPUs, allocations beyond it fail."""
+        """The bytes that placements may take from now on; where there are no GPUs, allocations beyond it fail."""
         room = memory_watch.room_bytes(self._problem.host, self._memory_limit_bytes)
         if not self._has_gpus:
             self._room.limit(room)
@@ -451,9 +439,20 @@ class _Worker:
         if isinstance(request, Step):
             return self._step(request)
         self._steps = {}
-        if isinstance(request, Profile):
-            return self._profile(request)
-        return self._race(request) if isinstance(request, Race) else self._trace(request)
+        if isinstance(request, Race):
+            return self._race(request)
+        if isinstance(request, Trace):
+            self._plans.learn([request.plan], [request.peaks])
+            return self._runner.trace(request.plan, num_steps=request.num_steps, warmup=request.warmup)
+        return profile_costs(
+            self._problem.graph,
+            self._problem.host,
+            num_steps=request.num_steps,
+            warmup=request.warmup,
+            most_s=request.most_s,
+            on_progress=lambda line: self._connection.send(Said(line)),
+            watch=self._room,
+        )
 
     def _step(self, request: Step) -> float:
         self._room.begin(0)
@@ -469,26 +468,11 @@ class _Worker:
         if request.reference is not None:
             self._plans.learn([request.reference], [request.reference_peaks])
         others: list[Other] = [
-            _asking(self._connection, k) if other is None else _WithModel(other, self._with_model)
+            _asking(self._connection, k) if other is None else _WithModel(other, lambda: self._with_model)
             for k, other in enumerate(request.others)
         ]
         return self._runner.measure_plans(
             request.plans, protocol=request.protocol, others=others, deadline_s=request.deadline_s
-        )
-
-    def _trace(self, request: Trace) -> Any:
-        self._plans.learn([request.plan], [request.peaks])
-        return self._runner.trace(request.plan, num_steps=request.num_steps, warmup=request.warmup)
-
-    def _profile(self, request: Profile) -> Costs:
-        return profile_costs(
-            self._problem.graph,
-            self._problem.host,
-            num_steps=request.num_steps,
-            warmup=request.warmup,
-            most_s=request.most_s,
-            on_progress=lambda line: self._connection.send(Said(line)),
-            watch=self._room,
         )
 
     def _is_fatal(self, error: Exception) -> bool:
@@ -497,13 +481,11 @@ class _Worker:
             return False
         return cuda.is_lost(error) or (not self._has_gpus and cuda.is_out_of_memory(error))
 
+    @cached_property
     def _with_model(self) -> OpGraph:
         """The graph with the user's model."""
-        if self._graph is None:
-            graph = self._problem.graph
-            program = dataclasses.replace(require_program(graph), origin=self._origin())
-            self._graph = dataclasses.replace(graph, program=program)
-        return self._graph
+        program = dataclasses.replace(require_program(self._problem.graph), origin=self._origin())
+        return dataclasses.replace(self._problem.graph, program=program)
 
 
 class _WithModel(Recipe):
@@ -521,7 +503,7 @@ class _OutOfMemoryElsewhere(MemoryError):
 
 
 class _SentPlans:
-    """The planner of a worker: it plans nothing, and knows of each plan what it was told."""
+    """The planner of a worker: it plans nothing, and knows of each plan the figures that it was sent."""
 
     def __init__(self) -> None:
         self._peaks: dict[str, tuple[int, ...]] = {}

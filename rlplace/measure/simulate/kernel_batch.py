@@ -1,8 +1,8 @@
 """Whole evaluations of a plan or of a batch of placements (`evaluate`), and the critical path of a plan that was timed.
 
 `retime` times a given plan in one pass over its sequence: every item waits only for items before it. This holds where a
-job's duration does not depend on what runs beside it (no `corun_slowdown`) and launches follow the plan (not
-`dispatch_order="request"`); kernel_events.py finds the times of the other hosts. Memory is followed for all.
+job's duration does not depend on jobs beside it (no `corun_slowdown`) and launches follow the plan (not
+`dispatch_order="request"`); `retime_events` finds the times of the other hosts. Memory is followed for all.
 
 For peak memory, an allocation counts from its start up to, not including, its end. Allocations and frees are kept in
 one lane each for every account, in order of time (they come almost in order), and merged at the end (`find_peaks`).
@@ -13,20 +13,22 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.jit import Floats, Ints, Longs, inlined, kernel, lowest_bit, part, pointer
-from rlplace.measure.simulate.compiled_problem import HANDOVER, JOB, Compiled, Updates
-from rlplace.measure.simulate.kernel_events import retime_events
-from rlplace.measure.simulate.kernel_plan import SLACK, is_updater, least_seconds, plan, shares_memory
-from rlplace.measure.simulate.kernel_plan_general import plan_general
-from rlplace.measure.simulate.scratch import (
+from rlplace.measure.simulate.compiled_problem import (
+    HANDOVER,
+    JOB,
     KEPT,
     ORIGINAL,
     POSITION,
     TRANSFERS,
+    Compiled,
     EventScratch,
     FastScratch,
     PlanBatch,
     Scratch,
+    Updates,
 )
+from rlplace.measure.simulate.kernel_general import plan_general, retime_events
+from rlplace.measure.simulate.kernel_plan import SLACK, is_updater, least_seconds, plan, shares_memory
 from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
@@ -49,16 +51,16 @@ def evaluate(
     """Fill places `first` up to `last` of `step_s` (B,) and `peak_bytes` (B, accounts).
 
     Placements that come without a plan are planned. The step time is infinite where memory does not suffice, and may be
-    where it is above `cutoff_s` (B,), whose peaks are then 0. Peaks count what each op takes for itself on its device.
-    What is left in the scratch (the plan, times, memory events) is that of the last one, if it was not given up.
+    where it is above `cutoff_s` (B,), whose peaks are then 0. Peaks count each op's scratch memory on its device.
+    The scratch keeps the plan, times and memory events of the last one, if it was not given up.
     """
     by_event = p.has_corun or p.by_request
     for b in range(first, last):
         devices = batch.devices[b]
         cutoff = cutoff_s[b] * (1.0 + SLACK)
+        step_s[b] = np.inf
+        peak_bytes[b] = 0
         if cutoff < np.inf and least_seconds(p, s, devices, throughput) > cutoff:
-            step_s[b] = np.inf
-            peak_bytes[b] = 0
             continue
         # launches delay what is planned, but with launches by request or co-run slowdown a delay may save time
         planned_cutoff = np.inf if throughput or by_event else cutoff
@@ -71,8 +73,6 @@ def evaluate(
             if v is not None:
                 planned = plan_general(p, s, v, devices, rank, by_rank, planned_cutoff)
         if planned > planned_cutoff:
-            step_s[b] = np.inf
-            peak_bytes[b] = 0
             continue
         lay_out_memory(p, s, devices)
         if v is not None:  # noqa: SIM102 (so alone is it left out)
@@ -140,22 +140,22 @@ def _load(p: Compiled, s: Scratch, atoms: int, seconds: float) -> None:
 
 
 @kernel
-def critical_path(p: Compiled, s: Scratch, devices: Ints, binding: Ints, path: Ints) -> int:
-    """The length of the critical path, which is left in `path`, the last item first.
+def critical_path(p: Compiled, s: Scratch, devices: Ints) -> Ints:
+    """(P,) int32: the items of the critical path, the last item first.
 
-    Of all that an item waits for (its tensors, its device, its links, readers of what it updates), what ends last binds
-    it; of several that end at one instant, the first that is looked at. Where a launch is what an item waited for, it
-    begins after the end of what binds it. What ended after the middle of an item did not bind it: a measured one may
-    begin before something ends that it would wait for in the model.
+    Of all that an item waits for (its tensors, its device, its links, readers of the tensor that it updates), the one
+    that ends last binds it; of several that end at one instant, the first that is looked at. Where an item waited for a
+    launch, it begins after the end of the binding one. One that ended after the middle of an item did not bind it: a
+    measured one may begin before something ends that it would wait for in the model.
 
     Args:
         p: the problem.
         s: holds the plan and its times, simulated or measured.
         devices: (N,) int32, device of each op.
-        binding: (N + K,) int32, overwritten: the item that binds each item, -1 for none.
-        path: (N + K,) int32, overwritten.
     """
     n, num_devices, most_links = p.num_ops, p.num_devices, p.max_route_links
+    binding = np.full(n + p.max_transfers, -1, np.int32)  # the item that binds each item, -1 for none
+    path = np.empty_like(binding)
     available = np.full(p.num_tensors * num_devices, -1, np.int32)
     updated = np.full(p.num_tensors, -1, np.int32)
     on_atom = np.full(num_devices, -1, np.int32)
@@ -167,20 +167,14 @@ def critical_path(p: Compiled, s: Scratch, devices: Ints, binding: Ints, path: I
         found = -1
         if item < n:
             device = devices[item]
-            binding[item] = -1
             if p.is_source[item]:
                 continue
+            held = p.atoms[device]
             for a in range(p.input_offsets[item], p.input_offsets[item + 1]):
                 found = _later(end_s, found, available[p.input_tensors[a] * num_devices + device], limit_s)
             if p.has_updates:
                 for a in range(p.updates.updated_offsets[item], p.updates.updated_offsets[item + 1]):
                     found = _later(end_s, found, updated[p.updates.updated_tensors[a]], limit_s)
-            rest = p.atoms[device]
-            while rest:
-                d = lowest_bit(rest)
-                rest &= rest - 1
-                found = _later(end_s, found, on_atom[d], limit_s)
-                on_atom[d] = item
             for t in range(p.output_offsets[item], p.output_offsets[item + 1]):
                 available[t * num_devices + device] = item
             if p.has_updates and p.updates.concerned[item]:
@@ -191,8 +185,8 @@ def critical_path(p: Compiled, s: Scratch, devices: Ints, binding: Ints, path: I
             source = devices[p.tensor_op[t]]
             pair = source * num_devices + device
             found = _later(end_s, -1, available[t * num_devices + source], limit_s)
+            held = 0
             if p.route_kind[pair] != HANDOVER:
-                held = 0
                 if p.route_kind[pair] == JOB:
                     held = p.atoms[device]
                 if p.route_blocks_source[pair]:
@@ -202,14 +196,14 @@ def critical_path(p: Compiled, s: Scratch, devices: Ints, binding: Ints, path: I
                     if on_link[link] != item:  # a route of fewer links repeats its first
                         found = _later(end_s, found, on_link[link], limit_s)
                         on_link[link] = item
-                while held:
-                    d = lowest_bit(held)
-                    held &= held - 1
-                    found = _later(end_s, found, on_atom[d], limit_s)
-                    on_atom[d] = item
                 if p.has_updates:
                     updated[t] = _later(end_s, updated[t], item, np.inf)
             available[t * num_devices + device] = item
+        while held:
+            d = lowest_bit(held)
+            held &= held - 1
+            found = _later(end_s, found, on_atom[d], limit_s)
+            on_atom[d] = item
         binding[item] = found
         last = _later(end_s, last, item, np.inf)
     length = 0
@@ -217,7 +211,7 @@ def critical_path(p: Compiled, s: Scratch, devices: Ints, binding: Ints, path: I
         path[length] = last
         length += 1
         last = binding[last]
-    return length
+    return path[:length]
 
 
 @part
@@ -307,26 +301,12 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                     start = max(start, atom_free_s[lowest_bit(rest)])
                     rest &= rest - 1
                 if launches and dispatcher[device] >= 0:
-                    launched = dispatcher_free_s[dispatcher[device]]
-                    rest = atoms[device]
-                    while rest:
-                        launched = max(launched, recent_s[recent_place[lowest_bit(rest)]])
-                        rest &= rest - 1
-                    launched += dispatch_s
-                    dispatcher_free_s[dispatcher[device]] = launched
-                    start = max(start, launched)
+                    first = _bounded_s(recent_s, recent_place, atoms[device])
+                    start = max(start, _launched_s(dispatcher_free_s, dispatcher[device], first, dispatch_s))
                 end = start + op_time_s[item * num_devices + device]
                 start_s[item] = start
                 end_s[item] = end
-                rest = atoms[device]
-                while rest:
-                    d = lowest_bit(rest)
-                    rest &= rest - 1
-                    atom_free_s[d] = end
-                    if launches:
-                        place = recent_place[d]
-                        recent_s[place] = end
-                        recent_place[d] = place + 1 if place + 1 < (d + 1) * run_ahead else d * run_ahead
+                _occupy(atom_free_s, recent_s, recent_place, run_ahead, launches, atoms[device], end)
                 if has_updates and updates.concerned[item]:
                     for a in range(awaited(updates, placement, item, found)):
                         updated_s[found[a]] = max(updated_s[found[a]], end)
@@ -358,14 +338,9 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                 is_now = used == end and account == device
                 freed += size * int(is_last and is_now)
                 if is_last and not is_now:
-                    note(time_s, num_bytes, base, count, account, 1, used, size)
-                    if has_pools and pool[account] >= 0:
-                        note(time_s, num_bytes, base, count, pool[account], 1, used, size)
-            note(time_s, num_bytes, base, count, device, 0, start, allocated)
-            note(time_s, num_bytes, base, count, device, 1, end, freed)
-            if has_pools and pool[device] >= 0:
-                note(time_s, num_bytes, base, count, pool[device], 0, start, allocated)
-                note(time_s, num_bytes, base, count, pool[device], 1, end, freed)
+                    _note_both(time_s, num_bytes, base, count, has_pools, pool, account, 1, used, size)
+            _note_both(time_s, num_bytes, base, count, has_pools, pool, device, 0, start, allocated)
+            _note_both(time_s, num_bytes, base, count, has_pools, pool, device, 1, end, freed)
         else:
             # A transfer: a hand-over takes no time and no memory; a copy waits for its links, for the devices that it
             # blocks and for its launch.
@@ -393,35 +368,21 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                     start = max(start, atom_free_s[lowest_bit(rest)])
                     rest &= rest - 1
                 if launches and dispatcher[device] >= 0:
-                    launched = dispatcher_free_s[dispatcher[device]]
-                    while own:
-                        launched = max(launched, recent_s[recent_place[lowest_bit(own)]])
-                        own &= own - 1
-                    launched += copy_dispatch_s
-                    dispatcher_free_s[dispatcher[device]] = launched
-                    start = max(start, launched)
+                    first = _bounded_s(recent_s, recent_place, own)
+                    start = max(start, _launched_s(dispatcher_free_s, dispatcher[device], first, copy_dispatch_s))
                 end = start + transfer_seconds(latency_s, s_per_byte, pair, tensor_bytes[t])
                 start_s[item] = start
                 end_s[item] = end
                 for a in range(most_links):
                     link_free_s[route_links[pair * most_links + a]] = end
-                while held:
-                    d = lowest_bit(held)
-                    held &= held - 1
-                    atom_free_s[d] = end
-                    if launches:
-                        place = recent_place[d]
-                        recent_s[place] = end
-                        recent_place[d] = place + 1 if place + 1 < (d + 1) * run_ahead else d * run_ahead
+                _occupy(atom_free_s, recent_s, recent_place, run_ahead, launches, held, end)
                 if has_updates:
                     updated_s[t] = max(updated_s[t], end)
             # Memory of the copy from its start on; the original is freed if this was its last user.
             available_s[t * num_devices + device] = end
             last_use_s[t * num_devices + device] = end
             size = tensor_size[size_class[device] * num_tensors + t]
-            note(time_s, num_bytes, base, count, device, 0, start, size)
-            if has_pools and pool[device] >= 0:
-                note(time_s, num_bytes, base, count, pool[device], 0, start, size)
+            _note_both(time_s, num_bytes, base, count, has_pools, pool, device, 0, start, size)
             place = t * num_devices + source
             left = users[place] - 1
             users[place] = left
@@ -429,15 +390,46 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
             last_use_s[place] = used
             if (left & ~ORIGINAL) == 0:
                 size = tensor_size[size_class[source] * num_tensors + t]
-                note(time_s, num_bytes, base, count, source, 1, used, size)
-                if has_pools and pool[source] >= 0:
-                    note(time_s, num_bytes, base, count, pool[source], 1, used, size)
+                _note_both(time_s, num_bytes, base, count, has_pools, pool, source, 1, used, size)
     return step_s
+
+
+@inlined
+def _bounded_s(recent_s: Floats, recent_place: Longs, atoms: int) -> float:
+    """The instant before which nothing is launched on the devices of a bit mask: `run_ahead` bounds it."""
+    first = 0.0
+    while atoms:
+        first = max(first, recent_s[recent_place[lowest_bit(atoms)]])
+        atoms &= atoms - 1
+    return first
+
+
+@inlined
+def _launched_s(dispatcher_free_s: Floats, dispatcher: int, first_s: float, seconds: float) -> float:
+    """The end of a launch that takes some seconds and begins no earlier than `first_s`."""
+    launched_s: float = max(dispatcher_free_s[dispatcher], first_s) + seconds
+    dispatcher_free_s[dispatcher] = launched_s
+    return launched_s
+
+
+@inlined
+def _occupy(
+    atom_free_s: Floats, recent_s: Floats, recent_place: Longs, run_ahead: int, launches: bool, atoms: int, end: float
+) -> None:
+    """Keep the devices of a bit mask busy until `end`."""
+    while atoms:
+        d = lowest_bit(atoms)
+        atoms &= atoms - 1
+        atom_free_s[d] = end
+        if launches:
+            place = recent_place[d]
+            recent_s[place] = end
+            recent_place[d] = place + 1 if place + 1 < (d + 1) * run_ahead else d * run_ahead
 
 
 @part
 def lay_out_memory(p: Compiled, s: Scratch, placement: Ints) -> None:
-    """Count the users of every tensor on every account, and what is held from start to end of the step."""
+    """Count the users of every tensor on every account, and the bytes held from start to end of the step."""
     n, num_devices, has_handovers = p.num_ops, p.num_devices, p.has_handovers
     is_source, is_kept, size_class, pool = pointer(p.is_source), pointer(p.is_kept), pointer(p.size_class), p.pool
     input_offsets, input_tensors = pointer(p.input_offsets), pointer(p.input_tensors)
@@ -503,6 +495,25 @@ def note(
         at -= 2
     time_s[at] = time
     num_bytes[at + 1] = size
+
+
+@inlined
+def _note_both(
+    time_s: Floats,
+    num_bytes: Longs,
+    base: Longs,
+    count: Longs,
+    has_pools: bool,
+    pool: Ints,
+    device: int,
+    is_free: int,
+    time: float,
+    size: int,
+) -> None:
+    """Keep an allocation or a free on the account of a device, and on that of the pool that it shares."""
+    note(time_s, num_bytes, base, count, device, is_free, time, size)
+    if has_pools and pool[device] >= 0:
+        note(time_s, num_bytes, base, count, pool[device], is_free, time, size)
 
 
 @part

@@ -4,7 +4,7 @@ Since transfers that share a link are served in order of request, each one's sta
 latest end of the transfer before it on each of its links. Ready ops wait in one bitmap a device, by priority.
 A branch that would be predicted wrong half of the time is replaced by arithmetic on a flag of 0 or 1.
 
-There are two planners. Searches spend most of their time in this one; kernel_plan_general.py plans on any host, where a
+There are two planners. Searches spend most of their time in this one; kernel_general.py plans on any host, where a
 copy may have to wait for a device and so has no start that is known at its request. The general planner could plan here
 too, but its queues would make the common case slower. Where both apply, tests hold them equal to the bit. They share
 the bitmaps and `sort` below; lines that look alike in the two loops differ, as the general planner branches on a
@@ -20,8 +20,15 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.jit import Ints, Longs, inlined, lowest_bit, part, pointer
-from rlplace.measure.simulate.compiled_problem import HANDOVER, Compiled, Updates
-from rlplace.measure.simulate.scratch import POSITION, TRANSFERS, FastScratch, Scratch
+from rlplace.measure.simulate.compiled_problem import (
+    HANDOVER,
+    POSITION,
+    TRANSFERS,
+    Compiled,
+    FastScratch,
+    Scratch,
+    Updates,
+)
 from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
@@ -44,7 +51,7 @@ def plan(
     reader_offsets, reader_ops = pointer(p.reader_offsets), pointer(p.reader_ops)
     route_kind, route_links, route_slot = pointer(p.route_kind), pointer(p.route_padded), pointer(p.route_slot)
     latency_s, s_per_byte = pointer(p.route_latency_s), pointer(p.route_s_per_byte)
-    tensor_bytes, is_source, input_counts = pointer(p.tensor_bytes), pointer(p.is_source), pointer(p.input_counts)
+    tensor_bytes = pointer(p.tensor_bytes)
     sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
     transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
     waiting, ended, arrived, found = pointer(s.waiting), pointer(s.ended), pointer(f.arrived), s.found
@@ -66,26 +73,13 @@ def plan(
     slot_end_s[num_slots] = -1.0
     f.slot_tail[:] = p.max_transfers
     s.link_free_s[:] = 0.0
-    for i in range(n):
-        waiting[i] = input_counts[i]
-    if has_updates:
-        count_updates(updates, p.reader_offsets, p.reader_ops, s.waiting, placement)
     no_follower = p.max_transfers * most_links
     all_devices = (one << num_devices) - one
     idle = all_devices
-    ready = 0
-    position = num_transfers = num_ended = 0
-    for i in range(n):
-        if is_source[i]:
-            sequence[position] = i
-            position += 1
-            start_s[i] = end_s[i] = 0.0
-            ended[num_ended] = i
-            num_ended += 1
-        elif waiting[i] == 0:
-            ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[i], rank[i], one)
+    ready, num_ended = begin(p, s, placement, ranks)
+    position = num_ended
+    num_transfers = due = 0
     now = 0.0
-    due = 0
     # One round per instant `now`. The state between rounds: bit d of `idle` and `ready` are devices that run no op and
     # that have a ready op; bit s of `due` are slots (devices, then first links) whose running item ends now.
     while True:
@@ -105,10 +99,9 @@ def plan(
                     here = int(e == source)
                     if has_handovers:
                         here |= int(route_kind[source * num_devices + e] == HANDOVER)
-                    left = waiting[reader] - here
-                    waiting[reader] = left
-                    here &= int(left == 0)
-                    ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, e, rank[reader], here)
+                    ready |= come_nearer(
+                        leaf, middle, top, num_leaf, num_middle, num_top, waiting, rank, reader, e, here
+                    )
                 elsewhere &= ~(one << source)
                 while elsewhere:
                     e = lowest_bit(elsewhere)
@@ -167,10 +160,9 @@ def plan(
             for b in range(reader_offsets[t], reader_offsets[t + 1]):
                 reader = reader_ops[b]
                 here = int(devices[reader] == destination)
-                left = waiting[reader] - here
-                waiting[reader] = left
-                here &= int(left == 0)
-                ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, destination, rank[reader], here)
+                ready |= come_nearer(
+                    leaf, middle, top, num_leaf, num_middle, num_top, waiting, rank, reader, destination, here
+                )
             for place in range(k * most_links, (k + 1) * most_links):
                 following = follower[place]
                 sequence[position] = n + following
@@ -185,16 +177,16 @@ def plan(
                     continue
                 for b in range(waiting_updates(updates, placement, ended[a], found)):
                     op = found[b]
-                    waiting[op] -= 1
-                    here = int(waiting[op] == 0)
-                    ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[op], rank[op], here)
+                    ready |= come_nearer(
+                        leaf, middle, top, num_leaf, num_middle, num_top, waiting, rank, op, devices[op], one
+                    )
             for a in range(num_arrived):
                 t = arrived[a]
                 for b in range(updates.updater_offsets[t], updates.updater_offsets[t + 1]):
                     op = updates.updater_ops[b]
-                    waiting[op] -= 1
-                    here = int(waiting[op] == 0)
-                    ready |= push(leaf, middle, top, num_leaf, num_middle, num_top, devices[op], rank[op], here)
+                    ready |= come_nearer(
+                        leaf, middle, top, num_leaf, num_middle, num_top, waiting, rank, op, devices[op], one
+                    )
         # Phase 4: idle devices take ready ops, the best priority of all of them first. `late` is set where an op shows
         # that the step cannot end by the cutoff: by the path that follows it, or by the work left on its device.
         startable = idle & ready
@@ -254,6 +246,31 @@ def plan(
     return now
 
 
+@part
+def begin(p: Compiled, s: Scratch, devices: Ints, rank: Ints) -> tuple[int, int]:
+    """Begin a plan: sources have ended, and lead the sequence; every other op waits for its inputs.
+
+    Returns:
+        A bit for each device that has a ready op, and the number of sources.
+    """
+    one = 1
+    ready = num_ended = 0
+    for i in range(p.num_ops):
+        s.waiting[i] = p.input_counts[i]
+    if p.has_updates:
+        count_updates(p.updates, p.reader_offsets, p.reader_ops, s.waiting, devices)
+    for i in range(p.num_ops):
+        if p.is_source[i]:
+            s.sequence[num_ended] = s.ended[num_ended] = i
+            s.start_s[i] = s.end_s[i] = 0.0
+            num_ended += 1
+        elif s.waiting[i] == 0:
+            ready |= push(
+                s.ready_leaf, s.ready_middle, s.ready_top, p.num_leaf, p.num_middle, p.num_top, devices[i], rank[i], one
+            )
+    return ready, num_ended
+
+
 @inlined
 def sort(values: Ints, first: int, last: int) -> None:
     """Sort a few values in place."""
@@ -284,6 +301,26 @@ def push(
     middle[device * num_middle + (word >> 6)] |= really << (word & 63)
     top[device * num_top + (word >> 12)] |= really << ((word >> 6) & 63)
     return really << device
+
+
+@inlined
+def come_nearer(
+    leaf: Longs,
+    middle: Longs,
+    top: Longs,
+    num_leaf: int,
+    num_middle: int,
+    num_top: int,
+    waiting: Ints,
+    rank: Ints,
+    op: int,
+    device: int,
+    met: int,
+) -> int:
+    """Take off what the op waits for, if `met` is 1; where nothing is left, push it and give its device's bit."""
+    left = waiting[op] - met
+    waiting[op] = left
+    return push(leaf, middle, top, num_leaf, num_middle, num_top, device, rank[op], met & int(left == 0))
 
 
 @inlined
@@ -334,7 +371,7 @@ def shares_memory(u: Updates, source: int, device: int) -> bool:
 
 @inlined
 def count_updates(u: Updates, reader_offsets: Ints, reader_ops: Ints, waiting: Ints, devices: Ints) -> None:
-    """Add to `waiting` (N,) what in-place updates wait for."""
+    """Add to `waiting` (N,) the waits of in-place updates."""
     for t in range(len(u.updater_offsets) - 1):
         first, last = u.updater_offsets[t], u.updater_offsets[t + 1]
         if first == last:

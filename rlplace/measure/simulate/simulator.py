@@ -21,22 +21,25 @@ from rlplace.errors import InvalidValue
 from rlplace.jit import Ints, kernel
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem, Timeline
-from rlplace.measure.simulate.compiled_problem import Compiled, account_names, compile_problem, default_priorities
-from rlplace.measure.simulate.kernel_batch import critical_path, evaluate, load_plan
-from rlplace.measure.simulate.kernel_plan import is_updater, shares_memory
-from rlplace.measure.simulate.scratch import (
+from rlplace.measure.simulate.compiled_problem import (
     POSITION,
     TRANSFERS,
+    Compiled,
     EventScratch,
     FastScratch,
     PlanBatch,
     Scratch,
+    account_names,
+    compile_problem,
+    default_priorities,
     new_event_scratch,
     new_fast_scratch,
     new_scratch,
     stack_plans,
     unplanned,
 )
+from rlplace.measure.simulate.kernel_batch import critical_path, evaluate, load_plan
+from rlplace.measure.simulate.kernel_plan import is_updater, shares_memory
 from rlplace.say import counted
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class CriticalPaths(NamedTuple):
-    """What binds each of B plans, from the start of its step to its end.
+    """The critical path of each of B plans, from the start of its step to its end.
 
     Attributes:
         step_s: (B,) seconds; infinite where memory does not suffice.
@@ -69,13 +72,20 @@ __all__ = ["Objective", "Simulator"]
 
 
 class Simulator:
-    """Computes step times exactly as docs/step-time-model.md says; deterministic to the bit, whatever the threads."""
+    """Computes step times exactly as docs/step-time-model.md says; deterministic to the bit, with any number of
+    threads.
+
+    Attributes:
+        problem: on which placements are simulated.
+        objective: what step times mean.
+        threads: placements simulated at once.
+    """
 
     def __init__(self, problem: Problem, *, objective: Objective = "latency", threads: int | None = None) -> None:
         """Lay the problem out for the kernels.
 
         Args:
-            problem: what placements are simulated on.
+            problem: on which placements are simulated.
             objective: `latency`, one step from start to end, or `throughput`, seconds per step of a full pipeline.
             threads: placements simulated at once; every core by default.
 
@@ -86,9 +96,9 @@ class Simulator:
             raise InvalidValue("objective", objective, "'latency' or 'throughput'", where="simulator")
         if threads is not None and threads < 1:
             raise InvalidValue("threads", threads, "at least 1", where="simulator")
-        self._problem = problem
-        self._throughput = objective == "throughput"
-        self.threads = threads if threads is not None else len(os.sched_getaffinity(0))
+        self.problem, self.objective = problem, objective
+        self._is_throughput = objective == "throughput"
+        self.threads = threads or len(os.sched_getaffinity(0))
         self._compiled = compile_problem(problem)
         self._default_order = _order(default_priorities(problem))
         self._idle: SimpleQueue[Memory] = SimpleQueue()
@@ -97,20 +107,10 @@ class Simulator:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How to pickle it: the problem is laid out again where it is loaded."""
-        return partial(Simulator, objective=self.objective, threads=self.threads), (self._problem,)
+        return partial(Simulator, objective=self.objective, threads=self.threads), (self.problem,)
 
     def __repr__(self) -> str:
-        return f"Simulator({self._problem!r}, {self.objective}, {counted(self.threads, 'thread')})"
-
-    @property
-    def problem(self) -> Problem:
-        """The problem that placements are simulated on."""
-        return self._problem
-
-    @property
-    def objective(self) -> Objective:
-        """What step times mean."""
-        return "throughput" if self._throughput else "latency"
+        return f"Simulator({self.problem!r}, {self.objective}, {counted(self.threads, 'thread')})"
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """One `Measurement` for each row of `placements` (B, N).
@@ -192,7 +192,7 @@ class Simulator:
         Raises:
             InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
         """
-        batch = stack_plans(self._problem, self._compiled, plans)
+        batch = stack_plans(self.problem, self._compiled, plans)
         with self._scratch() as (s, *_):
             for b, plan in enumerate(plans):
                 load_plan(s, batch, b)
@@ -208,19 +208,16 @@ class Simulator:
         return self._measurements(*self._evaluate(batch))
 
     def critical_paths(self, batch: PlanBatch) -> CriticalPaths:
-        """A critical path of each plan of a batch: what its step time is the sum of, waits for launches aside."""
-        p, found = self._compiled, []
-        binding = np.empty(p.num_ops + p.max_transfers, dtype=np.int32)
-        path = np.empty_like(binding)
+        """A critical path of each plan of a batch: the items that its step time is the sum of, without waits for
+        launches."""
+        p, found = self._compiled, [np.zeros(0, dtype=np.int32)]
         cutoff_s, results = np.full(len(batch.devices), np.inf), self._new_results(batch)
         step_s = results[0]
         with self._scratch() as memory:
             for b in range(len(step_s)):
-                evaluate(p, *memory, self._throughput, batch, b, b + 1, *self._default_order, cutoff_s, *results)
-                length = critical_path(p, memory[0], batch.devices[b], binding, path) if step_s[b] < np.inf else 0
-                found.append(path[:length][::-1].copy())
-        offsets = np.cumsum([0, *(len(one) for one in found)])
-        return CriticalPaths(step_s, np.concatenate([np.zeros(0, dtype=np.int32), *found]), offsets)
+                evaluate(p, *memory, self._is_throughput, batch, b, b + 1, *self._default_order, cutoff_s, *results)
+                found.append(critical_path(p, memory[0], batch.devices[b])[::-1] if step_s[b] < np.inf else found[0])
+        return CriticalPaths(step_s, np.concatenate(found), np.cumsum([len(one) for one in found]))
 
     def critical_ops(
         self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
@@ -233,12 +230,10 @@ class Simulator:
             InvalidValue: a placement or priorities that do not fit the problem.
         """
         p, batch, order = self._compiled, self._unplanned(devices), self._priority_order(priorities)
-        binding = np.empty(p.num_ops + p.max_transfers, dtype=np.int32)
-        path = np.empty_like(binding)
         with self._scratch() as memory:
-            if self._throughput or not self._here(memory, batch, order)[0][0] < np.inf:
-                return path[:0]
-            path = path[: critical_path(p, memory[0], batch.devices[0], binding, path)]
+            if self._is_throughput or not self._here(memory, batch, order)[0][0] < np.inf:
+                return np.zeros(0, dtype=np.int32)
+            path = critical_path(p, memory[0], batch.devices[0])
             is_sent = path >= p.num_ops
             path[is_sent] = p.tensor_op[memory[0].transfer_tensor[path[is_sent] - p.num_ops]]
         return path
@@ -255,7 +250,7 @@ class Simulator:
             return simulated_timeline(self._compiled, memory[0], plan)
 
     def _unplanned(self, placements: NDArray[np.int32]) -> PlanBatch:
-        return unplanned(self._problem.check_placement(np.atleast_2d(placements)))
+        return unplanned(self.problem.check_placement(np.atleast_2d(placements)))
 
     @contextmanager
     def _scratch(self) -> Iterator[Memory]:
@@ -289,7 +284,7 @@ class Simulator:
 
         def run(first: int, last: int) -> None:
             with self._scratch() as memory:
-                evaluate(self._compiled, *memory, self._throughput, batch, first, last, *order, cutoff_s, *results)
+                evaluate(self._compiled, *memory, self._is_throughput, batch, first, last, *order, cutoff_s, *results)
 
         if self.threads == 1 or count < 2:
             run(0, count)
@@ -303,9 +298,8 @@ class Simulator:
 
     def _here(self, memory: Memory, batch: PlanBatch, order: Order) -> Results:
         """As `_evaluate`, on this thread, in its working memory, which then holds the last plan with its times."""
-        results, count = self._new_results(batch), len(batch.devices)
-        cutoff_s = np.full(count, np.inf)
-        evaluate(self._compiled, *memory, self._throughput, batch, 0, count, *order, cutoff_s, *results)
+        results, cutoff_s = self._new_results(batch), np.full(len(batch.devices), np.inf)
+        evaluate(self._compiled, *memory, self._is_throughput, batch, 0, len(cutoff_s), *order, cutoff_s, *results)
         return results
 
     def _new_results(self, batch: PlanBatch) -> Results:
@@ -323,17 +317,18 @@ class Simulator:
         return _order(priorities)
 
     def _measurements(self, step_s: NDArray[np.float64], peak_bytes: NDArray[np.int64]) -> list[Measurement]:
-        return [self._measurement(float(step_s[b]), peak_bytes[b]) for b in range(len(step_s))]
+        return [*map(self._measurement, step_s.tolist(), peak_bytes)]
 
     def _measurement(self, step_s: float, peak_bytes: NDArray[np.int64]) -> Measurement:
         peak = tuple(peak_bytes[: self._compiled.num_devices].tolist())
         if step_s < np.inf:
             return Measurement("ok", step_s, (step_s,), peak)
-        names = account_names(self._problem.host)
-        capacity = self._compiled.capacity_bytes
         over = [
-            f"{names[a]}: peak of {peak_bytes[a]} bytes is {peak_bytes[a] - capacity[a]} bytes over its {capacity[a]}"
-            for a in np.flatnonzero(peak_bytes > capacity).tolist()
+            f"{name}: peak of {peak} bytes is {peak - capacity} bytes over its {capacity}"
+            for name, peak, capacity in zip(
+                account_names(self.problem.host), peak_bytes, self._compiled.capacity_bytes, strict=True
+            )
+            if peak > capacity
         ]
         return Measurement("oom", np.inf, (), peak, "; ".join(over))
 
@@ -353,14 +348,8 @@ def check(p: Compiled, s: Scratch, devices: Ints) -> int:
     Leaves the number of transfers that the placement needs in `s.state[TRANSFERS]`.
     """
     n, num_devices = p.num_ops, p.num_devices
-    input_offsets, input_tensors, output_offsets, tensor_op = (
-        p.input_offsets,
-        p.input_tensors,
-        p.output_offsets,
-        p.tensor_op,
-    )
-    u, sequence, state = p.updates, s.sequence, s.users
-    done = s.waiting
+    input_offsets, input_tensors, output_offsets = p.input_offsets, p.input_tensors, p.output_offsets
+    tensor_op, u, sequence, state, done = p.tensor_op, p.updates, s.sequence, s.users, s.waiting
     done[:] = 0
     state[:] = 0
     missing, there = 1, 2
@@ -416,7 +405,7 @@ def simulated_timeline(p: Compiled, s: Scratch, plan: Plan) -> Timeline:
     """
     n = p.num_ops
     items = slice(n, n + plan.num_transfers)
-    counters = [_memory_steps(s, device) for device in range(p.num_devices)]
+    times_s, held_bytes = zip(*(_memory_steps(s, device) for device in range(p.num_devices)), strict=True)
     return Timeline(
         op_device=plan.devices,
         op_start_s=s.start_s[:n].copy(),
@@ -426,9 +415,9 @@ def simulated_timeline(p: Compiled, s: Scratch, plan: Plan) -> Timeline:
         transfer_destination=plan.transfer_destination,
         transfer_start_s=s.start_s[items].copy(),
         transfer_end_s=s.end_s[items].copy(),
-        memory_time_s=np.concatenate([times for times, _ in counters]),
-        memory_device=np.repeat(np.arange(p.num_devices, dtype=np.int32), [len(times) for times, _ in counters]),
-        memory_bytes=np.concatenate([held for _, held in counters]),
+        memory_time_s=np.concatenate(times_s),
+        memory_device=np.repeat(np.arange(p.num_devices, dtype=np.int32), [*map(len, times_s)]),
+        memory_bytes=np.concatenate(held_bytes),
         source="simulated",
     )
 

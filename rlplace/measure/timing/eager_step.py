@@ -60,7 +60,7 @@ class EagerStep:
         host: tells whether there are GPUs.
         num_threads: intra-op threads; all cores by default.
         worker: the thread to run on, if it has these cores; by default the one that calls.
-        transform: what the model becomes before it runs, e.g. `torch.compile`.
+        transform: a transform of the model before it runs, e.g. `torch.compile`.
         is_capturable: whether `as_cuda_graph` is going to be asked for.
         in_micro_batches: whether a step that is cut along its batch runs slice after slice, as gradients accumulate; by
             default the whole batch runs at once, as plain PyTorch would.
@@ -169,32 +169,25 @@ class EagerStep:
         return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
 
     def _step(self, *, is_synchronised: bool = True) -> None:
-        if self._loss_fn is None:
-            with torch.no_grad(), self._casting():
-                self.loss = self._run_whole() if self._micro is None else self._run_parts(self._micro)
-        else:
-            if self._optimizer is not None:
-                self._optimizer.zero_grad()
-            with self._casting():
-                if self._micro is None:
-                    returned = self._loss_fn(self._run_whole(), *self._targets)
+        if self._optimizer is not None:
+            self._optimizer.zero_grad()
+        with torch.set_grad_enabled(self._loss_fn is not None), self._casting():
+            if self._micro is not None:
+                call = self._args, self._kwargs
+                returned = run_in_micro_batches(self._run, call, self._loss_fn, self._targets, self._micro)
+            else:
+                returned = self._run(*self._args, **self._kwargs)
+                if self._loss_fn is not None:
+                    returned = self._loss_fn(returned, *self._targets)
                     loss_of(returned).backward()
-                else:
-                    returned = self._run_parts(self._micro)
-            if self._optimizer is not None:
-                self._optimizer.step()
-            self.loss = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, returned)
+        if self._optimizer is not None:
+            self._optimizer.step()
+        self.loss = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, returned)
         if self._is_cuda and is_synchronised:
             cuda.await_all(self.place)
 
-    def _run_whole(self) -> Any:
-        return self._run(*self._args, **self._kwargs)
-
-    def _run_parts(self, micro: MicroBatches) -> Any:
-        return run_in_micro_batches(self._run, (self._args, self._kwargs), self._loss_fn, self._targets, micro)
-
     def _casting(self) -> AbstractContextManager[object]:
-        """What was active around the capture."""
+        """The autocast that was active around the capture."""
         if self._autocast is None:
             return nullcontext()
         return self._autocast.entered("cuda" if self._is_cuda else "cpu")
@@ -205,7 +198,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def timer(self, graph: OpGraph, host: Host, widest: Worker | None) -> Timer:
-        """What runs one step and gives its seconds.
+        """A function that runs one step and returns its seconds.
 
         Args:
             graph: with its program and the model that was captured.
@@ -230,7 +223,7 @@ class EagerRecipe(Recipe):
     """Whether the whole step is captured as one CUDA graph and replayed."""
 
     def timer(self, graph: OpGraph, host: Host, widest: Worker | None) -> Timer:
-        """What runs the step and gives its seconds; see `Recipe`.
+        """A function that runs the step and returns its seconds; see `Recipe`.
 
         Raises:
             InvalidValue: the model was built from fake tensors.
@@ -283,7 +276,7 @@ class CudaGraphStep:
 
 
 Other = Timer | Recipe
-"""What may run beside placements: a recipe, or a timer that runs in the process that asks."""
+"""Contenders that may run beside placements: a recipe, or a timer that runs in the process that asks."""
 
 
 def run_in_micro_batches(

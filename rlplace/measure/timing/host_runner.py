@@ -1,12 +1,15 @@
 """`HostRunner`: a `Measurer` that runs placements for real on this machine.
 
 `FirstLosses` tells a placement that breaks the arithmetic from a model that gives NaN wherever it runs. `LoadedPlans`
-loads and unloads plans where the host's memory does not hold all of them.
+loads and unloads plans where the host's memory does not hold all of them. `as_measurement` is the outcome of a
+contender as a `Measurement`, and `lost_of` tells whether devices of the host are lost.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,18 +22,17 @@ from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
 from rlplace import cuda
-from rlplace.errors import RlplaceError, RunnerError
+from rlplace.errors import DeviceLost, RlplaceError, RunnerError
 from rlplace.graphs import OpGraph
 from rlplace.measure.execute.device_threads import Crew, Worker
 from rlplace.measure.execute.placed_step import PlacedStep, resident_bytes
 from rlplace.measure.execute.residents import Resident, Residents, limited_memory
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.resolve import check_runs_here
-from rlplace.measure.measurement import Measurement
+from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.timing.eager_step import Other, Recipe
-from rlplace.measure.timing.outcomes import all_lost, as_measurement, lost_of
-from rlplace.measure.timing.race import REFERENCE, RaceProtocol, Suspensions, Timer, Watch, race, watched
+from rlplace.measure.timing.race import REFERENCE, Lane, RaceProtocol, Suspensions, Timer, Watch, race, watched
 from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
 
 LONGEST_S = 120.0
@@ -38,7 +40,7 @@ LONGEST_S = 120.0
 
 
 class Planner(Protocol):
-    """Turns a placement into a plan, and says what memory it takes: the simulator does."""
+    """Turns a placement into a plan, and gives its memory: the simulator does."""
 
     def plan(self, devices: NDArray[np.int32]) -> Plan: ...
     def retime(self, plan: Plan) -> Measurement: ...
@@ -63,6 +65,7 @@ class HostRunner:
         is_fatal: whether an error of a contender ends the race for all, and is raised.
 
     Attributes:
+        problem: what placements are measured on.
         reference: its plan.
 
     Raises:
@@ -83,7 +86,7 @@ class HostRunner:
     ) -> None:
         check_runs_here(problem.host)
         keep_freed_memory()
-        self._problem = problem
+        self.problem = problem
         self._planner = planner
         self._protocol = protocol or RaceProtocol()
         self._timeout_s = step_timeout_s
@@ -99,17 +102,13 @@ class HostRunner:
         self._limits = contextlib.ExitStack()
         self._limits.enter_context(limited_memory(problem.host))
 
-    @property
-    def problem(self) -> Problem:
-        return self._problem
-
     def turn_to(self, problem: Problem, planner: Planner, reference: NDArray[np.int32]) -> None:
         """From here on, with other figures of the same host and another reference."""
-        self._problem, self._planner, self.reference = problem, planner, planner.plan(reference)
+        self.problem, self._planner, self.reference = problem, planner, planner.plan(reference)
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """One `Measurement` for each row of `placements` (B, N), all raced together."""
-        devices = self._problem.check_placement(np.atleast_2d(placements))
+        devices = self.problem.check_placement(np.atleast_2d(placements))
         return self.measure_plans([self._planner.plan(row) for row in devices])
 
     def measure_plans(
@@ -120,10 +119,10 @@ class HostRunner:
         others: Sequence[Other] = (),
         deadline_s: float = float("inf"),
     ) -> list[Measurement]:
-        """Races exactly these plans, with `others` (what is no plan) in the same race.
+        """Races exactly these plans, with `others` (contenders that are no plans) in the same race.
 
         Args:
-            plans: what is to run.
+            plans: the plan to run.
             protocol: other than the runner's own.
             others: an eager step, or timers of anything.
             deadline_s: on `time.monotonic`; the race ends after the round in which it passes.
@@ -149,14 +148,14 @@ class HostRunner:
                     timers, reference, protocol or self._protocol, deadline_s=deadline_s, is_fatal=self._is_fatal
                 )
         except Exception as error:
-            if (lost := lost_of(self._problem.host, error)) is not None:
+            if (lost := lost_of(self.problem.host, error)) is not None:
                 return all_lost(len(timers), lost)
             if isinstance(error, RlplaceError) or not cuda.is_lost(error):
                 raise
             raise RunnerError(f"{type(error).__name__}: {error}{cuda.advice(error)}") from error
         finally:
             self._loaded.forget_all()
-        if (lost := lost_of(self._problem.host)) is not None:
+        if (lost := lost_of(self.problem.host)) is not None:
             return all_lost(len(timers), lost)
         for lane, each in zip(lanes, first):  # where another was free of NaN, but only later
             if each.is_nan and lane.error is None and self._losses.saw_numbers:
@@ -172,16 +171,17 @@ class HostRunner:
         try:
             for k in range(warmup):
                 self._timed(step, peak_bytes, k)
-            timed = []
-            for k in range(num_steps):
-                timed.append((self._timed(step, peak_bytes, warmup + k), k, step.timeline()))
+            timed = [
+                (self._timed(step, peak_bytes, warmup + k), k, step.timeline())  # its timeline is that of the last step
+                for k in range(num_steps)
+            ]
         finally:
             self._loaded.forget(step)
         self._watch.end()
         return [timeline for _, _, timeline in sorted(timed, key=lambda item: item[:2])]
 
     def timer(self, plan: Plan) -> Timer:
-        """What runs one step of `plan`, which is loaded now, to be raced by another runner.
+        """A timer of one step of `plan`, which is loaded now, to be raced by another runner.
 
         Raises:
             RunnerError: a device has no memory for it.
@@ -193,8 +193,8 @@ class HostRunner:
     def load(self, plan: Plan, *, is_traced: bool = False) -> PlacedStep:
         """The plan for this runner's threads and tensors; it is loaded when it runs."""
         return PlacedStep(
-            self._problem.graph,
-            self._problem.host,
+            self.problem.graph,
+            self.problem.host,
             plan,
             self._residents,
             self._crew,
@@ -237,7 +237,7 @@ class HostRunner:
             return other
         self._watch.begin(contender, is_made=False)
         try:
-            timer = other.timer(self._problem.graph, self._problem.host, self.widest_worker())
+            timer = other.timer(self.problem.graph, self.problem.host, self.widest_worker())
         except Exception as error:
             if self._is_fatal(error):
                 raise
@@ -253,7 +253,7 @@ class HostRunner:
             raise
 
     def _with_room(self, timer: Timer, step: PlacedStep | None) -> float:
-        """What `timer` gives; if it ran out of memory beside plans on GPUs, with none but `step` there."""
+        """The timer that `timer` returns; if it ran out of memory beside plans on GPUs, with none but `step` there."""
         try:
             return timer()
         except Exception as error:
@@ -303,7 +303,7 @@ class NotANumber(RunnerError):
 
 
 class FirstLosses:
-    """What the first step of every placement returned, each from the captured parameters.
+    """The results of the first step of every placement, each from the captured parameters.
 
     Later steps are not looked at: placements of one race train the same parameters on one batch, so a loss that runs
     away there says nothing about the placement whose turn it was.
@@ -344,8 +344,8 @@ def has_nan(result: Any) -> bool:
 class LoadedPlans:
     """Loads a plan before it runs, and unloads others where it would not fit beside them.
 
-    A memory (a device's own, or a pool) holds the residents of every loaded plan, and what the one that runs allocates
-    on top: its simulated peak without residents. Where that is more than the capacity, residents that no loaded plan
+    A memory (a device's own, or a pool) holds the residents of every loaded plan, and the allocations of the one that
+    runs: its simulated peak without residents. Where that is more than the capacity, residents that no loaded plan
     needs are dropped; if that does not do, plans are unloaded, the least recently run first, as far as this helps. A
     plan that does not fit alone is loaded all the same: whether it runs out of memory shows when it runs.
 
@@ -362,20 +362,28 @@ class LoadedPlans:
         self._granularity = {
             residents.home(d): device.memory_granularity_bytes for d, device in enumerate(host.devices)
         }
-        self._capacity = _capacities(host, self._accounts)
+        members: dict[str, list[Device]] = defaultdict(list)
+        for account, device in zip(self._accounts, host.devices, strict=True):
+            members[account].append(device)
+        # bytes for a plan: the memory without contexts; of a pool, the least that a device of it says
+        self._capacity = {
+            account: min(each.memory_bytes for each in own) - sum(each.context_bytes for each in own)
+            for account, own in members.items()
+        }
         self._gpus = {residents.home(d) for d, device in enumerate(host.devices) if device.backend == "cuda"}
         self._steps: dict[PlacedStep, bool] = {}  # the least recently run first; whether its memory is still warm
         self._fitting: set[PlacedStep] = set()  # loaded plans that were found to fit beside the others
 
     def prepare(self, step: PlacedStep, peak_bytes: Sequence[int]) -> bool:
-        """Whether `step`, which is loaded now, should run once untimed: it ran before and has lost what it had then.
+        """Whether `step`, which is loaded now, should run once untimed: it ran before and has lost its residents of
+        then.
 
         Args:
             step: runs next.
             peak_bytes: (D,) its simulated peaks; empty where they are unknown.
 
         Raises:
-            Exception: what a device says that has no memory for it.
+            Exception: of a device without memory for it.
         """
         if step not in self._fitting or not step.is_loaded:
             self._make_room(step, self._running_bytes(step, peak_bytes))
@@ -413,14 +421,13 @@ class LoadedPlans:
             return
         loaded = [each for each in self._steps if each is not step and each.is_loaded]
         while over := self._overfull(_union(step, loaded), running):
-            helps = (
+            helping = [
                 each for each in loaded if any(self._account_of[home] in over for _, home in each.needs - step.needs)
-            )
-            oldest = next(helps, None)
-            if oldest is None:
+            ]
+            if not helping:
                 break
-            oldest.unload()
-            loaded.remove(oldest)
+            helping[0].unload()
+            loaded.remove(helping[0])
         self._keep(_union(step, loaded))
 
     def _keep(self, needed: Collection[Resident]) -> bool:
@@ -432,7 +439,7 @@ class LoadedPlans:
         return is_freed
 
     def _overfull(self, residents: Collection[Resident], running: dict[str, int]) -> set[str]:
-        """Accounts whose capacity is less than `residents` and what runs take."""
+        """Accounts whose capacity is less than `residents` and the memory of runs."""
         held = defaultdict(int, running)
         for op, home in residents:
             held[self._account_of[home]] += self._num_bytes(op, home)
@@ -444,7 +451,7 @@ class LoadedPlans:
         return -(-size // self._granularity[home]) * self._granularity[home]
 
     def _running_bytes(self, step: PlacedStep, peak_bytes: Sequence[int]) -> dict[str, int]:
-        """By account, what `step` allocates at most beside residents: in a pool, as if all devices peaked at once."""
+        """By account, the most that `step` allocates beside residents: in a pool, as if all devices peaked at once."""
         context = np.array([device.context_bytes for device in self._host.devices], dtype=np.int64)
         own = np.array(peak_bytes or context) - context - resident_bytes(self._graph, self._host, step.plan.devices)
         held: dict[str, int] = defaultdict(int)
@@ -453,16 +460,75 @@ class LoadedPlans:
         return held
 
 
-def _capacities(host: Host, accounts: list[str]) -> dict[str, int]:
-    """Bytes for a plan by account: the memory without contexts; of a pool, the least that a device of it says."""
-    members: dict[str, list[Device]] = defaultdict(list)
-    for account, device in zip(accounts, host.devices, strict=True):
-        members[account].append(device)
-    return {
-        account: min(each.memory_bytes for each in own) - sum(each.context_bytes for each in own)
-        for account, own in members.items()
-    }
-
-
 def _union(step: PlacedStep, others: Iterable[PlacedStep]) -> frozenset[Resident]:
     return step.needs.union(*(other.needs for other in others))
+
+
+def status_of(error: BaseException) -> Status:
+    """What an error makes of a measurement."""
+    if cuda.is_out_of_memory(error):
+        return "oom"
+    if isinstance(error, DeviceLost) or cuda.is_gone(error):
+        return "lost"
+    return "timeout" if isinstance(error, TimeoutError) else "error"
+
+
+def as_measurement(lane: Lane, *, has_reference: bool) -> Measurement:
+    """The measurement of a lane: its median, or what stopped it.
+
+    Args:
+        lane: of a race that is over.
+        has_reference: whether one was timed beside it.
+    """
+    if lane.error is not None:
+        return Measurement(status_of(lane.error), float("inf"), tuple(lane.samples_s), why=str(lane.error))
+    return Measurement(
+        "ok",
+        float(np.median(lane.samples_s)),
+        tuple(lane.samples_s),
+        reference_s=float(np.median(lane.references_s)) if has_reference else 0.0,
+    )
+
+
+_GPU = re.compile(r"\bcuda:[0-9]+(?:/[0-9]+)?")
+
+
+def lost_of(host: Host, error: BaseException | None = None) -> DeviceLost | None:
+    """What tells which devices of a host of this machine are not there any more; None where nothing is known to be.
+
+    A core is lost once this process may not run on it: it was taken offline, or out of the process's affinity or
+    control group. The kernel does not report it: a thread that was pinned there goes on elsewhere, and its times are
+    wrong. That a GPU is lost is known by errors alone.
+
+    Args:
+        host: that is measured.
+        error: what a step or a worker failed with.
+    """
+    usable = set(usable_cores())
+    without = {device.name: sorted(set(device.cores) - usable) for device in host.devices}
+    names = tuple(name for name, cores in without.items() if cores)
+    if names:
+        cores = sorted({core for missing in without.values() for core in missing})
+        which = f"core{'s' * (len(cores) > 1)} {', '.join(map(str, cores))}"
+        return DeviceLost(names, f"this process may not use {which} any more")
+    if error is None or not cuda.is_gone(error):
+        return None
+    told = dict.fromkeys(name for name in _GPU.findall(_text(error)) if name in host.device_index)
+    every = tuple(device.name for device in host.devices if device.backend == "cuda")
+    return DeviceLost(tuple(told) or (every if len(every) == 1 else ()), str(error).rpartition(" lost: ")[2])
+
+
+def all_lost(count: int, lost: DeviceLost) -> list[Measurement]:
+    """Measurements of all that ran beside each other while a device was lost: their own times are unknown."""
+    return [Measurement("lost", math.inf, why=str(lost))] * count
+
+
+def error_of(host: Host, outcome: Measurement) -> DeviceLost:
+    """The error that a measurement with the status `lost` tells of."""
+    named, _, why = outcome.why.partition(" lost: ")
+    devices = [word for word in named.replace(",", " ").split() if word in host.device_index]
+    return DeviceLost(devices, why or outcome.why)
+
+
+def _text(error: BaseException | None) -> str:
+    return "" if error is None else f"{error} {_text(error.__cause__)}"

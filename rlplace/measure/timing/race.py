@@ -18,23 +18,23 @@ import numpy as np
 from rlplace.errors import InvalidValue
 
 Timer = Callable[[], float]
-"""Runs one step and returns its seconds; raises what went wrong."""
+"""Runs one step and returns its seconds; raises the error."""
 
 SHORTEST_S = 1e-9
-"""What a step takes at least: a clock too coarse to see one must not make ratios of nothing."""
+"""The least time of a step: a clock too coarse to see one must not make ratios of nothing."""
 
 MOST_TRIES = 5
 """Of a step amid which this process was suspended: an op that keeps others from looking is no suspension."""
 
 REFERENCE = -1
-"""What a watch is told in place of a contender's index."""
+"""A watch is told this in place of a contender's index."""
 
 
 class Watch:
     """Is told of every step: `begin` with the contender's index or `REFERENCE`, then `end`, unless the step raised.
 
-    What takes longer than a step (compiling a contender for the race, tracing) begins with `is_made` False. This class
-    does nothing with it.
+    Work that takes longer than a step (compiling a contender for the race, tracing) begins with `is_made` False. This
+    class does nothing with it.
     """
 
     def begin(self, contender: int, *, is_made: bool = True) -> None:
@@ -101,7 +101,7 @@ class Lane:
     Attributes:
         samples_s: its steps.
         references_s: the reference's step of the same round, one for each sample.
-        error: what stopped it, or None.
+        error: the error that stopped it, or None.
         dropped: whether it left before the last round for being slower.
     """
 
@@ -112,7 +112,7 @@ class Lane:
 
     @property
     def ratios(self) -> list[float]:
-        """Sample over reference, round by round: what a drift of the machine cancels in."""
+        """Sample over reference, round by round: in which a drift of the machine cancels."""
         return [s / r for s, r in zip(self.samples_s, self.references_s, strict=True)]
 
 

@@ -67,12 +67,9 @@ def _libraries() -> tuple[ctypes.CDLL | None, ctypes.CDLL | None]:
     folder = Path(torch.__file__).parent / "lib"
     loaded = [*folder.glob("libgomp*.so*"), *folder.parent.parent.glob("torch.libs/libgomp*.so*")]
     openmp = ctypes.CDLL(str(loaded[0])) if loaded else None
-    mkl = None
     library = folder / "libtorch_cpu.so"
-    if library.exists():
-        candidate = ctypes.CDLL(str(library))
-        mkl = candidate if hasattr(candidate, "MKL_Set_Num_Threads_Local") else None
-    return openmp, mkl
+    mkl = ctypes.CDLL(str(library)) if library.exists() else None
+    return openmp, mkl if hasattr(mkl, "MKL_Set_Num_Threads_Local") else None
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from torch.optim import Adam, Optimizer
 
 from rlplace.errors import InvalidValue
 from rlplace.policy.base import GroupPolicy, LearnedPolicy, Policy, StartsSomewhere, Straying, at_temperature_1
-from rlplace.policy.learn.state import (
+from rlplace.policy.learn.learner_state import (
     LearnerState,
     check_devices,
     check_finite,
@@ -207,7 +207,7 @@ def imitate(
 ) -> float:
     """The loss left after cloning a teacher's placement (behaviour cloning; Pomerleau 1991).
 
-    Where the policy says what its groups cost (`group_cost`, (G, D)), each counts by it. A policy that starts from a
+    Where the policy gives costs of its groups (`group_cost`, (G, D)), each counts by it. A policy that starts from a
     placement just starts from the first teacher's, and has nothing left to learn.
 
     Args:
@@ -296,11 +296,12 @@ class Reinforce(EliteLearner):
     The gradient is that of the mean over a batch of (reward - baseline) log-probability, with a moving average of
     rewards for a baseline, scaled down to a norm of 1, in steps of Adam. A placement that fails has a reward too, the
     failing signal of the reward; after a share of learning (5,000 steps in the paper) such placements teach nothing any
-    more, so that luck cannot unlearn what runs. At first samples are drawn with noise on the logits, of half their size
-    as in the program that the authors released later: without it the policy is soon sure of one device for everything.
+    more, so that the policy does not unlearn placements that run. At first samples are drawn with noise on the logits,
+    of half their size as in the program that the authors released later: without it the policy is soon sure of one
+    device for everything.
 
-    What differs from the paper: the baseline begins with the mean of the first batch, not with the failing signal,
-    which would make the first samples look good, whatever they are; and one process samples, not twenty.
+    Differences from the paper: the baseline begins with the mean of the first batch, not with the failing signal,
+    which would make any first samples look good; and one process samples, not twenty.
 
     Where every group is drawn by itself, the expected reward has as many local optima as there are placements that no
     single move improves (20 of 729 on a problem of six groups and three devices). The gradient ends in one of them, and
@@ -406,7 +407,7 @@ class Reinforce(EliteLearner):
             self.policy.logit_noise = finite(facts["logit_noise"])
 
     def _loss(self, group_devices: NDArray[np.integer], advantages_B: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """-(R - b) log p, the mean over the batch, with an entropy bonus and self-imitation, and what these are."""
+        """-(R - b) log p, the mean over the batch, with an entropy bonus and self-imitation, and their values."""
         config, figures = self.config, dict[str, float]()
         if not isinstance(self.policy, GroupPolicy) or not (config.ent_coef or config.elite_coef):
             return -(advantages_B * self.policy.log_prob(group_devices)).mean(), figures

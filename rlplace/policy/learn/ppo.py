@@ -45,7 +45,7 @@ class GroupPPO(EliteLearner):
       the best placement seen.
 
     Attributes:
-        policy: what learns, in place.
+        policy: the policy that learns, in place.
         elites: the best placements seen, which the policy clones.
     """
 
@@ -189,7 +189,7 @@ def learn_many(
 
     Args:
         policies: of one network, each made for a problem (`GnnPolicy(other, network=first.network)`).
-        scores: what rewards the placements of each policy.
+        scores: the scorer of each policy's placements.
         config: of PPO.
         num_rounds: updates on each problem.
         num_samples: placements an update.
@@ -289,7 +289,7 @@ class PlacerPPO(PPO):
             self.policy.generator.manual_seed(seed)
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
-        """Goes on with another env of the same spaces; what was best on the old one is forgotten."""
+        """Goes on with another env of the same spaces; the best placements on the old one are forgotten."""
         env = self._wrap_env(env, self.verbose)
         if env.num_envs != self.n_envs:
             self.n_envs = env.num_envs

@@ -1,4 +1,4 @@
-"""`Figure`: what plotly draws, as plain data, and HTML from data; every text is escaped here.
+"""`Figure`: figures for plotly, as plain data, and HTML from data; every text is escaped here.
 
 So no name of a run can become markup, neither of HTML nor of plotly's own small markup language.
 """
@@ -49,7 +49,7 @@ class Figure:
 
     Attributes:
         id: of its place; unique on the page.
-        title: what a screen reader says of it.
+        title: its description for screen readers.
         data: plotly's traces.
         layout: plotly's layout; colours and fonts that all figures share are added by the page.
         height: in pixels.
@@ -94,7 +94,7 @@ def figures_json(figures: Sequence[Figure]) -> str:
 
 
 def base_layout(**more: Any) -> dict[str, Any]:
-    """What the layouts of figures with axes share, and `more` over it."""
+    """The common layout of figures with axes, and `more` over it."""
     margin = {"l": 56, "r": 16, "t": 8, "b": 44}
     return {"margin": margin, "hovermode": "closest", "showlegend": False, "dragmode": "zoom", **more}
 
@@ -123,8 +123,8 @@ def drawn(plot: Plot, hover: str) -> tuple[list[dict[str, Any]], dict[str, Any]]
     """A plot as plotly's traces (its series, then its levels) and layout.
 
     Args:
-        plot: what is shown.
-        hover: what a point says when it is pointed at, after the name of its series.
+        plot: of the figure.
+        hover: the hover text of a point, after the name of its series.
     """
     hover = f"%{{fullData.name}}{hover}<extra></extra>"
     quiet: dict[str, Any] = {"type": "scatter", "mode": "lines", "hoverinfo": "skip"}

@@ -46,9 +46,9 @@ from rlplace.report.html.run_data import RunData
 from rlplace.report.html.step_sections import memory_section, modules_section, timeline_section
 from rlplace.report.plots import COLUMNS, TOLERANCE, Curve, Plot, agreement, best_so_far
 from rlplace.say import NOTHING, clean, format_bytes, format_clock, format_ms, format_seconds
-from rlplace.session.facts import Row
 from rlplace.session.folder import RUN_FILES, SESSION, RunFolder
 from rlplace.session.session import Session
+from rlplace.session.session_records import Row
 
 _LATEST_S = 253_402_300_799.0
 """The end of the year 9999: `datetime` knows no later one."""
@@ -64,7 +64,7 @@ def overview(data: RunData) -> str:
 
 
 def sentence(data: RunData) -> str:
-    """What came of the run, in a sentence or two."""
+    """The result of the run, in a sentence or two."""
     best = data.best_row
     if best is None or best.step_s is None:
         return "No placement ran to its end."
@@ -129,7 +129,7 @@ def what_was_run_section(data: RunData) -> Section:
 
 
 def command(config: Mapping[str, Any]) -> str:
-    """A command line that asks for the same run; for a shell, whatever the workload is called.
+    """A command line that asks for the same run; for a shell, with any name of the workload.
 
     Example:
         >>> command({"workload": "nmt", "host": "cores", "train": {"budget_s": 90.0, "seed": 3}})
@@ -212,7 +212,7 @@ NO_PLACEMENT_NOTE = "† no placement: timed for comparison, cannot be handed ba
 
 
 def field_section(data: RunData) -> Section:
-    """Rows as the run printed them: placements first, fastest first, what failed last."""
+    """Rows as the run printed them: placements first, fastest first, failed rows last."""
     rows = sorted(
         data.rows,
         key=lambda row: (not row.placement, row.step_s or math.inf, row.method != data.best, row.method),
@@ -403,7 +403,7 @@ def _legend(plot: Plot) -> list[tuple[str, str]]:
 
 
 def _spent(data: RunData, name: str) -> tuple[float, float, float]:
-    """What a method had spent in all: placements scored, measured, and seconds."""
+    """The budget that a method spent in all: placements scored, measured, and seconds."""
     search, row = data.searches.get(name), data.row(name)
     return row.placements if row else 0, (row.measured or 0) if row else 0, search.seconds if search else 0.0
 
@@ -489,7 +489,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[RunData], Section | None]], ...] = (
     ("What was learned about the host", "what a method learned about the host", learned_host_section),
     ("What was run", "settings", what_was_run_section),
 )
-"""Title, what it is made from, and who makes it; in the order of the page."""
+"""Title, source, and maker of a section; in the order of the page."""
 
 
 def report_page(data: RunData) -> str:
@@ -499,7 +499,7 @@ def report_page(data: RunData) -> str:
     on the page can reach a network.
 
     Args:
-        data: what the files of a run hold.
+        data: of the run.
 
     Raises:
         MissingExtra: plotly is not installed.
@@ -539,7 +539,7 @@ def plotly_script() -> str:
 
 
 def _missing(what: Sequence[str]) -> str:
-    """What the run kept no data of, in a line."""
+    """The parts that the run kept no data of, in a line."""
     kinds = list(dict.fromkeys(what))
     listed = " or ".join(filter(None, (", ".join(kinds[:-1]), *kinds[-1:])))
     told = f'<p class="note">This run kept nothing of these, so their sections are left out: {escaped(listed)}.</p>'

@@ -1,4 +1,4 @@
-"""`RunData`: what the session of a run holds of what a report shows; read strictly, since it may be a stranger's."""
+"""`RunData`: the data of a report in the session of a run; read strictly, since it may be a stranger's."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rlplace.measure import Device
 from rlplace.measure.explain.explanation import Explanation
 from rlplace.measure.host_model import LearnedHost
 from rlplace.report.chrome_trace import Trace
-from rlplace.session.facts import MethodResult, Row
 from rlplace.session.session import Session
+from rlplace.session.session_records import MethodResult, Row
 
 
 @dataclass(frozen=True)
 class RunData:
-    """What a report is made of.
+    """The data of a report.
 
     Attributes:
-        config: what was asked; shown, never acted on.
+        config: the request; shown, never acted on.
         rows: of the final table.
         best: the method whose placement the run hands back; empty where there is none.
         is_measured: whether step times come from running.
@@ -31,8 +31,8 @@ class RunData:
         num_ops: of the captured step; 0 where it is not known.
         num_micro_batches: that the step's batch is cut into.
         trace: a typical step of the best placement; None without one.
-        searches: what the methods that search found, by name.
-        learned: what was learned about the host; None where no method learned any.
+        searches: results of the methods that search, by name.
+        learned: the learned host model; None where no method learned any.
         explanation: where the time of the step goes; None without one.
         expected, taken: how long each part of the run was expected to take and took, in seconds.
         files: names of the files of the run that a reader may open.
@@ -93,7 +93,7 @@ class RunData:
 
     @property
     def kind(self) -> str:
-        """What step times are: `measured` or `simulated`."""
+        """The kind of step times: `measured` or `simulated`."""
         return "measured" if self.is_measured else "simulated"
 
     @property

@@ -54,7 +54,7 @@ class Bar:
         first: the longest of them, which gives the bar its colours.
         start_s, end_s: from the first's start to the last's end.
         count: how many.
-        busy_s: what they take together.
+        busy_s: their sum.
     """
 
     first: Slice
@@ -90,9 +90,9 @@ def timeline_section(data: RunData) -> Section | None:
 def merged(trace: Trace, most: int = MOST_BARS) -> dict[int, list[Bar]]:
     """The bars of each lane, at most about `most` in all.
 
-    Neighbours are merged where both of them, and what is between them, are shorter than a grain of the step; the grain
-    grows until there are few enough. While it is below what a screen resolves, only ops of one phase and one part of
-    the model are merged.
+    Neighbours are merged where both of them, and the gap between them, are shorter than a grain of the step; the grain
+    grows until there are few enough. While it is below the resolution of a screen, only ops of one phase and one part
+    of the model are merged.
     """
     groups, share = module_groups(trace.ops), 0.0
     bars = _merged(trace, -1.0, groups.are_alike)
@@ -181,7 +181,7 @@ def _coloured(
 
 
 def _words(bar: Bar) -> str:
-    """What a bar says when it is pointed at."""
+    """The hover text of a bar."""
     one = bar.first
     when = f"{format_ms(bar.start_s)} to {format_ms(bar.end_s)} ms"
     if bar.count > 1:

@@ -1,4 +1,4 @@
 """Searches that improve placements until their budget ends.
 
-Where they start (`starting_points`), what they move (`moves`), and the searches: `anneal`, `portfolio`, `random_keys`.
+Their starts (`starting_points`), their moves (`moves`), and the searches: `anneal`, `portfolio`, `cem_and_genetic`.
 """

@@ -51,7 +51,7 @@ def anneal_from(
     """The best placement of the problem's groups found from `start`, (G,) int32, and its step time.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         timer: gives step times.
         start: (G,) devices of groups.
         budget: evaluations or seconds, the start's own among them.
@@ -78,17 +78,17 @@ def anneal_split(
 ) -> tuple[NDArray[np.int32], float]:
     """The best devices (N,) int32 of ops found from `devices` over `grouping`, and their step time.
 
-    Groups whose ops are on several devices are split by them, and move as blocks too: no start is changed by what it is
-    annealed over.
+    Groups whose ops are on several devices are split by them, and move as blocks too: the groups that it is annealed
+        over change no start.
 
     Args:
         task: scores and counts.
-        grouping: what moves together, where it starts together.
+        grouping: the groups that move, where their ops start on one device.
         devices: (N,) where to start from.
         step_s: their step time.
         until: share of the task's budget at which to stop.
         coarse: groupings whose groups are moved as blocks.
-        reheat: whether many moves start hotter; what is annealed already would be lost by that.
+        reheat: whether many moves start hotter; earlier annealing would be lost by that.
         table: cells of ops, whose rows are moved to where the next ones are.
         settings: temperatures, moves and batch.
     """
@@ -129,7 +129,7 @@ def anneal_groups(
 
     Args:
         task: scores and counts.
-        grouping: what moves together; the problem's, or finer.
+        grouping: the groups that move; the problem's, or finer.
         start: (G,) devices to start from.
         start_s: their step time.
         until: share of the task's budget at which to stop.
@@ -214,13 +214,13 @@ class AnnealSettings:
     """Share of the moves that begin with a group of the critical path, where the timer tells it: moves of others
     seldom make a step shorter, but make room."""
     guide: Guide | None = None
-    """What suggests a share of the moves; it is told the placements that annealing goes on from."""
+    """The guide that suggests a share of the moves; it is told the placements that annealing goes on from."""
     batch: int | None = None
     """Moves tried at once from the placement at hand: the first that is accepted is taken, so that a few of them are
     wasted, but they keep the cores busy. None for 1 under a budget of evaluations, for `timed_batch` under one of
     seconds alone."""
     timed_batch: int = 8
-    """Moves tried at once where time is what counts."""
+    """Moves tried at once under a budget of time."""
     few_moves: int = 1000
     """Moves that are too few for more than one level; where ops repeat, also those of each short annealing."""
     repeats: float = 4.0
@@ -281,7 +281,7 @@ class Rung:
 
 @dataclass(frozen=True, eq=False)
 class Ladder:
-    """What is annealed over, one rung after the other."""
+    """The groupings to anneal over, one rung after the other."""
 
     rungs: Sequence[Rung]
     branches: int = 0
@@ -307,8 +307,8 @@ def anneal_finer(
 ) -> tuple[NDArray[np.int32], float]:
     """The best devices (N,) int32 of ops found from `devices`, and their step time.
 
-    Goes up `ladder`. A budget of few moves begins with a descent by blocks, so that a few draws do not decide what is
-    found; with more moves than that, annealing alone gets further.
+    Goes up `ladder`. A budget of few moves begins with a descent by blocks, so that a few draws do not decide the
+    result; with more moves than that, annealing alone gets further.
 
     Args:
         task: scores and counts.
@@ -333,7 +333,7 @@ def anneal_finer(
 
 
 def ladder(problem: Problem, moves: float, settings: AnnealSettings) -> Ladder:
-    """What so many moves go over.
+    """The rungs for so many moves.
 
     The problem's groups, then about 256, then atoms, for an equal share each; blocks of all coarser levels move too.
     Where ops repeat, as in a layer that is unrolled over steps, many valleys are nearly as deep, and one annealing is
@@ -369,7 +369,7 @@ def ladder(problem: Problem, moves: float, settings: AnnealSettings) -> Ladder:
 
 
 def _micro_batched(problem: Problem, moves: float, settings: AnnealSettings) -> Ladder:
-    """What so many moves go over in a step that is cut into micro-batches: runs of layers, each micro-batch's apart.
+    """The rungs for so many moves in a step that is cut into micro-batches: runs of layers, each micro-batch's apart.
 
     Runs of all micro-batches, with their parameters, move as blocks too, which shifts the border between stages of one
     device; or each micro-batch to where the next run has it, which shifts that between stages of several. Then shorter
@@ -421,7 +421,7 @@ def _descend(
 
 
 SWEEP_SHARE = 0.5
-"""Most of what is left of a budget that goes into it."""
+"""The largest share of the rest of a budget that goes into it."""
 MOST_SWEPT = 200
 """Evaluations after which annealing finds more."""
 BLOCKS = 60
@@ -435,9 +435,9 @@ def sweep(
 ) -> tuple[NDArray[np.int32], float]:
     """Devices (N,) int32 that no tried move of one block improves, or where its share of the budget ended; step time.
 
-    Blocks are those of `blocks`, each split where its ops are on several devices.
-    A block is tried on the least loaded other devices, and the best of them is taken if it is an improvement; all
-    levels are gone through again until none is. Nothing is drawn, so that no seed is luckier than another.
+    Blocks are those of `blocks`, each split where its ops are on several devices. A block is tried on the least loaded
+    other devices, and the best of them is taken if it is an improvement; all levels are gone through again until none
+    is. Nothing is drawn, so that no seed is luckier than another.
 
     Args:
         task: scores and counts.
@@ -481,7 +481,7 @@ def blocks(problem: Problem, *, whole_modules: bool = True) -> list[Grouping]:
     """Whole modules, the coarsest of `nested`, and the problem's own groups.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         whole_modules: whether modules are among them: they are many, and few evaluations are better spent on the rest.
     """
     modules = [by_module(problem, 1)] if whole_modules else []
@@ -497,10 +497,10 @@ def chain_runs(problem: Problem, step: StepRoles, count: int) -> NDArray[np.int3
 
 
 def run_table(problem: Problem, step: StepRoles, count: int) -> Table:
-    """Cells of ops: runs of the chain, `count` of them, by micro-batches; what is owned in column 0, shared ops in 1.
+    """Cells of ops: runs of the chain, `count` of them, by micro-batches; owned groups in column 0, shared ops in 1.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         step: its roles.
         count: runs.
     """
@@ -520,10 +520,10 @@ def run_groups(
     """Groups of ops that belong to one of `count` runs of the chain, unions of `atoms` but for the arguments below.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         step: its roles.
         count: runs.
-        micro_batches: whether micro-batches are apart, and what they share from them.
+        micro_batches: whether micro-batches are apart, and shared ops from them.
         phases: whether forward is apart from the rest.
         owners: whether each co-location class is a group of its own.
     """

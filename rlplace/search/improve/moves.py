@@ -37,11 +37,10 @@ def propose_moves(
 ) -> None:
     """Moves each row of `moved` (C, G) by its `draws` (C, DRAWS); the rest as in `Neighbourhood`.
 
-    A row has `DRAWS` numbers whatever its move is, so that the generator does not depend on the moves that came before:
-    u[0] picks the kind; u[1], u[2], ... are the kind's own (which groups, how many, which device). The last four are
-    the same for all kinds: u[-4] whether the move begins with a group of `focus`, u[-3] on which level the blocks
-    of moved groups follow them, u[-2] the device and u[-1] the group of the move that is made
-    where the kind finds none.
+    A row has `DRAWS` numbers for any move, so that the generator does not depend on the moves that came before: u[0]
+    picks the kind; u[1], u[2], ... are the kind's own (which groups, how many, which device). The last four are the
+    same for all kinds: u[-4] whether the move begins with a group of `focus`, u[-3] on which level the blocks of moved
+    groups follow them, u[-2] the device and u[-1] the group of the move that is made where the kind finds none.
     """
     num_groups, num_devices = near.allowed.shape
     for c in range(len(moved)):
@@ -200,7 +199,7 @@ class Table:
 
 
 class Neighbourhood(Block):
-    """What moves know about G groups on D devices.
+    """Facts for moves about G groups on D devices.
 
     Attributes:
         allowed: (G, D) bool, devices where a group may be.
@@ -241,8 +240,8 @@ class Neighbourhood(Block):
         """The neighbourhood of placements of `grouping`'s groups; of the problem's own by default.
 
         Args:
-            problem: what is placed.
-            grouping: what moves together.
+            problem: the problem to place.
+            grouping: the groups that move.
             coarse: groupings whose groups are moved as blocks.
             table: cells of ops, whose rows follow each other.
         """
@@ -290,7 +289,7 @@ class Neighbourhood(Block):
 
         Args:
             placements: one row a chain.
-            generator: `DRAWS` numbers a row are drawn from it, whatever the move.
+            generator: `DRAWS` numbers a row are drawn from it, for any move.
             chances: (7,) how often each kind of move is tried, `ONE` to `COPY`; where a move changes nothing or may
                 not be, one group is moved elsewhere.
             max_window: longest window of consecutive groups.

@@ -57,7 +57,7 @@ _TRIES = 2000
 
 
 def solve_evolve(task: Task) -> None:
-    """Tunes the scheduler for a share of the budget, at most `TUNING` evaluations, then anneals what it found."""
+    """Tunes the scheduler for a share of the budget, at most `TUNING` evaluations, then anneals the result."""
     devices, step_s, leaders = best_start_with_greedy(task)
     tuned = tuned_start(task, devices, step_s, leaders, until=1.0)
     anneal_finer(task, *tuned, others=[(devices, step_s)], until=1.0)
@@ -70,7 +70,7 @@ def tuned_start(
 
     Args:
         task: scores and counts.
-        start: (N,) what comes back if tuning finds nothing better.
+        start: (N,) the result if tuning finds nothing better.
         start_s: its step time.
         leaders: weights to begin with.
         until: share of the task's budget at which annealing will stop.
@@ -84,9 +84,8 @@ def tuned_start(
 
 
 def tuning_share(task: Task, *, until: float) -> float:
-    """Share of the budget to tune for: `TUNING_SHARE` of what is left until then, at most `TUNING` evaluations.
-
-    With few evaluations it is `FEW_TUNING_SHARE` of what is left.
+    """Share of the budget to tune for: `TUNING_SHARE` of the rest until then, at most `TUNING` evaluations. With few
+    evaluations it is `FEW_TUNING_SHARE` of the rest.
     """
     if has_few_evaluations(task):
         return FEW_TUNING_SHARE * (until - task.spent)
@@ -95,7 +94,7 @@ def tuning_share(task: Task, *, until: float) -> float:
 
 
 def vary(task: Task, leaders: Sequence[GreedyPlacement], *, until: float) -> list[GreedyPlacement]:
-    """`leaders` and what about `VARIED` variations of their weights give, best first.
+    """`leaders` and about `VARIED` variations of their weights, best first.
 
     Each varies about half of the weights of one of the best `LEADERS` at that time, over any grouping: weights
     that do well in different ways are worth more than many steps from one of them. The draws are always the same, so
@@ -197,7 +196,7 @@ TUNED_SHARE = 0.1
 WORST = 1.5
 """A start that takes this many times as long as the best one is none."""
 HYBRID_SHARE = 0.3
-"""Part of what is left of a budget that goes into stages and replicas in every order ..."""
+"""Share of the rest of a budget that goes into stages and replicas in every order ..."""
 HYBRID_EACH = 25
 """... and evaluations for each device that they may always take: 16 devices have hundreds of layouts."""
 

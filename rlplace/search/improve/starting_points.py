@@ -77,7 +77,7 @@ def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
 
 
 def score_heuristics(task: Task, heuristics: Sequence[Callable[[Task], None]]) -> list[tuple[float, NDArray[np.int32]]]:
-    """Step time and devices (N,) int32 of what each of some heuristics finds, where it finds something feasible."""
+    """Step time and devices (N,) int32 of each of some heuristics, where its placement is feasible."""
     found: list[tuple[float, NDArray[np.int32]]] = []
     for solve in heuristics:
         if task.spent >= HEURISTICS_SHARE or task.is_spent:
@@ -143,7 +143,7 @@ def losses(
 
 
 def try_all(task: Task, *, share: float) -> bool:
-    """Whether all placements of the problem's groups were scored: only where they fit in a share of what is left."""
+    """Whether all placements of the problem's groups were scored: only where they fit in a share of the rest."""
     choices = [np.flatnonzero(row).astype(np.int32) for row in task.problem.group_allowed]
     count = math.prod(len(row) for row in choices)
     if count > share * min(task.evaluations_left, MOST_TRIED):
@@ -179,7 +179,7 @@ Pair = tuple[str, tuple[float, ...]]
 
 @dataclass(frozen=True, eq=False)
 class GreedyPlacement:
-    """What the list scheduler `Greedy` makes of one set of weights.
+    """The schedule of the list scheduler `Greedy` with one set of weights.
 
     Attributes:
         greedy: the scheduler and its grouping.
@@ -265,7 +265,7 @@ def _plain_start(task: Task) -> tuple[NDArray[np.int32], float]:
 
 
 def score_greedy(task: Task, pairs: Sequence[Pair], *, until: float) -> list[GreedyPlacement]:
-    """What weights give, each over the grouping of that name, best first; equal placements are scored once.
+    """The placements from weights, each over the grouping of that name, best first; equal placements are scored once.
 
     Args:
         task: scores and counts.
@@ -285,7 +285,7 @@ def score_greedy(task: Task, pairs: Sequence[Pair], *, until: float) -> list[Gre
 def score_weights(
     task: Task, pairs: Sequence[tuple[Greedy, NDArray[np.float64]]], seen: set[bytes], *, until: float
 ) -> list[GreedyPlacement]:
-    """What each scheduler makes of its weights (9,), where it is not among `seen`, to which it is added.
+    """The schedule of each scheduler with its weights (9,), where it is not among `seen`, to which it is added.
 
     Args:
         task: scores and counts.
@@ -319,7 +319,7 @@ def score_weights(
 def evaluations_until(task: Task, until: float) -> float:
     """Evaluations that the budget leaves until a share of it, infinite under one of seconds alone; 0 once it is gone.
 
-    What is left in fact, where `Task.expected_evaluations` guesses from the pace what seconds will allow.
+    The true rest of evaluations, where `Task.expected_evaluations` guesses it from the pace under a budget of seconds.
     """
     if task.is_spent or task.spent >= until:
         return 0.0
@@ -330,7 +330,7 @@ def grouping_of(problem: Problem, levels: Sequence[Grouping], name: str) -> Grou
     """The grouping that a name of `GROUPINGS` stands for.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         levels: its nested groupings.
         name: one of `GROUPINGS`.
     """
@@ -361,7 +361,7 @@ FIRST_WEIGHTS = (
     ("own", (1.17, 1.48, 2.16, 0.43, 1, 0, 2.74, 3.73, 0.01)),
     ("modules-16", (0.29, 1.22, 1.91, 0.22, 1.63, 0.19, 3.58, -0.08, 0)),
 )
-"""What small budgets begin with: names of groupings, each with weights in the order of `FEATURES`.
+"""The starts of small budgets: names of groupings, each with weights in the order of `FEATURES`.
 
 `scripts/choose_start_weights.py` prints them. Chosen on reduced training steps of `t5`, `vit`, `whisper`, `llama`,
 `resnet50` and `evoformer`, and of two recurrent networks unrolled over steps, on random hosts of 2 to 8 devices: each

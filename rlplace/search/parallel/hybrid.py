@@ -60,7 +60,7 @@ def solve_data_parallel(task: Task) -> None:
 
 
 def solve_pipeline(task: Task) -> None:
-    """A stage a device, GPipe and 1F1B; stages cut so that the slowest, with what it sends, is as fast as can be."""
+    """A stage a device, GPipe and 1F1B; stages cut so that the slowest, transfers included, is as fast as possible."""
     field = Field(task)
     count = min(len(field.plain), field.step.num_positions)
     for cut in ("crossing", "work"):
@@ -68,7 +68,7 @@ def solve_pipeline(task: Task) -> None:
 
 
 def solve_hybrid(task: Task) -> None:
-    """The best of grids of stages x replicas, stages with different numbers of them, and what is next to the best.
+    """The best of grids of stages x replicas, stages with different numbers of them, and neighbours of the best.
 
     All are simulated without regard to memory; then the best ones with it, each in every order: GPipe, backward first,
     1F1B, rank and tilt. From the best of those, plans with one thing changed are tried as long as one is better, then
@@ -106,7 +106,7 @@ class Tried:
     """A layout that was timed.
 
     Attributes:
-        layout: what it is.
+        layout: as stages and replicas.
         devices: (N,) int32, its placement.
         step_s: its step time; infinite where it does not fit.
         order: the order of ops with that step time; empty for the problem's own.
@@ -203,15 +203,15 @@ class Field:
         return Tried(layout, devices, times[best], best)
 
     def refine(self, one: Tried) -> Tried:
-        """The best of a plan, what is next to it and so on, in the order that was best."""
+        """The best of a plan, its neighbours, theirs and so on, in the order that was best."""
         return self.climb(one, lambda layout, best: self.try_orders(layout, (best.order,)), REFINEMENTS)
 
     def climb(self, one: Tried, attempt: Callable[[Layout, Tried], Tried], most: int) -> Tried:
-        """The best of a plan, what is next to it and so on; steps get smaller.
+        """The best of a plan, its neighbours, theirs and so on; steps get smaller.
 
         Args:
             one: where to start.
-            attempt: from a layout and the best so far to what that layout takes.
+            attempt: from a layout and the best so far to the timed layout.
             most: layouts that are tried at most.
         """
         plan, tries, far = StagePlan.of(one.layout, self.chain), 0, max(self.step.num_positions // 16, 1)
@@ -281,13 +281,13 @@ def replicated_plans(chain: Chain, line: list[int], s_per_byte: float) -> list[S
     """Plans of 2 to `MOST_STAGES` stages that minimise the time of the slowest stage.
 
     By dynamic programming over the last stage's first layer and devices (Narayanan et al. 2019, section 3.1): a stage
-    takes its work over its devices; what it sends over its ends counts fully or not at all, and so do the gradients and
+    takes its work over its devices; its transfers over its ends count fully or not at all, and so do the gradients and
     parameters that its replicas exchange (Fan et al. 2021, section 4).
 
     Args:
         chain: of the problem.
         line: devices in the order in which stages take them.
-        s_per_byte: of what replicas exchange.
+        s_per_byte: of the exchange between replicas.
     """
     found = (
         StagePlan(
@@ -538,7 +538,7 @@ def _try_bound(field: Field, limit: NDArray[np.int64]) -> None:
 
 
 LAYOUTS_SHARE = 0.15
-"""Most of a budget that layouts take, but for one batch of them; what is next to the best ones takes as much again."""
+"""Most of a budget that layouts take, but for one batch of them; neighbours of the best ones take as much again."""
 FEW, FEW_LAYOUTS_SHARE = 300, 0.4
 """Evaluations of a budget below which layouts take more of it, and how much."""
 LAYOUTS_BATCH = 8

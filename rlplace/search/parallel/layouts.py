@@ -3,8 +3,8 @@
 `step_roles`: the position of every op along the step's chain of forward ops, the same for all micro-batches.
 
 Micro-batches are dealt out in contiguous blocks over d replicas, each of which is p devices, one a stage: p = 1 is data
-parallelism, d = 1 a pipeline. What all micro-batches share, parameters with the sums of their gradients and their
-updates, is owned by one replica of its stage.
+parallelism, d = 1 a pipeline. Ops that all micro-batches share, parameters with the sums of their gradients and their
+updates, are owned by one replica of their stage.
 
 `apart_roles`: roles that people place apart from the rest: experts of a mixture, and embedding tables.
 
@@ -29,7 +29,7 @@ from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.schedule.list_schedule import next_allowed, op_units
 
 SUM = "aten.add.Tensor"
-"""What adds a micro-batch's gradient to the sum so far."""
+"""The op that adds a micro-batch's gradient to the sum so far."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,7 @@ def _settle(graph: OpGraph, places: NDArray[np.int32]) -> None:
 
 Owners = Literal["spread", "with-stage"]
 CUTS = ("work", "crossing", "memory")
-"""What stages are cut by: equal work; equal work and sending over the cut; equal bytes."""
+"""The load that stages are cut by: equal work; equal work and sending over the cut; equal bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,7 +274,7 @@ class Chain:
         work_s: (P,) mean seconds of all that belongs to each place.
         fixed_bytes: (P,) parameters, gradients and optimizer state.
         saved_bytes: (P,) outputs of forward ops, of all micro-batches.
-        crossing_s: (P + 1,) mean seconds to send what goes over a cut before each place, of all micro-batches.
+        crossing_s: (P + 1,) mean seconds of the transfers over a cut before each place, of all micro-batches.
         speed: (D,) of each device: 1 for the mean.
         room: (D,) bytes of each device beside its context.
     """
@@ -341,7 +341,7 @@ def deal(num_micro_batches: int, replica_s: NDArray[np.float64]) -> NDArray[np.i
 
     Args:
         num_micro_batches: K, at least as many as replicas.
-        replica_s: (d,) what each replica takes for a micro-batch, in any unit.
+        replica_s: (d,) time of each replica for a micro-batch, in any unit.
     """
     counts = np.ones(len(replica_s), dtype=np.int64)
     for _ in range(num_micro_batches - len(replica_s)):
@@ -350,9 +350,10 @@ def deal(num_micro_batches: int, replica_s: NDArray[np.float64]) -> NDArray[np.i
 
 
 def _crossing_s(problem: Problem, place: NDArray[np.int32], count: int) -> NDArray[np.float64]:
-    """(P + 1,) float64: mean seconds to send, over a cut before each place, what ops on its two sides read.
+    """(P + 1,) float64: mean seconds to send, over a cut before each place, the tensors that ops on the other side
+    read.
 
-    Parameters and what lives with them stay with their stage. A tensor is sent once, however many read it.
+    Parameters, and ops co-located with them, stay with their stage. A tensor is sent once, however many read it.
     """
     graph, host = problem.graph, problem.host
     pairs = max(host.num_devices * (host.num_devices - 1), 1)
@@ -380,13 +381,13 @@ LOOKUP = "aten.embedding"
 
 
 def apart_roles(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> list[tuple[str, NDArray[np.int32]]]:
-    """What may be apart, in words, and (R,) int32 the device of each of its roles, -1 for all others.
+    """Roles that may be apart, in words, and (R,) int32 the device of each of its roles, -1 for all others.
 
     Expert n of every layer has the same device, for all micro-batches; tables, largest first, go where the fewest bytes
     of tables are.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         step: its roles.
         devices: (D',) where they are dealt out.
     """
@@ -443,9 +444,9 @@ def cut_stages(
     A stage is not empty where there are as many links as stages. Of equally good cuts it is the first.
 
     Args:
-        load: (P,) what each link is: seconds or bytes.
+        load: (P,) the load of each link: seconds or bytes.
         rate: (S,) how much of it each stage takes in one unit.
-        crossing: (P + 1,) what a cut before each link costs the stages on both of its sides, in units; nothing by
+        crossing: (P + 1,) the cost of a cut before each link for the stages on both of its sides, in units; nothing by
             default.
     """
     count, stages = len(load), len(rate)

@@ -43,7 +43,7 @@ def backward_first_priorities(problem: Problem) -> NDArray[np.float64]:
 
 
 def _priorities(problem: Problem, first: int) -> NDArray[np.float64]:
-    """What is shared and sums of gradients at once, as they free memory; then by phase, micro-batch and upward rank."""
+    """Shared ops and sums of gradients at once, as they free memory; then by phase, micro-batch and upward rank."""
     graph = problem.graph
     at_once = (graph.micro_batch < 0) | is_gradient_sum(graph)
     order = np.lexsort(
@@ -88,7 +88,7 @@ def one_f_one_b(
     ops of the one that is so many before it.
 
     Args:
-        problem: what is placed.
+        problem: the problem to place.
         step: its roles.
         layout: whose placement it is.
         devices: (N,) the placement.
@@ -104,7 +104,7 @@ def _bounded(
 ) -> OpGraph:
     """`graph` with edges, each within a device, from the last backward op of a block to first forward ones of a later.
 
-    A block is what a stage does of a micro-batch.
+    A block is the work of a stage on a micro-batch.
     """
     count, stages = graph.num_micro_batches, len(layout.devices)
     is_own = (step.follows >= 0) & ~graph.is_source
@@ -155,7 +155,7 @@ class BoundedPipeline:
         chosen: indices of the places where the stages but the first begin, ascending.
         devices: of each stage.
         schedule: the order of micro-batches.
-        step_s: simulated step time, or what handing on takes at least, if that is more.
+        step_s: simulated step time, or the least time of handing on, if that is more.
         work_s: seconds of each stage on its device, all micro-batches together.
     """
 
@@ -175,7 +175,7 @@ def best_pipeline(
     """The pipeline of two or more stages with the shortest simulated step; None where none fits into memory.
 
     For every number of stages up to that of devices, in the order of the devices and by speed, the chain is cut by
-    dynamic programming (`cut_stages`) at some of `places`: by work, by work and what is sent, and by bytes. Each is
+    dynamic programming (`cut_stages`) at some of `places`: by work, by work and transfers, and by bytes. Each is
     simulated in GPipe's order and, with as many micro-batches as stages, in that of 1F1B; in the best ones, stages then
     begin earlier or later as long as the simulated step gets shorter.
 
@@ -297,7 +297,7 @@ def _work_s(problem: Problem, stage: NDArray[np.int32], devices: tuple[int, ...]
 
 
 def _least_s(problem: Problem, stage: NDArray[np.int32], devices: tuple[int, ...]) -> float:
-    """Seconds that no order of micro-batches goes below, as a stage begins with what the one before it hands on.
+    """Seconds that no order of micro-batches goes below, as a stage begins with the output of the one before it.
 
     The simulator lets a branch that nothing of an earlier stage feeds begin at once. Here the first micro-batch gets to
     a stage through all before it, and the last one goes back through them: K times a stage, once each earlier one.

@@ -4,7 +4,7 @@
 
 Three patterns, each over 2, 4, ... and all devices that are not gangs; the best one counts:
 
-- `layers`: blocks (numbered layers, and what stands beside them: embeddings, heads) in order, in runs of equal cost;
+- `layers`: blocks (numbered layers, and the modules beside them: embeddings, heads) in order, in runs of equal cost;
 - `numbered`: layer k of every stack on device k, embeddings with the first, heads with the last: how Mirhoseini et al.
   (2017) describe the expert's split of their recurrent models, one LSTM layer a device;
 - `halves`: encoder and decoder, or else the two largest parts (towers), on half of the devices each, in runs.
@@ -106,7 +106,7 @@ class Blocks:
 
     Attributes:
         op_block: (N,) int64, block of each op.
-        paths: module path of each block, `""` for what belongs to none.
+        paths: module path of each block, `""` for ops that belong to none.
         cost_s: (B,) float64, mean seconds over devices of all its ops, forward, backward and update.
     """
 

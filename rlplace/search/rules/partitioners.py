@@ -1,4 +1,4 @@
-"""What graph partitioners work on: the labels of units as nodes, bytes as edges, and what comes back as placements.
+"""The input of graph partitioners: the labels of units as nodes, bytes as edges, and their results as placements.
 
 `metis`: balanced parts with few bytes between them (Karypis and Kumar 1998), one a device.
 
@@ -82,7 +82,7 @@ def score_cuts(task: Task, cut: Cut) -> None:
 def balances(
     problem: Problem, units: Units, devices: list[int]
 ) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """What parts may be balanced by: weights of labels (C,), and the share of each part (K,)."""
+    """The weights by which parts may be balanced: weights of labels (C,), and the share of each part (K,)."""
     time_s = np.bincount(units.label, weights=units.time_s[:, devices].mean(axis=1)).astype(np.float64)
     speed = 1.0 / np.maximum(units.time_s[:, devices].sum(axis=0), 1e-30)
     room = np.array([problem.host.devices[device].memory_bytes for device in devices], dtype=np.float64)
@@ -109,7 +109,7 @@ def undirected(units: Units, node_weight: NDArray[np.float64]) -> Undirected:
 LEAST_NODES = 4
 """Nodes a part that METIS needs; fewer are dealt out."""
 ROUNDS = 64
-"""How often weights are evened out; each round halves what is too much."""
+"""How often weights are evened out; each round halves the excess."""
 
 
 def solve_metis(task: Task) -> None:
@@ -127,7 +127,7 @@ def metis_parts(graph: Undirected, shares: NDArray[np.float64]) -> NDArray[np.in
     """(V,) int64: the part of each node.
 
     Args:
-        graph: what is cut.
+        graph: the graph to cut.
         shares: (K,) of the weight of all nodes that each part aims at, summing to 1.
 
     Raises:
@@ -200,7 +200,7 @@ def scotch_parts(graph: Undirected, shares: NDArray[np.float64]) -> NDArray[np.i
     """(V,) int64: the part of each node; the target is a complete graph of parts weighted by `shares`.
 
     Args:
-        graph: what is cut.
+        graph: the graph to cut.
         shares: (K,) of the weight of all nodes that each part aims at, summing to 1.
 
     Raises:

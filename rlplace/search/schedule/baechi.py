@@ -101,13 +101,13 @@ def m_etf(units: Units, resources: HostResources, output_share: float = 0.0) -> 
 def m_sct(
     units: Units, resources: HostResources, output_share: float = 0.0, favourites: NDArray[np.int64] | None = None
 ) -> NDArray[np.int32]:
-    """(U,) int32: as `m_etf`, but a device waits a transfer's time for the favourite child of what it ran last.
+    """(U,) int32: as `m_etf`, but a device waits a transfer's time for the favourite child of its last op.
 
     Small communication times (Hanen and Munier 1995): while the favourite child could not have started elsewhere for
     want of its parent's output, no other unit may start on the parent's device.
 
     Args:
-        units: what is placed.
+        units: the problem to place.
         resources: where.
         output_share: share of all outputs that counts as held at once.
         favourites: (U,) favourite child of each unit, -1 for none; `favourite_children` by default.
@@ -134,7 +134,7 @@ def _place(u: Units, h: HostResources, s: Schedule, m: Memory, gaps: Gaps, unit:
 
 @inlined
 def _free_s(h: HostResources, gaps: Gaps, device: int) -> float:
-    """When the last of what holds `device` ends."""
+    """The end of the last item that holds `device`."""
     free_s = 0.0
     for k in range(h.device_offsets[device], h.device_offsets[device + 1]):
         resource = h.device_holds[k]
@@ -161,7 +161,7 @@ def _arrival_s(u: Units, h: HostResources, s: Schedule, unit: int, device: int) 
 
 @inlined
 def _wait_s(u: Units, transfer_s: Floats, parent: int, child: int) -> float:
-    """How long the transfer of what `child` reads of `parent` takes."""
+    """Seconds of the transfer from `parent` that `child` reads."""
     wait_s = 0.0
     for edge in range(u.input_offsets[child], u.input_offsets[child + 1]):
         if u.tensor_unit[u.input_tensors[edge]] == parent:
@@ -297,7 +297,7 @@ def _edges(
 def _relaxed(
     units: Units, parents: NDArray[np.int64], children: NDArray[np.int64], transfer_s: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
-    """(E,) float64: what share of its transfer each edge pays, 0..1; None where no solution was found.
+    """(E,) float64: the share of its transfer that each edge pays, 0..1; None where no solution was found.
 
     The linear relaxation of Hanen and Munier's program, by HiGHS: an edge's transfer counts x in 0..1 of its time, a
     unit with k children (or parents) has at least k - 1 of x over them, and the makespan is least.

@@ -1,6 +1,6 @@
 """`Greedy`: a list scheduler over groups that weighs several features of a device; one placement for every weights.
 
-What there is to know of each device when a group is about to be placed: features, and where it may go.
+Features of each device when a group is about to be placed: features, and where it may go.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FEATURE_NOTES = {
     "exact": "1 where the group's first op is next; 0 where `finish`, `wait` and `delay` are lower bounds",
     "allowed": "1 where the group may be: pins allow it, and it fits into memory beside what is there",
 }
-"""What each feature says of a device, in this order. Times are in mean costs of a group.
+"""The meaning of each feature of a device, in this order. Times are in mean costs of a group.
 
 The first nine are those of the list scheduler `Greedy`. All are 0 for a device that the group's pins bar.
 """
@@ -114,7 +114,7 @@ def _ends(
 ) -> bool:
     """Sets `end_s` (D,): when the group's first op would end, at least; whether these are no bounds but the ends.
 
-    A group of sources has no such op: it gets what the op before it got.
+    A group of sources has no such op: it gets the values of the op before it.
     """
     op, position = f.first_op[group], s.position[episode]
     is_exact: bool = position >= len(g.order) or g.order[position] == op
@@ -190,7 +190,7 @@ def _write(
 
 
 FEATURES = DECISION_FEATURES[:9]
-"""What a device costs a group, `finish` to `order` of `FEATURE_NOTES`."""
+"""The costs of a group on a device, `finish` to `order` of `FEATURE_NOTES`."""
 
 
 @dataclass(frozen=True, eq=False)

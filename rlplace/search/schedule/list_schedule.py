@@ -1,4 +1,5 @@
-"""The arithmetic of list scheduling, once: when a unit would end on a device, and what it occupies when it is placed.
+"""The arithmetic of list scheduling, once: the end of a unit on a device, and the resources that it holds when it is
+placed.
 
 `Units` (ops, or groups of ops) are placed on the devices of `HostResources`, one after the other, in a `Schedule`.
 Every list scheduler, `Greedy`, the estimates of a placement and the schedules that learners step through call `end_on`.
@@ -58,13 +59,13 @@ class Units(Block):
 
 
 class HostResources(Block):
-    """What ops and transfers hold while they run. Resources are devices 0..D-1, then links.
+    """Resources that ops and transfers hold while they run. Resources are devices 0..D-1, then links.
 
     Attributes:
         latency_s, s_per_byte: (D, D) float64, of each route.
         blocks: (D, D) bool, where a copy from a device keeps the other busy.
         occupies: (D, D) bool, which devices a device keeps busy: itself and, of a gang, its members.
-        device_offsets, device_holds: CSR over devices: what an op on it holds (a gang: its members).
+        device_offsets, device_holds: CSR over devices: the devices that an op on it holds (a gang: its members).
         route_offsets, route_holds: CSR over source * D + destination: links, and the devices that a copy blocks.
         num_resources: devices and links.
         account: (D,) int32, the memory of each device (its own, or its pool's).
@@ -88,7 +89,7 @@ class Schedule(NamedTuple):
     """A schedule under construction.
 
     Attributes:
-        home: (C,) int32, the device of each label; -1 undecided: what such a unit produces is there for every reader.
+        home: (C,) int32, the device of each label; -1 undecided: the output of such a unit is on every reader's device.
         end_s: (U,) float64.
         free_s: (D,) float64, when the last op that occupies a device ends; kept where ops are appended.
         there_s: (T, D) float64, when a copy of a tensor is on a device; -1 where there is none.
@@ -106,7 +107,7 @@ class Gaps(Block):
     Attributes:
         starts, ends: (resources, capacity) float64, in order of time; touching ones are merged.
         counts: (resources,) int64.
-        held, held_start, held_end: what the transfers of the unit at hand would hold.
+        held, held_start, held_end: the links that transfers of the present unit would hold.
     """
 
     starts: FloatTable
@@ -287,11 +288,11 @@ def _occupy(gaps: Gaps, holds: Ints, first: int, last: int, start_s: float, end_
 
 
 class Memory(Block):
-    """What is held where.
+    """The bytes that each device holds.
 
     Attributes:
         used_bytes: (accounts,) float64.
-        need_bytes: (C,) float64, what each label takes where it is placed.
+        need_bytes: (C,) float64, the bytes of each label where it is placed.
     """
 
     used_bytes: Floats
@@ -371,7 +372,7 @@ def schedule_in_order(
         u: the units.
         h: the host.
         s: a new schedule.
-        m: what is held; nothing yet.
+        m: the held bytes; nothing yet.
         insert: the gaps of all resources, or None to append.
         order: (U,) units, each after those that it reads; sources are passed over.
         bias_s: (U, D) added to the end of a unit on a device.

@@ -83,7 +83,7 @@ def heft(units: Units, resources: HostResources, output_share: float = 0.0) -> t
     the links of their route, in gaps where there are any.
 
     Args:
-        units: what is placed.
+        units: the problem to place.
         resources: where.
         output_share: share of all outputs that counts as held at once.
     """
@@ -212,7 +212,7 @@ def _inserted(
 
 
 def unit_devices(units: Units, resources: HostResources, schedule: Schedule, memory: Memory) -> NDArray[np.int32]:
-    """(U,) int32; what no unit reads or follows goes to the allowed device with the most room."""
+    """(U,) int32; a unit without readers or followers goes to the allowed device with the most free memory."""
     for label in np.flatnonzero(schedule.home < 0).tolist():
         room = (resources.room_bytes - memory.used_bytes)[resources.account]
         device = int(np.argmax(np.where(units.label_allowed[label], room, -np.inf)))
@@ -229,7 +229,8 @@ Place = Callable[[Units, HostResources, float], NDArray[np.int32]]
 
 
 def score_both(task: Task, place: Place) -> None:
-    """Scores what `place` makes of ops and of groups, for every share of `OUTPUT_SHARES`; equal answers count once."""
+    """Scores the placements that `place` makes of ops and of groups, for every share of `OUTPUT_SHARES`; equal answers
+    count once."""
     problem = task.problem
     resources = host_resources(problem)
     ops = op_units(problem)
@@ -277,10 +278,10 @@ def _edges(units: Units, resources: HostResources) -> tuple[Ints, Ints, NDArray[
 
 
 ESTIMATES = ("finish", "load", "link", "cut", "copies", "memory")
-"""What is told of a placement:
+"""Figures of a placement:
 
 - `finish`: seconds until the last op of its list schedule ends: ops in the order of the problem, copies sent as soon as
-  their tensors exist, links without queues, launches for nothing (what `Greedy` reckons with);
+  their tensors exist, links without queues, launches without cost (the model of `Greedy`);
 - `load`: seconds that the busiest device computes;
 - `link`: seconds that the busiest link sends;
 - `cut`: seconds that all copies take;

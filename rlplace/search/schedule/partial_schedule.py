@@ -4,7 +4,7 @@ Ops are list-scheduled in the order of the problem. A pointer goes over them whi
 at the first op whose group is not. Where groups are decided in another order the pointer waits, then goes further at
 once: the finished schedule depends on the placement alone.
 
-`ScheduleBounds`: what is known of every schedule of a problem's groups before it begins.
+`ScheduleBounds`: the facts of a problem's groups that hold for every schedule.
 
 `GroupLayout`: a problem and a grouping as the arrays that groups are scheduled over.
 """
@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import UnknownName
+from rlplace.errors import check_known
 from rlplace.graphs import BACKWARD, Grouping
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.jit import Block, Bools, Floats, FloatTable, Ints, IntTable, Longs, inlined, kernel
@@ -36,7 +36,7 @@ from rlplace.search.schedule.list_schedule import (
 
 
 class Decided(NamedTuple):
-    """What one schedule knows of the groups decided so far and of the ops that ran.
+    """The state of one schedule: the groups decided so far and the ops that ran.
 
     Attributes:
         ops: the ops that ran. The home of a group is -1 until the first of its ops is scheduled: sources that are read
@@ -46,7 +46,7 @@ class Decided(NamedTuple):
         used: (D,) float64, bytes of the groups decided for a device.
         module_s: (M, 2, D) float64, mean time of decided groups by module, phase and device.
         latest_end_s: (D,) float64, when the first op of the group decided last, or an op that ran after it, would end
-            or ended on a device: what is said of groups of sources. Kept where there are any.
+            or ended on a device: the features of groups of sources. Kept where there are any.
     """
 
     ops: Schedule
@@ -83,7 +83,7 @@ def add_cuts(g: GroupLayout, s: Decided, group: int, cut_s: Floats) -> None:
 
 
 class PartialSchedules(Block):
-    """B schedules under construction: `Decided` with one more axis in front, and what only learners look at.
+    """B schedules under construction: `Decided` with one more axis in front, and arrays that only learners use.
 
     Attributes:
         home, end_s, free_s, there_s: of `Decided.ops`.
@@ -163,7 +163,7 @@ def schedule_of(s: PartialSchedules, b: int) -> Decided:
 
 @kernel
 def decide(g: GroupLayout, f: ScheduleBounds, s: PartialSchedules, groups: Longs, devices: Longs) -> None:
-    """Group `groups[b]` of schedule b goes to `devices[b]`, and what can run now runs.
+    """Group `groups[b]` of schedule b goes to `devices[b]`, and ops that can run now run.
 
     Args:
         g: the problem.
@@ -223,9 +223,9 @@ def next_groups(g: GroupLayout, s: PartialSchedules, groups: Longs) -> None:
 
 
 MEMORY_MASKS = ("resident", "held", "none")
-"""What of a group has to fit on a device: `resident`, the parameters, inputs and optimizer state that are there when a
-step starts, without which no placement runs; `held`, the estimate of the list scheduler: gradients and all forward
-outputs, too, which may bar what would run; or nothing."""
+"""The memory of a group that has to fit on a device: `resident`, the parameters, inputs and optimizer state that are
+there when a step starts, without which no placement runs; `held`, the estimate of the list scheduler: gradients and all
+forward outputs, too, which may exclude placements that would run; or nothing."""
 
 
 class ScheduleBounds(Block):
@@ -237,8 +237,8 @@ class ScheduleBounds(Block):
         least_end_s: (N,) float64, before which no op can end: its longest path of least times, copies aside.
         least_after_s: (N,) float64, the least time from the end of each op to the end of the step.
         least_s: the longest path of least times.
-        group_bytes: (G,) float64, what each group takes of them.
-        micro_batch: (G,) int64, 1 + the micro-batch that most of a group's time is in; 0 for what all share.
+        group_bytes: (G,) float64, the bytes of each group.
+        micro_batch: (G,) int64, 1 + the micro-batch that most of a group's time is in; 0 for bytes that all share.
         num_micro_batches: of the step, 1 where it is not cut.
         rank: (G,) float64, longest path of mean times from a group's first op to the end, over the longest of all.
         speed: (D,) float64, time of all ops on the fastest device over that on each.
@@ -262,16 +262,15 @@ def schedule_bounds(
     """The bounds of schedules of `grouping`'s groups, whose `layout` it is.
 
     Args:
-        problem: what is scheduled.
-        grouping: what is placed together.
+        problem: the problem to schedule.
+        grouping: the ops that are placed together.
         layout: both as arrays.
         memory_mask: one of `MEMORY_MASKS`.
 
     Raises:
         UnknownName: no mask has that name.
     """
-    if memory_mask not in MEMORY_MASKS:
-        raise UnknownName("memory mask", memory_mask, MEMORY_MASKS)
+    check_known("memory mask", memory_mask, MEMORY_MASKS)
     graph, units = problem.graph, layout.units
     first_op = np.full(grouping.num_groups, -1, dtype=np.int64)
     first_op[units.label[layout.order[::-1]]] = layout.order[::-1]  # the last write is the first op
@@ -306,13 +305,13 @@ class GroupLayout(Block):
     Attributes:
         units: the ops, labelled by group.
         host: the devices.
-        order: (J,) int64, ops that are not sources, each after what it reads.
+        order: (J,) int64, ops that are not sources, each after its inputs.
         group_time_s: (G, D) float64, summed over ops.
         held: (G,) float64, bytes that a group keeps where it is.
         room: (D,) float64, bytes.
         joined_offsets: (G + 1,) int32, CSR over groups: the groups that each reads, or that read it.
         joined_group: int32, those groups.
-        joined_bytes: float64, what goes between the two; a tensor once.
+        joined_bytes: float64, the bytes between the two; a tensor once.
         joined_is_in: bool, whether the group reads it.
         module: (G,) int64, the module that most of a group's time is in.
         is_backward: (G,) bool, whether most of a group's time is in the backward pass or the update.

@@ -1,8 +1,8 @@
-"""The agent: learns the host from few measured steps, plans in what it has learned, measures, and goes on.
+"""The agent: learns the host from few measured steps, plans with the learned model, measures, and goes on.
 
 `agent` proposes plans and learns from them: `learn_host` runs it on anything that measures, `solve` on the task of a
-run. `proposals` searches for placements under given factors and chooses which of them to measure together, `config`
-says how.
+run. `proposals` searches for placements under given factors and chooses which of them to measure together,
+`agent_config` has the options.
 
 Importing this imports no torch: names are looked up when they are first used.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlplace.faces import lazy
+from rlplace.lazy_imports import lazy
 
 if TYPE_CHECKING:
     from rlplace.training.agent.agent import Agent, learn_host

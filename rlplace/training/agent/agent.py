@@ -1,4 +1,4 @@
-"""`Agent`: proposes plans under draws of what is known about the host, and fits the host model to what they took.
+"""`Agent`: proposes plans under draws of the host model, and fits the model to their step times.
 
 `learn_host` runs it on anything that measures, `solve`, the method `learned`, on a task whose host runs plans.
 """
@@ -37,7 +37,7 @@ from rlplace.training.agent.agent_config import AgentConfig
 from rlplace.training.agent.proposals import AverageTimer, Proposer, choose_batch, log_step_times
 
 if TYPE_CHECKING:
-    from rlplace.policy.learn.state import LearnerFile
+    from rlplace.policy.learn.learner_state import LearnerFile
 
 FREE = 10.0
 """By how much deviations grow where the prior is not to count."""
@@ -46,7 +46,7 @@ TRIES = 2
 
 
 class Agent:
-    """Proposes plans to be measured, and learns from what they took.
+    """Proposes plans to be measured, and learns from their step times.
 
     Attributes:
         num_measured: plans that were measured.
@@ -59,7 +59,7 @@ class Agent:
         prior: how far the host may be from the problem's figures.
         guide: suggests starts and moves to its searches.
         start: (N,) a placement that the first search starts from, besides its own starts.
-        knowledge: what other workloads taught about this host; without effect where no prior is to count.
+        knowledge: knowledge of this host from other workloads; without effect where no prior is to count.
     """
 
     def __init__(
@@ -112,15 +112,15 @@ class Agent:
         return self.history[-1].best_s if self.history else math.inf
 
     def say(self) -> list[str]:
-        """What was learned about the host, a line each; the surest first."""
+        """The learned factors of the host, a line each; the surest first."""
         return describe(self.posterior)
 
     def save(self, path: Path) -> None:
-        """Writes what was learned about the host, as `load_learned_host` reads it."""
+        """Writes the learned host model, as `load_learned_host` reads it."""
         save_posterior(self.posterior, path)
 
     def figures(self) -> dict[str, float]:
-        """What a tracker is told after a batch: how well the last one was predicted, and how much was learned."""
+        """Figures for a tracker after a batch: how well the last one was predicted, and how much was learned."""
         deviation = self.posterior.deviation / self._prior.deviation
         return {
             "host_model/error": self._last_error,
@@ -130,7 +130,7 @@ class Agent:
 
     @property
     def posterior(self) -> Posterior:
-        """What is known about the host: the prior, where what was learned predicts plans that it has not seen worse."""
+        """The knowledge of the host: the prior, where the fit predicts unseen plans worse."""
         return self._posterior if self._is_better else self._prior
 
     def propose(self, count: int, each: Budget) -> list[Plan]:
@@ -165,7 +165,7 @@ class Agent:
         Args:
             mean: under the most probable factors.
             count: how many searches are wanted that end with something new.
-            each: evaluations or seconds for each of them, with what comparing takes.
+            each: evaluations or seconds for each of them, the comparison included.
             size: how many plans are wanted, about, where they are compared; 0 where they are not: then those at the
                 front are measured.
         """
@@ -203,7 +203,7 @@ class Agent:
         return [*firsts.values(), *others.values()]
 
     def _drawn(self) -> Simulator:
-        """A host that what was measured does not rule out; any that the prior allows, where the fit is not used."""
+        """A host that measurements do not rule out; any that the prior allows, where the fit is not used."""
         problem = (self._model if self._is_better else self._prior).draw(self._generator)
         return Simulator(problem, threads=1)
 
@@ -230,8 +230,8 @@ class Agent:
         """Fits the host model to these measurements too.
 
         Args:
-            plans: what was measured.
-            outcomes: what came of it.
+            plans: the measured plans.
+            outcomes: of each.
         """
         times_s = [outcome.step_time_s for outcome in outcomes]
         self._judge(plans, times_s)
@@ -286,7 +286,7 @@ def learn_host(
     guide: Guide | None = None,
     knowledge: HostKnowledge | None = None,
 ) -> Agent:
-    """The best plan of as many as may be measured, each chosen with what those before it taught about the host.
+    """The best plan of as many as may be measured, each chosen with the host model as the earlier ones fitted it.
 
     Model-based reinforcement learning with posterior sampling (Strens 2000, ICML; Osband et al. 2013, arXiv:1306.0940):
     a batch is searched for under the most probable factors of the host model and under draws of their posterior, is
@@ -301,7 +301,7 @@ def learn_host(
         config: how it explores.
         prior: how far the host may be from the problem's figures.
         guide: suggests starts and moves to its searches.
-        knowledge: what other workloads taught about this host (`knowledge_of`); nothing by default.
+        knowledge: knowledge of this host from other workloads (`knowledge_of`); nothing by default.
 
     Raises:
         InvalidValue: nothing may be measured, or the measurer gave more or fewer measurements than plans.
@@ -338,7 +338,7 @@ def learn_host(
 
 
 WITHOUT_HOST = "portfolio"
-"""What runs where nothing can be measured: then there is nothing to learn about the host."""
+"""The method for hosts where nothing can be measured: then there is nothing to learn about the host."""
 MOST_IDLE = 3
 """Batches without a new plan after which there are taken to be no more."""
 
@@ -354,11 +354,11 @@ def solve(
     knowledge: HostKnowledge | None = None,
     learner_file: LearnerFile | None = None,
 ) -> Agent | None:
-    """Learns the host from its measured steps, as `learn_host` does; returns what it learned.
+    """Learns the host from its measured steps, as `learn_host` does; returns the agent.
 
     A share of the task's evaluations or seconds goes to each plan that may be measured, and measuring goes on for as
-    long as the host is open. Where a host measures some plans later than others, it learns from what has come. Without
-    a host it is `portfolio`.
+    long as the host is open. Where a host measures some plans later than others, it learns from the results that have
+    come. Without a host it is `portfolio`.
 
     Args:
         task: scores, measures and counts.
@@ -367,7 +367,7 @@ def solve(
         prior: how far the host may be from the problem's figures.
         guide: the policy that suggests starts and moves to its searches; none by default.
         start: (N,) a placement that its first search starts from, besides its own starts.
-        knowledge: what other workloads taught about this host; nothing by default.
+        knowledge: knowledge of this host from other workloads; nothing by default.
         learner_file: stores the state of the guide's learner and loads it again; none by default.
     """
     if task.host is None or not task.budget.measurements:
@@ -410,11 +410,11 @@ def solve(
 
 
 Came = Sequence[tuple[Plan, Measurement]]
-"""Plans that were measured, each with what came of it."""
+"""Measured plans, each with its measurement."""
 
 
 def _learn(agent: Agent, came: Came, scale_s: float) -> None:
-    """Has the agent learn what has come, scaled to a reference whose step takes `scale_s`."""
+    """Gives the agent the results that have come, scaled to a reference whose step takes `scale_s`."""
     agent.learn([plan for plan, _ in came], [_steadied(outcome, scale_s) for _, outcome in came])
 
 

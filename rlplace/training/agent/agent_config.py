@@ -27,8 +27,8 @@ class AgentConfig:
     batch: Kept = 4
     """Plans measured between two fits of the host model."""
     known_batch: Kept = 2
-    """As `batch`, on a host that other workloads taught: what a plan is measured for is decided after as many looks, in
-    half of the measurements."""
+    """As `batch`, on a host that other workloads taught: the purpose of a plan is decided after as many looks, in half
+    of the measurements."""
     known_share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
     """Share of the first batch's simulated placements for one search from scratch, on a host that is known."""
     evaluations: Evaluations = 2000
@@ -40,7 +40,8 @@ class AgentConfig:
     later_evaluations: Evaluations = 400
     """As `evaluations`, for plans after the first `early` ones; other budgets are shared out in this proportion."""
     first_weight: Weight = 2.0
-    """As `evaluations`, for plans of the first batch, in proportion: what goes on from a good search stays good."""
+    """As `evaluations`, for plans of the first batch, in proportion: a search that goes on from a good one stays
+    good."""
     early: Kept = 16
     """Plans that most is learned from."""
     pool: Kept = 64
@@ -58,7 +59,7 @@ class AgentConfig:
     most_compared: Kept = 64
     """Candidates at most."""
     averaged: Kept = 4
-    """Draws of the posterior that the search for what is fast under all of them averages over."""
+    """Draws of the posterior over which a search for a plan that is fast under all of them averages."""
     mean_weight: Weight = 3.0
     """Simulated placements of that search, for each one of a search under a single draw."""
 
@@ -69,7 +70,7 @@ class AgentConfig:
         )
 
     def share(self, place: int, count: int) -> float:
-        """Of what all `count` plans get, what the one at `place` gets."""
+        """The share of the plan at `place` in the budget of all `count` plans."""
         each: float = self.evaluations if place < self.early else self.later_evaluations
         if place < self.batch:
             each = self.evaluations * self.first_weight
@@ -89,7 +90,7 @@ class AgentConfig:
         return int(min(share, self.most_compared)) if share >= LEAST_COMPARED * self.batch else 0
 
     def weight(self, is_mean: bool, num_mean: int, count: int) -> float:
-        """Of an even share of a batch's simulated placements, what one of `count` searches gets, `num_mean` of them
-        under the most probable factors."""
+        """The part of an even share of a batch's simulated placements that one of `count` searches gets, `num_mean` of
+        them under the most probable factors."""
         whole = num_mean * self.mean_weight + count - num_mean
         return count * (self.mean_weight if is_mean else 1.0) / whole if whole > 0 else 1.0

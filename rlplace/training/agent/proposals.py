@@ -1,6 +1,6 @@
-"""`Proposer`: searches a problem under given factors, beginning at what was found before, for placements to measure.
+"""`Proposer`: searches a problem under given factors, beginning at earlier results, for placements to measure.
 
-`choose_batch`: of many candidates those that are worth measuring together, by draws of what is not ruled out.
+`choose_batch`: of many candidates those that are worth measuring together, by draws of the posterior.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rlplace.training.agent.agent_config import AgentConfig
 
 SEARCH = "portfolio"
 WINNERS = 32
-"""Placements of a search among which the best that is unlike what was measured is chosen."""
+"""Placements of a search among which the best that is unlike the measured ones is chosen."""
 PROBES = (1.0, 0.5, 0.25, 0.125)
 """Shares of the work that are tried on one device of a kind, to learn how fast it is."""
 SCRATCH = 299
 """Most evaluations of a search from scratch: with more it would try heuristics, which know little of the factors."""
 ROUNDING = 1e-9
-"""By what the shares of all groups may add up to more than 1."""
+"""The excess over 1 that the shares of all groups may add up to."""
 LEAST_S = 1e-3
 """Seconds of a search at least: a budget is never nothing."""
 SWAPS = 64
@@ -38,7 +38,7 @@ WALK = 2
 
 
 class Proposer:
-    """What the agent searches with, under one set of factors after the other.
+    """The searches of the agent, under one set of factors after the other.
 
     Attributes:
         evaluations: placements simulated so far.
@@ -221,7 +221,7 @@ class Proposer:
 
 
 def _parts(budget: Budget, share: float) -> tuple[Budget | None, Budget]:
-    """The budget of a search from scratch, None for none, and that of what goes on from a start."""
+    """The budget of a search from scratch, None for none, and that of a search that goes on from a start."""
     if math.isfinite(budget.evaluations):
         first = math.floor(budget.evaluations * share)
         scratch = Budget(first, budget.seconds) if first else None
@@ -244,8 +244,8 @@ def choose_batch(log_s_DC: NDArray[np.float64], best_log_s: float, count: int) -
     """Columns to take, at most `count`: those whose fastest is expected to be the furthest below the best so far.
 
     Batch expected improvement (Ginsbourger, Le Riche and Carraro 2010, "Kriging is well-suited to parallelize
-    optimization", eq. 10), over draws of the posterior and greedily: each taken adds most to what those before it are
-    expected to gain. Where nothing adds anything, the fastest on average comes first.
+    optimization", eq. 10), over draws of the posterior and greedily: each one adds most to the expected gain of those
+    before it. Where nothing adds anything, the fastest on average comes first.
 
     Args:
         log_s_DC: (D, C) logarithms of step times of candidates under draws; infinite where memory does not suffice.
@@ -292,16 +292,16 @@ def log_step_times(plans: Sequence[Plan], simulators: Iterable[Simulator], secon
 class AverageTimer:
     """A step timer: the geometric mean of step times on several simulators.
 
-    A search under one set of factors ends where these, and luck, make a placement fast: what is best under many is
-    rather that which is fast whatever the factors are (sample average approximation, Kleywegt, Shapiro and
+    A search under one set of factors ends where these, and luck, make a placement fast: the best under many is rather a
+        placement that is fast under all factors (sample average approximation, Kleywegt, Shapiro and
     Homem-de-Mello 2002, SIAM J. Optim. 12(2)).
 
     Attributes:
-        problem: what is searched.
+        problem: of the search.
         threads: placements simulated at once.
 
     Args:
-        problem: what heuristics know of it.
+        problem: the heuristics' facts about it.
         simulators: which step times are averaged; one at least.
     """
 

@@ -1,4 +1,4 @@
-"""What a run measured or learned of its host, carried over to another: costs, link figures, factors.
+"""The figures that a run measured or learned of its host, carried over to another: costs, link figures, factors.
 
 `DeviceMatch`: which device of a new host stands for which of the old one, and which of its links for which.
 
@@ -39,7 +39,7 @@ class CarriedCosts:
     Attributes:
         costs: (N, D).
         known: kinds of devices whose op times are those of the run.
-        estimated: kinds whose op times come from data sheets, scaled by what the run says of op types.
+        estimated: kinds whose op times come from data sheets, scaled by the run's factors of op types.
     """
 
     costs: Costs
@@ -51,7 +51,7 @@ def carried_costs(graph: OpGraph, old: Host, costs: Costs, new: Host) -> Carried
     """The costs of a graph on a new host; None where they have to be profiled there.
 
     Measured op times of a kind of devices hold for every device of that kind. Other kinds are estimated, each op type
-    scaled by what it took on the old devices over what is estimated there. On a host of this machine, where everything
+    scaled by its measured over its estimated time on the old devices. On a host of this machine, where everything
     can be measured, they are not: then all costs are to be profiled. Estimates are made anew, and times that a graph
     file gives hold everywhere.
 
@@ -103,15 +103,16 @@ def carried_host(match: DeviceMatch) -> Host:
 
 
 def carried_learned(learned: LearnedHost | None, source: CostSource, match: DeviceMatch) -> LearnedHost | None:
-    """What a run learned of its host, by the names of the new one; None where that is nothing.
+    """The host model of a run, by the names of the new host; None where there is none.
 
     Op types of a kind of devices and figures of the whole host keep their factors, a device has those of the one that
-    it stands for, and a link those of the link in its place. Equations stay as they are: what is gone is a factor that
-    the new host does not have. A new link without one in its place is known as the mean of those that are like it.
+    it stands for, and a link those of the link in its place. Equations stay as they are: a device or link that is gone
+        is a factor that the new host does not have. A new link without one in its place is known as the mean of those
+        that are like it.
 
     Args:
-        learned: what the run kept.
-        source: of the costs on the new host: what was learned on measured costs says nothing of estimates.
+        learned: of the run.
+        source: of the costs on the new host: factors on measured costs say nothing of estimates.
         match: of the two hosts.
     """
     if learned is None or SECTIONS[learned.cost_source] != SECTIONS[source]:
@@ -136,7 +137,7 @@ def carried_learned(learned: LearnedHost | None, source: CostSource, match: Devi
 
 
 def _mean(factors: list[LearnedFactor], name: str) -> LearnedFactor:
-    """What several links tell of one like them: they are not independent, so it is known no better than each."""
+    """The factor of a link from several like it: they are not independent, so it is known no better than each."""
     return dataclasses.replace(
         factors[0],
         name=name,
@@ -215,7 +216,7 @@ class DeviceMatch:
 
     @property
     def links(self) -> dict[str, tuple[str, ...]]:
-        """For each new link the old ones that tell what it is like, by name; none where no old one does.
+        """For each new link the old ones like it, by name; none where no old one does.
 
         The link at the same place of the route between the pair that stands for the new one's ends, if kinds are the
         same; else all those of routes between devices of these kinds.
@@ -247,7 +248,7 @@ class DeviceMatch:
 
 @dataclass(frozen=True)
 class _OldLinks:
-    """Names of old links that tell what a new one is like, in order."""
+    """Names of old links like a new one, in order."""
 
     same: dict[str, None] = field(default_factory=dict)
     alike: dict[str, None] = field(default_factory=dict)
@@ -281,7 +282,7 @@ def op_type_factors(graph: OpGraph, measured_s: Sequence[NDArray[np.float64]]) -
     """(N,) factors on a roofline's estimate of each op, from measured times on other kinds of devices.
 
     A roofline is fitted to each kind: its FLOP/s, bytes/s and least time of an op, with the efficiencies of
-    `estimate_costs`. What an op type takes over that is partly its own (its formula counts too few bytes) and partly
+    `estimate_costs`. The excess of an op type over that is partly its own (its formula counts too few bytes) and partly
     the kind's. Taking both for normal with equal variances, the best guess for another kind from K of them is the sum
     of the K logarithms over K + 1. An op of a type that was never measured has the factor 1.
 

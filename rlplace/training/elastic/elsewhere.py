@@ -1,4 +1,4 @@
-"""`resume_elsewhere`: `rlplace train --resume DIR --host NEW`, training on another host from what a run knows.
+"""`resume_elsewhere`: `rlplace train --resume DIR --host NEW`, training on another host from the state of a run.
 
 `replace_run`: `rlplace place DIR`, a run's step on another host by simulation, within seconds.
 """
@@ -28,7 +28,6 @@ from rlplace.search.rules import baselines
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared
 from rlplace.session.session import Session
-from rlplace.training.command import EVERYTHING, INIT, NOTHING, Job, Named, Shown, believed, going_on, run_job
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.placed_again import (
     Replaced,
@@ -44,6 +43,7 @@ from rlplace.training.elastic.placed_again import (
 )
 from rlplace.training.method_choice import METHODS, POLICY, PORTFOLIO, method_of
 from rlplace.training.outputs import WEIGHTS
+from rlplace.training.train_and_resume import EVERYTHING, INIT, NOTHING, Job, Named, Shown, believed, going_on, run_job
 
 
 @one_thread_here()
@@ -60,22 +60,22 @@ def resume_elsewhere(
     is_waiting: bool = True,
     shown: Shown = EVERYTHING,
 ) -> dict[str, Any]:
-    """Trains on another host, as a run was asked to, from what the run knows; returns what `--json` prints.
+    """Trains on another host, with the request and the state of a run; returns the object of `--json`.
 
     Op times and links that the run measured, factors that it learned, its best placement and the weights of its policy
-    are where the new run begins; see `rlplace.training.elastic`. What is learned on the new host counts from there.
+    are where the new run begins; see `rlplace.training.elastic`. Figures of the new host count from there.
 
     Args:
         folder: of the run, which is not changed.
         host: where to train.
         new_folder: of the new run.
         named: what the user names again; a budget is the new run's own.
-        host_word: what the user called the host.
+        host_word: the user's word for the host.
         gangs: whether it was to have gangs.
-        constraints: pins, exclusions and what stays together, instead of the run's.
+        constraints: pins, exclusions, and ops that stay together, instead of the run's.
         overwrite: whether there may be a run in `new_folder` already.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
-        shown: what people are shown.
+        shown: the output for people.
 
     Raises:
         FileProblem: there is no run in `folder`, or one in `new_folder`; or a file cannot be read or written.
@@ -171,13 +171,13 @@ def replace_run(
     is_waiting: bool = True,
     is_quiet: bool = False,
 ) -> dict[str, Any]:
-    """Places a run's step on another host by simulation, from what the run knows; returns what `--json` prints.
+    """Places a run's step on another host by simulation, from the run's state; returns the object of `--json`.
 
     Args:
         folder: of the run, which is not changed.
         host: where its step goes.
         path: the placement goes here; None writes no file.
-        host_word: what the user called the host.
+        host_word: the user's word for the host.
         run: a folder for the placement as a run of its own, which `rlplace export` and `train --resume` take.
         workload: the workload again, where the run is of a user's function.
         method: a name of `METHODS`.

@@ -1,10 +1,10 @@
 """`replaced`: a run's step as a problem on another host, with all that the run knows; `search` places it.
 
-`KnownRun`: what a run folder says of its workload, host, costs, and best placement.
+`KnownRun`: the workload, host, costs, and best placement of a run folder.
 
-`fitted_host`: what the measured steps of a run say of its host, where the run stopped before it said so itself.
+`fitted_host`: the host model fitted to the measured steps of a run that stopped before it did so itself.
 
-What people and programs are told of a placement that went to another host: which devices, and what moved.
+The report on a placement that went to another host, for people and programs: which devices, and which ops moved.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from rlplace.policy import LearnConfig
 from rlplace.say import Say, counted
 from rlplace.search import Budget, SearchResult, Task
 from rlplace.session.cut import CutOptions
-from rlplace.session.facts import Request
 from rlplace.session.prepare import capture_workload, only_simulated, read_graph
 from rlplace.session.session import Session
+from rlplace.session.session_records import Request
 from rlplace.session.setup import Setup
 from rlplace.store import Filter, MeasurementStore
 from rlplace.training.config import TrainConfig
@@ -61,7 +61,7 @@ class Replaced:
     """A run's step on another host.
 
     Attributes:
-        known: what the run knows.
+        known: the state of the run.
         problem: on the new host, with op times and link figures as they were carried over, or profiled there.
         match: which device stands for which.
         carried: where the costs come from; None where they were profiled on the new host.
@@ -76,7 +76,7 @@ class Replaced:
 
     @cached_property
     def believed(self) -> Problem:
-        """The problem under the most probable factors: what is searched where nothing is measured."""
+        """The problem under the most probable factors: the problem for searches without measurements."""
         return _believed(self.problem, self.learned)
 
     @cached_property
@@ -115,10 +115,10 @@ def replaced(
     of its kinds of devices: then op times and links are profiled.
 
     Args:
-        known: what the run knows.
+        known: the state of the run.
         host: where its step is to go.
-        say: told what takes long.
-        constraints: pins, exclusions and what stays together; those of the run where None.
+        say: told of long work.
+        constraints: pins, exclusions, and ops that stay together; those of the run where None.
         isolated: whether ops are profiled in a worker process; see `profile_isolated`.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
 
@@ -169,7 +169,7 @@ def search_again(replaced: Replaced, budget: Budget, *, method: str = PORTFOLIO,
     """The best simulated placement on the new host that a method finds from the carried one, which is the least of it.
 
     Args:
-        replaced: the problem and what is known.
+        replaced: the problem and the run's state.
         budget: placements or seconds.
         method: a name of `METHODS`.
         seed: of every draw.
@@ -216,7 +216,7 @@ def _problem_of(known: KnownRun, graph: OpGraph) -> Problem:
 
 
 def _with_learned(known: KnownRun, graph: OpGraph, say: Say) -> KnownRun:
-    """The run with what its measured steps say of its host, where it stopped before it had said so."""
+    """The run with a host model fitted to its measured steps, where it stopped before it had one."""
     if known.learned is not None or known.host.is_simulated:
         return known
     try:
@@ -253,13 +253,13 @@ def _constraints(known: KnownRun, host: Host) -> Constraints:
 
 @dataclass(frozen=True, eq=False)
 class KnownRun:
-    """What a run knows.
+    """The state of a run.
 
     Attributes:
         folder: where it is kept.
         session: of the run, as it is now; it cannot be changed.
         spec: its workload, with the size that it had.
-        request: what was asked for.
+        request: of the user.
         config: how it searched.
         count: micro-batches of its step.
         asked: how these were cut.
@@ -267,7 +267,7 @@ class KnownRun:
         host: with the link figures that were measured or given.
         costs: (N, D) as profiled, estimated or given.
         placement: its best one; None where it stopped before there was one.
-        learned: what its measured steps taught of the host; None where they taught nothing.
+        learned: the host model from its measured steps; None where there is none.
     """
 
     folder: Path
@@ -290,7 +290,7 @@ class KnownRun:
 
     @classmethod
     def of(cls, session: Session, folder: Path, spec: WorkloadSpec) -> KnownRun:
-        """What the session of the run in a folder knows; `spec` is its workload.
+        """The state in the session of the run in a folder; `spec` is its workload.
 
         Raises:
             FileProblem: the run stopped before it had a problem.
@@ -315,7 +315,7 @@ class KnownRun:
 
 
 def read_known(folder: Path, workload: str | None = None) -> KnownRun:
-    """What the run in a folder knows; nothing is built, captured or run.
+    """The state of the run in a folder; nothing is built, captured or run.
 
     Args:
         folder: of the run.
@@ -323,7 +323,7 @@ def read_known(folder: Path, workload: str | None = None) -> KnownRun:
 
     Raises:
         FileProblem: there is no run, it stopped before it had a problem, or its session cannot be read.
-        InvalidValue, UnknownName: what it holds is malformed; or the run is of a user's function or file, and
+        InvalidValue, UnknownName: its session is malformed; or the run is of a user's function or file, and
             `workload` does not name it again.
         FingerprintMismatch: its placement is of another graph or host.
     """
@@ -358,7 +358,7 @@ LEAST = 6
 
 
 def fitted_host(measurements: MeasurementStore, problem: Problem) -> LearnedHost | None:
-    """What a host model learns from the step times of a run; None where they are too few, or explain less.
+    """The host model fitted to the step times of a run; None where they are too few, or it predicts worse.
 
     Args:
         measurements: of the run.
@@ -377,7 +377,7 @@ def fitted_host(measurements: MeasurementStore, problem: Problem) -> LearnedHost
 
 
 def _measured(store: MeasurementStore, problem: Problem) -> tuple[list[Plan], list[Measurement]]:
-    """The latest plans that ran, and what each took, as beside one reference: a drift of the machine cancels."""
+    """The latest plans that ran, and the step time of each, as beside one reference: a drift of the machine cancels."""
     graph, host = problem.graph, problem.host
     found: dict[str, tuple[Plan, Measurement]] = {}
     for row in store.measurements(Filter(graph=graph.fingerprint, host=host.fingerprint, status="ok")):
@@ -405,7 +405,7 @@ MOST_LINES = 6
 
 
 def moves(problem: Problem, match: DeviceMatch, before: NDArray[np.int32], after: NDArray[np.int32]) -> dict[str, Any]:
-    """What is not any more on the device that stands for its old one, as `--json` prints it.
+    """Ops that are not on the device that stands for their old one, as `--json` prints them.
 
     Args:
         problem: on the new host.
@@ -451,7 +451,7 @@ def describe_costs(carried: CarriedCosts | None, match: DeviceMatch) -> dict[str
 
 
 def device_lines(match: DeviceMatch) -> list[str]:
-    """What changed of the devices, a line each."""
+    """Changes of the devices, a line each."""
     others = [
         f"{old.name} is {match.new.devices[index].name} now"
         for old, index in zip(match.old.devices, match.to, strict=True)
@@ -462,7 +462,7 @@ def device_lines(match: DeviceMatch) -> list[str]:
 
 
 def move_lines(moved: dict[str, Any], num_ops: int) -> list[str]:
-    """What moved, a line for all and one for each of the first pairs of devices."""
+    """Ops that moved: a line for all, and one for each of the first pairs of devices."""
     if not moved["num_ops"]:
         return ["no op moved"]
     pairs = moved["pairs"]

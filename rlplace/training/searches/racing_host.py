@@ -1,10 +1,10 @@
-"""`RacingHost`: the host of a search, which runs plans in races, keeps what comes of them, and tells people.
+"""`RacingHost`: the host of a search, which runs plans in races, keeps the results, and reports them.
 
-`Raced`: what a host said of the plans of a search, race by race, and the best of them so far.
+`Raced`: the measured plans of a search, race by race, and the best of them so far.
 
-`Candidates`: the placements that a search came up with, and what the host said of them.
+`Candidates`: the placements that a search proposed, and their measurements.
 
-`LoopBudget`: what one method may spend on a search that measures.
+`LoopBudget`: the budget of one method for a search that measures.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rlplace.report.console import Progress
 from rlplace.search import Task
 from rlplace.search.methods import choose_diverse
 from rlplace.search.task import BestSoFar, Failure, Saveable
-from rlplace.session.facts import MethodResult, Race, Unmeasured
 from rlplace.session.session import MethodKeeper
+from rlplace.session.session_records import MethodResult, Race, Unmeasured
 from rlplace.training.tracking import Tracker
 
 LEAST_KEPT, MOST_KEPT = 64, 512
@@ -40,13 +40,13 @@ FINAL = RaceProtocol(warmup=1, min_rounds=5, max_rounds=30)
 
 
 class RacingHost:
-    """The measuring half of a search: its task's host and observer, and what it tells people.
+    """The measuring half of a search: its task's host and observer, and its reports for people.
 
     Attributes:
         task: of the search; it is set once it is made, as it is made with this host.
-        raced: what came of the races.
-        learning: what the method told of every update, figures by name.
-        raised: what measuring, or telling, raised at last; None where neither did.
+        raced: the results of the races.
+        learning: the figures of every update of the learner, by name.
+        raised: the last error of measuring or reporting; None where neither did.
 
     Args:
         method: that searches.
@@ -86,7 +86,7 @@ class RacingHost:
 
     @property
     def problem(self) -> Problem:
-        """What is placed."""
+        """The problem to place."""
         return self._evaluator.problem
 
     @property
@@ -106,7 +106,7 @@ class RacingHost:
         return is_early or not self.raced.candidates.num_measured
 
     def resume(self, before: MethodResult) -> None:
-        """Goes on from what the method had come to; its task is told what was spent."""
+        """Goes on from the method's earlier result; its task gets the spent budget."""
         simulator = self._evaluator.simulator
         start = None if before.start is None else simulator.plan(before.start)
         simulated_s = math.inf if start is None else simulator.retime(start).step_time_s
@@ -123,7 +123,7 @@ class RacingHost:
         self.raced.resume(before)
 
     def end_search(self, learned: Saveable | None, failure: Failure | None) -> None:
-        """Takes note that the method has ended, with what it learned or raised; what is left is to measure."""
+        """Notes that the method has ended, with its policy or error; only measuring is left."""
         self._is_searched, self._failure = True, failure
         self._keep(learned=learned)
 
@@ -202,7 +202,7 @@ class RacingHost:
             self._keep()
 
     def _keep(self, **changes: Any) -> MethodResult:
-        """What the method has found, with these changes; it is kept."""
+        """The method's result, with these changes; it is kept."""
         devices, simulated_s = self.raced.candidates.fresh()
         result = MethodResult(
             plan=self.raced.plan,
@@ -230,7 +230,7 @@ class RacingHost:
         return measurements
 
     def _record(self, plans: Sequence[Plan], measurements: Sequence[Measurement], protocol: RaceProtocol) -> None:
-        """Takes in what the host said of plans, and tells people."""
+        """Takes in measurements of plans, and reports them."""
         raced, is_final = self.raced, protocol is FINAL
         is_better = raced.record(
             plans, measurements, is_final=is_final, num_scored=self.task.evaluations, seconds=self.elapsed_s
@@ -254,7 +254,7 @@ class RacingHost:
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """Keeps what is raised meanwhile: it is no fault of the method that asked."""
+        """Keeps an error that is raised meanwhile: it is no fault of the method that asked."""
         try:
             yield
         except Exception as error:
@@ -268,8 +268,8 @@ class Raced:
     A machine slows down and speeds up: step times of different races would say more of the machine than of the plans.
 
     Attributes:
-        candidates: what may be run next, and all that ran.
-        races: what ran, in order.
+        candidates: the placements that may run next, and all that ran.
+        races: in order.
         single_s: step time on the best single device, the reference, in the latest race.
         plan: the best so far; None before the first.
         best_ratio: its step time over the reference's; infinite before the first.
@@ -289,7 +289,7 @@ class Raced:
         self._improved: list[tuple[float, BestSoFar]] = []
 
     def resume(self, before: MethodResult) -> None:
-        """Goes on from what an interrupted search had run, and would have run next."""
+        """Goes on from the races and the candidates of an interrupted search."""
         self.single_s, self.races, self.plan = before.single_s, list(before.races), before.plan
         if before.unmeasured is not None:
             self.candidates.note(before.unmeasured.devices, before.unmeasured.simulated_s)
@@ -314,7 +314,7 @@ class Raced:
         """Takes in a race; whether there is a new best plan.
 
         Args:
-            plans: what ran.
+            plans: the plans that ran.
             measurements: of each.
             is_final: whether it was the last race.
             num_scored: placements that the search has simulated so far.
@@ -348,7 +348,7 @@ class Raced:
         return tuple(replace(best, best_s=ratio * self.single_s) for ratio, best in self._improved)
 
     def tried(self, simulator: Simulator) -> tuple[tuple[float, float], ...]:
-        """What the simulator says of every plan that ran, and what the host said, as of the latest reference.
+        """The simulated and the measured step time of every plan that ran, as of the latest reference.
 
         Seconds both, in the order in which they ran.
         """
@@ -422,7 +422,7 @@ class Candidates:
         return sorted(self._measured.values(), key=lambda candidate: candidate.ratio)[:count]
 
     def record(self, plans: Sequence[Plan], measurements: Iterable[Measurement]) -> None:
-        """Adds what the host said of plans; a failed one counts as infinitely slow."""
+        """Adds measurements of plans; a failed one counts as infinitely slow."""
         for plan, measurement in zip(plans, measurements, strict=True):
             self.num_measured += 1
             devices = plan.devices.tobytes()
@@ -449,7 +449,7 @@ STEPS = 6.5
 
 @dataclass(frozen=True)
 class LoopBudget:
-    """What one method may spend.
+    """The budget of one method.
 
     Attributes:
         seconds: wall time, measuring included.

@@ -30,15 +30,15 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge, LearnedHost, Prior
 from rlplace.measure.measurement import MeasurementLog
 from rlplace.measure.timing.threads import one_thread_here, usable_cores
-from rlplace.policy.learn.state import LearnerFile
+from rlplace.policy.learn.learner_state import LearnerFile
 from rlplace.report.console import Progress, make_progress
 from rlplace.say import format_clock
 from rlplace.search import Budget, Method, Task
 from rlplace.search.methods import OwnOrderWithPaths, adopt_methods
 from rlplace.search.task import BestSoFar, Failure, Saveable
 from rlplace.session.calibrate import Known
-from rlplace.session.facts import MethodResult, ratio_of
 from rlplace.session.session import MethodKeeper
+from rlplace.session.session_records import MethodResult, ratio_of
 from rlplace.training.agent.agent import Agent
 from rlplace.training.method_choice import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO, SCHEDULE
 from rlplace.training.outputs import Leader, TrainingRun, compile_kernels
@@ -66,12 +66,12 @@ def search_side_by_side(
     """The best placement that each method finds while all of them search.
 
     One core that tries one move after the other gets further than two that try several at once, of which most are
-    wasted; and whatever disturbs the machine disturbs all methods alike. So each has a thread and a simulator of its
-    own. Ctrl-C ends all of them, and what is best by then is told first. One that raises is no matter to the others:
-    what it had found by then is its result.
+    wasted; and disturbances of the machine hit all methods alike. So each has a thread and a simulator of its
+    own. Ctrl-C ends all of them, and the best placement by then is told first. One that raises is no matter to the
+    others: its result is the best by then.
 
     Under a budget of evaluations the same seed finds the same, however often the search was interrupted: a method that
-    had not ended begins again. Under one of seconds it goes on with what is left, from its best placement.
+    had not ended begins again. Under one of seconds it goes on with the rest, from its best placement.
 
     Args:
         methods: names of `METHODS`, each with its options.
@@ -79,11 +79,11 @@ def search_side_by_side(
         budget: of each method: evaluations, or seconds of wall time, which all spend at once.
         seed: of every method's draws.
         progress: told how it goes.
-        tracker: told what is learned, and the best of each method so far.
+        tracker: told the learners' figures, and the best of each method so far.
         single_s: step time on the best single device.
         on_best: told the best method, its plan and step time at the end, or when Ctrl-C ends the search.
-        before: what methods had come to where the search was interrupted.
-        keepers: keep what methods come to, when one ends and, under a budget of seconds, from time to time.
+        before: results of methods at the interruption.
+        keepers: keep results of methods, when one ends and, under a budget of seconds, from time to time.
         threads: of each simulator; by default all cores are shared out, under a budget of seconds.
 
     Raises:
@@ -128,7 +128,7 @@ def search_side_by_side(
     found = {name: before[name] for name in methods if name in before and before[name].is_done}
 
     def keep(futures: Mapping[str, Future[Saveable | None]], *, has_stopped: bool) -> None:
-        """Takes note of what has ended by itself, and, if it is time, of how far the others are."""
+        """Notes the methods that have ended by themselves and, if it is time, how far the others are."""
         for name, future in futures.items():
             if name in found:
                 continue
@@ -181,7 +181,7 @@ def _left_s(tasks: Collection[Task]) -> float:
 
 
 class _Figures:
-    """A task's observer that keeps and passes on what is learned."""
+    """A task's observer that keeps and passes on the learner's figures."""
 
     def __init__(self, tracker: Tracker) -> None:
         self.learning: list[Mapping[str, float]] = []
@@ -196,7 +196,7 @@ class _Figures:
 
 
 def resume_task(task: Task, before: MethodResult, planner: Simulator) -> None:
-    """Puts a task where an interrupted one was; the step time of its best is taken afresh, whatever was noted."""
+    """Puts a task where an interrupted one was; the step time of its best is simulated again."""
     history = list(before.history)
     if before.plan is not None:
         step_s = planner.retime(before.plan).step_time_s
@@ -222,16 +222,16 @@ def result_of(
     learned: Saveable | None = None,
     failure: Failure | None = None,
 ) -> MethodResult:
-    """What a task has found; the best of one that is at work in its own thread may be a moment old.
+    """The result of a task so far; the best of one that is at work in its own thread may be a moment old.
 
     Args:
         planner: of its problem.
         task: with its best placement.
         single_s: step time on the best single device.
-        learning: what the method told of every update, figures by name.
+        learning: the figures of every update of the learner, by name.
         is_done: whether the task has ended.
-        learned: what the method learned, if it learns.
-        failure: what it raised; None of all others.
+        learned: the learned policy or host model, if the method learns.
+        failure: its error; None of all others.
     """
     plan = best_plan(planner, task)
     return MethodResult(
@@ -270,7 +270,7 @@ def options_of(
     prior: Prior,
     knowledge: HostKnowledge | None,
 ) -> dict[str, dict[str, Any]]:
-    """The options of each method, with what those that were interrupted go on from.
+    """The options of each method, with the state from which an interrupted one goes on.
 
     Under a budget of evaluations that is nothing: such a method begins again, and finds the same.
 
@@ -278,9 +278,9 @@ def options_of(
         run: with its configuration, and the placement that methods may start from.
         methods: that search.
         evaluator: measures for them.
-        known: what was measured to calibrate.
+        known: the measurements of calibration.
         prior: how far the host may be from its figures.
-        knowledge: what other workloads taught about the host.
+        knowledge: knowledge of the host from other workloads.
     """
     config, start = run.config, run.start
     learn = config.learn if run.weights is None else dataclasses.replace(config.learn, init=str(run.weights))
@@ -314,14 +314,14 @@ def options_of(
 def search_all(
     run: TrainingRun, evaluator: Evaluator, options: Options, single_s: float, leader: Leader
 ) -> dict[str, MethodResult]:
-    """What each method finds: in turn on a host of this machine, side by side on a simulated one.
+    """The result of each method: in turn on a host of this machine, side by side on a simulated one.
 
     Args:
-        run: what keeps results, is told how it goes, and searches on a cluster.
+        run: keeps results, is told the progress, and searches on a cluster.
         evaluator: simulates, and runs.
         options: of each method.
         single_s: step time on the best single device.
-        leader: keeps the best placement so far, and what is learned.
+        leader: keeps the best placement so far, and learned policies and host models.
     """
     problem, session, config = evaluator.problem, run.session, run.config
 
@@ -412,9 +412,9 @@ def search_and_measure(
 ) -> MethodResult:
     """The placement that `method` came up with and that ran fastest on a host of this machine.
 
-    A method that learns from measurements asks for them itself (`Task.measure`); what it leaves of them goes to the
-    best simulated placements. Then the best measured ones race against each other. What a method that raised had found
-    until then counts.
+    A method that learns from measurements asks for them itself (`Task.measure`); the rest goes to the best simulated
+    placements. Then the best measured ones race against each other. The result of a method that raised counts as it was
+    until then.
 
     Args:
         method: a name of `METHODS`.
@@ -428,12 +428,12 @@ def search_and_measure(
             the last race decided for.
         options: of the method's own.
         clock: seconds that never go back.
-        before: what the method had come to where it was interrupted: it goes on from there, with what is left.
-        keeper: keeps what the method finds, after every race and from time to time.
+        before: the method's result at an interruption: it goes on from there, with the rest of its budget.
+        keeper: keeps the method's result, after every race and from time to time.
 
     Raises:
         UserError: the method does not fit the problem.
-        Exception: whatever measuring raised.
+        Exception: any error of measuring.
     """
     host = RacingHost(method, evaluator, budget, progress, tracker, single_s, on_best, clock, keeper)
     task = Task(
@@ -465,7 +465,7 @@ def search_and_measure(
 
 
 LEARNED_FILE = "policy.safetensors"
-"""What a method learned is saved under this name before it travels."""
+"""A learned policy or host model is saved under this name before it travels."""
 
 
 def make_evaluator(
@@ -480,18 +480,18 @@ def make_evaluator(
     say: Callable[[str], None],
     here: Evaluator | None = None,
 ) -> Evaluator:
-    """What measures for the searches of a run: every node of a cluster that is like this machine, or this one alone.
+    """The evaluator for the searches of a run: every node of a cluster that is like this machine, or this one alone.
 
     Args:
         cluster: whose nodes measure; None for this machine alone.
-        problem: what is placed; on a simulated host nothing is measured.
+        problem: the problem to place; on a simulated host nothing is measured.
         simulator: plans.
         reference: (N,) placement that every measured plan is timed beside.
         seed: of random ops.
-        log: keeps what is run.
+        log: keeps measurements.
         isolated: whether plans run in a worker process.
         say: told who measures.
-        here: what measures on this machine already; it goes on, or is closed where a cluster measures.
+        here: the evaluator of this machine, where there is one; it goes on, or is closed where a cluster measures.
     """
     if cluster is None or problem.host.is_simulated:
         if here is None:
@@ -534,11 +534,11 @@ def search_on_cluster(
         budget: of each method.
         seed: of every method's draws.
         progress: told how much time is left.
-        tracker: told what was learned, and the best of each method.
+        tracker: told the learners' figures, and the best of each method.
         single_s: step time on the best single device.
         on_best: told the best method so far, its plan and step time, whenever a method ends that is better.
-        before: what methods had come to where the search was interrupted.
-        keepers: keep what methods find.
+        before: results of methods at the interruption.
+        keepers: keep results of methods.
     """
     before, keepers = before or {}, keepers or {}
     found = {name: before[name] for name in methods if name in before and before[name].is_done}
@@ -578,7 +578,7 @@ def search_on_cluster(
 
 @dataclass(frozen=True)
 class SavedFiles:
-    """What a method learned elsewhere, as the files that it is saved in.
+    """A policy or host model that was learned elsewhere, as its files.
 
     Attributes:
         files: contents by name; one of them is `LEARNED_FILE`.

@@ -15,7 +15,7 @@ from rlplace.workloads.catalog import Parts, loss_of
 from rlplace.workloads.configs import AMINO_ACIDS, DISTANCE_BINS, EvoformerConfig
 
 IGNORED = -100
-"""Label of what is not masked."""
+"""Label of positions that are not masked."""
 MASKED_SHARE = 0.15
 """Share of the alignment that is masked and predicted (supplement, section 1.2.7)."""
 MSA_WEIGHT, DISTOGRAM_WEIGHT = 2.0, 0.3

@@ -1,7 +1,7 @@
 """`InceptionV3`: the image classifier of Szegedy et al. 2015 (arXiv:1512.00567), with its auxiliary head.
 
-Sections and figures below are the paper's. What it leaves open (the widths inside the blocks, the layers of the stem)
-is as in the model that its authors released, whose published count of 27,161,264 parameters this one matches.
+Sections and figures below are the paper's. Details that it leaves open (the widths inside the blocks, the layers of the
+stem) are as in the model that its authors released, whose published count of 27,161,264 parameters this one matches.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def transformers() -> ModuleType:
 
 @contextmanager
 def fake_weights_fit() -> Iterator[None]:
-    """While active, fake tensors answer no to what is asked of their values.
+    """While active, questions about the values of fake tensors are answered with no.
 
     `nn.init.trunc_normal_` draws again until no weight lies out of range; fake weights cannot say, and never do.
     """
@@ -80,7 +80,7 @@ def build(config: WorkloadConfig) -> Parts:
 
 
 def _resolved(config: WorkloadConfig, given: Any) -> Any:
-    """What a row says, with the values of options: `width`, `4*width`, `width//heads`, `vocab-1`."""
+    """A row's expression, with the values of options: `width`, `4*width`, `width//heads`, `vocab-1`."""
     if isinstance(given, Mapping):
         return {key: _resolved(config, value) for key, value in given.items()}
     if isinstance(given, (list, tuple)):
@@ -108,7 +108,7 @@ class Embeddings(NamedTuple):
     images: Tensor
     """(B, shared_width) of length 1."""
     log_scale: Tensor
-    """Scalar, learned: the logarithm of what similarities are multiplied by."""
+    """Scalar, learned: the logarithm of the factor on similarities."""
 
 
 class Towers(nn.Module):

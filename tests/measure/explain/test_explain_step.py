@@ -27,7 +27,6 @@ from rlplace.measure.explain.explain_step import (
     device_shares,
     find_critical_path,
     memory_curves,
-    step_end_s,
     what_is_sent,
 )
 from rlplace.measure.explain.explanation import CriticalPath, CutEdge
@@ -268,7 +267,7 @@ def test_every_device_accounts_for_the_whole_step(seed: int, num_ops: int) -> No
     plan = simulator.plan(rng.integers(0, problem.host.num_devices, num_ops).astype(np.int32))
     timeline, peaks = simulator.timeline(plan), simulator.retime(plan).peak_bytes
     shares = device_shares(problem, plan, timeline, peaks)
-    step_s = step_end_s(timeline)
+    step_s = timeline.step_s
     for share in shares:
         assert share.busy_s + share.transfer_s + share.idle_s == pytest.approx(step_s, rel=1e-9, abs=1e-9)
     assert sum(share.num_ops for share in shares) == np.count_nonzero(~problem.graph.is_source)

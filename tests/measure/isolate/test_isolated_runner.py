@@ -31,7 +31,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.isolate import isolated_runner as wait_module
 from rlplace.measure.isolate import worker as process_module
-from rlplace.measure.isolate.isolated_runner import Asked, IsolatedRunner
+from rlplace.measure.isolate.isolated_runner import IsolatedRunner, describe
 from rlplace.measure.isolate.messages import IDLE, Race, TimeLimits
 from rlplace.measure.isolate.worker import CannotIsolate, WorkerProcess
 from rlplace.measure.measurement import Measurement
@@ -378,8 +378,7 @@ def test_contenders_are_not_numbered() -> None:
     costs = Costs(np.ones((graph.num_ops, 2)), "estimated")
     problem = Problem(graph, core_host(2), costs, Grouping(np.arange(graph.num_ops)))
     plan = naive_plan(graph, np.zeros(graph.num_ops, dtype=np.int32))
-    race = Race([plan, plan], [(0, 0)] * 2, [EagerRecipe()], RaceProtocol(), math.inf)
-    asked = Asked(race, problem, plan)
-    said = [asked.describe(contender, "") for contender in (0, 1, 2, REFERENCE, IDLE)]
+    race = Race([plan, plan], [(0, 0)] * 2, [EagerRecipe()], RaceProtocol(), math.inf, plan)
+    said = [describe(race, problem, contender, "") for contender in (0, 1, 2, REFERENCE, IDLE)]
     assert said[:2] == ["this placement"] * 2
     assert said[2:] == ["plain PyTorch", "the reference placement", "nothing that it was asked for"]

@@ -6,6 +6,7 @@ Ops by name: where each comes from, and how it is registered where it is not kno
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import faulty_ops
 import pytest
@@ -103,7 +104,7 @@ def test_ops_of_pytorch_need_nothing() -> None:
 def test_a_custom_op_needs_the_module_that_defines_it() -> None:
     home = ops.home_of("rlplace_tests_faults::faulty")
     assert home.modules == ("faulty_ops",)
-    assert home.definition is None
+    assert home.define is None
 
 
 def test_an_op_of_a_library_needs_the_module_that_made_it() -> None:
@@ -124,8 +125,8 @@ def test_an_op_of_a_main_module_travels_with_its_definition(monkeypatch: pytest.
     op.register_fake(lambda x: torch.empty_like(x))
     home = ops.home_of("rlplace_tests_ops::twice")
     assert home.modules == ()
-    assert home.definition is not None
-    assert (home.definition.name, home.definition.function) == ("rlplace_tests_ops::twice", twice)
+    assert isinstance(home.define, partial)
+    assert home.define.args[:3:2] == ("rlplace_tests_ops::twice", twice)
     monkeypatch.delitem(OPDEFS, "rlplace_tests_ops::twice")
     found = ops.find_overload("rlplace_tests_ops::twice", "default", home)
     assert torch.equal(found(torch.ones(2)), torch.full((2,), 2.0))

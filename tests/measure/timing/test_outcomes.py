@@ -25,8 +25,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing import host_runner as runner_module
-from rlplace.measure.timing.host_runner import HostRunner
-from rlplace.measure.timing.outcomes import all_lost, as_measurement, error_of, lost_of, status_of
+from rlplace.measure.timing.host_runner import HostRunner, all_lost, as_measurement, error_of, lost_of, status_of
 from rlplace.measure.timing.race import Lane, RaceProtocol
 from rlplace.measure.timing.threads import usable_cores
 

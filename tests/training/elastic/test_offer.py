@@ -16,8 +16,8 @@ from rlplace.measure.timing.threads import usable_cores
 from rlplace.report.console import make_progress
 from rlplace.session.folder import RunFolder
 from rlplace.session.setup import Setup
-from rlplace.training import TrainConfig, command
-from rlplace.training.command import Job, going_on, what_is_left
+from rlplace.training import TrainConfig, train_and_resume
+from rlplace.training.train_and_resume import Job, going_on, what_is_left
 from rlplace.workloads import parse_workload
 
 
@@ -52,7 +52,7 @@ def wide(count: int, width: int) -> Host:
 def test_cores_that_are_left_are_offered(
     host: Host, left: tuple[int, ...], word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "usable_cores", lambda: left)
+    monkeypatch.setattr(train_and_resume, "usable_cores", lambda: left)
     assert what_is_left(host, "cores") == word
 
 

@@ -22,9 +22,9 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.methods import find
 from rlplace.search.task import Budget
 from rlplace.session.cut import WHOLE
-from rlplace.session.facts import Request
 from rlplace.session.prepare import Prepared
 from rlplace.session.session import Session
+from rlplace.session.session_records import Request
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.placed_again import KnownRun, replaced, search_again
 from rlplace.workloads import parse_workload

@@ -12,7 +12,7 @@ from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.task import BestSoFar
-from rlplace.session.facts import MethodResult
+from rlplace.session.session_records import MethodResult
 from rlplace.training.searches.racing_host import Raced
 
 SIMULATOR = Simulator(chain_problem(3), threads=1)

@@ -17,7 +17,7 @@ from rlplace.measure.timing.race import RaceProtocol
 from rlplace.report.console import Progress, make_progress
 from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import BestSoFar, Task
-from rlplace.session.facts import MethodResult
+from rlplace.session.session_records import MethodResult
 from rlplace.training.searches.racing_host import FINAL, ROUND, LoopBudget
 from rlplace.training.searches.search_all import search_and_measure
 from rlplace.training.tracking import NoTracker

@@ -15,7 +15,7 @@ from rlplace.measure.problem import Plan
 from rlplace.report.console import Progress, make_progress
 from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import BestSoFar, Budget, Task
-from rlplace.session.facts import MethodResult
+from rlplace.session.session_records import MethodResult
 from rlplace.training.searches import search_all as side_by_side
 from rlplace.training.tracking import NoTracker
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.search.improve.random_keys import (
+from rlplace.search.improve.cem_and_genetic import (
     FLOOR,
     STEP,
     decode,

@@ -99,6 +99,6 @@ def decode(keys: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[np.
 
 
 def keys_of(placements: NDArray[np.int32], allowed: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """(B, G) float64: the keys in the middle of what decodes to `placements`."""
+    """(B, G) float64: the keys in the middle of those that decode to `placements`."""
     place = (np.cumsum(allowed, axis=1) - 1)[np.arange(len(allowed)), placements]
     return np.asarray((place + 0.5) / allowed.sum(axis=1))

@@ -16,7 +16,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.methods import find
-from rlplace.search.parallel.choose import SHARE, choose
+from rlplace.search.parallel.choose_micro_batches import SHARE, choose
 from rlplace.search.task import Budget
 
 FAST = 1e12

@@ -14,9 +14,9 @@ from search_problems import chain_problem
 from rlplace.graphs import save_graph
 from rlplace.measure import Host
 from rlplace.session.setup import Setup
-from rlplace.training import SearchConfig, TrainConfig, command
-from rlplace.training.command import run_training
+from rlplace.training import SearchConfig, TrainConfig, train_and_resume
 from rlplace.training.tracking import NoTracker
+from rlplace.training.train_and_resume import run_training
 from rlplace.workloads import parse_workload
 
 
@@ -41,7 +41,7 @@ def test_the_tracker_gets_the_table_the_configuration_and_what_was_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     notes = Notes()
-    monkeypatch.setattr(command, "make_tracker", lambda *_: notes)
+    monkeypatch.setattr(train_and_resume, "make_tracker", lambda *_: notes)
     save_graph(chain_problem(5, 2).graph, tmp_path / "chain.json")
     spec, folder = parse_workload(str(tmp_path / "chain.json")), tmp_path / "run"
     told = run_training(Setup(spec=spec, host=plain_host(2), host_word="plain"), TrainConfig(budget_s=0.4), folder)

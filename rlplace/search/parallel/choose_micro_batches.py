@@ -21,7 +21,8 @@ SEARCH = "portfolio"
 FIRST_ORDER, LEAN_ORDER = "tilt", "backward-first"
 """The order that numbers of micro-batches are compared in, and that where nothing fits in it."""
 SHARE = 0.3
-"""Part of all evaluations that the choice takes, a third of it for the powers of two, the rest for what follows ..."""
+"""Part of all evaluations that the choice takes, a third of it for the powers of two, the rest for the next numbers
+..."""
 ROUNDS = 3
 MOST_EACH = 1000
 """... and evaluations of one search above which the choice does not get better."""
@@ -67,9 +68,10 @@ class _Contender:
     devices: NDArray[np.int32] | None = None
     step_s: float = math.inf
     fullness: float = math.inf
-    """Where nothing was found that fits into memory: the most that a device needs, over what it has, when it is spread.
+    """Where nothing was found that fits into memory: the largest ratio of needed to available memory of a device, when
+    the step is spread.
 
-    More micro-batches hold fewer activations at a time, and more sums of gradients: either may be what is too much.
+    More micro-batches hold fewer activations at a time, and more sums of gradients: either may be too large.
     """
     evaluations: int = 0
 
@@ -98,14 +100,14 @@ def choose(
 
     First the powers of two, from the least on, in one order, and the numbers between them on both sides of the best;
     then those that are near the best in all orders; then the best two of those, if they are nearly equal, with more
-    evaluations each. What a clear answer leaves of the budget is not spent. A number that cannot be captured is left
+    evaluations each. After a clear answer the rest of the budget is not spent. A number that cannot be captured is left
     out.
 
     Args:
-        problems: for every number of micro-batches what makes the problem; all the same global batch.
+        problems: for every number of micro-batches a function that makes the problem; all the same global batch.
         evaluations: placements that the choice and the search that follows may score: the race takes `SHARE` of them.
         seed: of every search.
-        say: told what was found, a line at a time.
+        say: told results, a line at a time.
 
     Raises:
         InvalidValue: no problems, or no evaluations.
@@ -149,7 +151,7 @@ class _Race:
     Args:
         budget: evaluations.
         seed: of every search.
-        say: told what was found.
+        say: told results.
     """
 
     def __init__(self, budget: float, seed: int, say: Callable[[str], None]) -> None:
@@ -165,7 +167,7 @@ class _Race:
         return self._budget - self.spent
 
     def counts(self, problems: Mapping[int, Callable[[], Problem]]) -> list[_Contender]:
-        """Every power of two that can be made, from the least on, then what is offered on both sides of the best.
+        """Every power of two that can be made, from the least on, then the numbers on both sides of the best.
 
         Where a number is not between two powers of two that are offered as well, all are tried, from the least on.
         """
@@ -233,7 +235,7 @@ class _Race:
 
 
 def _search(one: _Contender, evaluations: int, seed: int) -> int:
-    """Evaluations that a short search took; what it found is kept where it is better."""
+    """Evaluations that a short search took; its result is kept where it is better."""
     simulator = Simulator(one.problem)
     task = Task(one.problem, OwnOrderWithPaths(simulator), Budget(evaluations), seed=seed)
     METHODS[SEARCH].run(task)

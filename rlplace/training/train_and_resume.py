@@ -1,6 +1,6 @@
-"""`run_training`: what `rlplace train WORKLOAD` does, from words to a run folder.
+"""`run_training`: the command `rlplace train WORKLOAD`, from words to a run folder.
 
-`resume_training`: what `rlplace train --resume DIR` does; `believed`: how far a run folder is believed.
+`resume_training`: the command `rlplace train --resume DIR`; `believed`: how far a run folder is believed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlplace.measure import Host, resolve_host
 from rlplace.measure.host_model import LearnedHost
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
 from rlplace.measure.hosts.resolve import is_host_file
-from rlplace.measure.timing.outcomes import lost_of
+from rlplace.measure.timing.host_runner import lost_of
 from rlplace.measure.timing.threads import one_thread_here, usable_cores
 from rlplace.policy.options import WEIGHTS_ENDING
 from rlplace.records import shortened
@@ -33,10 +33,10 @@ from rlplace.report.console import CleanConsole, Progress, make_progress
 from rlplace.say import clean, say
 from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.session.cut import CutOptions
-from rlplace.session.facts import Request
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared, Steps, prepare, versions
 from rlplace.session.session import Session
+from rlplace.session.session_records import Request
 from rlplace.session.setup import Setup
 from rlplace.session.step_script import script
 from rlplace.store.log import check_store
@@ -58,7 +58,7 @@ from rlplace.training.tracking import make_tracker
 from rlplace.workloads import WorkloadSpec, default_size, parse_kept_workload
 
 ANSWER = ("schema", "rows", "best", "micro_batches", "durations")
-"""What `--json` prints of `result.json`."""
+"""The entries of `result.json` that `--json` prints."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 HARMLESS: dict[str, tuple[object, ...]] = {
     "store": ("off", "auto"),
@@ -74,7 +74,7 @@ INIT = tuple(f"init.{name}" for name in WEIGHTS)
 
 @dataclass(frozen=True)
 class Shown:
-    """What people are shown.
+    """The output for people.
 
     Attributes:
         is_quiet: no progress.
@@ -92,7 +92,7 @@ EVERYTHING = Shown()
 
 @dataclass(frozen=True)
 class Job:
-    """What a run is asked to do, looked up on this machine.
+    """The request of a run, looked up on this machine.
 
     Attributes:
         spec: the workload.
@@ -129,7 +129,7 @@ class Job:
         return [] if self.spec.is_believed else [str(self.spec)]
 
     def check(self) -> None:
-        """Refuses what can be refused before anything is captured."""
+        """Refuses mistakes that show before anything is captured."""
         names = [device.name for device in self.host.devices], [device.kind for device in self.host.devices]
         (self.config.constraints or Constraints()).check_devices(*names)
         check_names(self.config, is_simulated=self.host.is_simulated)
@@ -146,12 +146,12 @@ class Job:
         return steps
 
     def keep(self, session: Session, run: RunFolder) -> None:
-        """Keeps what was asked in the session of its run, and writes `config.json`."""
+        """Keeps the request in the session of its run, and writes `config.json`."""
         session.keep(request=self.request, config=self.config)
         run.write_json("config.json", self.told(self.request.asked.to_dict()))
 
     def told(self, cut: dict[str, Any]) -> dict[str, Any]:
-        """What `config.json` holds: what was asked for, to the word, and the same with nothing left open."""
+        """The content of `config.json`: the request in the user's words, and the same with all defaults."""
         config, request = self.config, dataclasses.asdict(self.request)
         learn = dataclasses.replace(config.learn, **dataclasses.asdict(config.learn.recipe))
         method = method_of(config, is_simulated=self.host.is_simulated)
@@ -175,7 +175,7 @@ def first_count(asked: CutOptions) -> int:
 def run_training(
     setup: Setup, config: TrainConfig, folder: Path, *, overwrite: bool = False, shown: Shown = EVERYTHING
 ) -> dict[str, Any]:
-    """Trains on a workload, leaves a run folder, prints the table; returns what `--json` prints.
+    """Trains on a workload, leaves a run folder, prints the table; returns the object of `--json`.
 
     Options that `setup` and `config` both have are those of `config` (`TrainConfig.of`).
 
@@ -213,14 +213,14 @@ def run_job(
     """All of a run, where no other process measures, in a folder that is this process's.
 
     Args:
-        job: what the run is asked to do, as its session has it.
+        job: the request, as the run's session has it.
         steps: of its workload; or its problem, where that is known.
         run: its folder.
         session: of the run.
         progress: told how it goes.
-        shown: what people are shown in the end.
-        is_resumed: go on from what the session holds.
-        known_hosts: what is known of the host, besides what is in the store.
+        shown: the output for people at the end.
+        is_resumed: go on from the session.
+        known_hosts: knowledge of the host, besides that of the store.
     """
     begin_s, config = time.monotonic(), job.config
     tracker = make_tracker(config.track, run.root, job.told(job.request.asked.to_dict()))
@@ -273,7 +273,7 @@ def run_job(
 
 
 def answer_of(session: Session) -> dict[str, Any]:
-    """What `--json` prints of a run that has come to its end."""
+    """The object of `--json` for a run that has ended."""
     result = result_of(session)
     return {name: result[name] for name in ANSWER if name in result}
 
@@ -294,7 +294,7 @@ def again_words(config: TrainConfig) -> list[str]:
 
 @contextmanager
 def going_on(run: RunFolder, job: Job, progress: Progress) -> Iterator[None]:
-    """Says what was kept and how to go on, however a run ends before its end.
+    """Says which results were kept and how to go on, if a run ends early.
 
     Raises:
         DeviceLost: in the place of any error that was raised while a device was lost.
@@ -328,7 +328,7 @@ def what_is_left(host: Host, host_word: str) -> str:
 
     Args:
         host: some of whose devices are lost.
-        host_word: what the user called it.
+        host_word: the user's word for it.
     """
     if any(device.backend == "cuda" for device in host.devices):
         return host_word if host_word.startswith(("auto", "cuda")) else "auto"
@@ -417,10 +417,10 @@ def _show(result: TrainResult, folder: Path, report: Path | None, *, is_json: bo
 
 @dataclass(frozen=True)
 class Named:
-    """What the user names beside `--resume`; None leaves it to the run, as far as a run folder is believed.
+    """The options that the user gives beside `--resume`; None leaves it to the run, as far as a run folder is believed.
 
-    A folder may come from a stranger. What it says is believed where it only restricts; what reaches a host, a path, a
-    tracker or code counts only if the user names it again.
+    A folder may come from a stranger. Options that only restrict are believed; those that reach a host, a path, a
+    tracker or code count only if the user gives them again.
     """
 
     workload: str | None = None
@@ -428,7 +428,7 @@ class Named:
     budget_s: float | None = None
     """Seconds of search in all."""
     more_s: float = 0.0
-    """Seconds of search on top of what the run was given."""
+    """Seconds of search on top of the run's budget."""
     store: str | None = None
     """As of `TrainConfig`, and the next three likewise."""
     track: str | None = None
@@ -437,7 +437,7 @@ class Named:
     init: str | None = None
     """Weights to begin with, where those of the run are a file."""
     priors: Path | None = None
-    """What is expected of hosts, where that of the run is a file."""
+    """Priors of hosts, where those of the run are a file."""
 
 
 NOTHING = Named()
@@ -448,20 +448,20 @@ NOTHING = Named()
 def resume_training(
     folder: Path, named: Named = NOTHING, *, is_waiting: bool = True, shown: Shown = EVERYTHING
 ) -> dict[str, Any]:
-    """Goes on with the run in a folder from what it has measured and learned; returns what `--json` prints.
+    """Goes on with the run in a folder from its measurements and its learner; returns the object of `--json`.
 
     On a simulated host, under a budget of evaluations, it ends with the bits of a run that was not interrupted. A run
     that has come to its end stays as it is, unless it gets a larger budget.
 
     Args:
-        folder: of the run, in whatever state it was left.
-        named: what the user names again, and a larger budget.
+        folder: of the run, in any state.
+        named: the options that the user gives again, and a larger budget.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
-        shown: what people are shown.
+        shown: the output for people.
 
     Raises:
-        FileProblem: there is nothing to go on with, what there is is malformed, another process is at it, or the disk
-            is full.
+        FileProblem: there is no run to go on with, its session is malformed, another process writes it, or the disk is
+            full.
         FingerprintMismatch: the workload or the host is another by now.
         InvalidValue: a smaller budget than the run was given, other versions, or the workload is not the run's.
         RunnerError: another search measures here, and waiting was refused.
@@ -503,16 +503,16 @@ def _ended(session: Session, progress: Progress) -> dict[str, Any]:
 
 
 def reopen(session: Session, named: Named) -> tuple[Job, bool]:
-    """What a run was asked to do, looked up again on this machine, and whether it gets a larger budget now.
+    """The request of a run, looked up again on this machine, and whether it gets a larger budget now.
 
     Args:
         session: of the run.
-        named: what the user names again.
+        named: the options that the user gives again.
 
     Raises:
         FileProblem: other versions are installed, or the host is another.
         InvalidValue: the workload is another, or has to be named; or the budget is smaller than before.
-        UserError: what the session holds is malformed, or names what does not exist.
+        UserError: the session is malformed, or a name in it does not exist.
     """
     request, kept, where = session.request, session.required("config", TrainConfig), str(session.path)
     if request.versions != versions():
@@ -545,16 +545,16 @@ def reopen(session: Session, named: Named) -> tuple[Job, bool]:
 def believed(config: TrainConfig, named: Named, where: str) -> TrainConfig:
     """The options of a run folder, as far as they are believed, with those that the user names again.
 
-    What is not believed is said on stderr, also where no progress is shown.
+    Options that are not believed are named on stderr, also where no progress is shown.
 
     Args:
-        config: what the folder says.
-        named: what the user names again.
+        config: of the folder.
+        named: the options that the user gives again.
         where: the folder's file, for messages.
 
     Raises:
-        InvalidValue: the run began with a file that the user does not name again, or with another one: what was
-            learned from it does not hold without it.
+        InvalidValue: the run began with a file that the user does not name again, or with another one: figures that
+            were learned from it do not hold without it.
     """
     for option, kept, again in (
         ("init", config.learn.init, named.init),

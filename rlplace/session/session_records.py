@@ -1,6 +1,6 @@
-"""The records of a session: what was asked, the problem without its arrays, the final table, and the end of a run.
+"""The records of a session: the request, the problem without its arrays, the final table, and the end of a run.
 
-`MethodResult`: what one method of a run found, so far or in the end, and how a session keeps it.
+`MethodResult`: the result of one method of a run, so far or in the end, and how a session keeps it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlplace.workloads import Size
 
 @record(frozen=True)
 class Request:
-    """What was asked for, in the words of the user, but for how to search (the fact `config`)."""
+    """The request in the user's words, without the search options (the fact `config`)."""
 
     workload: str
     host: str
@@ -87,7 +87,7 @@ class Row:
 
     method: str
     placement: bool = True
-    """False for what is no placement: plain PyTorch."""
+    """False for plain PyTorch, which is no placement."""
     placements: Count = 0
     """Placements that the method tried."""
     status: Literal["ok", "oom", "error", "timeout", "lost", "skipped"] = "ok"
@@ -157,7 +157,7 @@ class Race:
     """Plans that were measured in turn, and the outcome of each.
 
     Attributes:
-        plans: what ran.
+        plans: the plans that ran.
         outcomes: of each.
         is_final: whether it was the last race, which decides and from which no method learns.
     """
@@ -183,7 +183,7 @@ class Unmeasured:
 @readable
 @dataclass(frozen=True, eq=False)
 class MethodResult:
-    """What a method found within its budget, so far or in the end.
+    """The result of a method within its budget, so far or in the end.
 
     Attributes:
         plan: the best placement; None before the first.
@@ -195,15 +195,15 @@ class MethodResult:
         learning: the figures of every update of its learner, by name.
         tried: simulated and measured seconds of every placement that ran, in order; a drift of the machine is taken
             out by the reference of their race.
-        failure: the error that the method raised; the rest is then what it had found.
+        failure: the error that the method raised; the other fields are then its results until that.
         why: the reason for having no plan.
-        learned: what the method learned, if it learns.
+        learned: the learned policy or host model, if the method learns.
         budget: seconds, or placements, that it was given.
         is_searched: whether the method itself has ended, so that only measuring is left.
         is_done: whether everything of it has ended.
-        races: what it measured, in order.
+        races: its measurements, in order.
         start: (N,) int32, the placement that simulates best; None before the first.
-        unmeasured: what it would measure next; None where nothing is measured.
+        unmeasured: the placements to measure next; None where nothing is measured.
     """
 
     plan: Annotated[SkipValidation[Plan | None], _APART] = None

@@ -1,4 +1,4 @@
-"""What this process does about forks, OpenMP and the current folder.
+"""Settings of this process for forks, OpenMP and the current folder.
 
 A forked child closes its copies of some descriptors; teams of OpenMP threads spin only briefly; and libraries read no
 settings from the current folder, which may be a stranger's.
@@ -41,7 +41,8 @@ if hasattr(os, "register_at_fork"):
 
 SPIN_COUNT = 3000
 """A hundredth of OpenMP's own 300,000, with which the second thread of a gang goes on spinning on a member's core after
-each op and slows what that core runs; with this one eager PyTorch was as fast, within noise (docs/capture-and-run.md).
+each op and slows the work of that core; with this one eager PyTorch was as fast, within noise
+(docs/capture-and-run.md).
 """
 
 
