@@ -86,7 +86,7 @@ def test_devices_that_multiply_are_counted(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match="topology is 'of 1000 entries', expected at most 4 for 1000 devices"):
         host_from_dict(host, "host.json")
     (tmp_path / "host.yaml").write_text(f"name: {'x' * (1 << 20)}")
-    with pytest.raises(FileProblem, match="expected a host file of at most 1048576"):
+    with pytest.raises(FileProblem, match="bytes of a host file, expected at most 1048576"):
         load_host(tmp_path / "host.yaml")
 
 

@@ -54,7 +54,7 @@ def load_host(path: str | os.PathLike[str]) -> Host:
     """
     path = Path(path)
     _check_ending(path)
-    hint = "" if path.exists() else _nearby(path)
+    hint = "" if os.path.exists(path) else _nearby(path)  # which is False of a name that no file can have
     data = read_plain(
         path, largest_bytes=_LARGEST_BYTES[path.suffix], holds="a host file", hint=hint, follows_links=True
     )
