@@ -27,7 +27,7 @@ LOAD_S_PER_OP = 0.05e-3
 HEURISTICS_S = 3.0
 """Seconds of the heuristics, and before them of starting the process that measures, while kernels are read from
 disk."""
-COMPILING_S = 20.0
+COMPILING_S = 24.0
 """The same the first time, when kernels are compiled instead."""
 PROFILING_SHARE = CALIBRATION_SHARE = TABLE_SHARE = 0.2
 """Parts of a limit for all of a run that profiling, calibration and the final table may take ..."""
