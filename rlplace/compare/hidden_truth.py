@@ -21,6 +21,7 @@ from rlplace.compare.comparison import AtLeastOne, Comparison, Row, collected, r
 from rlplace.errors import InvalidValue, RunnerError, UnknownName
 from rlplace.measure import Measurement, Plan, Problem, Simulator
 from rlplace.measure.bounds import lower_bound_s
+from rlplace.measure.host_model import TracedMedians
 from rlplace.measure.measurement import PlanMeasurer
 from rlplace.measure.prediction_error import calibrate
 from rlplace.measure.timing.threads import one_thread_here
@@ -55,6 +56,8 @@ class TrueConfig:
     """Placements simulated at once."""
     seed: Seed | None = None
     """Of every row's own draws; that of the truth by default."""
+    is_traced: bool = False
+    """Whether measurements come with timelines of a traced step."""
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -131,8 +134,8 @@ def _row_alone(problem: Problem, config: TrueConfig, budget: Budget, name: str) 
 
 
 def _row(name: str, simulator: Simulator, true: Problem, config: TrueConfig, budget: Budget) -> Row:
-    seed, timer = config.drawn_from, TrueTimer(true, config.truth.seed)
-    trial = Trial(simulator.problem, simulator, Meter(timer, config.measured), budget, seed)
+    seed, timer = config.drawn_from, TrueTimer(true, config.truth.seed, is_traced=config.is_traced)
+    trial = Trial(simulator.problem, simulator, Meter(timer, config.measured), budget, seed, config.is_traced)
     row = row_or_failure(name, seed, partial(_answered, name, trial, timer))
     return replace(row, plan_s=max(row.plan_s - trial.meter.seconds, 0.0), measured=timer.num_measured)
 
@@ -163,6 +166,8 @@ def _answered(name: str, trial: Trial, timer: TrueTimer) -> Row:
 
 LINES = 3
 """Facts that an agent learned about the host; a row names the surest."""
+SURVEY = 0.1
+"""Share of the simulated placements for the plans that are only traced."""
 LEAST_FITTED = 4
 """Measured plans without which nothing is calibrated."""
 
@@ -221,6 +226,7 @@ class Trial:
         meter: measures on the true one.
         budget: simulated placements, seconds and measurements.
         seed: of every draw.
+        is_traced: whether measurements have timelines.
     """
 
     problem: Problem
@@ -228,6 +234,7 @@ class Trial:
     meter: Meter
     budget: Budget
     seed: int
+    is_traced: bool = False
 
     def halved(self) -> Budget:
         """Half of the simulated placements and seconds."""
@@ -299,11 +306,30 @@ def _calibrated(trial: Trial) -> Answer:
     return Answer(trial.meter.best, evaluations + found.evaluations)
 
 
+def _traced_costs(trial: Trial) -> Answer:
+    """A first quarter of the plans, four at most, to trace; then a search on the medians of what the traces say."""
+    problem, seen, first = trial.problem, TracedMedians(trial.problem), min(max(trial.budget.measurements // 4, 1), 4)
+    budget = Budget(max(round(trial.budget.evaluations * SURVEY), 1), trial.budget.seconds * SURVEY)
+    found = find_winners(problem, trial.simulator, budget, first, seed=trial.seed)
+    for outcome in trial.measure(found.devices):
+        if outcome.timeline is not None:
+            seen.add(outcome.timeline)
+    evaluations, left = found.evaluations, trial.budget.measurements - len(trial.meter.kept)
+    budget = Budget(max(trial.budget.evaluations - evaluations, 1), trial.budget.seconds * (1 - SURVEY))
+    simulator = Simulator(seen.problem(), threads=trial.simulator.threads)
+    known = [plan.devices for plan, _ in trial.meter.kept]
+    found = find_winners(simulator.problem, simulator, budget, left, seed=trial.seed, seen=known)
+    trial.measure(found.devices, simulator)
+    return Answer(trial.meter.best, evaluations + found.evaluations)
+
+
 def _learned(trial: Trial, **changes: bool) -> Answer:
     from rlplace.training.agent import AgentConfig, learn_host
 
     config = AgentConfig(**changes)
-    result = learn_host(trial.problem, trial.meter, trial.budget, seed=trial.seed, config=config)
+    result = learn_host(
+        trial.problem, trial.meter, trial.budget, seed=trial.seed, config=config, is_traced=trial.is_traced
+    )
     return Answer(result.plan, result.evaluations, "; ".join(result.say()[:LINES]))
 
 
@@ -312,6 +338,7 @@ ROWS: Mapping[str, Callable[[Trial], Answer]] = {
     "portfolio": _portfolio,
     "portfolio-measured": _portfolio_measured,
     "calibrated": _calibrated,
+    "traced-costs": _traced_costs,
     "learned": _learned,
     "learned-no-prior": partial(_learned, is_prior=False),
     "learned-mean": partial(_learned, is_thompson=False),

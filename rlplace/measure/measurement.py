@@ -9,7 +9,7 @@ import hashlib
 import math
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -50,6 +50,7 @@ class Measurement:
         why: the cause when status is not `ok`.
         reference_s: median step time of the reference placement timed in turn with this one; 0 where there was none.
         key: of the plan; None where it is unknown.
+        timeline: of a traced step of the same visit, which is not one of the timed ones; None where none was traced.
     """
 
     status: Status
@@ -59,6 +60,7 @@ class Measurement:
     why: str = ""
     reference_s: float = 0.0
     key: MeasurementKey | None = None
+    timeline: Timeline | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         """In one line: the step time with its spread, or the failure."""

@@ -244,12 +244,9 @@ def apply(problem: Problem, figures: Figures) -> Problem:
     runs = ~graph.is_source[:, None]
     op_time_s = np.where(runs, problem.costs.op_time_s * figures.op_scale + figures.op_overhead_s, 0.0)
     op_time_s = np.maximum(op_time_s - np.where(runs, figures.dispatch_s, 0.0), np.where(runs, _SMALLEST, 0.0))
-    pools = [device.memory_pool or device.name for device in host.devices]
-    prior = np.array(host.corun_slowdown or np.zeros((len(pools),) * 2))
-    slowdown = tuple(
-        tuple(figures.corun if d != e and (pools[d] == pools[e] or prior[d, e] > 0) else 0.0 for e in range(len(pools)))
-        for d in range(len(pools))
-    )
+    prior = np.array(host.corun_slowdown or np.zeros((host.num_devices,) * 2))
+    is_slowed = host.shares_memory | ((prior > 0) & ~np.eye(host.num_devices, dtype=bool))
+    slowdown = tuple(map(tuple, np.where(is_slowed, figures.corun, 0.0).tolist()))
     links = tuple(
         Link(
             link.name, link.bandwidth_bytes_per_s / figures.transfer_scale, link.latency_s + figures.transfer_latency_s

@@ -1,28 +1,38 @@
 """A hidden truth: a problem whose costs and links are off by drawn factors, and a timer that measures on it.
 
 The problem that methods know is the *nominal* one. They submit plans; the true step time of a plan is its simulated one
-on the *true* problem, and they are told that with noise.
+on the *true* problem, and they are told that with noise. A traced measurement also says when every op and transfer of
+another, disturbed step of the plan began and ended.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, check_known
+from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.problem import Plan, Problem
+from rlplace.measure.problem import Plan, Problem, Timeline
+from rlplace.measure.simulate.compiled_problem import main_producers
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.records import Seed, record
 
 NOISE = 0.01
 """Standard deviation of the logarithm of a measured step time."""
+OP_NOISE, COMMON_NOISE, BIAS, LINK_NOISE = 0.05, 0.03, 0.05, 0.10
+"""Standard deviations of the logarithms of factors on durations in a traced step: of each op, of all ops of a step, of
+each pair of a signature and a device in all traces, and of each transfer."""
+OUTLIERS, OUTLIER_FACTOR = 0.01, (3.0, 10.0)
+"""Share of the ops of a traced step that a disturbance makes longer, and least and most times as long."""
+TRACE_OVERHEAD_S, CLOCK_OFFSET_S = (0.0, 3e-6), (-50e-6, 50e-6)
+"""Least and most seconds that tracing adds to every op, and by which a device's clock is off."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +51,21 @@ class Spread:
     """Log standard deviation of a factor for each pair of an op's signature and a kind of device."""
     latency_range: float | None = None
     """Largest factor on a link's latency, and its inverse the least; uniform in the logarithm."""
+    corun_most: float = 0.0
+    """Most share by which a busy device slows another one of the same memory; uniform, from 0."""
+    moved_most: float = 1.0
+    """Most times as long as an op takes where its largest input was made on another device; uniform, from 1, for each
+    signature."""
 
 
 KINDS: Mapping[str, Spread] = {
     "moderate": Spread(0.3, 2.0, 0.0, (1e-6, 8e-6)),
     "hard": Spread(0.6, 3.0, 0.15, (1e-6, 20e-6)),
     "misfit": Spread(0.6, 3.0, 0.15, (1e-6, 20e-6), signature_sigma=0.25, latency_range=3.0),
+    "in-place": Spread(0.6, 3.0, 0.15, (1e-6, 20e-6), corun_most=0.3, moved_most=1.3),
 }
-"""In a misfit, op times and latencies differ in ways that no factor per op type, link or device describes."""
+"""In a misfit, op times and latencies differ in ways that no factor per op type, link or device describes;
+`in-place`, they also depend on what runs beside an op and on where its input was made."""
 
 
 @record(frozen=True)
@@ -107,7 +124,7 @@ def check_no_gangs(host: Host) -> None:
 
 
 def true_problem(problem: Problem, truth: Truth) -> Problem:
-    """The problem as it really is: other op times, bandwidths and, in a misfit, latencies; all else is the same.
+    """The problem as it really is: other op times and bandwidths, and what else its kind says; all else is the same.
 
     One generator draws one array for each figure, in the order of `true_problems`. Sources take no time and keep none.
 
@@ -159,10 +176,20 @@ def true_problems(problems: Sequence[Problem], truth: Truth) -> list[Problem]:
         for link in host.links
     )
     true_host, found = dataclasses.replace(host, links=links), []
+    if spread.corun_most and host.shares_memory.any():
+        corun = np.where(host.shares_memory, generator.uniform(0.0, spread.corun_most), 0.0)
+        true_host = dataclasses.replace(true_host, corun_slowdown=tuple(map(tuple, corun.tolist())))
+    moved: Mapping[str, float] = {}
+    if spread.moved_most > 1.0:
+        every = sorted(_words([problem.graph.signatures for problem in problems], runs))
+        moved = dict(zip(every, generator.uniform(1.0, spread.moved_most, len(every)).tolist(), strict=True))
     for problem, is_run, of_targets, of_signatures in zip(problems, runs, targets, signatures, strict=True):
         given_s = problem.costs.op_time_s
         op_time_s = np.where(is_run[:, None], given_s * of_targets * devices * of_signatures + overhead_s, given_s)
         costs = dataclasses.replace(problem.costs, op_time_s=op_time_s)
+        if moved:
+            factor = np.array([moved.get(word, 1.0) for word in problem.graph.signatures])
+            costs = dataclasses.replace(costs, moved_factor=np.where(is_run, factor, 1.0))
         found.append(dataclasses.replace(problem, host=true_host, costs=costs))
     return found
 
@@ -170,7 +197,9 @@ def true_problems(problems: Sequence[Problem], truth: Truth) -> list[Problem]:
 class TrueTimer:
     """Measures plans on a true problem: the simulator's word for exactly this plan, times noise drawn for each.
 
-    Every measurement has its number and its own draw, also one that does not fit into memory or repeats a plan.
+    Every measurement has its number and its own draw, also one that does not fit into memory or repeats a plan. A trace
+    is of another step than the step time: one with durations that are off by draws of its own and by some that are the
+    same in all traces (`OP_NOISE` and the figures beside it), which tracing makes longer, on clocks that are off.
 
     Attributes:
         num_measured: measurements so far.
@@ -178,12 +207,20 @@ class TrueTimer:
     Args:
         problem: the true one.
         seed: of the noise.
+        is_traced: whether measurements have timelines.
     """
 
-    def __init__(self, problem: Problem, seed: int) -> None:
+    def __init__(self, problem: Problem, seed: int, *, is_traced: bool = False) -> None:
         self.num_measured = 0
-        self._simulator = Simulator(problem, threads=1)
-        self._seed = seed
+        self._problem, self._simulator = problem, Simulator(problem, threads=1)
+        self._seed, self._is_traced = seed, is_traced
+        if not is_traced:
+            return
+        generator, graph, host = self._generator(0, 2), problem.graph, problem.host
+        self._largest = main_producers(graph)
+        self._bias = _factors(generator, [graph.signatures], host.device_index, [~graph.is_source], BIAS)[0]
+        self._added_s = generator.uniform(*TRACE_OVERHEAD_S)
+        self._offset_s = generator.uniform(*CLOCK_OFFSET_S, host.num_devices)
 
     def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
         """One `Measurement` for each plan, of a single sample; `oom` where it does not fit into memory.
@@ -191,7 +228,7 @@ class TrueTimer:
         Raises:
             InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
         """
-        return [self._noisy(self._simulator.retime(plan)) for plan in plans]
+        return [self._noisy(plan, self._simulator.retime(plan)) for plan in plans]
 
     def truth(self, plan: Plan) -> Measurement:
         """The plan without noise, for the judge alone; it is no measurement that counts.
@@ -201,19 +238,60 @@ class TrueTimer:
         """
         return self._simulator.retime(plan)
 
-    def _noisy(self, outcome: Measurement) -> Measurement:
-        generator = np.random.Generator(np.random.PCG64([self._seed, self.num_measured]))
+    def _noisy(self, plan: Plan, outcome: Measurement) -> Measurement:
+        number = self.num_measured
         self.num_measured += 1
         if not outcome.ok:
             return outcome
-        step_time_s = outcome.step_time_s * float(generator.lognormal(0.0, NOISE))
-        return dataclasses.replace(outcome, step_time_s=step_time_s, samples_s=(step_time_s,))
+        step_time_s = outcome.step_time_s * float(self._generator(number).lognormal(0.0, NOISE))
+        timeline = self._trace(plan, self._generator(number, 1)) if self._is_traced else None
+        return dataclasses.replace(outcome, step_time_s=step_time_s, samples_s=(step_time_s,), timeline=timeline)
+
+    def _trace(self, plan: Plan, generator: np.random.Generator) -> Timeline:
+        """Starts and ends of a step of its own."""
+        problem, devices, count = self._problem, plan.devices, self._problem.graph.num_ops
+        ops = np.arange(count)
+        moved = problem.costs.moved_factor
+        seconds = problem.costs.op_time_s[ops, devices]
+        if moved is not None:
+            seconds = seconds * np.where(devices[self._largest] != devices, moved, 1.0)
+        factor = generator.lognormal(0.0, OP_NOISE, count) * generator.lognormal(0.0, COMMON_NOISE)
+        is_outlier, longer = generator.random(count) < OUTLIERS, generator.uniform(*OUTLIER_FACTOR, count)
+        factor = factor * np.where(is_outlier, longer, 1.0) * self._bias[ops, devices]
+        op_time_s = np.zeros_like(problem.costs.op_time_s)
+        op_time_s[ops, devices] = np.where(problem.graph.is_source, 0.0, seconds * factor + self._added_s)
+        disturbed = dataclasses.replace(problem, costs=Costs(op_time_s, problem.costs.source))
+        sent = generator.lognormal(0.0, LINK_NOISE, plan.num_transfers)
+        step, offset_s = Simulator(disturbed, threads=1).timeline(plan, sent), self._offset_s
+        return Timeline(
+            step.op_device,
+            step.op_start_s + offset_s[devices],
+            step.op_end_s + offset_s[devices],
+            step.transfer_tensor,
+            step.transfer_source,
+            step.transfer_destination,
+            step.transfer_start_s + offset_s[step.transfer_destination],
+            step.transfer_end_s + offset_s[step.transfer_destination],
+            memory_time_s=np.zeros(0),
+            memory_device=np.zeros(0, dtype=np.int32),
+            memory_bytes=np.zeros(0, dtype=np.int64),
+            source="measured",
+        )
+
+    def _generator(self, *words: int) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64([self._seed, *words]))
+
+
+def _words(words: Sequence[Sequence[str]], runs: Sequence[NDArray[np.bool_]]) -> set[str]:
+    """The words of the ops of all graphs but of sources."""
+    every = zip(words, runs, strict=True)
+    return {word for of_ops, is_run in every for word, is_one in zip(of_ops, is_run, strict=True) if is_one}
 
 
 def _factors(
     generator: np.random.Generator,
     words: Sequence[Sequence[str]],
-    kinds: Sequence[str],
+    kinds: Collection[str],
     runs: Sequence[NDArray[np.bool_]],
     sigma: float,
 ) -> list[NDArray[np.float64]]:
@@ -228,9 +306,7 @@ def _factors(
         runs: of each graph (N,) False for sources.
         sigma: log standard deviation of the factors.
     """
-    every = zip(words, runs, strict=True)
-    run = {word for of_ops, is_run in every for word, is_one in zip(of_ops, is_run, strict=True) if is_one}
-    pairs = sorted({(word, kind) for word in run for kind in kinds})
+    pairs = sorted({(word, kind) for word in _words(words, runs) for kind in kinds})
     drawn = dict(zip(pairs, generator.lognormal(0.0, sigma, len(pairs)).tolist(), strict=True))
     return [np.array([[drawn.get((word, kind), 1.0) for kind in kinds] for word in of_ops]) for of_ops in words]
 

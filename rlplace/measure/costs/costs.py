@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue
 from rlplace.graphs import OpGraph
 from rlplace.measure.hosts.host import Device, Host
+from rlplace.records import Described
 from rlplace.say import counted
 
 CostSource = Literal["estimated", "profiled", "given"]
@@ -26,11 +27,14 @@ class Costs:
         source: `estimated` (roofline), `profiled` (measured) or `given` (by the graph file).
         workspace_bytes: (N, D) int64, >= 0: scratch that each op was seen to take on each device while it ran; None:
             as the graph says.
+        moved_factor: (N,) float64, >= 1: how many times as long each op takes where its largest input was made on
+            another device (caches are cold there); None: as long.
     """
 
     op_time_s: NDArray[np.float64]
     source: CostSource
     workspace_bytes: NDArray[np.int64] | None = None
+    moved_factor: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         op_time_s = np.ascontiguousarray(self.op_time_s, dtype=np.float64)
@@ -49,6 +53,13 @@ class Costs:
                 raise InvalidValue("workspace_bytes", table.shape, expected, where="costs")
             if np.any(table < 0):
                 raise InvalidValue("workspace_bytes", int(table.min()), "bytes >= 0", where="costs")
+        if self.moved_factor is not None:
+            factor = np.array(self.moved_factor, dtype=np.float64)
+            factor.flags.writeable = False
+            object.__setattr__(self, "moved_factor", factor)
+            if factor.shape != op_time_s.shape[:1] or not np.all(np.isfinite(factor) & (factor >= 1)):
+                expected = f"{len(op_time_s)} finite factors >= 1, one for each op"
+                raise InvalidValue("moved_factor", Described("other factors"), expected, where="costs")
 
     @staticmethod
     def given(times_s: NDArray[np.float64], host: Host) -> Costs:

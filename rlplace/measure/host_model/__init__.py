@@ -1,8 +1,8 @@
 """The host model: factors of a host learned from measured steps: factors on the figures of a problem, with their
 uncertainty.
 
-`scales` holds the factors and their prior, `fit` finds the factors that explain measured step times, `learned_host` is
-the record that a run keeps of them.
+`scales` holds the factors and their prior, `fit` finds the factors that explain measured step times, `traced_steps`
+those that explain timelines, `learned_host` is the record that a run keeps of them.
 """
 
 from rlplace.measure.host_model.fit import FitConfig, HostModel
@@ -21,10 +21,12 @@ from rlplace.measure.host_model.scales import (
     Priors,
     Scale,
     Scales,
+    TracedPrior,
     load_priors,
     prior_of,
     save_priors,
 )
+from rlplace.measure.host_model.traced_steps import TraceConfig, TracedMedians, TracedSteps
 
 __all__ = [
     "FitConfig",
@@ -36,6 +38,10 @@ __all__ = [
     "Priors",
     "Scale",
     "Scales",
+    "TraceConfig",
+    "TracedMedians",
+    "TracedPrior",
+    "TracedSteps",
     "describe",
     "fit_priors",
     "knowledge_of",

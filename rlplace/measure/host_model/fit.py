@@ -1,7 +1,6 @@
 """`HostModel`: the factors that explain measured step times best, and their uncertainty.
 
-`FitConfig` weighs the measured step times and bounds the fit. `PathTerms` writes critical paths as sums of terms
-(seconds, bytes, latencies), each of which scales with a few factors.
+`FitConfig` weighs the measured step times and bounds the fit.
 """
 
 from __future__ import annotations
@@ -9,16 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import csr_matrix
 
 from rlplace.errors import InvalidValue
-from rlplace.jit import Floats, Ints, Longs, kernel
 from rlplace.measure.host_model.learned_host import Posterior
-from rlplace.measure.host_model.scales import LARGEST, Scales
+from rlplace.measure.host_model.path_terms import PathTerms
+from rlplace.measure.host_model.scales import Scales
+from rlplace.measure.host_model.traced_steps import TracedSteps
 from rlplace.measure.hosts.host import AtLeastOne, NotNegative, Positive
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem
@@ -69,6 +67,7 @@ class HostModel:
     def __init__(self, scales: Scales, config: FitConfig | None = None) -> None:
         self.scales, self.config = scales, config or FitConfig()
         self._terms = PathTerms(scales)
+        self._traced = TracedSteps(scales) if scales.is_traced else None
         self._checker = Simulator(scales.problem, threads=1)
         self._plans: list[Plan] = []
         self._target, self._noise = np.zeros(0), np.zeros(0)
@@ -106,7 +105,16 @@ class HostModel:
         self._noise = np.append(self._noise, noises[kept])
 
     def learn(self, plans: Sequence[Plan], outcomes: Sequence[Measurement]) -> None:
-        """Takes measurements of plans, with the noise that their samples show; failed ones teach nothing."""
+        """Takes measurements of plans, with the noise that their samples show; failed ones teach nothing.
+
+        What their timelines say of the factors becomes the prior of what the step times say.
+        """
+        timelines = [outcome.timeline for outcome in outcomes if outcome.timeline is not None]
+        if self._traced is not None and timelines:
+            for timeline in timelines:
+                self._traced.add(timeline)
+            self.scales = self._terms.scales = self._traced.known()
+            self._z = np.zeros(len(self.scales))
         noise = [outcome.relative_error or self.config.noise for outcome in outcomes]
         self.add(plans, [outcome.step_time_s for outcome in outcomes], np.maximum(noise, self.config.least_noise))
 
@@ -312,177 +320,3 @@ class FitConfig:
     """Descents from elsewhere, at most, while the factors explain less than they should."""
     tolerance: NotNegative = 1e-4
     """A step that gains less than this share of the loss is the last."""
-
-
-DIFFERENCE = 1e-3
-"""Change of the logarithms of dispatch and co-run in which their effect on a step time is found."""
-TIED = 1e-9
-"""Links of a route whose logarithms differ by less are equally slow."""
-
-
-class PathTerms:
-    """Critical paths of plans as Q terms: seconds of an op type on a device, latencies and bytes of a route, ops,
-    dispatch, co-run, and a part that no factor changes.
-
-    Attributes:
-        scales: the factors.
-        num_terms: Q.
-        has_choice: whether some route has several links, of which the slowest counts.
-    """
-
-    def __init__(self, scales: Scales) -> None:
-        self.scales = scales
-        problem, host = scales.problem, scales.problem.host
-        rows: list[tuple[tuple[int, float], ...]] = []
-        op_term = np.zeros(scales.type_at.shape, dtype=np.int32)
-        for device in range(host.num_devices):
-            for place in np.unique(scales.type_at[:, device]).tolist():
-                op_term[scales.type_at[:, device] == place, device] = len(rows)
-                rows.append(((place, 1.0), (int(scales.device_at[device]), 1.0)))
-        index = {link.name: place for place, link in enumerate(host.links)}
-        routes = [route for route in host.routes if route.links and route.source != route.destination]
-        self._route_links = np.full((len(routes), max((len(route.links) for route in routes), default=1)), -1)
-        self.has_choice = self._route_links.shape[1] > 1
-        latency_term, bytes_term = (np.full((host.num_devices,) * 2, -1, dtype=np.int32) for _ in range(2))
-        self._latency_terms = np.arange(len(rows), len(rows) + len(routes))
-        self._bytes_terms = self._latency_terms + len(routes)
-        for k, route in enumerate(routes):
-            links = [index[name] for name in dict.fromkeys(route.links)]
-            self._route_links[k, : len(links)] = links
-            pair = host.device_index[route.source], host.device_index[route.destination]
-            latency_term[pair], bytes_term[pair] = self._latency_terms[k], self._bytes_terms[k]
-        for places, power in ((scales.latency_at, 1.0), (scales.bandwidth_at, -1.0)):
-            rows += [
-                tuple((int(places[link]), power) if link >= 0 else (-1, 0.0) for link in links)
-                for links in self._route_links.tolist()
-            ]
-        overhead_term = len(rows) if scales.overhead_at >= 0 else -1
-        rows += [((place, 1.0),) for place in (scales.overhead_at, scales.dispatch_at, scales.corun_at)]
-        self._others = {place: len(rows) - 2 + k for k, place in enumerate((scales.dispatch_at, scales.corun_at))}
-        rows.append(())
-        self.num_terms = len(rows)
-        slots = [(q, slot, *entry) for q, row in enumerate(rows) for slot, entry in enumerate(row) if entry[0] >= 0]
-        self._at_q, self._slot, self._at_p = (np.array([entry[k] for entry in slots], dtype=int) for k in range(3))
-        self._power = np.array([entry[3] for entry in slots], dtype=float)
-        self._starts = np.searchsorted(self._at_q, np.arange(len(rows) + 1))
-        self._log_unit = np.zeros(len(rows))
-        if overhead_term >= 0:
-            self._log_unit[overhead_term] = math.log(scales.prior.overhead_s)
-        with np.errstate(divide="ignore"):
-            self._log_latency_s = np.log([link.latency_s for link in host.links])
-        self._log_s_per_byte = -np.log([link.bandwidth_bytes_per_s for link in host.links])
-        self._layout = TermLayout(
-            problem.graph.num_ops,
-            op_term,
-            problem.costs.op_time_s,
-            overhead_term,
-            problem.graph.tensor_op,
-            problem.graph.tensor_bytes,
-            latency_term,
-            bytes_term,
-        )
-
-    def seconds(self, x: NDArray[np.float64], sharpness: float = math.inf) -> NDArray[np.float64]:
-        """(Q,) seconds of one unit of each term of a path under factors x (P,); see `slopes`."""
-        return self.seconds_and_exponents(x, sharpness)[0]
-
-    def seconds_and_exponents(
-        self, x: NDArray[np.float64], sharpness: float = math.inf
-    ) -> tuple[NDArray[np.float64], csr_matrix]:
-        """(Q,) seconds of one unit of each term of a path under factors x (P,), and (Q, P) d log seconds / d x.
-
-        Args:
-            x: logarithms of factors.
-            sharpness: of the soft maximum (a power mean) over the links of a route, of which the slowest counts; it is
-                no more than the maximum. Links that are equally slow share the slope.
-        """
-        logs, share = np.array(self._log_unit), np.ones((self.num_terms, max(self._route_links.shape[1], 2)))
-        known = np.append(np.clip(x, -LARGEST, LARGEST), 0.0)
-        for terms, log_s in (
-            (self._latency_terms, self._log_latency_s + known[self.scales.latency_at]),
-            (self._bytes_terms, self._log_s_per_byte - known[self.scales.bandwidth_at]),
-        ):
-            of_links = np.where(self._route_links >= 0, np.append(log_s, -np.inf)[self._route_links], -np.inf)
-            slowest = of_links.max(axis=1)
-            behind = of_links - np.where(np.isfinite(slowest), slowest, 0.0)[:, None]
-            shares = np.exp(sharpness * behind) if math.isfinite(sharpness) else (behind > -TIED).astype(float)
-            total = shares.sum(axis=1)
-            if math.isfinite(sharpness):
-                slowest = slowest + np.log(np.maximum(total, TIED) / (self._route_links >= 0).sum(axis=1)) / sharpness
-            logs[terms] = slowest
-            share[terms[:, None], np.arange(shares.shape[1])] = shares / np.maximum(total, TIED)[:, None]
-        power = self._power * share[self._at_q, self._slot]
-        exponents = csr_matrix((power, self._at_p, self._starts), shape=(self.num_terms, len(self.scales)))
-        is_route = np.zeros(self.num_terms, dtype=bool)
-        is_route[self._latency_terms] = is_route[self._bytes_terms] = True
-        logs = np.where(is_route, logs, self._log_unit + np.clip(exponents @ x, -LARGEST, LARGEST))
-        return np.exp(logs), exponents
-
-    def of(self, x: NDArray[np.float64], batch: PlanBatch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(B,) step times of plans under factors x (P,), and (B, Q) the terms of a critical path of each.
-
-        A path takes `terms @ seconds(x)`: exactly its step time at this x and, but for launches and co-running, at any
-        other no more than the step time there, as the longest path is never shorter than this one. Plans beyond
-        memory have an infinite step time and no terms.
-        """
-        problem = self.scales.apply(x)
-        paths = Simulator(problem, threads=1).critical_paths(batch)
-        terms, seconds = np.zeros((len(paths.step_s), self.num_terms)), self.seconds(x)
-        add_terms(self._layout, batch, paths.items, paths.offsets, terms)
-        fits = np.isfinite(paths.step_s)
-        for place, term in self._others.items():
-            if place >= 0:
-                moved = np.array(x)
-                moved[place] += DIFFERENCE
-                outcomes = Simulator(self.scales.apply(moved), threads=1).retime_batch(batch)
-                slower_s = np.array([outcome.step_time_s for outcome in outcomes])
-                both = fits & np.isfinite(slower_s)  # slower, a plan may keep more in memory at once
-                terms[both, term] = (slower_s[both] - paths.step_s[both]) / (np.expm1(DIFFERENCE) * seconds[term])
-        terms[fits, -1] = paths.step_s[fits] - terms[fits] @ seconds
-        return paths.step_s, terms
-
-
-class TermLayout(NamedTuple):
-    """Where each item of a path is counted.
-
-    Attributes:
-        num_ops: N.
-        op_term: (N, D) int32, the term of an op's seconds.
-        op_s: (N, D) its seconds.
-        overhead_term: counts ops; -1 for nowhere.
-        tensor_op: (T,) int32, the producer of a tensor.
-        tensor_bytes: (T,) int64.
-        latency_term: (D, D) int32, counts latencies of a route; -1 where nothing is copied.
-        bytes_term: (D, D) int32, counts bytes that are copied over it.
-    """
-
-    num_ops: int
-    op_term: Ints
-    op_s: Floats
-    overhead_term: int
-    tensor_op: Ints
-    tensor_bytes: Longs
-    latency_term: Ints
-    bytes_term: Ints
-
-
-@kernel
-def add_terms(layout: TermLayout, batch: PlanBatch, items: Ints, offsets: Longs, terms: Floats) -> None:
-    """Adds up the paths `items` (CSR by `offsets`) of the plans of `batch` into `terms` (B, Q)."""
-    n = layout.num_ops
-    for b in range(len(offsets) - 1):
-        devices, row = batch.devices[b], terms[b]
-        for a in range(offsets[b], offsets[b + 1]):
-            item = items[a]
-            if item < n:
-                d = devices[item]
-                row[layout.op_term[item, d]] += layout.op_s[item, d]
-                if layout.overhead_term >= 0:
-                    row[layout.overhead_term] += 1.0
-            else:
-                k = batch.transfer_offsets[b] + item - n
-                t, destination = batch.transfer_tensor[k], batch.transfer_destination[k]
-                source = devices[layout.tensor_op[t]]
-                if layout.latency_term[source, destination] >= 0:
-                    row[layout.latency_term[source, destination]] += 1.0
-                    row[layout.bytes_term[source, destination]] += layout.tensor_bytes[t]

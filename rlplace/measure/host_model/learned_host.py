@@ -291,7 +291,7 @@ def _line(scales: Scales, place: int, mean: float, deviation: float) -> str:
         ends = sorted(abs(factor - 1.0) * 100 for factor in (low, high))
         return f"{item.name} is {abs(middle - 1.0) * 100:.0f} % {word} than given ({ends[0]:.0f} to {ends[1]:.0f} %)"
     between = f"({_number(low)} to {_number(high)})"
-    if item.kind == "op type":
+    if item.kind in ("op type", "signature"):
         return f"{item.name} takes {_number(middle)} times as long as given {between}"
     if item.kind in ("bandwidth", "latency"):
         times = "times" if middle > 1.0 else "of"
@@ -302,6 +302,10 @@ def _line(scales: Scales, place: int, mean: float, deviation: float) -> str:
 def _other(scales: Scales, item: Scale, low: float, middle: float, high: float) -> str:
     """A figure that is no factor on one of the problem's, in its unit."""
     host, prior = scales.problem.host, scales.prior
+    if item.kind == "moved":
+        low, middle, high = (100 * scales.moved * factor for factor in (low, middle, high))
+        longer = f"{middle:.0f} % longer ({low:.0f} to {high:.0f} %)"
+        return f"an op whose largest input comes from another device takes {longer}"
     if item.kind == "co-run":
         given = max((max(row) for row in host.corun_slowdown), default=0.0) or prior.corun
         ends = f"({low * given * 100:.0f} to {high * given * 100:.0f} %)"
@@ -509,7 +513,7 @@ def _seen(run: LearnedHost) -> SeenRun:
         Factor(
             factor.kind,
             factor.name,
-            getattr(run.prior, FIGURES_OF[factor.kind][0]) or factor.prior_deviation,
+            (factor.kind in FIGURES_OF and getattr(run.prior, FIGURES_OF[factor.kind][0])) or factor.prior_deviation,
             factor.median,
         )
         for factor in run.factors

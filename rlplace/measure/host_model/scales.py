@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -137,7 +138,7 @@ def prior_of(problem: Problem, path: str | os.PathLike[str] | None = None) -> Pr
     return load_priors(path).prior(SECTIONS[problem.costs.source])
 
 
-Kind = Literal["op type", "device", "bandwidth", "latency", "overhead", "dispatch", "co-run"]
+Kind = Literal["op type", "device", "bandwidth", "latency", "overhead", "dispatch", "co-run", "signature", "moved"]
 
 CARRIED: Mapping[Kind, float] = {
     "op type": 0.2,
@@ -147,6 +148,8 @@ CARRIED: Mapping[Kind, float] = {
     "overhead": 0.2,
     "dispatch": 0.2,
     "co-run": 0.2,
+    "signature": 0.2,
+    "moved": 0.2,
 }
 """How far a factor differs from one workload to the next on the same host, as a share of how far from host to host: an
 op type has other shapes there, a link is the same link."""
@@ -262,6 +265,22 @@ LEAST_OP_S = 1e-7
 """An op takes at least this where launching it is accounted for apart."""
 
 
+@record(frozen=True)
+class TracedPrior:
+    """The prior of the factors that only timelines tell apart; deviations are of natural logarithms, and assumed."""
+
+    signature: NotNegative = 0.15
+    """Standard deviation of the time of an op of one signature (target and shapes) beside its type's."""
+    moved: NotNegative = 0.03
+    """Median of the share by which an op takes longer where its largest input was made on another device."""
+    moved_deviation: NotNegative = 1.5
+    """Of that share."""
+
+
+MOST_SIGNATURES = 300
+"""Signatures, on one kind of device, that have a factor of their own: those that most of the step is spent in."""
+
+
 @dataclass(frozen=True)
 class Scale:
     """One factor: its logarithm is 0 where the problem's figures are right.
@@ -283,25 +302,36 @@ class Scales:
 
     t'[i, d] = t[i, d] * e^x[type of i, kind of d] * e^x[d] + overhead_s * e^x[overhead]; bandwidth'[l] = bandwidth[l] *
     e^x[l]; latency, dispatch and co-run slowdown likewise. Source ops take no time. Factors that the prior knows
-    (deviation 0) or that nothing depends on are left out.
+    (deviation 0) or that nothing depends on are left out. Where steps are traced, t[i, d] also has a factor
+    e^x[signature of i, kind of d], and all of t' has 1 + moved * e^x[moved] where the largest input was made elsewhere.
 
     Attributes:
         problem: with the figures as they were given.
         prior: of any host.
+        is_traced: whether there are factors that only timelines tell apart.
+        moved: median of the share that x[moved] is on.
         items: P scales.
         deviation: (P,) of their logarithms before anything is measured.
         mean: (P,) likewise.
         type_at: (N, D) place of the factor of each op's type; -1 for none, as for those below.
+        signature_at: (N, D) of each op's signature.
         device_at, bandwidth_at, latency_at: (D,), (L,) and (L,).
-        overhead_at, dispatch_at, corun_at: places.
+        overhead_at, dispatch_at, corun_at, moved_at: places.
 
     Args:
         problem: as it was given.
         prior: of any host.
         knowledge: of this one, from other workloads.
+        traced: prior of what only timelines tell; nothing by default.
     """
 
-    def __init__(self, problem: Problem, prior: Prior | None = None, knowledge: HostKnowledge | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        prior: Prior | None = None,
+        knowledge: HostKnowledge | None = None,
+        traced: TracedPrior | None = None,
+    ) -> None:
         self.problem = problem
         self.prior = prior = prior or Prior()
         graph, host = problem.graph, problem.host
@@ -332,12 +362,55 @@ class Scales:
         self.dispatch_at = add("dispatch", "every launch", prior.dispatch if has_dispatcher else 0.0)
         self._slowdown = slowdown_of(host, prior)
         self.corun_at = add("co-run", "devices that share memory", prior.corun_deviation * bool(self._slowdown.any()))
+        self.signature_at, self.moved_at = np.full_like(self.type_at, -1), -1
+        self.is_traced, self.moved = traced is not None, 0.0 if traced is None else traced.moved
+        if traced is not None:
+            for k, kind in enumerate(kinds):
+                self._add_signatures(np.flatnonzero(kind_of == k), kind, traced.signature, takes_time, add)
+            self.moved_at = add("moved", "every op", traced.moved_deviation * (self.moved > 0 and len(kind_of) > 1))
         self._root: NDArray[np.float64] | None = None
         if knowledge is not None:
             items = self._known(items, knowledge)
         self.items = tuple(items)
         self.deviation = np.array([item.deviation for item in items])
         self.mean = np.array([item.mean for item in items])
+
+    def _add_signatures(
+        self,
+        here: NDArray[np.int64],
+        kind: str,
+        deviation: float,
+        takes_time: NDArray[np.bool_],
+        add: Callable[[Kind, str, float], int],
+    ) -> None:
+        """A factor for each of the signatures that matter most on devices of a kind, of types that have several."""
+        signature, words = _numbered(self.problem.graph.signatures)
+        runs = takes_time[:, here].any(axis=1)
+        of_type = self.type_at[:, here[0]]
+        pairs = np.unique(np.stack([of_type[runs], signature[runs]], axis=1), axis=0)
+        several = set(np.flatnonzero(np.bincount(pairs[:, 0][pairs[:, 0] >= 0]) > 1).tolist())
+        seconds = np.bincount(signature, np.where(runs, self.problem.costs.op_time_s[:, here].mean(axis=1), 0.0))
+        for s in np.argsort(-seconds, kind="stable")[:MOST_SIGNATURES].tolist():
+            ops = np.flatnonzero((signature == s) & runs)
+            if len(ops) and int(of_type[ops[0]]) in several:
+                name = f"{words[s]} on {kind}"
+                self.signature_at[np.ix_(ops, here)] = add("signature", name, deviation)
+
+    def known_as(self, mean: NDArray[np.float64], root: NDArray[np.float64]) -> Scales:
+        """The same factors, of which so much is known before step times are measured.
+
+        Args:
+            mean: (P,) of their logarithms.
+            root: (P, P) a root of the covariance of these.
+        """
+        known = copy.copy(self)
+        known._root, known.mean = root, mean
+        known.deviation = np.sqrt((root**2).sum(axis=1))
+        known.items = tuple(
+            Scale(item.kind, item.name, deviation, at)
+            for item, deviation, at in zip(self.items, known.deviation.tolist(), mean.tolist(), strict=True)
+        )
+        return known
 
     def __len__(self) -> int:
         return len(self.items)
@@ -363,6 +436,8 @@ class Scales:
         """The problem with these factors (P,) on its figures."""
         host, factors = self.problem.host, np.append(np.exp(np.clip(x, -LARGEST, LARGEST)), 1.0)  # at -1: no factor
         seconds = self.problem.costs.op_time_s * factors[self.type_at] * factors[self.device_at]
+        if self.is_traced:
+            seconds = seconds * factors[self.signature_at]
         if self.overhead_at >= 0:
             seconds = seconds + np.where(self._runs, self.prior.overhead_s * factors[self.overhead_at], 0.0)[:, None]
         changed: dict[str, Any] = {}
@@ -384,6 +459,9 @@ class Scales:
             for index, link in enumerate(host.links)
         )
         costs = dataclasses.replace(self.problem.costs, op_time_s=seconds)
+        if self.moved_at >= 0:
+            longer = 1.0 + self.moved * float(factors[self.moved_at])
+            costs = dataclasses.replace(costs, moved_factor=np.where(self._runs, longer, 1.0))
         return dataclasses.replace(self.problem, host=dataclasses.replace(host, **changed), costs=costs)
 
     def _known(self, items: list[Scale], knowledge: HostKnowledge) -> list[Scale]:
@@ -420,7 +498,5 @@ def _numbered(words: object) -> tuple[NDArray[np.int64], list[str]]:
 
 def slowdown_of(host: Host, prior: Prior) -> NDArray[np.float64]:
     """(D, D) co-run slowdown before anything is measured: the host's, and the prior's where devices share a memory."""
-    pools = [device.memory_pool or device.name for device in host.devices]
-    given = np.array(host.corun_slowdown or np.zeros((len(pools), len(pools))))
-    shares = np.array([[d != e and pools[d] == pools[e] for e in range(len(pools))] for d in range(len(pools))])
-    return np.asarray(np.where(given > 0, given, np.where(shares, prior.corun, 0.0)))
+    given = np.array(host.corun_slowdown or np.zeros((host.num_devices, host.num_devices)))
+    return np.asarray(np.where(given > 0, given, np.where(host.shares_memory, prior.corun, 0.0)))

@@ -10,6 +10,8 @@ from functools import cached_property
 from itertools import permutations
 from typing import Annotated, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from rlplace.errors import InvalidValue, check_known
@@ -186,6 +188,12 @@ class Host:
     def is_simulated(self) -> bool:
         """Whether any device cannot run ops here."""
         return any(device.backend == "simulated" for device in self.devices)
+
+    @cached_property
+    def shares_memory(self) -> NDArray[np.bool_]:
+        """(D, D): whether two devices share one memory; False on the diagonal."""
+        pools = np.array([device.memory_pool or f" {d}" for d, device in enumerate(self.devices)])
+        return np.asarray((pools[:, None] == pools) & ~np.eye(len(pools), dtype=bool))
 
     @cached_property
     def device_index(self) -> dict[str, int]:

@@ -166,6 +166,8 @@ class Compiled(Block):
     num_top: int
     # the graph
     op_time_s: Floats  # (N * D,)
+    moved_factor: Floats  # (N,) on the time of an op whose largest input was made on another device
+    main_producer: Ints  # (N,) the op that makes it; the op itself where it reads nothing
     is_source: Bytes
     input_counts: Ints  # (N,)
     input_offsets: Ints
@@ -212,6 +214,7 @@ class Compiled(Block):
     is_general: bool  # devices or transfers block each other or slow each other down, or launches wait in a queue
     has_corun: bool
     has_updates: bool
+    has_moved: bool  # some op takes longer where its largest input was made elsewhere
     launches: bool
     by_request: bool
 
@@ -222,7 +225,7 @@ def compile_problem(problem: Problem) -> Compiled:
     Raises:
         InvalidValue: too many devices, a gang without single devices, or in-place updates that wait for each other.
     """
-    graph, host = problem.graph, problem.host
+    graph, host, moved = problem.graph, problem.host, problem.costs.moved_factor
     if host.num_devices > MAX_DEVICES:
         raise InvalidValue("devices", host.num_devices, f"at most {MAX_DEVICES}", where=f"host {host.name!r}")
     reader_offsets, reader_ops = graph.readers
@@ -257,6 +260,8 @@ def compile_problem(problem: Problem) -> Compiled:
         num_middle=num_middle,
         num_top=-(-num_middle // 64),
         op_time_s=problem.costs.op_time_s.ravel(),
+        moved_factor=np.ones(graph.num_ops) if moved is None else moved,
+        main_producer=main_producers(graph),
         is_source=graph.is_source.astype(np.int8),
         input_counts=np.diff(graph.input_offsets),
         input_offsets=graph.input_offsets,
@@ -305,9 +310,19 @@ def compile_problem(problem: Problem) -> Compiled:
         ),
         has_corun=bool(np.any(corun)),
         has_updates=len(graph.mutation_op) > 0,
+        has_moved=moved is not None and bool(np.any(moved > 1)),
         launches=launches,
         by_request=by_request,
     )
+
+
+def main_producers(graph: OpGraph) -> Ints:
+    """(N,) int32: the op that makes the largest input of each op, the first of equal ones; itself where it has none."""
+    largest_first = np.lexsort((-graph.tensor_bytes[graph.input_tensors], graph.edge_op))
+    ops, first = np.unique(graph.edge_op[largest_first], return_index=True)
+    producers = np.arange(graph.num_ops, dtype=np.int32)
+    producers[ops] = graph.tensor_op[graph.input_tensors[largest_first[first]]]
+    return producers
 
 
 def _rounded(num_bytes: Longs, granularities: list[int]) -> Longs:
@@ -418,6 +433,7 @@ class Scratch(Block):
     transfer_destination: Ints  # (K,)
     start_s: Floats  # (N + K,)
     end_s: Floats  # (N + K,)
+    transfer_factor: Floats  # (K,) on the duration of each transfer of a given plan: 1, but for a disturbed step
     peak_bytes: Longs  # (accounts,)
     load_s: Floats  # (D + L,)
     path_s: Floats  # (N,) least seconds from an op's start to the end of the step
@@ -462,6 +478,7 @@ def new_scratch(p: Compiled) -> Scratch:
         transfer_destination=np.zeros(k, np.int32),
         start_s=np.zeros(n + k),
         end_s=np.zeros(n + k),
+        transfer_factor=np.ones(k),
         peak_bytes=np.zeros(p.num_accounts, np.int64),
         load_s=np.zeros(d + links),
         path_s=np.zeros(n),

@@ -28,7 +28,7 @@ from rlplace.measure.simulate.compiled_problem import (
     Updates,
 )
 from rlplace.measure.simulate.kernel_general import plan_general, retime_events
-from rlplace.measure.simulate.kernel_plan import SLACK, is_updater, least_seconds, plan, shares_memory
+from rlplace.measure.simulate.kernel_plan import SLACK, is_updater, least_seconds, op_seconds, plan, shares_memory
 from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
@@ -108,7 +108,7 @@ def busiest(p: Compiled, s: Scratch, devices: Ints) -> float:
     s.load_s[:] = 0.0
     for i in range(n):
         if not p.is_source[i]:
-            _load(p, s, p.atoms[devices[i]], p.op_time_s[i * num_devices + devices[i]])
+            _load(p, s, p.atoms[devices[i]], op_seconds(p, p.op_time_s, devices, i, devices[i]))
     for position in range(s.state[POSITION]):
         k = s.sequence[position] - n
         if k >= 0:
@@ -260,6 +260,7 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
     updates, updated_s, found = p.updates, pointer(s.updated_s), s.found
     sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
     transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
+    transfer_factor = pointer(s.transfer_factor)
     available_s, atom_free_s, link_free_s = pointer(s.available_s), pointer(s.atom_free_s), pointer(s.link_free_s)
     dispatcher_free_s, recent_s = pointer(s.dispatcher_free_s), pointer(s.recent_s)
     recent_place, users, last_use_s = pointer(s.recent_place), pointer(s.users), pointer(s.last_use_s)
@@ -303,7 +304,7 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                 if launches and dispatcher[device] >= 0:
                     first = _bounded_s(recent_s, recent_place, atoms[device])
                     start = max(start, _launched_s(dispatcher_free_s, dispatcher[device], first, dispatch_s))
-                end = start + op_time_s[item * num_devices + device]
+                end = start + op_seconds(p, op_time_s, devices, item, device)
                 start_s[item] = start
                 end_s[item] = end
                 _occupy(atom_free_s, recent_s, recent_place, run_ahead, launches, atoms[device], end)
@@ -370,7 +371,8 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                 if launches and dispatcher[device] >= 0:
                     first = _bounded_s(recent_s, recent_place, own)
                     start = max(start, _launched_s(dispatcher_free_s, dispatcher[device], first, copy_dispatch_s))
-                end = start + transfer_seconds(latency_s, s_per_byte, pair, tensor_bytes[t])
+                seconds = transfer_seconds(latency_s, s_per_byte, pair, tensor_bytes[t])
+                end = start + seconds * transfer_factor[item - n]
                 start_s[item] = start
                 end_s[item] = end
                 for a in range(most_links):

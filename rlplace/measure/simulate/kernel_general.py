@@ -26,6 +26,7 @@ from rlplace.measure.simulate.kernel_plan import (
     count_updates,
     drop,
     forget_ready,
+    op_seconds,
     peek,
     sort,
     waiting_updates,
@@ -232,7 +233,7 @@ def plan_general(
                     best = best_key >> 32
                     ready &= ~(drop(leaf, middle, top, num_leaf, num_middle, num_top, d, best) << d)
                     item = order[best]
-                    duration = op_time_s[item * num_devices + d]
+                    duration = op_seconds(p, op_time_s, devices, item, d)
                     late |= int(now + path_s[item] > cutoff_s) | int(now + work_left_s[d] > cutoff_s)
                     work_left_s[d] -= duration
             else:
@@ -560,7 +561,7 @@ def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> N
             if is_source[item]:
                 continue
             own = held = atoms[device]
-            duration_s[item] = op_time_s[item * num_devices + device]
+            duration_s[item] = op_seconds(p, op_time_s, devices, item, device)
             slot[item] = device
         else:
             t, device = transfer_tensor[item - n], transfer_destination[item - n]
@@ -572,7 +573,8 @@ def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> N
             own = held = atoms[device] if is_job else 0
             if blocks_source[pair]:
                 held |= atoms[source]
-            duration_s[item] = transfer_seconds(latency_s, s_per_byte, pair, tensor_bytes[t])
+            seconds = transfer_seconds(latency_s, s_per_byte, pair, tensor_bytes[t])
+            duration_s[item] = seconds * s.transfer_factor[item - n]
             slot[item] = device if is_job else route_slot[pair]
         held &= ~own
         while own:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlplace.jit import Ints, Longs, inlined, lowest_bit, part, pointer
+from rlplace.jit import Floats, Ints, Longs, inlined, lowest_bit, part, pointer
 from rlplace.measure.simulate.compiled_problem import (
     HANDOVER,
     POSITION,
@@ -207,7 +207,7 @@ def plan(
             op = by_rank[best]
             sequence[position] = op
             position += 1
-            seconds = op_time_s[op * num_devices + d]
+            seconds = op_seconds(p, op_time_s, devices, op, d)
             end = now + seconds
             late |= int(now + path_s[op] > cutoff_s) | int(now + work_left_s[d] > cutoff_s)
             work_left_s[d] -= seconds
@@ -269,6 +269,15 @@ def begin(p: Compiled, s: Scratch, devices: Ints, rank: Ints) -> tuple[int, int]
                 s.ready_leaf, s.ready_middle, s.ready_top, p.num_leaf, p.num_middle, p.num_top, devices[i], rank[i], one
             )
     return ready, num_ended
+
+
+@inlined
+def op_seconds(p: Compiled, op_time_s: Floats, devices: Ints, op: int, device: int) -> float:
+    """Seconds of an op on its device, under the placement `devices` (N,)."""
+    seconds: float = op_time_s[op * p.num_devices + device]
+    if p.has_moved and devices[p.main_producer[op]] != device:
+        seconds *= p.moved_factor[op]
+    return seconds
 
 
 @inlined
@@ -443,7 +452,7 @@ def least_seconds(p: Compiled, s: Scratch, placement: Ints, throughput: bool) ->
                     after += transfer_seconds(latency_s, s_per_byte, pair, tensor_bytes[t])
                 longest = max(longest, after)
         if not is_source[i]:
-            seconds = op_time_s[i * num_devices + device]
+            seconds = op_seconds(p, op_time_s, devices, i, device)
             longest += seconds
             work_s[device] += seconds
         path_s[i] = longest

@@ -238,16 +238,26 @@ class Simulator:
             path[is_sent] = p.tensor_op[memory[0].transfer_tensor[path[is_sent] - p.num_ops]]
         return path
 
-    def timeline(self, plan: Plan) -> Timeline:
+    def timeline(self, plan: Plan, transfer_factor: NDArray[np.float64] | None = None) -> Timeline:
         """Start and end of every op and transfer of this plan, and allocated bytes over time.
+
+        Args:
+            plan: exactly as it runs.
+            transfer_factor: (K,) how many times as long each of its transfers takes, as in a disturbed step; as long by
+                default.
 
         Raises:
             InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
         """
         batch = self.check_plans([plan])
         with self._scratch() as memory:
-            self._here(memory, batch, self._default_order)
-            return simulated_timeline(self._compiled, memory[0], plan)
+            factor = memory[0].transfer_factor[: plan.num_transfers]
+            factor[:] = 1.0 if transfer_factor is None else transfer_factor
+            try:
+                self._here(memory, batch, self._default_order)
+                return simulated_timeline(self._compiled, memory[0], plan)
+            finally:
+                factor[:] = 1.0
 
     def _unplanned(self, placements: NDArray[np.int32]) -> PlanBatch:
         return unplanned(self.problem.check_placement(np.atleast_2d(placements)))

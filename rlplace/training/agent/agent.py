@@ -23,6 +23,7 @@ from rlplace.measure.host_model import (
     Posterior,
     Prior,
     Scales,
+    TracedPrior,
     describe,
     prior_of,
     save_posterior,
@@ -60,6 +61,7 @@ class Agent:
         guide: suggests starts and moves to its searches.
         start: (N,) a placement that the first search starts from, besides its own starts.
         knowledge: knowledge of this host from other workloads; without effect where no prior is to count.
+        is_traced: whether measurements come with timelines.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Agent:
         guide: Guide | None = None,
         start: NDArray[np.int32] | None = None,
         knowledge: HostKnowledge | None = None,
+        is_traced: bool = False,
     ) -> None:
         self.num_measured = 0
         self.history: list[BestSoFar] = []
@@ -80,7 +83,7 @@ class Agent:
         if not config.is_prior:  # one that hardly counts
             names = ("op_type", "device", "bandwidth", "latency", "overhead")
             prior, knowledge = dataclasses.replace(prior, **{name: FREE * getattr(prior, name) for name in names}), None
-        scales = Scales(problem, prior, knowledge)
+        scales = Scales(problem, prior, knowledge, TracedPrior() if is_traced else None)
         self._generator = np.random.default_rng(seed)
         self._model, self._proposer = HostModel(scales), Proposer(problem, self._generator, config, guide, start)
         self._prior = self._posterior = Posterior.prior(scales)
@@ -132,6 +135,11 @@ class Agent:
     def posterior(self) -> Posterior:
         """The knowledge of the host: the prior, where the fit predicts unseen plans worse."""
         return self._posterior if self._is_better else self._prior
+
+    def survey(self) -> list[Plan]:
+        """One plan whose timeline shows most: every type of op on every kind of device, and every link."""
+        simulator = Simulator(self.posterior.problem, threads=1)
+        return [simulator.plan(devices) for devices in self._proposer.spread(simulator)]
 
     def propose(self, count: int, each: Budget) -> list[Plan]:
         """At most `count` plans to measure, unlike each other and those measured before if possible.
@@ -245,6 +253,7 @@ class Agent:
         self._proposer.remember(plan.devices for plan in plans)
         self._model.learn(plans, outcomes)
         self._posterior = self._model.fit()
+        self._is_known = self._is_known or any(outcome.timeline is not None for outcome in outcomes)
         self._is_better = True
         if self._missed[1] > self._missed[0]:  # plans are chosen for what the fit says of them: that is held against it
             of_prior, of_fits = self._model.held_out_errors()
@@ -285,6 +294,7 @@ def learn_host(
     prior: Prior | None = None,
     guide: Guide | None = None,
     knowledge: HostKnowledge | None = None,
+    is_traced: bool = False,
 ) -> Agent:
     """The best plan of as many as may be measured, each chosen with the host model as the earlier ones fitted it.
 
@@ -302,6 +312,7 @@ def learn_host(
         prior: how far the host may be from the problem's figures.
         guide: suggests starts and moves to its searches.
         knowledge: knowledge of this host from other workloads (`knowledge_of`); nothing by default.
+        is_traced: whether the measurer gives timelines; then one plan, or two of many, is measured for its timeline.
 
     Raises:
         InvalidValue: nothing may be measured, or the measurer gave more or fewer measurements than plans.
@@ -315,14 +326,17 @@ def learn_host(
             hint="For example: Budget(measurements=16).",
         )
     config = (config or AgentConfig()).on(is_known=knowledge is not None)
-    agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guide, knowledge=knowledge)
+    agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guide, knowledge=knowledge, is_traced=is_traced)
     begin = time.monotonic()
     evaluations = budget.evaluations
     if math.isinf(evaluations) and math.isinf(budget.seconds):
         evaluations = config.whole_evaluations(budget.measurements)
     while (left := budget.measurements - agent.num_measured) > 0 and time.monotonic() - begin < budget.seconds:
         each = _scaled(Budget(evaluations, budget.seconds), config.share(agent.num_measured, budget.measurements))
-        plans = agent.propose(min(config.batch, left), each)
+        count = min(config.batch, left)
+        if is_traced:  # the first ones tell most: every batch is as large as all before it, up to the usual size
+            count = min(count, max(agent.num_measured, 1))
+        plans = agent.survey() if is_traced and not agent.num_measured and left > 1 else agent.propose(count, each)
         if not plans:
             break
         outcomes = measurer.measure_plans(plans)

@@ -31,6 +31,8 @@ ROUNDING = 1e-9
 """The excess over 1 that the shares of all groups may add up to."""
 LEAST_S = 1e-3
 """Seconds of a search at least: a budget is never nothing."""
+SPREAD = 16
+"""Placements drawn, of which one is measured to see every op and link."""
 SWAPS = 64
 """Placements simulated at most to relabel devices."""
 WALK = 2
@@ -94,6 +96,23 @@ class Proposer:
         times = np.array([step_s for _, step_s in ranked])
         chosen = choose_diverse(np.array(left), times, count - len(found), found)
         return _distinct([*found, *(left[row] for row in chosen)])[:count]
+
+    def spread(self, simulator: Simulator) -> list[NDArray[np.int32]]:
+        """At most one placement (N,): of some drawn ones that fit into memory, the one whose step shows most.
+
+        It has the most pairs of an op's signature and a device, and of two devices that send to each other.
+        """
+        graph, num_devices = self._problem.graph, self._problem.host.num_devices
+        drawn = self._problem.grouping.expand(self._problem.draw_groups(self._generator, SPREAD))
+        times_s = simulator.step_times(drawn)
+        self.evaluations += len(drawn)
+        signature = np.unique(graph.signatures, return_inverse=True)[1]
+        shown = []
+        for devices, step_s in zip(drawn, times_s.tolist(), strict=True):
+            seen = np.unique(signature[~graph.is_source] * num_devices + devices[~graph.is_source])
+            sent = np.unique(devices[graph.tensor_op[graph.input_tensors]] * num_devices + devices[graph.edge_op])
+            shown.append((len(seen) + len(sent)) * math.isfinite(step_s))
+        return [drawn[int(np.argmax(shown))]] if max(shown) > 0 else []
 
     def next(
         self, simulator: Simulator | AverageTimer, budget: Budget, seen: Iterable[NDArray[np.int32]], *, is_first: bool

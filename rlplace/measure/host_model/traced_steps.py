@@ -1,0 +1,335 @@
+"""`TracedSteps`: what the timelines of traced steps say of a host's factors, before any step time counts.
+
+A step time is one number about many ops; a timeline has a duration for each of them. Durations are taken together by
+cells: ops of one signature on one device, and transfers of one size over the same links.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix, hstack
+
+from rlplace.measure.host_model.path_terms import PathTerms
+from rlplace.measure.host_model.scales import Scales
+from rlplace.measure.hosts.host import AtLeastOne, Link, NotNegative, Positive
+from rlplace.measure.problem import Problem, Timeline
+from rlplace.measure.simulate.compiled_problem import main_producers
+from rlplace.records import record
+
+LEAST_S = 1e-9
+"""A duration that is shorter was not measured: its record is missing."""
+TO_DEVIATION = 1.4826
+"""Of normal numbers: standard deviation over the median of distances from their median."""
+LARGEST_STEP, SHARPEST = 3.0, 64.0
+"""Of the fit, in deviations; of the maximum over the links of a route, before the slowest alone counts."""
+OF_MEDIAN = 1.2533
+"""Of normal numbers: standard error of the median over that of the mean (sqrt(pi / 2))."""
+
+
+@record(frozen=True)
+class TraceConfig:
+    """How durations of traced ops and transfers are weighed."""
+
+    bias: NotNegative = 0.05
+    """Log standard deviation by which ops of one signature on one device differ in all traces from untraced steps."""
+    common: NotNegative = 0.03
+    """Log standard deviation of a factor on all ops of one step."""
+    noise: NotNegative = 0.05
+    """Log standard deviation of one op's duration, at least; more where the durations of a cell say so."""
+    link_noise: NotNegative = 0.10
+    """Of one transfer's, likewise."""
+    added_s: Positive = 1.5e-6
+    """Median of the seconds that tracing adds to an op ..."""
+    added: NotNegative = 0.7
+    """... and the deviation of its logarithm."""
+    freedom: Positive = 4.0
+    """Degrees of freedom of Student's t, by which cells that do not fit count less."""
+    iterations: AtLeastOne = 25
+    """Steps of the fit at most."""
+    tolerance: Positive = 1e-3
+    """A step that moves no factor by more deviations is the last."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Cells:
+    """C cells: each a sum of a few terms, and the median of its log durations.
+
+    Attributes:
+        rows: (C, Q) terms of `PathTerms`, in their units.
+        is_op: (C,) ops, not transfers.
+        is_moved: (C,) ops whose largest input was made elsewhere.
+        log_s: (C,) medians.
+        deviation: (C,) their standard deviations.
+    """
+
+    rows: csr_matrix
+    is_op: NDArray[np.bool_]
+    is_moved: NDArray[np.bool_]
+    log_s: NDArray[np.float64]
+    deviation: NDArray[np.float64]
+
+
+class TracedSteps:
+    """Collects timelines of one problem's steps, and fits the factors that make their durations most probable.
+
+    Durations are ends less starts on the clock of one device: offsets between clocks drop out. Ops that take no time,
+    and records that are missing (an end not after its start, or no number), say nothing.
+
+    Attributes:
+        num_steps: timelines so far.
+
+    Args:
+        scales: the factors.
+        config: how durations are weighed.
+    """
+
+    def __init__(self, scales: Scales, config: TraceConfig | None = None) -> None:
+        self.num_steps = 0
+        self._z = np.zeros(len(scales) + 2)
+        self._scales, self._config, self._terms = scales, config or TraceConfig(), PathTerms(scales)
+        graph, host = scales.problem.graph, scales.problem.host
+        words, self._signature = np.unique(graph.signatures, return_inverse=True)
+        self._num_signatures, self._runs = len(words), ~graph.is_source
+        self._largest = main_producers(graph)
+        routes = {frozenset(route.links): k for k, route in enumerate(host.routes) if route.links}
+        self._route = np.full((host.num_devices,) * 2, -1, dtype=np.int64)
+        for route in host.routes:  # pairs with the same links are one
+            if route.links and route.source != route.destination:
+                pair = host.device_index[route.source], host.device_index[route.destination]
+                self._route[pair] = routes[frozenset(route.links)]
+        self._op_log_s: list[NDArray[np.float64]] = []
+        self._op_device: list[NDArray[np.int32]] = []
+        self._sent: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
+
+    def add(self, timeline: Timeline) -> None:
+        """Takes the durations of one traced step."""
+        graph, devices = self._scales.problem.graph, timeline.op_device
+        self._op_device.append(devices)
+        self._op_log_s.append(np.where(self._runs, _log_durations(timeline.op_start_s, timeline.op_end_s), np.nan))
+        log_s = _log_durations(timeline.transfer_start_s, timeline.transfer_end_s)
+        source, destination = timeline.transfer_source, timeline.transfer_destination
+        num_bytes = graph.tensor_bytes[timeline.transfer_tensor]
+        kinds = np.stack([self._route[source, destination], num_bytes, source, destination], axis=1)
+        is_told = np.isfinite(log_s) & (kinds[:, 0] >= 0)
+        self._sent.append((kinds[is_told], log_s[is_told]))
+        self.num_steps += 1
+
+    def known(self) -> Scales:
+        """The factors as the traced steps have them, with the uncertainty that is left.
+
+        The most probable ones, with the curvature there (Laplace): Gauss-Newton, each cell weighed again in every step
+        as Student's t has it (Lange, Little and Taylor 1989, J. Am. Stat. Assoc. 84(408)). Two more figures are fitted
+        and left out of the result: the seconds that tracing adds to an op, and a factor on all ops of these steps.
+        """
+        if not self.num_steps:
+            return self._scales
+        scales, config, cells = self._scales, self._config, self._cells()
+        count, common = len(scales), config.common / math.sqrt(self.num_steps)
+        has_choice = self._terms.has_choice and not self._z.any()
+        z, sharpness = self._z, 2.0 if has_choice else math.inf
+        for _ in range(config.iterations):
+            predicted, slopes = self._predict(cells, z, common, sharpness)
+            residual = (cells.log_s - predicted) / cells.deviation
+            weight = (config.freedom + 1.0) / (config.freedom + residual**2) / cells.deviation
+            gram = self._gram(slopes, weight / cells.deviation)
+            gradient = self._spread(np.asarray(slopes.T @ (weight * residual))) - z
+            step = np.clip(np.linalg.solve(gram, gradient), -LARGEST_STEP, LARGEST_STEP)
+            z = z + step
+            if np.abs(step).max(initial=0.0) < config.tolerance and math.isinf(sharpness):
+                break
+            sharpness = sharpness * 2.0 if sharpness < SHARPEST else math.inf
+        self._z = z
+        _, slopes = self._predict(cells, z, common, math.inf)
+        covariance = np.linalg.inv(self._gram(slopes, weight / cells.deviation))
+        root = np.linalg.cholesky(covariance[:count, :count])
+        return scales.known_as(scales.at(z[:count]), scales.spread(root))
+
+    def _gram(self, slopes: csr_matrix, weight: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(P + 2, P + 2) curvature by deviations of the factors, of rows that weigh (C,), with that of the prior."""
+        gram = np.asarray((slopes.T @ slopes.multiply(weight[:, None])).todense())
+        return np.asarray(self._spread(self._spread(gram).T) + np.eye(len(gram)))
+
+    def _spread(self, by_factor: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Derivatives (P + 2, ...) by deviations, of those by logarithms of factors; the last two are by deviations."""
+        count = len(self._scales)
+        return np.concatenate((self._scales.slopes_of(by_factor[:count].T).T, by_factor[count:]))
+
+    def _predict(
+        self, cells: _Cells, z: NDArray[np.float64], common: float, sharpness: float
+    ) -> tuple[NDArray[np.float64], csr_matrix]:
+        """(C,) expected log durations, and (C, P + 2) their derivatives: by logarithms of factors, then by deviations
+        of the seconds that tracing adds and of the factor that ops of these steps have in common."""
+        scales, config, count = self._scales, self._config, len(self._scales)
+        x = scales.at(z[:count])
+        seconds, exponents = self._terms.seconds_and_exponents(x, sharpness)
+        alone = cells.rows.multiply(seconds).tocsr()
+        alone_s = np.asarray(alone.sum(axis=1)).ravel()
+        longer = np.zeros(len(alone_s))
+        if scales.moved_at >= 0:
+            longer = np.where(cells.is_moved, scales.moved * math.exp(x[scales.moved_at]), 0.0)
+        added_s = np.where(cells.is_op, config.added_s * math.exp(config.added * z[count]), 0.0)
+        whole_s = alone_s * (1.0 + longer) + added_s
+        slopes = (alone @ exponents).multiply(((1.0 + longer) / whole_s)[:, None])
+        own = np.stack([added_s / whole_s * config.added, np.where(cells.is_op, common, 0.0)], axis=1)
+        slopes = hstack([slopes, csr_matrix(own)], format="csr")
+        if scales.moved_at >= 0:
+            place = np.full(len(longer), scales.moved_at)
+            by_moved = (alone_s * longer / whole_s, (np.arange(len(longer)), place))
+            slopes = slopes + csr_matrix(by_moved, shape=slopes.shape)
+        return np.log(whole_s) + np.where(cells.is_op, common * z[count + 1], 0.0), slopes
+
+    def _cells(self) -> _Cells:
+        """Medians over all steps, by cell."""
+        config, layout, num_devices = self._config, self._terms.layout, self._scales.problem.host.num_devices
+        log_SN, device_SN = np.stack(self._op_log_s), np.stack(self._op_device)
+        moved_SN = device_SN[:, self._largest] != device_SN
+        cell_SN = (self._signature * num_devices + device_SN) * 2 + moved_SN
+        is_told = np.isfinite(log_SN)
+        log_SN = log_SN - _step_effects(log_SN, cell_SN, is_told)[:, None]
+        step, op = np.nonzero(is_told)
+        op_log_s, op_deviation, first = _medians(cell_SN[is_told], log_SN[is_told], config.noise)
+        op, device = op[first], device_SN[step[first], op[first]]
+        columns = [layout.op_term[op, device]]
+        values = [layout.op_s[op, device]]
+        if layout.overhead_term >= 0:
+            columns.append(np.full(len(op), layout.overhead_term))
+            values.append(np.ones(len(op)))
+        kinds, sent_log_s = (np.concatenate(parts) for parts in zip(*self._sent, strict=True))
+        _, place = np.unique(kinds[:, :2], axis=0, return_inverse=True)
+        link_log_s, link_deviation, sent = _medians(place.reshape(-1), sent_log_s, config.link_noise)
+        pair = kinds[sent, 2], kinds[sent, 3]
+        rows = np.concatenate([np.tile(np.arange(len(op)), len(columns)), np.tile(len(op) + np.arange(len(sent)), 2)])
+        every_column = np.concatenate([*columns, layout.latency_term[pair], layout.bytes_term[pair]])
+        every_value = np.concatenate([*values, np.ones(len(sent)), kinds[sent, 1].astype(np.float64)])
+        count = len(op) + len(sent)
+        return _Cells(
+            csr_matrix((every_value, (rows, every_column)), shape=(count, self._terms.num_terms)),
+            np.arange(count) < len(op),
+            np.append(moved_SN[step[first], op], np.zeros(len(sent), dtype=bool)),
+            np.append(op_log_s, link_log_s),
+            np.append(np.hypot(op_deviation, config.bias), link_deviation),
+        )
+
+
+class TracedMedians:
+    """The simplest use of timelines: medians of durations, without a model of their errors.
+
+    Args:
+        problem: as estimated or profiled.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._timelines = problem, list[Timeline]()
+
+    def add(self, timeline: Timeline) -> None:
+        """Takes the durations of one traced step."""
+        self._timelines.append(timeline)
+
+    def problem(self) -> Problem:
+        """The problem with what was traced in the place of its figures.
+
+        An op takes the median of the traced ops of its signature on its kind of device; where there are none, its own
+        time, times the median ratio of traced and own times on that kind. Latency and bandwidth of each link by
+        regression of durations on bytes (Theil 1950 and Sen 1968: medians of slopes) over the transfers whose route
+        begins with it; a link that no transfer used keeps its figures.
+        """
+        problem, graph, host = self._problem, self._problem.graph, self._problem.host
+        if not self._timelines:
+            return problem
+        words, signature = np.unique(graph.signatures, return_inverse=True)
+        kinds, kind = np.unique([device.kind for device in host.devices], return_inverse=True)
+        device_SN = np.stack([step.op_device for step in self._timelines])
+        log_SN = np.stack([_log_durations(step.op_start_s, step.op_end_s) for step in self._timelines])
+        log_SN[:, graph.is_source] = np.nan
+        is_told, cell_SN = np.isfinite(log_SN), signature * len(kinds) + kind[device_SN]
+        cells, place = np.unique(cell_SN[is_told], return_inverse=True)
+        table = np.full(len(words) * len(kinds), np.nan)
+        table[cells] = np.exp(_by_group(place, log_SN[is_told]))
+        given_s = problem.costs.op_time_s
+        traced_s = table.reshape(-1, len(kinds))[signature][:, kind]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(given_s > 0, traced_s / given_s, np.nan)
+        parts = [ratio[:, kind == k] for k in kind]
+        typical = [np.nanmedian(part) if np.isfinite(part).any() else 1.0 for part in parts]
+        op_time_s = np.where(np.isfinite(traced_s), traced_s, given_s * typical)
+        costs = replace(problem.costs, op_time_s=np.where(graph.is_source[:, None], given_s, op_time_s))
+        return replace(problem, host=replace(host, links=tuple(map(self._link, host.links))), costs=costs)
+
+    def _link(self, link: Link) -> Link:
+        problem = self._problem
+        first = {
+            (problem.host.device_index[route.source], problem.host.device_index[route.destination])
+            for route in problem.host.routes
+            if route.links[:1] == (link.name,)
+        }
+        times: dict[int, list[float]] = {}
+        for step in self._timelines:
+            seconds = (step.transfer_end_s - step.transfer_start_s).tolist()
+            pairs = zip(step.transfer_source.tolist(), step.transfer_destination.tolist(), strict=True)
+            sizes = problem.graph.tensor_bytes[step.transfer_tensor].tolist()
+            for pair, size, duration_s in zip(pairs, sizes, seconds, strict=True):
+                if pair in first and duration_s > LEAST_S:
+                    times.setdefault(size, []).append(duration_s)
+        if not times:
+            return link
+        size = np.array(sorted(times), dtype=np.float64)
+        median_s = np.array([np.median(times[int(one)]) for one in size])
+        before, after = np.triu_indices(len(size), 1)
+        slopes = (median_s[after] - median_s[before]) / (size[after] - size[before])
+        slope = float(np.median(slopes)) if len(slopes) else 0.0
+        if slope <= 0.0:  # one size, or sizes that do not matter: the given latency is kept
+            left_s = np.maximum(median_s - link.latency_s, LEAST_S)
+            return replace(link, bandwidth_bytes_per_s=float(np.median(np.maximum(size, 1.0) / left_s)))
+        latency_s = max(float(np.median(median_s - slope * size)), 0.0)
+        return replace(link, bandwidth_bytes_per_s=1.0 / slope, latency_s=latency_s)
+
+
+def _log_durations(start_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Logarithms of durations; NaN where there is none."""
+    seconds = np.asarray(end_s - start_s)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(seconds > LEAST_S, np.log(seconds), np.nan), dtype=np.float64)
+
+
+def _step_effects(
+    log_SN: NDArray[np.float64], cell_SN: NDArray[np.int64], is_told: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """(S,) by how much all ops of each step are longer than in the other steps, as logarithms; 0 on average."""
+    effects = np.zeros(len(log_SN))
+    if len(log_SN) < 2 or not is_told.any():
+        return effects
+    _, place = np.unique(cell_SN[is_told], return_inverse=True)
+    step = np.nonzero(is_told)[0]
+    for _ in range(2):
+        left = log_SN[is_told] - effects[step]
+        middle = _by_group(place, left)[place]
+        steps, of_op = np.unique(step, return_inverse=True)
+        effects[steps] += _by_group(of_op, left - middle)
+    return effects - effects.mean()
+
+
+def _medians(
+    keys: NDArray[np.int64], log_s: NDArray[np.float64], least_noise: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """For each distinct key the median, its standard deviation, and the place of its first number."""
+    if not len(keys):
+        return np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64)
+    _, first, place, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+    middle = _by_group(place, log_s)
+    spread = TO_DEVIATION * _by_group(place, np.abs(log_s - middle[place]))
+    noise = np.where(counts >= 5, np.maximum(spread, least_noise), least_noise)
+    return middle, np.maximum(noise, 1e-6) * np.where(counts > 2, OF_MEDIAN, 1.0) / np.sqrt(counts), first
+
+
+def _by_group(place: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The median of the values of each group, numbered from 0."""
+    order = np.lexsort((values, place))
+    counts = np.bincount(place)
+    first = np.cumsum(counts) - counts
+    ordered = values[order]
+    middle: NDArray[np.float64] = (ordered[first + (counts - 1) // 2] + ordered[first + counts // 2]) / 2
+    return middle
