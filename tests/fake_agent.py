@@ -41,7 +41,13 @@ def fake_agent(measured: Sequence[Sequence[int]], answer: Sequence[int]) -> tupl
     calls: list[object] = []
 
     def learn_host(
-        problem: Problem, measurer: PlanMeasurer, budget: Budget, *, seed: int, config: AgentConfig | None = None
+        problem: Problem,
+        measurer: PlanMeasurer,
+        budget: Budget,
+        *,
+        seed: int,
+        config: AgentConfig | None = None,
+        is_traced: bool = False,
     ) -> AgentResult:
         simulator = Simulator(problem, threads=1)
         plans = [simulator.plan(np.array(devices, dtype=np.int32)) for devices in measured]

@@ -51,6 +51,7 @@ class Reference:
         )
         self.start_s: dict[Item, float] = {}
         self.end_s: dict[Item, float] = {}
+        self.slower: dict[Item, float] = {}
 
     # what an item is
 
@@ -86,10 +87,16 @@ class Reference:
 
     def duration(self, item: Item) -> float:
         if item[0] == "op":
-            return float(self.costs.op_time_s[item[1], self.devices[item[1]]])
+            seconds = float(self.costs.op_time_s[item[1], self.devices[item[1]]])
+            if self.costs.moved_factor is not None and self.inputs[item[1]]:
+                largest = max(self.inputs[item[1]], key=lambda t: self.graph.tensor_bytes[t])  # the first of equal ones
+                if self.home(largest) != self.devices[item[1]]:
+                    seconds *= float(self.costs.moved_factor[item[1]])
+            return seconds
         links = [self.links[name] for name in self.routes[self.home(item[1]), item[2]].links]
         latency = max(link.latency_s for link in links)
-        return latency + float(self.graph.tensor_bytes[item[1]]) * (1.0 / min(l.bandwidth_bytes_per_s for l in links))  # noqa: E741
+        s_per_byte = 1.0 / min(link.bandwidth_bytes_per_s for link in links)
+        return (latency + float(self.graph.tensor_bytes[item[1]]) * s_per_byte) * self.slower.get(item, 1.0)
 
     def in_place(self, tensor: int, device: int) -> bool:
         """Whether ops on the device read the tensor where it is."""

@@ -42,6 +42,7 @@ def compare(
     objective: str | None = None,
     true: str | None = None,
     measured: int | None = None,
+    trace: bool = False,
     seed: Seed = 0,
     workload_seed: Seed = 0,
     save: Path | None = None,
@@ -66,9 +67,11 @@ def compare(
         seconds: wall time of all methods and seeds together; 60 where no budget is given
         seeds: how many seeds each method that draws is run with, from `--seed` on; one by default
         objective: latency (the default), throughput, or for dnn-partitioning files max-load or piece-latency
-        true: KIND:SEED, a truth that methods do not see (moderate, hard or misfit): on a preset, step times are off by
-            factors drawn from it, each method measures a few plans, and its score is the true time of the one it names
+        true: KIND:SEED, a truth that methods do not see (moderate, hard, misfit or in-place): on a preset, step times
+            are off by factors drawn from it, each method measures a few plans, and its score is the true time of the
+            one it names
         measured: plans that `learned` measures on this machine; with --true, plans that each method may measure
+        trace: with --true, measurements also say when each op and each transfer of a step began and ended
         seed: of every method's draws and of random ops; with --true, that of the truth where none is given
         workload_seed: of the workload's weights and inputs
         save: write METHOD-SEED.placement.json into this folder (and split files for dnn-partitioning files)
@@ -93,6 +96,7 @@ def compare(
             ("host", host, None, "A dnn-partitioning file carries its own host."),
             ("true", true, None, "A dnn-partitioning file says what its steps take."),
             ("measured", measured, None, "A dnn-partitioning file says what its steps take."),
+            ("trace", trace, False, "A dnn-partitioning file says what its steps take."),
             ("cluster", cluster, "off", "Problems of the published benchmark are solved on this machine."),
             ("micro_batches", asked.count, 1, "A dnn-partitioning file holds a step as it was cut by others."),
         ):
@@ -126,10 +130,18 @@ def compare(
             seed=seed,
             workload_seed=workload_seed,
         )
-        if true is not None or (measured is not None and setup.host.is_simulated):
+        if true is not None or trace or (measured is not None and setup.host.is_simulated):
             drawn = seed if "seed" in given_options() else None
             hidden = true_config(
-                true, measured, methods, evaluations, seconds, seeds=seeds, objective=objective, seed=drawn
+                true,
+                measured,
+                methods,
+                evaluations,
+                seconds,
+                seeds=seeds,
+                objective=objective,
+                seed=drawn,
+                is_traced=trace,
             )
         elif minimised not in ("latency", "throughput"):
             raise InvalidValue(

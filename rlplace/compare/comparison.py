@@ -93,6 +93,7 @@ class Comparison:
         is_measured: whether step times come from running.
         is_interrupted: whether Ctrl-C ended it early: only the methods that had finished have rows.
         truth: kind and seed of the hidden truth that step times are of; empty where there is none.
+        is_traced: whether its measurements came with timelines.
     """
 
     workload: str
@@ -105,6 +106,7 @@ class Comparison:
     is_measured: bool = False
     is_interrupted: bool = False
     truth: str = ""
+    is_traced: bool = False
 
     def __repr__(self) -> str:
         """In one line; `print` shows all of it."""
@@ -146,7 +148,7 @@ class Comparison:
             "lower_bound_ms": self.lower_bound_s * 1e3 if is_published else None,
             "best": None if best is None else {"method": best.method, "seed": best.seed},
             "rows": [self._row(row, is_published=is_published) for row in self.rows],
-            **({"truth": self.truth} if self.truth else {}),
+            **({"truth": self.truth, "traced": self.is_traced} if self.truth else {}),
         }
 
     def _row(self, row: Row, *, is_published: bool) -> dict[str, Any]:

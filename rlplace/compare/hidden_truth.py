@@ -63,6 +63,8 @@ class TrueConfig:
         for name in self.methods:
             if name != "all" and name not in ROWS:
                 raise UnknownName("method with a hidden truth", name, ("all", *ROWS))
+            if name == TRACED_COSTS and not self.is_traced:
+                raise InvalidValue("trace", False, f"True beside {name}", where="compare", hint="Add --trace.")
 
     @property
     def drawn_from(self) -> int:
@@ -72,7 +74,9 @@ class TrueConfig:
     @property
     def names(self) -> tuple[str, ...]:
         """The rows, `all` spelt out, each once, in the order in which they run."""
-        named = ROWS if "all" in self.methods else self.methods
+        named = self.methods
+        if "all" in named:
+            named = tuple(name for name in ROWS if self.is_traced or name != TRACED_COSTS)
         return tuple(name for name in ROWS if name in named)
 
     def budget(self, count: int = 1) -> Budget:
@@ -124,6 +128,7 @@ def compare_true(
         {"evaluations": budget.evaluations, "seconds": config.seconds, "measured": budget.measurements},
         is_interrupted=is_interrupted,
         truth=str(config.truth),
+        is_traced=config.is_traced,
     )
 
 
@@ -166,6 +171,7 @@ def _answered(name: str, trial: Trial, timer: TrueTimer) -> Row:
 
 LINES = 3
 """Facts that an agent learned about the host; a row names the surest."""
+TRACED_COSTS = "traced-costs"
 SURVEY = 0.1
 """Share of the simulated placements for the plans that are only traced."""
 LEAST_FITTED = 4
@@ -338,7 +344,7 @@ ROWS: Mapping[str, Callable[[Trial], Answer]] = {
     "portfolio": _portfolio,
     "portfolio-measured": _portfolio_measured,
     "calibrated": _calibrated,
-    "traced-costs": _traced_costs,
+    TRACED_COSTS: _traced_costs,
     "learned": _learned,
     "learned-no-prior": partial(_learned, is_prior=False),
     "learned-mean": partial(_learned, is_thompson=False),

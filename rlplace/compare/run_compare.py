@@ -74,6 +74,7 @@ def true_config(
     seeds: int | None,
     objective: str | None,
     seed: int | None = None,
+    is_traced: bool = False,
 ) -> TrueConfig:
     """The configuration that `--true` and `--measured` ask for.
 
@@ -86,6 +87,7 @@ def true_config(
         seeds: the value of `--seeds`; must be None.
         objective: the value of `--objective`; latency or None.
         seed: of every row's draws; None for that of the truth.
+        is_traced: whether measurements come with timelines.
 
     Raises:
         UserError: one of the two without the other, an option that does not go with them, or a mistake in one.
@@ -109,7 +111,7 @@ def true_config(
     if objective not in (None, "latency"):
         raise InvalidValue("objective", objective, "latency beside --true", where="compare")
     words = method_words(methods, ROWS, "method with a hidden truth")
-    return TrueConfig(Truth.parse(truth), measured, words, evaluations, seconds, seed=seed)
+    return TrueConfig(Truth.parse(truth), measured, words, evaluations, seconds, seed=seed, is_traced=is_traced)
 
 
 @dataclass(frozen=True)

@@ -364,7 +364,8 @@ def compare_table(comparison: Mapping[str, Any]) -> Table:
     bound_ms = comparison["lower_bound_ms"]
     bound_s = float(comparison["lower_bound_s"]) if bound_ms is None else float(bound_ms) / 1e3
     rows += [[], ["lower bound", *[""] * has_seeds, format_ms(bound_s)]]
-    known = f"truth: {truth}; `as known` is the step time that the simulator gives without knowing the truth"
+    steps = "with timelines; " if comparison.get("traced") else ""
+    known = f"truth: {truth}; {steps}`as known` is the step time that the simulator gives without knowing the truth"
     notes = f"bound: {comparison['lower_bound']}", NO_STEP_TIME_NOTE if others else "", known if truth else ""
     caption = "\n".join(filter(None, notes))
     return plain_table(columns, rows, styles=[*styles, None, "cyan"], collapse_padding=True, caption=caption)

@@ -114,7 +114,8 @@ def test_budgets_are_equal() -> None:
     assert config.budget().seconds == 4.0
     assert config.budget().evaluations == 40_000
     assert config.budget().measurements == 16
-    assert TrueConfig(HARD, 16).names == tuple(ROWS)
+    assert TrueConfig(HARD, 16, is_traced=True).names == tuple(ROWS)
+    assert TrueConfig(HARD, 16).names == tuple(name for name in ROWS if name != "traced-costs")
     assert TrueConfig(HARD, 16, evaluations=5).budget().evaluations == 5
 
 
@@ -123,6 +124,7 @@ def test_budgets_are_equal() -> None:
     [
         ({"methods": ("learnt",)}, "did you mean 'learned'"),
         ({"measured": 0}, "measured"),
+        ({"methods": ("traced-costs",)}, "Add --trace"),
         ({"methods": "learned"}, "methods is 'learned', expected a list"),
         ({"evaluations": 0}, "evaluations"),
         ({"seconds": 0.0}, "seconds"),

@@ -28,7 +28,12 @@ def small_problem(memory_bytes: int = 1000) -> Problem:
 
 @pytest.mark.parametrize(
     ("kind", "s", "r", "v", "high"),
-    [("moderate", 0.3, 2, 0.0, 8e-6), ("hard", 0.6, 3, 0.15, 20e-6), ("misfit", 0.6, 3, 0.15, 20e-6)],
+    [
+        ("moderate", 0.3, 2, 0.0, 8e-6),
+        ("hard", 0.6, 3, 0.15, 20e-6),
+        ("misfit", 0.6, 3, 0.15, 20e-6),
+        ("in-place", 0.6, 3, 0.15, 20e-6),
+    ],
 )
 def test_the_draws_are_those_of_the_definition(kind: str, s: float, r: float, v: float, high: float) -> None:
     nominal = small_problem()
@@ -42,6 +47,12 @@ def test_the_draws_are_those_of_the_definition(kind: str, s: float, r: float, v:
     if kind == "misfit":
         f5 = g.lognormal(0.0, 0.25, 6)  # (add:2, a), (add:2, b), (mm:1, a), (mm:1, b), (mm:3, a), (mm:3, b)
         f6 = np.exp(g.uniform(-np.log(3), np.log(3), 3))
+    if kind == "in-place":
+        assert true.costs.moved_factor is not None
+        f7 = g.uniform(1.0, 1.3, 3)  # add:2, mm:1, mm:3
+        np.testing.assert_allclose(true.costs.moved_factor, [1.0, f7[1], f7[0], f7[2]], rtol=1e-13)
+    else:
+        assert true.costs.moved_factor is None
     expected = [
         [0.0, 0.0, 0.0],
         [
@@ -184,3 +195,64 @@ def test_a_plan_of_another_graph_is_refused() -> None:
     empty = np.zeros(0, dtype=np.int32)
     with pytest.raises(InvalidValue):
         timer.truth(Plan(np.zeros(3, dtype=np.int32), empty, empty, np.arange(3)))
+
+
+def test_in_place_devices_of_one_memory_slow_each_other() -> None:
+    nominal = small_problem()
+    devices = tuple(dataclasses.replace(d, memory_pool="ram" if d.name != "d1" else "") for d in nominal.host.devices)
+    pooled = dataclasses.replace(nominal, host=dataclasses.replace(nominal.host, devices=devices))
+    slowdown = np.array(true_problem(pooled, Truth("in-place", 2)).host.corun_slowdown)
+    assert np.argwhere(slowdown > 0).tolist() == [[0, 2], [2, 0]]
+    assert 0.0 < slowdown[0, 2] == slowdown[2, 0] < 0.3
+    assert true_problem(nominal, Truth("in-place", 2)).host.corun_slowdown == ()
+
+
+def test_traces_leave_step_times_as_they_are() -> None:
+    true = true_problem(small_problem(), Truth("hard", 7))
+    plan = Simulator(small_problem()).plan(np.array([0, 0, 1, 2], dtype=np.int32))
+    plain, traced = (TrueTimer(true, 7, is_traced=is_traced).measure_plans([plan] * 3) for is_traced in (False, True))
+    assert plain == traced
+    assert [outcome.timeline for outcome in plain] == [None] * 3
+    assert all(outcome.timeline is not None for outcome in traced)
+
+
+@pytest.mark.parametrize("kind", ["hard", "in-place"])
+def test_a_trace_is_drawn_as_its_definition_says(kind: str) -> None:
+    """The second measurement, written out once more."""
+    nominal = small_problem()
+    true = true_problem(nominal, Truth(kind, 11))
+    devices = np.array([0, 1, 1, 2], dtype=np.int32)
+    plan = Simulator(nominal).plan(devices)
+    timeline = TrueTimer(true, 11, is_traced=True).measure_plans([plan, plan])[1].timeline
+    assert timeline is not None
+    assert timeline.source == "measured"
+    fixed = np.random.Generator(np.random.PCG64([11, 0, 2]))
+    bias = fixed.lognormal(0.0, 0.05, 9).reshape(3, 3)[[1, 0, 2]]  # add:2, mm:1, mm:3 by d0, d1, d2; then of ops 1 to 3
+    added_s, offset_s = fixed.uniform(0.0, 3e-6), fixed.uniform(-50e-6, 50e-6, 3)
+    own = np.random.Generator(np.random.PCG64([11, 1, 1]))
+    factor = own.lognormal(0.0, 0.05, 4) * own.lognormal(0.0, 0.03)
+    is_outlier, longer = own.random(4) < 0.01, own.uniform(3.0, 10.0, 4)
+    factor = factor * np.where(is_outlier, longer, 1.0)
+    sent = own.lognormal(0.0, 0.10, plan.num_transfers)
+    moved = np.ones(4) if true.costs.moved_factor is None else true.costs.moved_factor
+    moved = np.where([False, True, False, True], moved, 1.0)  # ops 1 and 3 read what another device made
+    for op in (1, 2, 3):
+        seconds = true.costs.op_time_s[op, devices[op]] * moved[op] * factor[op] * bias[op - 1, devices[op]] + added_s
+        assert timeline.op_end_s[op] - timeline.op_start_s[op] == pytest.approx(seconds, rel=1e-9)
+    links = {link.name: link for link in true.host.links}
+    end_s = {0: 0.0}
+    for k, (source, destination) in enumerate([(0, 1), (1, 2)]):
+        link = links["zam"[(source + destination) % 3]]
+        seconds = (link.latency_s + 10 / link.bandwidth_bytes_per_s) * sent[k]
+        assert timeline.transfer_end_s[k] - timeline.transfer_start_s[k] == pytest.approx(seconds, rel=1e-9)
+        end_s[destination] = seconds
+    assert timeline.op_start_s[1] == pytest.approx(end_s[1] + offset_s[1], rel=1e-9)  # after the first transfer
+    assert timeline.transfer_start_s[0] == pytest.approx(offset_s[1], rel=1e-9)
+    assert timeline.memory_bytes.size == 0
+
+
+def test_a_plan_that_does_not_fit_has_no_trace() -> None:
+    true = true_problem(small_problem(memory_bytes=15), Truth("hard", 7))
+    plan = Simulator(small_problem()).plan(np.array([0, 0, 1, 2], dtype=np.int32))
+    (outcome,) = TrueTimer(true, 7, is_traced=True).measure_plans([plan])
+    assert (outcome.status, outcome.timeline) == ("oom", None)

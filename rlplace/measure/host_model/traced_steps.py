@@ -24,6 +24,8 @@ LEAST_S = 1e-9
 """A duration that is shorter was not measured: its record is missing."""
 TO_DEVIATION = 1.4826
 """Of normal numbers: standard deviation over the median of distances from their median."""
+OTHERS = 2
+"""Figures that are fitted beside the factors of the host."""
 LARGEST_STEP, SHARPEST = 3.0, 64.0
 """Of the fit, in deviations; of the maximum over the links of a route, before the slowest alone counts."""
 OF_MEDIAN = 1.2533
@@ -89,7 +91,7 @@ class TracedSteps:
 
     def __init__(self, scales: Scales, config: TraceConfig | None = None) -> None:
         self.num_steps = 0
-        self._z = np.zeros(len(scales) + 2)
+        self._z = np.zeros(OTHERS + len(scales))
         self._scales, self._config, self._terms = scales, config or TraceConfig(), PathTerms(scales)
         graph, host = scales.problem.graph, scales.problem.host
         words, self._signature = np.unique(graph.signatures, return_inverse=True)
@@ -128,7 +130,7 @@ class TracedSteps:
         if not self.num_steps:
             return self._scales
         scales, config, cells = self._scales, self._config, self._cells()
-        count, common = len(scales), config.common / math.sqrt(self.num_steps)
+        common = config.common / math.sqrt(self.num_steps)
         has_choice = self._terms.has_choice and not self._z.any()
         z, sharpness = self._z, 2.0 if has_choice else math.inf
         for _ in range(config.iterations):
@@ -144,43 +146,42 @@ class TracedSteps:
             sharpness = sharpness * 2.0 if sharpness < SHARPEST else math.inf
         self._z = z
         _, slopes = self._predict(cells, z, common, math.inf)
-        covariance = np.linalg.inv(self._gram(slopes, weight / cells.deviation))
-        root = np.linalg.cholesky(covariance[:count, :count])
-        return scales.known_as(scales.at(z[:count]), scales.spread(root))
+        # of a triangle of the precision, the part after the two others is one of what is left without them
+        triangle = np.linalg.cholesky(self._gram(slopes, weight / cells.deviation))[OTHERS:, OTHERS:]
+        return scales.known_as(scales.at(z[OTHERS:]), scales.spread(np.linalg.inv(triangle).T))
 
     def _gram(self, slopes: csr_matrix, weight: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(P + 2, P + 2) curvature by deviations of the factors, of rows that weigh (C,), with that of the prior."""
+        """(2 + P, 2 + P) curvature by deviations of the factors, of rows that weigh (C,), with that of the prior."""
         gram = np.asarray((slopes.T @ slopes.multiply(weight[:, None])).todense())
         return np.asarray(self._spread(self._spread(gram).T) + np.eye(len(gram)))
 
     def _spread(self, by_factor: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Derivatives (P + 2, ...) by deviations, of those by logarithms of factors; the last two are by deviations."""
-        count = len(self._scales)
-        return np.concatenate((self._scales.slopes_of(by_factor[:count].T).T, by_factor[count:]))
+        """Derivatives (2 + P, ...) by deviations, of those by logarithms of factors; the first two are so already."""
+        return np.concatenate((by_factor[:OTHERS], self._scales.slopes_of(by_factor[OTHERS:].T).T))
 
     def _predict(
         self, cells: _Cells, z: NDArray[np.float64], common: float, sharpness: float
     ) -> tuple[NDArray[np.float64], csr_matrix]:
-        """(C,) expected log durations, and (C, P + 2) their derivatives: by logarithms of factors, then by deviations
-        of the seconds that tracing adds and of the factor that ops of these steps have in common."""
-        scales, config, count = self._scales, self._config, len(self._scales)
-        x = scales.at(z[:count])
+        """(C,) expected log durations, and (C, 2 + P) their derivatives: by deviations of the seconds that tracing adds
+        and of the factor that ops of these steps have in common, then by logarithms of factors."""
+        scales, config = self._scales, self._config
+        x = scales.at(z[OTHERS:])
         seconds, exponents = self._terms.seconds_and_exponents(x, sharpness)
         alone = cells.rows.multiply(seconds).tocsr()
         alone_s = np.asarray(alone.sum(axis=1)).ravel()
         longer = np.zeros(len(alone_s))
         if scales.moved_at >= 0:
             longer = np.where(cells.is_moved, scales.moved * math.exp(x[scales.moved_at]), 0.0)
-        added_s = np.where(cells.is_op, config.added_s * math.exp(config.added * z[count]), 0.0)
+        added_s = np.where(cells.is_op, config.added_s * math.exp(config.added * z[0]), 0.0)
         whole_s = alone_s * (1.0 + longer) + added_s
         slopes = (alone @ exponents).multiply(((1.0 + longer) / whole_s)[:, None])
         own = np.stack([added_s / whole_s * config.added, np.where(cells.is_op, common, 0.0)], axis=1)
-        slopes = hstack([slopes, csr_matrix(own)], format="csr")
+        slopes = hstack([csr_matrix(own), slopes], format="csr")
         if scales.moved_at >= 0:
-            place = np.full(len(longer), scales.moved_at)
+            place = np.full(len(longer), OTHERS + scales.moved_at)
             by_moved = (alone_s * longer / whole_s, (np.arange(len(longer)), place))
             slopes = slopes + csr_matrix(by_moved, shape=slopes.shape)
-        return np.log(whole_s) + np.where(cells.is_op, common * z[count + 1], 0.0), slopes
+        return np.log(whole_s) + np.where(cells.is_op, common * z[1], 0.0), slopes
 
     def _cells(self) -> _Cells:
         """Medians over all steps, by cell."""

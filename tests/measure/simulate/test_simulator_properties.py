@@ -37,6 +37,29 @@ def times_of(timeline: Timeline) -> dict[Item, tuple[float, float]]:
     return times
 
 
+@given(seed=seeds, num_ops=st.integers(1, 40))
+@few
+def test_a_disturbed_step_follows_the_plan_with_longer_transfers(seed: int, num_ops: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, num_ops)
+    devices = rng.integers(0, problem.host.num_devices, num_ops).astype(np.int32)
+    simulator = Simulator(problem, threads=1)
+    plan = simulator.plan(devices)
+    factor = rng.choice([1.0, 0.5, 2.0, 3.0], plan.num_transfers)
+    reference = Reference(problem, devices.tolist(), [0.0] * num_ops)
+    sends = zip(plan.transfer_tensor.tolist(), plan.transfer_destination.tolist(), factor.tolist(), strict=True)
+    reference.slower = {("send", tensor, destination): slower for tensor, destination, slower in sends}
+    reference.follow(items_of(plan))
+    times = times_of(simulator.timeline(plan, factor))
+    assert times.keys() == reference.start_s.keys()
+    for item, (start_s, end_s) in times.items():
+        assert (start_s, end_s) == pytest.approx((reference.start_s[item], reference.end_s[item]), rel=1e-9, abs=1e-9)
+    undisturbed = simulator.timeline(plan)  # the next step is one as it should be
+    reference.slower = {}
+    reference.follow(items_of(plan))
+    assert undisturbed.step_s == pytest.approx(max(reference.end_s.values(), default=0.0), rel=1e-9, abs=1e-9)
+
+
 @given(seed=seeds, num_ops=st.integers(1, 60))
 @example(seed=1242, num_ops=58)
 @settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -45,6 +68,9 @@ def test_agrees_with_the_reference(seed: int, num_ops: int) -> None:
     problem = random_problem(rng, num_ops)
     priorities = random_priorities(rng, num_ops)
     devices = rng.integers(0, problem.host.num_devices, num_ops).astype(np.int32)
+    if rng.random() < 0.3:
+        costs = replace(problem.costs, moved_factor=1.0 + rng.integers(0, 3, num_ops) / 4)
+        problem = replace(problem, costs=costs)
     simulator = Simulator(problem, threads=1)
     plan, measurement = simulator.plan_and_time(devices, priorities)
     reference = Reference(problem, devices.tolist(), priorities.tolist())

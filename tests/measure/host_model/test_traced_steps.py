@@ -1,0 +1,210 @@
+"""What timelines teach: known factors from a few steps, whatever is disturbed, missing, or on a clock of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from host_models import learnable_problem, paired_host, step_times, varied_plans
+from micrographs import op_graph
+from random_problems import plain_host
+
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.host_model import (
+    HostModel,
+    Posterior,
+    Prior,
+    Scales,
+    TraceConfig,
+    TracedMedians,
+    TracedPrior,
+    TracedSteps,
+)
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.measurement import Measurement
+from rlplace.measure.problem import Plan, Problem, Timeline
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.truth import TrueTimer, Truth, true_problem
+
+WIDE = Prior(op_type=1.0, device=0.5, bandwidth=1.0, latency=1.0, overhead_s=0.1, overhead=1.0)
+TRACED = TracedPrior(signature=0.5, moved=0.1, moved_deviation=1.0)
+EXACT = TraceConfig(
+    bias=1e-5, common=1e-5, noise=1e-5, link_noise=1e-5, added_s=1e-9, added=0.0, iterations=60, tolerance=1e-9
+)
+
+
+def scales_of(host: Host, num_ops: int = 60) -> Scales:
+    return Scales(learnable_problem(host, num_ops), WIDE, None, TRACED)
+
+
+def some_factors(scales: Scales, seed: int) -> np.ndarray:
+    return 0.5 * np.random.default_rng(seed).standard_normal(len(scales)) * scales.deviation
+
+
+def timelines_of(problem: Problem, plans: list[Plan]) -> list[Timeline]:
+    simulator = Simulator(problem, threads=1)
+    return [simulator.timeline(plan) for plan in plans]
+
+
+def fitted(scales: Scales, timelines: list[Timeline], config: TraceConfig | None = None) -> Scales:
+    steps = TracedSteps(scales, config)
+    for timeline in timelines:
+        steps.add(timeline)
+    return steps.known()
+
+
+def shifted(timeline: Timeline, offset_s: np.ndarray) -> Timeline:
+    """As clocks that are off by so much would have it."""
+    ops, sent = offset_s[timeline.op_device], offset_s[timeline.transfer_destination]
+    return replace(
+        timeline,
+        op_start_s=timeline.op_start_s + ops,
+        op_end_s=timeline.op_end_s + ops,
+        transfer_start_s=timeline.transfer_start_s + sent,
+        transfer_end_s=timeline.transfer_end_s + sent,
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_four_traced_plans_without_noise_tell_the_host(seed: int) -> None:
+    """Op times and step times of other plans to a thousandth: the factors themselves, but for shifts between them."""
+    scales, generator = scales_of(paired_host(3)), np.random.default_rng(seed)
+    true = scales.apply(some_factors(scales, seed))
+    known = fitted(scales, timelines_of(true, varied_plans(scales.problem, generator, 4)), EXACT)
+    learned = known.apply(known.mean)
+    np.testing.assert_allclose(learned.costs.op_time_s, true.costs.op_time_s, rtol=1e-3)
+    assert learned.costs.moved_factor is not None
+    np.testing.assert_allclose(learned.costs.moved_factor, true.costs.moved_factor, rtol=1e-3)
+    others = varied_plans(scales.problem, generator, 10)
+    np.testing.assert_allclose(step_times(learned, others), step_times(true, others), rtol=1e-3)
+
+
+def test_links_that_routes_share_are_told_apart() -> None:
+    scales, generator = scales_of(plain_host(4, 100.0)), np.random.default_rng(0)
+    x = np.array([0.3 * generator.standard_normal() for _ in scales.items])
+    for place, item in enumerate(scales.items):  # every way up slower than all ways down but that of device 3
+        if item.kind == "bandwidth":
+            x[place] = {"up": -0.5, "down": 0.2}[item.name.split()[0]] + 0.1 * x[place]
+    true = scales.apply(x)
+    known = fitted(scales, timelines_of(true, varied_plans(scales.problem, generator, 4)), EXACT)
+    others = varied_plans(scales.problem, generator, 10)
+    np.testing.assert_allclose(step_times(known.apply(known.mean), others), step_times(true, others), rtol=5e-3)
+
+
+def test_clocks_that_are_off_change_nothing() -> None:
+    scales = scales_of(paired_host(3))
+    steps = timelines_of(
+        scales.apply(some_factors(scales, 1)), varied_plans(scales.problem, np.random.default_rng(1), 4)
+    )
+    offset_s = np.array([-40.0, 7.0, 0.5])
+    once, again = fitted(scales, steps), fitted(scales, [shifted(step, offset_s) for step in steps])
+    np.testing.assert_allclose(again.mean, once.mean, atol=1e-9)
+
+
+def test_a_few_ops_that_were_held_up_hardly_count() -> None:
+    scales, generator = scales_of(paired_host(3), 200), np.random.default_rng(2)
+    true = scales.apply(some_factors(scales, 2))
+    steps = timelines_of(true, varied_plans(scales.problem, generator, 4))
+    disturbed = []
+    for step in steps:
+        end_s = np.array(step.op_end_s)
+        held = generator.random(len(end_s)) < 0.02
+        disturbed.append(
+            replace(step, op_end_s=np.where(held, step.op_start_s + 8.0 * (end_s - step.op_start_s), end_s))
+        )
+    ratios = [
+        known.apply(known.mean).costs.op_time_s / true.costs.op_time_s
+        for known in (fitted(scales, steps), fitted(scales, disturbed))
+    ]
+    assert np.abs(np.log(ratios[1])).max() < np.abs(np.log(ratios[0])).max() + 0.05
+
+
+def test_records_that_are_missing_say_nothing() -> None:
+    """NaN, or an end before its start, as where a record was overwritten by its double."""
+    scales = scales_of(paired_host(3), 200)
+    true = scales.apply(some_factors(scales, 3))
+    (step, *rest) = timelines_of(true, varied_plans(scales.problem, np.random.default_rng(3), 4))
+    end_s = np.array(step.op_end_s)
+    end_s[::7], end_s[3::7] = np.nan, -1.0
+    sent_s = np.array(step.transfer_end_s)
+    sent_s[::5] = np.nan
+    known = fitted(scales, [replace(step, op_end_s=end_s, transfer_end_s=sent_s), *rest], EXACT)
+    np.testing.assert_allclose(known.apply(known.mean).costs.op_time_s, true.costs.op_time_s, rtol=1e-3)
+
+
+def test_a_device_that_no_plan_used_is_as_sure_as_its_kind() -> None:
+    """Its own factor stays as the prior has it, in mean and in width; types of its kind are known from the others."""
+    scales = scales_of(plain_host(3, 100.0))
+    x = some_factors(scales, 4)
+    true, simulator = scales.apply(x), Simulator(scales.problem, threads=1)
+    generator = np.random.default_rng(4)
+    plans = [simulator.plan(generator.integers(0, 2, scales.problem.graph.num_ops).astype(np.int32)) for _ in range(4)]
+    known = fitted(scales, timelines_of(true, plans))
+    place = int(scales.device_at[2])
+    assert known.mean[place] == pytest.approx(0.0, abs=1e-6)
+    assert known.deviation[place] == pytest.approx(scales.deviation[place], rel=1e-6)
+    others = [int(scales.device_at[d]) for d in (0, 1)]
+    assert (known.deviation[others] < scales.deviation[others]).all()
+
+
+def test_step_times_correct_what_tracing_adds() -> None:
+    """Durations alone cannot say how much of them is tracing; step times, which are measured without it, can."""
+    scales = Scales(learnable_problem(paired_host(3), 60), replace(WIDE, overhead_s=0.01, overhead=0.5), None, TRACED)
+    true = scales.apply(some_factors(scales, 5))
+    plans = varied_plans(scales.problem, np.random.default_rng(5), 12)
+    model = HostModel(scales)
+    for plan, step_s in zip(plans, step_times(true, plans), strict=True):
+        traced = Simulator(true, threads=1).timeline(plan)
+        slower = replace(traced, op_end_s=traced.op_start_s + 1.05 * (traced.op_end_s - traced.op_start_s))
+        model.learn([plan], [Measurement("ok", step_s, (step_s,), timeline=slower)])
+    others = varied_plans(scales.problem, np.random.default_rng(6), 10)
+    log_ratio = np.log(step_times(model.fit().problem, others) / step_times(true, others))
+    assert np.abs(log_ratio).mean() < 0.02
+
+
+@pytest.mark.parametrize("kind", ["moderate", "hard"])
+def test_a_few_traces_of_a_truth_beat_as_many_step_times(kind: str) -> None:
+    problem = learnable_problem(paired_host(4), 120)
+    costs = replace(problem.costs, op_time_s=problem.costs.op_time_s * 1e-3)
+    problem = replace(problem, costs=costs)
+    plans, others = (varied_plans(problem, np.random.default_rng(k), 4) for k in range(2))
+    errors = {True: 0.0, False: 0.0}
+    for seed in range(4):
+        true = true_problem(problem, Truth(kind, seed))
+        for is_traced in errors:
+            model = HostModel(Scales(problem, Prior(), None, TracedPrior() if is_traced else None))
+            model.learn(plans, TrueTimer(true, seed, is_traced=is_traced).measure_plans(plans))
+            said_s = step_times(model.fit().problem, others)
+            errors[is_traced] += float(np.abs(np.log(said_s / step_times(true, others))).mean())
+    assert errors[True] < 0.5 * errors[False]
+
+
+def test_without_traces_the_prior_stays() -> None:
+    scales = scales_of(paired_host(3))
+    assert TracedSteps(scales).known() is scales
+    assert np.array_equal(Posterior.prior(scales).mean, np.zeros(len(scales)))
+
+
+def test_medians_are_those_by_hand() -> None:
+    """On d0 mm twice (2 and 4 s), on d1 mm (9 s) and add; both devices are of one kind. One copy, of 30 bytes."""
+    targets = ["parameter", *["aten.mm"] * 3, "aten.add"]
+    graph = op_graph([[], [0], [1], [2], [3]], [10, 10, 30, 30, 10], targets=targets)
+    graph = replace(graph, signatures=("parameter", "mm of 10", "mm of 10", "mm of 30", "add"))
+    host = paired_host(2)
+    problem = Problem(graph, host, Costs(np.ones((5, 2)), "estimated"), Grouping(np.arange(5)))
+    plan = Simulator(problem).plan(np.array([0, 0, 0, 1, 1], dtype=np.int32))
+    step = Simulator(problem).timeline(plan)
+    end_s = step.op_start_s + np.array([0.0, 2.0, 4.0, 9.0, 0.25])
+    medians = TracedMedians(problem)
+    assert medians.problem() is problem
+    medians.add(replace(step, op_end_s=end_s, transfer_end_s=step.transfer_start_s + 0.75))
+    learned = medians.problem()
+    for i, seconds in ((1, 8**0.5), (2, 8**0.5), (3, 9.0)):  # of two the middle, of their logarithms
+        assert learned.costs.op_time_s[i] == pytest.approx([seconds] * 2)
+    assert learned.costs.op_time_s[4] == pytest.approx([0.25, 0.25])
+    used, unused = learned.host.links
+    assert used.latency_s == host.links[0].latency_s  # one size of copies: the latency is as it was given
+    assert used.latency_s + 30 / used.bandwidth_bytes_per_s == pytest.approx(0.75)
+    assert unused == host.links[1]
