@@ -15,7 +15,7 @@ from scipy.sparse import csr_matrix, hstack
 
 from rlplace.measure.host_model.path_terms import PathTerms
 from rlplace.measure.host_model.scales import Scales
-from rlplace.measure.hosts.host import AtLeastOne, Link, NotNegative, Positive
+from rlplace.measure.hosts.host import AtLeastOne, NotNegative, Positive
 from rlplace.measure.problem import Problem, Timeline
 from rlplace.measure.simulate.compiled_problem import main_producers
 from rlplace.records import record
@@ -234,9 +234,9 @@ class TracedMedians:
         """The problem with what was traced in the place of its figures.
 
         An op takes the median of the traced ops of its signature on its kind of device; where there are none, its own
-        time, times the median ratio of traced and own times on that kind. Latency and bandwidth of each link by
-        regression of durations on bytes (Theil 1950 and Sen 1968: medians of slopes) over the transfers whose route
-        begins with it; a link that no transfer used keeps its figures.
+        time, times the median ratio of traced and own times on that kind. Durations over each route are regressed on
+        bytes (Theil 1950 and Sen 1968: medians of slopes); a link has the best figures of the routes that it is part
+        of, as the slowest link of a route counts. A link that too little was sent over keeps its own.
         """
         problem, graph, host = self._problem, self._problem.graph, self._problem.host
         if not self._timelines:
@@ -258,35 +258,35 @@ class TracedMedians:
         typical = [np.nanmedian(part) if np.isfinite(part).any() else 1.0 for part in parts]
         op_time_s = np.where(np.isfinite(traced_s), traced_s, given_s * typical)
         costs = replace(problem.costs, op_time_s=np.where(graph.is_source[:, None], given_s, op_time_s))
-        return replace(problem, host=replace(host, links=tuple(map(self._link, host.links))), costs=costs)
+        lines, links = self._lines(), []
+        for link in host.links:
+            found = [line for names, line in lines.items() if link.name in names]
+            latency_s = min((line[0] for line in found), default=link.latency_s)
+            s_per_byte = min((line[1] for line in found), default=1.0 / link.bandwidth_bytes_per_s)
+            links.append(replace(link, bandwidth_bytes_per_s=1.0 / s_per_byte, latency_s=latency_s))
+        return replace(problem, host=replace(host, links=tuple(links)), costs=costs)
 
-    def _link(self, link: Link) -> Link:
-        problem = self._problem
-        first = {
-            (problem.host.device_index[route.source], problem.host.device_index[route.destination])
-            for route in problem.host.routes
-            if route.links[:1] == (link.name,)
-        }
-        times: dict[int, list[float]] = {}
+    def _lines(self) -> dict[tuple[str, ...], tuple[float, float]]:
+        """Latency and seconds per byte of the transfers over each route's links, where they had several sizes."""
+        host, durations = self._problem.host, dict[tuple[str, ...], dict[int, list[float]]]()
+        index = host.device_index
+        links = {(index[route.source], index[route.destination]): route.links for route in host.routes if route.links}
         for step in self._timelines:
-            seconds = (step.transfer_end_s - step.transfer_start_s).tolist()
             pairs = zip(step.transfer_source.tolist(), step.transfer_destination.tolist(), strict=True)
-            sizes = problem.graph.tensor_bytes[step.transfer_tensor].tolist()
+            sizes = self._problem.graph.tensor_bytes[step.transfer_tensor].tolist()
+            seconds = (step.transfer_end_s - step.transfer_start_s).tolist()
             for pair, size, duration_s in zip(pairs, sizes, seconds, strict=True):
-                if pair in first and duration_s > LEAST_S:
-                    times.setdefault(size, []).append(duration_s)
-        if not times:
-            return link
-        size = np.array(sorted(times), dtype=np.float64)
-        median_s = np.array([np.median(times[int(one)]) for one in size])
-        before, after = np.triu_indices(len(size), 1)
-        slopes = (median_s[after] - median_s[before]) / (size[after] - size[before])
-        slope = float(np.median(slopes)) if len(slopes) else 0.0
-        if slope <= 0.0:  # one size, or sizes that do not matter: the given latency is kept
-            left_s = np.maximum(median_s - link.latency_s, LEAST_S)
-            return replace(link, bandwidth_bytes_per_s=float(np.median(np.maximum(size, 1.0) / left_s)))
-        latency_s = max(float(np.median(median_s - slope * size)), 0.0)
-        return replace(link, bandwidth_bytes_per_s=1.0 / slope, latency_s=latency_s)
+                if pair in links and duration_s > LEAST_S:
+                    durations.setdefault(links[pair], {}).setdefault(size, []).append(duration_s)
+        lines = {}
+        for names, times in durations.items():
+            size = np.array(sorted(times), dtype=np.float64)
+            median_s = np.array([np.median(times[int(one)]) for one in size])
+            before, after = np.triu_indices(len(size), 1)
+            slopes = (median_s[after] - median_s[before]) / (size[after] - size[before])
+            if len(slopes) and (slope := float(np.median(slopes))) > 0.0:
+                lines[names] = max(float(np.median(median_s - slope * size)), 0.0), slope
+        return lines
 
 
 def _log_durations(start_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -310,7 +310,7 @@ def _step_effects(
         middle = _by_group(place, left)[place]
         steps, of_op = np.unique(step, return_inverse=True)
         effects[steps] += _by_group(of_op, left - middle)
-    return effects - effects.mean()
+    return np.asarray(effects - effects.mean())
 
 
 def _medians(

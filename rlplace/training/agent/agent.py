@@ -91,7 +91,7 @@ class Agent:
         self._expected: dict[str, Plan] = {}
         self._missed, self._is_better, self._last_error = np.zeros(2), True, math.nan
         self._begin = time.monotonic()
-        self._is_known = knowledge is not None
+        self._is_begun, self._is_known = False, knowledge is not None
         self._has_choice = bool((problem.group_allowed.sum(axis=1) > 1).any())
 
     def __repr__(self) -> str:
@@ -149,7 +149,8 @@ class Agent:
             each: evaluations or seconds for each of them.
         """
         config, mean = self._config, Simulator(self.posterior.problem, threads=1)
-        if not self._proposer.evaluations:
+        if not self._is_begun:
+            self._is_begun = True
             share = config.known_share if self._is_known else 1.0
             is_measured = self.num_measured or self._is_known
             found = self._proposer.first(mean, count, _scaled(each, count * share), has_probes=not is_measured)
@@ -332,10 +333,12 @@ def learn_host(
     if math.isinf(evaluations) and math.isinf(budget.seconds):
         evaluations = config.whole_evaluations(budget.measurements)
     while (left := budget.measurements - agent.num_measured) > 0 and time.monotonic() - begin < budget.seconds:
-        each = _scaled(Budget(evaluations, budget.seconds), config.share(agent.num_measured, budget.measurements))
-        count = min(config.batch, left)
+        count, share = min(config.batch, left), config.share(agent.num_measured, budget.measurements)
         if is_traced:  # the first ones tell most: every batch is as large as all before it, up to the usual size
-            count = min(count, max(agent.num_measured, 1))
+            count, share = min(count, max(agent.num_measured, 1)), (1.0 - config.traced_share) * share
+            if agent.num_measured < 2:
+                share = config.traced_share
+        each = _scaled(Budget(evaluations, budget.seconds), share)
         plans = agent.survey() if is_traced and not agent.num_measured and left > 1 else agent.propose(count, each)
         if not plans:
             break

@@ -31,6 +31,8 @@ class AgentConfig:
     of the measurements."""
     known_share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
     """Share of the first batch's simulated placements for one search from scratch, on a host that is known."""
+    traced_share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
+    """Share of all simulated placements for the search that follows the first traced step."""
     evaluations: Evaluations = 2000
     """Placements simulated for each plan that is proposed, where neither evaluations nor seconds are given."""
     scratch_share: Share = 0.1

@@ -188,23 +188,23 @@ def test_without_traces_the_prior_stays() -> None:
 
 
 def test_medians_are_those_by_hand() -> None:
-    """On d0 mm twice (2 and 4 s), on d1 mm (9 s) and add; both devices are of one kind. One copy, of 30 bytes."""
-    targets = ["parameter", *["aten.mm"] * 3, "aten.add"]
-    graph = op_graph([[], [0], [1], [2], [3]], [10, 10, 30, 30, 10], targets=targets)
-    graph = replace(graph, signatures=("parameter", "mm of 10", "mm of 10", "mm of 30", "add"))
+    """On d0 mm twice (2 and 4 s), on d1 mm (9 s) and add; both devices are of one kind. Copies of 10, 30 and 50 bytes
+    take 0.3, 0.7 and 1.2 s: slopes 0.02, 0.025 and 0.0225; without 0.0225 a byte 0.075, 0.025 and 0.075 are left."""
+    targets = ["parameter", "parameter", *["aten.mm"] * 3, "aten.add"]
+    graph = op_graph([[], [], [0], [2], [0, 1, 3], [4]], [10, 50, 10, 30, 30, 10], targets=targets)
+    graph = replace(graph, signatures=("parameter", "parameter", "mm of 10", "mm of 10", "mm of 30", "add"))
     host = paired_host(2)
-    problem = Problem(graph, host, Costs(np.ones((5, 2)), "estimated"), Grouping(np.arange(5)))
-    plan = Simulator(problem).plan(np.array([0, 0, 0, 1, 1], dtype=np.int32))
+    problem = Problem(graph, host, Costs(np.ones((6, 2)), "estimated"), Grouping(np.arange(6)))
+    plan = Simulator(problem).plan(np.array([0, 0, 0, 0, 1, 1], dtype=np.int32))
     step = Simulator(problem).timeline(plan)
-    end_s = step.op_start_s + np.array([0.0, 2.0, 4.0, 9.0, 0.25])
+    end_s = step.op_start_s + np.array([0.0, 0.0, 2.0, 4.0, 9.0, 0.25])
+    took_s = np.array([{10: 0.3, 30: 0.7, 50: 1.2}[int(graph.tensor_bytes[t])] for t in step.transfer_tensor])
     medians = TracedMedians(problem)
     assert medians.problem() is problem
-    medians.add(replace(step, op_end_s=end_s, transfer_end_s=step.transfer_start_s + 0.75))
+    medians.add(replace(step, op_end_s=end_s, transfer_end_s=step.transfer_start_s + took_s))
     learned = medians.problem()
-    for i, seconds in ((1, 8**0.5), (2, 8**0.5), (3, 9.0)):  # of two the middle, of their logarithms
+    for i, seconds in ((2, 8**0.5), (3, 8**0.5), (4, 9.0), (5, 0.25)):  # of two the middle, of their logarithms
         assert learned.costs.op_time_s[i] == pytest.approx([seconds] * 2)
-    assert learned.costs.op_time_s[4] == pytest.approx([0.25, 0.25])
     used, unused = learned.host.links
-    assert used.latency_s == host.links[0].latency_s  # one size of copies: the latency is as it was given
-    assert used.latency_s + 30 / used.bandwidth_bytes_per_s == pytest.approx(0.75)
+    assert (used.latency_s, 1.0 / used.bandwidth_bytes_per_s) == pytest.approx((0.075, 0.0225))
     assert unused == host.links[1]
