@@ -271,9 +271,9 @@ class TracedPrior:
 
     signature: NotNegative = 0.15
     """Standard deviation of the time of an op of one signature (target and shapes) beside its type's."""
-    moved: NotNegative = 0.03
+    moved: NotNegative = 0.01
     """Median of the share by which an op takes longer where its largest input was made on another device."""
-    moved_deviation: NotNegative = 1.5
+    moved_deviation: NotNegative = 2.0
     """Of that share."""
 
 
