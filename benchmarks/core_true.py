@@ -61,6 +61,8 @@ class Settings:
     """Simulated placements of a row; as `rlplace compare --true` has it where None."""
     reference: int
     """Evaluations of the search on the truth."""
+    is_traced: bool = False
+    """Whether measurements have timelines."""
 
 
 def cases_of(suite: str, kinds: tuple[str, ...], seeds: list[int]) -> list[Case]:
@@ -94,7 +96,8 @@ def append(path: Path, line: dict[str, Any]) -> None:
 
 def key(line: dict[str, Any]) -> tuple[object, ...]:
     """Two lines with the same key answer the same question."""
-    return tuple(line[name] for name in ("problem", "truth", "measured", "method", "allowed"))
+    named = tuple(line[name] for name in ("problem", "truth", "measured", "method", "allowed"))
+    return *named, line.get("traced", False)
 
 
 def run(cases: list[Case], settings: Settings, path: Path, cluster: Cluster | None = None) -> None:
@@ -104,7 +107,7 @@ def run(cases: list[Case], settings: Settings, path: Path, cluster: Cluster | No
     begin = time.monotonic()
     for number, case in enumerate(cases):
         for count in settings.measured:
-            asked = TrueConfig(case.truth, count, settings.methods, settings.evaluations)
+            asked = TrueConfig(case.truth, count, settings.methods, settings.evaluations, is_traced=settings.is_traced)
             missing = tuple(name for name in asked.names if key(case.facts | _question(asked, name)) not in done)
             if missing:
                 _compare(case, replace(asked, methods=missing), problem_for, path, cluster)
@@ -134,7 +137,8 @@ def _compare(
 
 
 def _question(config: TrueConfig, name: str) -> dict[str, Any]:
-    return {"method": name, "measured": config.measured, "allowed": config.budget().evaluations}
+    facts = {"method": name, "measured": config.measured, "allowed": config.budget().evaluations}
+    return facts | ({"traced": True} if config.is_traced else {})
 
 
 def _answer(row: Row) -> dict[str, Any]:
@@ -209,6 +213,7 @@ def main() -> None:
         argument("--measured", default="16,64", help="plans that a row may measure, with commas between them"),
         argument("--methods", default="all"),
         argument("--evaluations", type=int, help="placements that a row may simulate"),
+        argument("--trace", action="store_true", help="measurements have timelines"),
         argument("--reference", type=int, default=20_000, help="evaluations of the search on the truth"),
         argument("--problems", help="WORKLOAD/HOST, with semicolons between them: only these"),
         argument("--shard", default="1/1", help="I/N: every N-th case, from the I-th"),
@@ -228,7 +233,9 @@ def main() -> None:
         cases = [case for case in cases if case.facts["problem"] in options.problems.split(";")]
     shard, shards = (int(part) for part in options.shard.split("/"))
     measured = tuple(int(part) for part in options.measured.split(","))
-    settings = Settings(tuple(options.methods.split(",")), measured, options.evaluations, options.reference)
+    settings = Settings(
+        tuple(options.methods.split(",")), measured, options.evaluations, options.reference, options.trace
+    )
     append(path, {"run": record()})
     with reach(options.cluster, say=partial(print, file=sys.stderr)) as cluster:
         run(cases[shard - 1 :: shards], settings, path, cluster)
