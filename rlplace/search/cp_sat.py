@@ -30,10 +30,11 @@ from rlplace.measure import Problem, Simulator
 from rlplace.measure.bounds import figures, heads_and_tails, lower_bound_s
 from rlplace.measure.simulate.compiled_problem import HANDOVER, JOB, compile_problem
 from rlplace.search.groupings import majority_devices
+from rlplace.search.methods import find
 from rlplace.search.rules.baselines import solve_single
 from rlplace.search.schedule.list_schedule import Units, group_units, host_resources, op_units
 from rlplace.search.schedule.list_schedulers import solve_heft
-from rlplace.search.task import Budget, Task
+from rlplace.search.task import Task
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -78,8 +79,7 @@ def solve_cp_sat(task: Task) -> None:
     solve_single(task)
     solve_heft(task)
     seconds = max(task.seconds_left * 0.9, LEAST_S) if math.isfinite(task.budget.seconds) else math.inf
-    is_small = int((~problem.graph.is_source).sum()) <= MOST_JOBS
-    if is_small:
+    if int((~problem.graph.is_source).sum()) <= MOST_JOBS:
         solved = schedule(problem, seconds, start=task.best_devices)
         timer = task.timer
         if isinstance(timer, Simulator) and timer.problem is problem and timer.objective == "latency":
@@ -112,7 +112,7 @@ def schedule(
     """
     simulator = Simulator(problem, threads=1)
     if start is None:
-        start = _heft(problem)
+        start = find(problem, "heft", simulator).devices
     horizon_s, starts_s = _longest_s(problem), None
     if start is not None:
         plan, measured = simulator.plan_and_time(start)
@@ -126,9 +126,8 @@ def schedule(
         built.narrow(heads, tails, bound_s)
     if start is not None:
         built.hint(start, starts_s)
-    found, value_s, proven_s, is_optimal = _solve(built, seconds, effort)
-    rows = np.stack(found) if found else np.zeros((0, problem.graph.num_ops), dtype=np.int32)
-    return Solved(rows, value_s, max(bound_s, proven_s), is_optimal)
+    solved = _solve(built, seconds, effort)
+    return replace(solved, bound_s=max(bound_s, solved.bound_s))
 
 
 def schedule_groups(problem: Problem, seconds: float = math.inf, *, start: NDArray[np.int32] | None = None) -> Solved:
@@ -152,15 +151,8 @@ def schedule_groups(problem: Problem, seconds: float = math.inf, *, start: NDArr
     built = ScheduleModel(coarse, units, horizon_s, are_ops=False)
     if start is not None:
         built.hint(majority_devices(coarse, start))
-    found, value_s, _, is_optimal = _solve(built, seconds, GROUPS_EFFORT)
-    rows = coarse.grouping.expand(np.stack(found)) if found else np.zeros((0, problem.graph.num_ops), dtype=np.int32)
-    return Solved(rows, value_s, 0.0, is_optimal)
-
-
-def _heft(problem: Problem) -> NDArray[np.int32] | None:
-    task = Task(problem, Simulator(problem, threads=1), Budget())
-    solve_heft(task)
-    return task.best_devices
+    solved = _solve(built, seconds, GROUPS_EFFORT)
+    return replace(solved, placements=coarse.grouping.expand(solved.placements), bound_s=0.0)
 
 
 def _longest_s(problem: Problem) -> float:
@@ -177,8 +169,8 @@ def _transfers_s(problem: Problem) -> float:
     return float(((worst_s + host.copy_dispatch_s) * copies).sum())
 
 
-def _solve(built: ScheduleModel, seconds: float, effort: float) -> tuple[list[NDArray[np.int32]], float, float, bool]:
-    """Placements of units in order of improvement, the value, the bound and whether they meet."""
+def _solve(built: ScheduleModel, seconds: float, effort: float) -> Solved:
+    """The result for units in place of ops."""
     cp_model = load_ortools()
     found: list[NDArray[np.int32]] = []
 
@@ -199,7 +191,8 @@ def _solve(built: ScheduleModel, seconds: float, effort: float) -> tuple[list[ND
     is_found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     value_s = solver.objective_value * built.unit_s if is_found else math.inf
     bound = solver.best_objective_bound if is_found or status == cp_model.UNKNOWN else 0.0
-    return found, value_s, max(bound, 0.0) * built.unit_s, status == cp_model.OPTIMAL
+    rows = np.array(found, dtype=np.int32).reshape(len(found), len(built.starts))
+    return Solved(rows, value_s, max(bound, 0.0) * built.unit_s, status == cp_model.OPTIMAL)
 
 
 UNITS = 1 << 30
@@ -398,21 +391,17 @@ class ScheduleModel:
             load = (duration + self.whole(compiled.copy_dispatch_s)) * sent
             for atom in sorted(own):
                 self._keep_busy("resource", atom, launched, load)
-            others = held - own
-        else:
-            others = held
-        for resource in sorted(others) if whole is not None else ():
+            held -= own
+        for resource in sorted(held) if whole is not None else ():
             self._keep_busy("resource", resource, whole, duration * sent)
         model.add_implication(sent, from_source)
-        arrives = [on for reader in readers if (on := self._place(reader).get(destination)) is not None]
-        model.add_bool_or([sent.negated(), *arrives])
-        for reader in readers:
-            here = self._place(reader).get(destination)
-            if here is not None:
-                model.add_bool_or([from_source.negated(), here.negated(), sent])
-                is_launched_after = reader in self._begins and compiled.dispatcher[destination] >= 0
-                waits = self._begins[reader] if is_launched_after else self.starts[reader]
-                model.add(waits >= start + duration).only_enforce_if([sent, here])
+        arrives = {reader: places[destination] for reader in readers if destination in (places := self._place(reader))}
+        model.add_bool_or([sent.negated(), *arrives.values()])
+        for reader, here in arrives.items():
+            model.add_bool_or([from_source.negated(), here.negated(), sent])
+            is_launched_after = reader in self._begins and compiled.dispatcher[destination] >= 0
+            waits = self._begins[reader] if is_launched_after else self.starts[reader]
+            model.add(waits >= start + duration).only_enforce_if([sent, here])
 
     def _wait_to_update(self) -> None:
         graph = self._problem.graph

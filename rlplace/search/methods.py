@@ -53,16 +53,15 @@ def choose_diverse(
     devices = _narrow(devices_KN)
     ranked = np.argsort(np.asarray(simulated_s_K), kind="stable").tolist()
     known = [_narrow(row) for row in seen]
-    chosen: list[int] = []
+    chosen: dict[int, None] = {}
     for row in ranked:
         if len(chosen) == count:
             break
         differing = (np.count_nonzero(devices[row] != other) / max(len(other), 1) for other in reversed(known))
         if all(share >= LEAST_DIFFERENCE for share in differing):
             known.append(devices[row])
-            chosen.append(row)
-    taken = set(chosen)
-    return [*chosen, *(row for row in ranked if row not in taken)][:count]
+            chosen[row] = None
+    return list(chosen | dict.fromkeys(ranked))[:count]
 
 
 def _narrow(devices: NDArray[np.int32]) -> NDArray[np.int32] | NDArray[np.uint8]:
@@ -513,11 +512,10 @@ def adopt_methods(methods: Iterable[Method]) -> None:
     added where the command runs.
     """
     for method in methods:
-        if METHODS.get(method.name) == method:
-            continue
-        with contextlib.suppress(UnknownName):  # new here, or of an installed package, which it hides
-            METHODS.unregister(method.name)
-        register_method(method)
+        if METHODS.get(method.name) != method:
+            with contextlib.suppress(UnknownName):  # new here, or of an installed package, which it hides
+                METHODS.unregister(method.name)
+            register_method(method)
 
 
 @dataclass(frozen=True, eq=False)

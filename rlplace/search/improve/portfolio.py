@@ -21,6 +21,7 @@ from rlplace.search.improve.starting_points import (
     MICRO_BATCHED,
     START_WEIGHTS,
     GreedyPlacement,
+    Starts,
     best_start_with_greedy,
     check_budget,
     evaluations_until,
@@ -75,22 +76,15 @@ def tuned_start(
         leaders: weights to begin with.
         until: share of the task's budget at which annealing will stop.
     """
-    tuned = task.spent + tuning_share(task, until=until)
+    share = FEW_TUNING_SHARE if has_few_evaluations(task) else TUNING_SHARE
+    tuned = task.spent + share * (until - task.spent)
+    if not has_few_evaluations(task) and math.isfinite(task.budget.evaluations):
+        tuned = min(tuned, task.spent + TUNING / task.budget.evaluations)
     leaders = vary(task, leaders, until=tuned)
     found = [(start, start_s)]
     if leaders:
         found += [(leaders[0].devices, leaders[0].step_s), tune(task, leaders[0], until=tuned)]
     return min(found, key=lambda pair: pair[1])
-
-
-def tuning_share(task: Task, *, until: float) -> float:
-    """Share of the budget to tune for: `TUNING_SHARE` of the rest until then, at most `TUNING` evaluations. With few
-    evaluations it is `FEW_TUNING_SHARE` of the rest.
-    """
-    if has_few_evaluations(task):
-        return FEW_TUNING_SHARE * (until - task.spent)
-    most = 1.0 if math.isinf(task.budget.evaluations) else TUNING / task.budget.evaluations
-    return min(TUNING_SHARE * (until - task.spent), most)
 
 
 def vary(task: Task, leaders: Sequence[GreedyPlacement], *, until: float) -> list[GreedyPlacement]:
@@ -186,9 +180,6 @@ def solve_portfolio(task: Task, start: NDArray[np.int32] | None = None, guide: G
         anneal_finer(task, task.best_devices, task.best_s, until=1.0, settings=settings)
 
 
-Starts = list[tuple[NDArray[np.int32], float]]
-"""Devices (N,) int32 and step times, best first."""
-
 GREEDY_SHARE = 0.06
 """Most of a budget that fixed weights of the list scheduler take ..."""
 TUNED_SHARE = 0.1
@@ -214,12 +205,10 @@ def diverse_starts(task: Task) -> Starts:
     pairs = [(name, weights) for weights in START_WEIGHTS for name in CROSSED]
     leaders = score_greedy(task, pairs, until=task.spent + GREEDY_SHARE)
     until = task.spent + TUNED_SHARE
-    leaders = vary(task, leaders, until=until)
-    if leaders:
-        devices, step_s = tune(task, leaders[0], until=until)
-        kinds.append([(leaders[0].step_s, leaders[0].devices), (step_s, devices)])
-    best = sorted((min(kind, key=lambda one: one[0]) for kind in kinds if kind), key=lambda one: one[0])
-    starts = [(devices, step_s) for step_s, devices in best if step_s <= WORST * best[0][0]]
+    if leaders := vary(task, leaders, until=until):
+        kinds.append([(leaders[0].devices, leaders[0].step_s), tune(task, leaders[0], until=until)])
+    best = sorted((min(kind, key=lambda one: one[1]) for kind in kinds if kind), key=lambda one: one[1])
+    starts = [one for one in best if one[1] <= WORST * best[0][1]]
     if not starts or np.isinf(starts[0][1]):
         groups = balanced(task.problem)
         starts.insert(0, (task.problem.grouping.expand(groups), float(task.score_groups(groups)[0])))

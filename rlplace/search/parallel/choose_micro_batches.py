@@ -85,8 +85,9 @@ class _Contender:
         """It and the same in every other order; a step that is not cut has one."""
         if self.problem.graph.num_micro_batches == 1:
             return [self]
-        others = [order for order in OP_ORDERS if order != self.problem.op_order]
-        return [self, *(_Contender(self.count, dataclasses.replace(self.problem, op_order=order)) for order in others)]
+        problems = (dataclasses.replace(self.problem, op_order=order) for order in OP_ORDERS)
+        others = (problem for problem in problems if problem.op_order != self.problem.op_order)
+        return [self, *(_Contender(self.count, problem) for problem in others)]
 
 
 def choose(
@@ -243,17 +244,10 @@ def _search(one: _Contender, evaluations: int, seed: int) -> int:
         one.devices, one.step_s = task.best_devices, task.best_s
     if math.isfinite(one.step_s) or math.isfinite(one.fullness):
         return task.evaluations
-    one.fullness = _fullness(simulator)
+    (measured,) = simulator.measure(one.problem.grouping.expand(balanced(one.problem))[None])
+    devices = one.problem.host.devices
+    one.fullness = max(peak / device.memory_bytes for peak, device in zip(measured.peak_bytes, devices, strict=True))
     return task.evaluations + 1
-
-
-def _fullness(simulator: Simulator) -> float:
-    """The peak of the fullest device over its memory, where groups are spread so that devices are about as full."""
-    problem = simulator.problem
-    (measured,) = simulator.measure(balanced(problem)[problem.grouping.op_group][None])
-    return max(
-        peak / device.memory_bytes for peak, device in zip(measured.peak_bytes, problem.host.devices, strict=True)
-    )
 
 
 def _words(one: _Contender) -> str:

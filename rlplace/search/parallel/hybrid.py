@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from rlplace.search.parallel.layouts import (
     step_roles,
     thinnest_cuts,
 )
-from rlplace.search.parallel.pipelines import list_priorities, most_under_way, one_f_one_b
+from rlplace.search.parallel.pipelines import list_priorities, most_under_way, one_f_one_b, one_moved
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.task import Task
 
@@ -79,11 +79,10 @@ def solve_hybrid(task: Task) -> None:
 
 def improve_hybrids(task: Task, *, until: float) -> Field:
     """`solve_hybrid` until a share of the budget, a third of it for each of its parts at the most."""
-    field = Field(task, until)
     begin = task.spent
+    field = Field(task, begin + (until - begin) / 3)
     found: list[Tried] = []
     last = tried = min(max(TRIED, TRIED_OPS // task.problem.graph.num_ops), MOST_TRIED)
-    field.until = begin + (until - begin) / 3
     ranked = field.ranked(field.candidates())
     field.until = begin + 2 * (until - begin) / 3
     for place, layout in enumerate(ranked):
@@ -97,7 +96,8 @@ def improve_hybrids(task: Task, *, until: float) -> Field:
     for one in [one for one in found if np.isfinite(one.step_s)][: max(REFINED, tried // 20)]:
         if field.is_spent:
             break
-        field.move_owners(field.try_orders(field.refine(one).layout))
+        best = field.climb(one, lambda layout, best: field.try_orders(layout, (best.order,)), REFINEMENTS)
+        field.move_owners(field.try_orders(best.layout))
     return field
 
 
@@ -110,22 +110,14 @@ class Tried:
         devices: (N,) int32, its placement.
         step_s: its step time; infinite where it does not fit.
         order: the order of ops with that step time; empty for the problem's own.
+        limit: (p,) micro-batches under way on each stage, where the order bounds them; else empty.
     """
 
     layout: Layout
     devices: NDArray[np.int32]
     step_s: float
     order: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Bounded:
-    """A placement (N,) of a layout, micro-batches under way on each stage (p,) and the step time of that plan."""
-
-    layout: Layout
-    devices: NDArray[np.int32]
-    limit: NDArray[np.int64]
-    step_s: float
+    limit: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
 class Field:
@@ -150,7 +142,7 @@ class Field:
         self.priorities = list_priorities(problem)
         self.best_listed = (np.zeros(problem.graph.num_ops, dtype=np.int32), np.inf, self.priorities["rank"])
         nothing = Layout(np.zeros((1, 1), dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32))
-        self.best_bounded = Bounded(nothing, self.best_listed[0], np.zeros(1, dtype=np.int64), np.inf)
+        self.best_bounded = Tried(nothing, self.best_listed[0], np.inf)
         roomy = tuple(replace(device, memory_bytes=ROOMY_BYTES) for device in problem.host.devices)
         self._roomy = Simulator(replace(problem, host=replace(problem.host, devices=roomy)), threads=1)
 
@@ -182,8 +174,8 @@ class Field:
 
     def ranked(self, candidates: Iterator[Layout]) -> list[Layout]:
         """Candidates by step time on devices whose memory has no end, in the better of two orders."""
-        timed: list[tuple[float, int, Layout]] = []
-        for number, layout in enumerate(candidates):
+        timed: list[tuple[float, Layout]] = []
+        for layout in candidates:
             if self.is_spent and timed:
                 break
             devices = placement_of(self.task.problem, layout, self.step)
@@ -191,8 +183,8 @@ class Field:
             orders = ("backward-first",) if is_one else ("gpipe", "backward-first")
             times = [float(self._roomy.step_times(devices[None], self.priorities[order])[0]) for order in orders]
             self.task.count(len(orders))
-            timed.append((min(times), number, layout))
-        return [layout for _, _, layout in sorted(timed, key=lambda one: one[:2])]
+            timed.append((min(times), layout))
+        return [layout for _, layout in sorted(timed, key=lambda one: one[0])]
 
     def try_orders(self, layout: Layout, orders: tuple[str, ...] = ()) -> Tried:
         """The best of the orders of a layout, all by default."""
@@ -201,10 +193,6 @@ class Field:
         times = {order: self._score(layout, devices, order) for order in named}
         best = min(times, key=lambda order: times[order])
         return Tried(layout, devices, times[best], best)
-
-    def refine(self, one: Tried) -> Tried:
-        """The best of a plan, its neighbours, theirs and so on, in the order that was best."""
-        return self.climb(one, lambda layout, best: self.try_orders(layout, (best.order,)), REFINEMENTS)
 
     def climb(self, one: Tried, attempt: Callable[[Layout, Tried], Tried], most: int) -> Tried:
         """The best of a plan, its neighbours, theirs and so on; steps get smaller.
@@ -247,8 +235,7 @@ class Field:
         size = np.bincount(graph.colocation[graph.colocation >= 0], weights=held[graph.colocation >= 0])
         for owned in classes[np.argsort(-size[classes], kind="stable")].tolist():
             members = np.flatnonzero(graph.colocation == owned)
-            stage = int(layout.role_stage[self.step.role[members[0]]])
-            for device in np.unique(layout.devices[stage]).tolist():
+            for device in np.unique(layout.devices[layout.role_stage[self.step.role[members[0]]]]).tolist():
                 if problem.allowed is None or problem.allowed[members, device].all():
                     yield members, device
 
@@ -259,7 +246,7 @@ class Field:
         self.task.count(1)
         step_s = self.task.score_plan(one_f_one_b(self.task.problem, self.step, layout, devices, limit))
         if step_s < self.best_bounded.step_s:
-            self.best_bounded = Bounded(layout, devices, limit, step_s)
+            self.best_bounded = Tried(layout, devices, step_s, limit=limit)
         return step_s
 
     def _score(self, layout: Layout, devices: NDArray[np.int32], order: str) -> float:
@@ -369,7 +356,8 @@ class StagePlan:
     @classmethod
     def of(cls, layout: Layout, chain: Chain) -> StagePlan:
         """The plan of a layout whose stages are contiguous; those without a place of the chain are left out."""
-        stage_of = stages_of(layout, chain)
+        stage_of = np.zeros(chain.step.num_positions, dtype=np.int64)  # of each place of the chain
+        stage_of[chain.step.position] = layout.role_stage
         teams = tuple(tuple(dict.fromkeys(row)) for row in layout.devices[np.unique(stage_of)].tolist())
         return cls(tuple((np.flatnonzero(np.diff(stage_of)) + 1).tolist()), teams, layout.owners)
 
@@ -409,11 +397,8 @@ class StagePlan:
             num_positions: P, places of the chain.
             far: how far an end is moved.
         """
-        for index, end in enumerate(self.ends):
-            for moved in (end + far, end - far):
-                ends = (*self.ends[:index], moved, *self.ends[index + 1 :])
-                if all(a < b for a, b in itertools.pairwise((0, *ends, num_positions))):
-                    yield replace(self, ends=ends)
+        for ends in one_moved(self.ends, (far, -far), (0, num_positions)):
+            yield replace(self, ends=ends)
         for index in range(len(self.ends)):
             yield from self._across(index)
         bounds = (0, *self.ends, num_positions)
@@ -444,13 +429,6 @@ class StagePlan:
         if self.by_speed and np.ptp(speed) > 0 and len(team) <= count:
             return deal(count, 1.0 / speed).astype(np.int64)
         return np.arange(count) * len(team) // count
-
-
-def stages_of(layout: Layout, chain: Chain) -> NDArray[np.int64]:
-    """(P,) int64: the stage of each place of the chain."""
-    found = np.zeros(chain.step.num_positions, dtype=np.int64)
-    found[chain.step.position] = layout.role_stage
-    return found
 
 
 def all_plans(num_positions: int, devices: list[int]) -> list[StagePlan]:
@@ -572,9 +550,11 @@ def parallel_starts(task: Task) -> list[Tried]:
     until = task.spent + (FEW_LAYOUTS_SHARE if is_few else LAYOUTS_SHARE)
     found: list[Tried] = []
     made = _distinct(field)
-    while (not found or task.spent < until) and not task.is_spent:
-        if not (batch := list(itertools.islice(made, LAYOUTS_BATCH))):
-            break
+    while (
+        (not found or task.spent < until)
+        and not task.is_spent
+        and (batch := list(itertools.islice(made, LAYOUTS_BATCH)))
+    ):
         times = task.score(np.stack([devices for devices, _ in batch])).tolist()
         found += [Tried(layout, devices, step_s) for (devices, layout), step_s in zip(batch, times, strict=True)]
         found = sorted(found, key=lambda one: one.step_s)[:KEPT_LAYOUTS]

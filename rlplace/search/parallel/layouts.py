@@ -14,9 +14,10 @@ updates, are owned by one replica of their stage.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -63,8 +64,7 @@ def step_roles(graph: OpGraph) -> StepRoles:
     follows = np.where(is_owned, -1, graph.micro_batch).astype(np.int32)
     is_own = (follows >= 0) & ~graph.is_source
     is_link = is_own & (graph.phases == FORWARD)
-    chain = np.unique(role[is_link])
-    first_op = np.unique(role, return_index=True)[1]
+    first_op, chain = np.unique(role, return_index=True)[1], np.unique(role[is_link])
     position = np.full(len(first_op), -1, dtype=np.int32)
     if not len(chain):
         return StepRoles(role, np.zeros_like(position), int(graph.num_micro_batches > 1), follows)
@@ -229,13 +229,11 @@ def layouts(problem: Problem, step: StepRoles | None = None) -> Iterator[Layout]
         return
     step = step_roles(graph) if step is None else step
     plain, chain = plain_devices(problem), Chain.of(problem, step)
-    lines = [plain]
     fastest = sorted(plain, key=lambda device: (-chain.speed[device], device))
-    if fastest != plain:
-        lines += [fastest, fastest[::-1]]
+    lines = [plain] if fastest == plain else [plain, fastest, fastest[::-1]]
     for stages, replicas in shapes(len(plain), graph.num_micro_batches):
         seen: set[bytes] = set()
-        for line, is_turned in product(lines, (False, True)):
+        for line, is_turned in itertools.product(lines, (False, True)):
             used = np.array(line[: stages * replicas], dtype=np.int32)
             devices = used.reshape(replicas, stages).T if is_turned else used.reshape(stages, replicas)
             devices = np.ascontiguousarray(devices)
@@ -319,20 +317,18 @@ class Chain:
         """
         stages, replicas = devices.shape
         speed = self.speed[devices]
-        rate = speed.sum(axis=1)
         if cut == "memory":
-            load = self.fixed_bytes + self.saved_bytes / replicas
-            stage_of = cut_stages(load, self.room[devices].min(axis=1))
+            stage_of = cut_stages(self.fixed_bytes + self.saved_bytes / replicas, self.room[devices].min(axis=1))
         else:
-            stage_of = cut_stages(self.work_s, rate, self.crossing_s / replicas if cut == "crossing" else None)
+            crossing_s = self.crossing_s / replicas if cut == "crossing" else None
+            stage_of = cut_stages(self.work_s, speed.sum(axis=1), crossing_s)
         share = np.bincount(stage_of, weights=self.work_s, minlength=stages)
         slowest_s = (share[:, None] / speed).max(axis=0)
-        words = f"{stages} stages x {replicas} replicas" + (f", stages cut by {cut}" if stages > 1 else "")
         return Layout(
             devices=devices,
             role_stage=stage_of[self.step.position],
             replica=deal(self.num_micro_batches, slowest_s),
-            name=words,
+            name=f"{stages} stages x {replicas} replicas" + (f", stages cut by {cut}" if stages > 1 else ""),
         )
 
 
@@ -374,8 +370,8 @@ def _crossing_s(problem: Problem, place: NDArray[np.int32], count: int) -> NDArr
     return np.maximum(np.cumsum(change), 0.0)
 
 
-EXPERTS = "experts"
-"""Name of the module whose numbered children are experts."""
+EXPERT = re.compile(r"(?:^|\.)experts\.([0-9]+)(?:\.|$)")
+"""The path of a module within an expert: a numbered child of a module with this name."""
 LOOKUP = "aten.embedding"
 """How the targets of ops that look rows up in a table begin."""
 
@@ -397,21 +393,14 @@ def apart_roles(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -
 
 def _experts(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> NDArray[np.int32]:
     """(P,) int32: the device of each place of the chain that belongs to an expert, else -1."""
-    graph = problem.graph
-    numbers = {path: _expert(path) for path in set(graph.modules)}
-    expert = np.array([numbers[path] for path in graph.modules], dtype=np.int64)
     found = np.full(step.num_positions, -1, dtype=np.int32)
+    numbers = {path: EXPERT.search(path) for path in set(problem.graph.modules)}
+    expert = np.array([int(match[1]) if (match := numbers[path]) else -1 for path in problem.graph.modules])
+    inside = np.flatnonzero((expert >= 0) & (step.follows >= 0) & (problem.graph.phases == FORWARD))
     count = int(expert.max(initial=-1)) + 1
-    inside = np.flatnonzero((expert >= 0) & (step.follows >= 0) & (graph.phases == FORWARD))
     if count > 1:
         found[step.op_position[inside]] = devices[expert[inside] * len(devices) // count]
     return found
-
-
-def _expert(path: str) -> int:
-    """The number of the expert that a module belongs to; -1 for none."""
-    pairs = itertools.pairwise(path.split("."))
-    return next((int(number) for name, number in pairs if name == EXPERTS and number.isdecimal()), -1)
 
 
 def _tables(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -490,16 +479,11 @@ def roles(graph: OpGraph) -> NDArray[np.int32]:
     Copies keep their order, so the r-th op of one micro-batch answers to the r-th of another with the same target,
     module and phase. Roles are numbered by the first op that has them.
     """
-    seen: dict[tuple[str, str, int, int, int], int] = {}
+    number: dict[Hashable, int] = {}
     found = np.empty(graph.num_ops, dtype=np.int32)
-    count: dict[tuple[int, str, str, int], int] = {}
+    nth: dict[Hashable, Iterator[int]] = defaultdict(itertools.count)
     labels = zip(graph.micro_batch.tolist(), graph.targets, graph.modules, graph.phases.tolist(), strict=True)
-    for op, (micro_batch, target, module, phase) in enumerate(labels):
-        if micro_batch < 0:
-            key = ("", "", 0, op, -1)
-        else:
-            nth = count.get((micro_batch, target, module, phase), 0)
-            count[micro_batch, target, module, phase] = nth + 1
-            key = (target, module, phase, nth, 0)
-        found[op] = seen.setdefault(key, len(seen))
+    for op, (micro_batch, *kind) in enumerate(labels):
+        key = op if micro_batch < 0 else (*kind, next(nth[micro_batch, *kind]))
+        found[op] = number.setdefault(key, len(number))
     return found
