@@ -41,11 +41,10 @@ def nested(problem: Problem) -> list[Grouping]:
     Those with fewer than a quarter more groups than the one before are left out.
     """
     own = problem.grouping
-    ladder: list[Grouping] = []
+    ladder = [own]
     for count in (64, 16):
         if count < own.num_groups:
-            ladder.insert(0, coarser(problem, ladder[0] if ladder else own, count))
-    ladder.append(own)
+            ladder.insert(0, coarser(problem, ladder[0], count))
     for count in (256, 1024):
         if count > own.num_groups:
             ladder.append(finer(problem, ladder[-1], count))

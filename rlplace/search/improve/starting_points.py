@@ -30,11 +30,16 @@ from rlplace.search.groupings import (
     room_bytes,
 )
 from rlplace.search.parallel.hybrid import first_layouts, parallel_starts
-from rlplace.search.rules.baselines import blocks, single, solve_expert
-from rlplace.search.rules.partitioners import solve_metis
-from rlplace.search.schedule.baechi import solve_m_etf, solve_m_sct
-from rlplace.search.schedule.greedy import Greedy
-from rlplace.search.schedule.list_schedulers import eft, solve_critical_path, solve_heft, solve_peft
+from rlplace.search.rules.baselines import blocks, single, solve_expert, solve_metis
+from rlplace.search.schedule.list_schedulers import (
+    eft,
+    solve_critical_path,
+    solve_heft,
+    solve_m_etf,
+    solve_m_sct,
+    solve_peft,
+)
+from rlplace.search.schedule.partial_schedule import Greedy
 from rlplace.search.task import Budget, Scoring, Task
 
 INFEASIBLE = 1e3

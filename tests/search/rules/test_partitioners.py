@@ -19,7 +19,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.rules import partitioners as metis
 from rlplace.search.rules import partitioners as scotch
-from rlplace.search.rules.partitioners import Undirected, balances, score_cuts, undirected
+from rlplace.search.rules.baselines import Undirected, balances, score_cuts, undirected
 from rlplace.search.schedule.list_schedule import op_units
 from rlplace.search.task import Task
 
