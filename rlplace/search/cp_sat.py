@@ -157,9 +157,8 @@ def schedule_groups(problem: Problem, seconds: float = math.inf, *, start: NDArr
 
 def _longest_s(problem: Problem) -> float:
     """Seconds of one thing after the other: a step need not be longer, if it can be done at all."""
-    host, is_job = problem.host, ~problem.graph.is_source
-    launches_s = host.dispatch_s * int(is_job.sum())
-    return float(problem.costs.op_time_s[is_job].max(axis=1).sum()) + _transfers_s(problem) + launches_s + 1e-9
+    job_s = problem.costs.op_time_s[~problem.graph.is_source].max(axis=1)
+    return float(job_s.sum()) + _transfers_s(problem) + problem.host.dispatch_s * len(job_s) + 1e-9
 
 
 def _transfers_s(problem: Problem) -> float:
@@ -239,7 +238,6 @@ class ScheduleModel:
         self._resources = host_resources(problem)
         self.model: cp_model.CpModel = load_ortools().CpModel()
         self.unit_s = max(horizon_s, 1e-30) / UNITS
-        self._horizon = UNITS + 1
         self._busy: dict[tuple[str, int], list[Any]] = defaultdict(list)
         self._begins: dict[int, Any] = {}  # launches that wait for the inputs of their op
         self._loads: dict[tuple[str, int], list[Any]] = defaultdict(list)
@@ -297,7 +295,7 @@ class ScheduleModel:
         return variables
 
     def _time(self, name: str) -> Any:
-        return self.model.new_int_var(0, self._horizon, name)
+        return self.model.new_int_var(0, UNITS + 1, name)
 
     def _place(self, unit: int) -> dict[int, Any]:
         return self.on[int(self._units.label[unit])]
@@ -361,13 +359,11 @@ class ScheduleModel:
         first, last = units.reader_offsets[tensor], units.reader_offsets[tensor + 1]
         readers = [r for r in units.readers[first:last].tolist() if units.label[r] != units.label[producer]]
         for destination in sorted({device for reader in readers for device in self._place(reader)}):
-            start = None
-            for source, from_source in self._place(producer).items():
-                pair = source * compiled.num_devices + destination
-                if source == destination or compiled.route_kind[pair] == HANDOVER:
-                    continue
-                start = self._time(f"t{tensor}>{destination}") if start is None else start
-                self._send(tensor, source, destination, from_source, start, readers)
+            kinds = compiled.route_kind[destination :: compiled.num_devices]  # of routes from each device
+            sources = [d for d in self._place(producer) if d != destination and kinds[d] != HANDOVER]
+            start = self._time(f"t{tensor}>{destination}") if sources else None
+            for source in sources:
+                self._send(tensor, source, destination, self._place(producer)[source], start, readers)
 
     def _send(
         self, tensor: int, source: int, destination: int, from_source: Any, start: Any, readers: list[int]
@@ -421,15 +417,15 @@ class ScheduleModel:
                 for reader in sorted(others):
                     for device, here in self._place(reader).items():
                         if device in home:
-                            waits = self.model.add(self.starts[op] >= self._ends[reader])
-                            waits.only_enforce_if([here, home[device]])
+                            both = here, home[device]
+                            self.model.add(self.starts[op] >= self._ends[reader]).only_enforce_if(both)
 
     def _hold_residents(self) -> None:
         held: dict[int, list[Any]] = defaultdict(list)
-        for label, variables in enumerate(self.on):
-            num_bytes = int(self._units.label_resident_bytes[label])
-            for device, on in variables.items():
-                if num_bytes > 0:
-                    held[int(self._resources.account[device])].append(num_bytes * on)
+        for num_bytes, variables in zip(
+            self._units.label_resident_bytes.astype(np.int64).tolist(), self.on, strict=True
+        ):
+            for device, on in variables.items() if num_bytes > 0 else ():
+                held[int(self._resources.account[device])].append(num_bytes * on)
         for account, parts in held.items():
             self.model.add(sum(parts) <= max(int(self._resources.room_bytes[account]), 0))

@@ -281,11 +281,24 @@ def fullness(
 
 def balanced(problem: Problem) -> NDArray[np.int32]:
     """(G,) int32: groups, most bytes first, each on the device that it leaves least full."""
-    grouping = problem.grouping
-    held, room, allowed = held_bytes(problem, grouping), room_bytes(problem), problem.group_allowed
-    used = np.zeros(len(room))
-    devices = np.zeros(grouping.num_groups, dtype=np.int32)
-    for group in np.argsort(-held, kind="stable").tolist():
-        devices[group] = int(np.argmin(np.where(allowed[group], (used + held[group]) / room, np.inf)))
-        used[devices[group]] += held[group]
-    return devices
+    held = held_bytes(problem, problem.grouping)
+    return heaviest_first(held, room_bytes(problem), problem.group_allowed).astype(np.int32)
+
+
+def heaviest_first(
+    weights: NDArray[np.float64], room: NDArray[np.float64], allowed: NDArray[np.bool_] | None = None
+) -> NDArray[np.int64]:
+    """(V,) int64: the part of each item, heaviest first, that the item leaves least full.
+
+    Args:
+        weights: (V,) of items.
+        room: (K,) of parts, in any unit.
+        allowed: (V, K) the parts that an item may go to; all by default.
+    """
+    part = np.zeros(len(weights), dtype=np.int64)
+    choices = np.ones((len(weights), len(room)), dtype=np.bool_) if allowed is None else allowed
+    filled = np.zeros(len(room))
+    for item in np.argsort(-weights, kind="stable").tolist():
+        part[item] = np.argmin(np.where(choices[item], (filled + weights[item]) / room, np.inf))
+        filled[part[item]] += weights[item]
+    return part

@@ -379,8 +379,7 @@ class StagePlan:
             columns, together, as_dealt = count, np.arange(count), dealt
         column = far_apart(columns)
         table = np.empty((len(self.teams), columns), dtype=np.int32)
-        for stage, (team, place) in enumerate(zip(self.teams, as_dealt, strict=True)):
-            table[stage, column] = np.array(team)[place]
+        table[:, column] = [np.array(team)[place] for team, place in zip(self.teams, as_dealt, strict=True)]
         stage_of = np.searchsorted(np.array(self.ends), np.arange(chain.step.num_positions), side="right")
         return Layout(
             devices=table,

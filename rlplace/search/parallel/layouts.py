@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from rlplace.graphs import FORWARD, OpGraph
 from rlplace.graphs.grouping.merging import mirrored_twins
 from rlplace.measure import Problem
+from rlplace.search.groupings import heaviest_first, room_bytes
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.schedule.list_schedule import next_allowed, op_units
 
@@ -235,8 +236,7 @@ def layouts(problem: Problem, step: StepRoles | None = None) -> Iterator[Layout]
         seen: set[bytes] = set()
         for line, is_turned in itertools.product(lines, (False, True)):
             used = np.array(line[: stages * replicas], dtype=np.int32)
-            devices = used.reshape(replicas, stages).T if is_turned else used.reshape(stages, replicas)
-            devices = np.ascontiguousarray(devices)
+            devices = used.reshape(replicas, stages).T.copy() if is_turned else used.reshape(stages, replicas)
             for cut in CUTS if stages > 1 else CUTS[:1]:
                 layout = chain.layout(devices, cut)
                 key = devices.tobytes() + layout.role_stage.tobytes()
@@ -296,7 +296,6 @@ class Chain:
         fixed = (graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes).astype(np.float64)
         is_saved = (graph.phases == FORWARD) & (graph.colocation < 0)
         saved = np.where(is_saved, graph.output_bytes, 0).astype(np.float64)
-        devices = problem.host.devices
         return cls(
             step=step,
             num_micro_batches=graph.num_micro_batches,
@@ -305,7 +304,7 @@ class Chain:
             saved_bytes=np.bincount(place, weights=saved, minlength=count).astype(np.float64),
             crossing_s=_crossing_s(problem, place, count),
             speed=whole_s.mean() / whole_s,
-            room=np.array([max(float(device.memory_bytes - device.context_bytes), 1.0) for device in devices]),
+            room=room_bytes(problem),
         )
 
     def layout(self, devices: NDArray[np.int32], cut: str = "work") -> Layout:
@@ -411,13 +410,9 @@ def _tables(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> ND
     edges = looks[reader] & (graph.parameter_bytes[producer] > 0) & (step.follows[reader] >= 0)
     found = np.full(step.num_positions, -1, dtype=np.int32)
     tables = np.unique(producer[edges])
-    if len(tables) < 2:
-        return found
-    place, filled = step.op_position, np.zeros(len(devices))
-    for table in tables[np.argsort(-graph.parameter_bytes[tables], kind="stable")].tolist():
-        least = int(filled.argmin())
-        filled[least] += graph.parameter_bytes[table]
-        found[place[table]] = devices[least]
+    if len(tables) > 1:
+        share = heaviest_first(graph.parameter_bytes[tables].astype(np.float64), np.ones(len(devices)))
+        found[step.op_position[tables]] = devices[share]
     return found
 
 

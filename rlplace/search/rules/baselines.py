@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from rlplace.errors import MissingExtra, RunnerError
 from rlplace.graphs.grouping.groups import check_installed, run_metis
 from rlplace.measure import Problem
 from rlplace.measure.measurement import StepTimer
-from rlplace.search.groupings import group_time_s
+from rlplace.search.groupings import group_time_s, heaviest_first
 from rlplace.search.schedule.list_schedule import Units, next_allowed, op_units, unit_levels
 from rlplace.search.task import Task
 
@@ -173,7 +173,8 @@ def layers(split: Blocks, count: int) -> NDArray[np.int64]:
 
 def numbered(split: Blocks, count: int) -> NDArray[np.int64]:
     """(B,) int64, part of each block: by the number of its layer; before the first layer 0, after a stack the last."""
-    numbers = np.array([_number(path) for path in split.paths], dtype=np.int64)
+    words = [path.split(".") for path in split.paths]
+    numbers = np.array([int(path[at]) if (at := _number_at(path)) >= 0 else -1 for path in words], dtype=np.int64)
     last = int(numbers.max(initial=-1))
     if last < 0:
         return _runs(split.cost_s, count)
@@ -214,13 +215,9 @@ def _runs(cost_s: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     return np.minimum((middle / max(float(cost_s.sum()), 1e-30) * count).astype(np.int64), count - 1)
 
 
-def _number_at(part: tuple[str, ...]) -> int:
+def _number_at(part: Sequence[str]) -> int:
     """Where the first number stands in a path; -1 if there is none."""
     return next((k for k, word in enumerate(part) if word.isdigit()), -1)
-
-
-def _number(path: str) -> int:
-    return next((int(word) for word in path.split(".") if word.isdigit()), -1)
 
 
 def _block_path(part: tuple[str, ...], stacks: set[tuple[str, ...]]) -> str:
@@ -341,21 +338,11 @@ def metis_parts(graph: Undirected, shares: NDArray[np.float64]) -> NDArray[np.in
         RunnerError: METIS crashed, or did not finish.
     """
     if len(graph.node_weights) < LEAST_NODES * len(shares):
-        return _dealt(graph.node_weights, shares)
+        return heaviest_first(graph.node_weights.astype(np.float64), np.maximum(shares, 1e-12))
     weights = _even_weights(graph.node_weights, float(shares.min()))
     return run_metis(
         len(shares), graph.offsets, graph.neighbours, weights, graph.edge_weights.tolist(), shares / shares.sum()
     )
-
-
-def _dealt(node_weights: NDArray[np.int64], shares: NDArray[np.float64]) -> NDArray[np.int64]:
-    """(V,) int64: heaviest nodes first, each to the part that is then fullest least."""
-    parts = np.zeros(len(node_weights), dtype=np.int64)
-    filled = np.zeros(len(shares))
-    for node in np.argsort(-node_weights, kind="stable").tolist():
-        parts[node] = int(np.argmin((filled + node_weights[node]) / np.maximum(shares, 1e-12)))
-        filled[parts[node]] += node_weights[node]
-    return parts
 
 
 def _even_weights(node_weights: NDArray[np.int64], share: float) -> list[int]:

@@ -364,10 +364,8 @@ def solve_m_sct(task: Task) -> None:
 
     @cache
     def favourites(units: Units, resources: HostResources) -> NDArray[np.int64]:
-        if (
-            len(units.label) <= problem.grouping.num_groups
-            or len(job_edges(units, units.tensor_bytes)[0]) <= MOST_LP_EDGES
-        ):
+        num_edges = len(job_edges(units, units.tensor_bytes)[0])
+        if len(units.label) <= problem.grouping.num_groups or num_edges <= MOST_LP_EDGES:
             return favourite_children(units, resources)
         children = favourite_children(group_units(problem), resources)
         return favourites_within(units, problem.grouping.op_group, children)
