@@ -377,14 +377,13 @@ class ScheduleModel:
         model.add(start >= self._ends[int(units.tensor_unit[tensor])])
         begin = self._launch(name, compiled.copy_dispatch_s, start, {destination: sent})
         self._transfers[tensor].append((destination, sent, start, duration))
-        is_job = compiled.route_kind[pair] == JOB
         whole = model.new_optional_fixed_size_interval_var(start, duration, sent, name) if duration > 0 else None
-        own = set(self._atoms(destination)) if is_job else set()
         first, last = resources.route_offsets[pair : pair + 2]
         held = set(resources.route_holds[first:last].tolist())
-        if is_job and begin is not None and compiled.run_ahead == 1:
+        if compiled.route_kind[pair] == JOB and begin is not None and compiled.run_ahead == 1:
             launched = model.new_optional_interval_var(begin, self._time(name), start + duration, sent, f"{name} job")
             load = (duration + self.whole(compiled.copy_dispatch_s)) * sent
+            own = set(self._atoms(destination))
             for atom in sorted(own):
                 self._keep_busy("resource", atom, launched, load)
             held -= own

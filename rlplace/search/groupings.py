@@ -26,12 +26,9 @@ def atoms(problem: Problem) -> Grouping:
     """
     graph = problem.graph
     label = np.where(graph.colocation >= 0, graph.num_ops + graph.colocation.astype(np.int64), np.arange(graph.num_ops))
-    offsets, readers = graph.readers
     for op in np.flatnonzero(graph.is_source & (graph.colocation < 0)).tolist()[::-1]:
-        tensors = range(graph.output_offsets[op], graph.output_offsets[op + 1])
-        first = [int(readers[offsets[tensor]]) for tensor in tensors if offsets[tensor] < offsets[tensor + 1]]
-        if first:
-            label[op] = label[min(first)]
+        if len(into := graph.readers_of(op)):
+            label[op] = label[into.min()]
     return meet(problem.grouping, numbered(label, ""), "atoms")
 
 

@@ -294,11 +294,10 @@ def find_winners(
     timer, generator = CountedTimer(simulator), np.random.default_rng(seed)
     chosen: list[NDArray[np.int32]] = []
     taken = {devices.tobytes() for devices in seen}
+    left = int(budget.evaluations) - task.evaluations
     for devices, step_s in winners.best(count, seen):
-        left = int(budget.evaluations) - task.evaluations - timer.count
-        better, better_s = permuted(problem, devices, step_s, timer, most=min(DESCENT, left))
-        left = int(budget.evaluations) - task.evaluations - timer.count
-        other = shuffled(problem, better, better_s, timer, generator, swaps=min(WALK, left))
+        better, better_s = permuted(problem, devices, step_s, timer, most=min(DESCENT, left - timer.count))
+        other = shuffled(problem, better, better_s, timer, generator, swaps=min(WALK, left - timer.count))
         new = next((one for one in (other, better, devices) if one.tobytes() not in taken), None)
         if new is not None:
             chosen.append(new)

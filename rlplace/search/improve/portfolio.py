@@ -148,9 +148,8 @@ def tune(task: Task, leader: GreedyPlacement, *, until: float) -> tuple[NDArray[
             first = int(np.argmin(step_s))
             if step_s[first] < best_s:
                 best, best_s = grouping.expand(groups)[first], float(step_s[first])
-            if count < POPULATION:
-                break
-            strategy.tell(weights, losses(task.problem, grouping, groups, step_s).tolist())
+            if count == POPULATION:
+                strategy.tell(weights, losses(task.problem, grouping, groups, step_s).tolist())
     return best, best_s
 
 
@@ -244,9 +243,8 @@ def in_best_order(task: Task, starts: Starts) -> Starts:
     if best_s < starts[0][1]:
         task.priorities = best
     times = task.score(np.stack(placements)).tolist()
-    order = sorted(range(len(times)), key=lambda place: times[place])
-    kept = [place for place in order if times[place] <= WORST * times[order[0]]] or order[:1]
-    return [(placements[place], times[place]) for place in kept]
+    timed = sorted(zip(placements, times, strict=True), key=lambda one: one[1])
+    return [one for one in timed if one[1] <= WORST * timed[0][1]] or timed[:1]
 
 
 CEM_ELITE = 0.15

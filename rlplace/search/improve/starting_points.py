@@ -61,7 +61,7 @@ MICRO_BATCHED = (solve_metis, solve_critical_path, solve_heft)
 HEURISTICS_SHARE = 0.3
 """No further heuristic begins once this share of the budget is gone."""
 LEAST_S = 1e-3
-"""Seconds of a heuristic that begins as the time ends: a budget is never nothing."""
+"""Least seconds of a heuristic's budget, which must be more than 0, also where the time has ended."""
 LAYOUTS = 4
 """Layouts of a step cut into micro-batches that are starts over groups, the first."""
 _CHUNK = 256
@@ -203,7 +203,6 @@ class Schedulers(dict[str, Greedy]):
     """A problem's list schedulers by name of a grouping of `GROUPINGS`; each is laid out when it is first read."""
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__()
         self._problem = problem
 
     def __missing__(self, grouping: str) -> Greedy:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +84,7 @@ class _Contender:
         """It and the same in every other order; a step that is not cut has one."""
         if self.problem.graph.num_micro_batches == 1:
             return [self]
-        problems = (dataclasses.replace(self.problem, op_order=order) for order in OP_ORDERS)
+        problems = (replace(self.problem, op_order=order) for order in OP_ORDERS)
         others = (problem for problem in problems if problem.op_order != self.problem.op_order)
         return [self, *(_Contender(self.count, problem) for problem in others)]
 
@@ -212,10 +211,10 @@ class _Race:
     def _first(self, count: int, problem: Problem, share: float) -> _Contender:
         """A number of micro-batches, searched in the first order; in that which needs least where nothing fits."""
         is_cut = problem.graph.num_micro_batches > 1
-        one = _Contender(count, dataclasses.replace(problem, op_order=FIRST_ORDER) if is_cut else problem)
+        one = _Contender(count, replace(problem, op_order=FIRST_ORDER) if is_cut else problem)
         self.run([one], share)
         if is_cut and math.isinf(one.step_s):
-            one = _Contender(count, dataclasses.replace(problem, op_order=LEAN_ORDER))
+            one = _Contender(count, replace(problem, op_order=LEAN_ORDER))
             self.run([one], share)
         return one
 

@@ -97,7 +97,11 @@ def improve_hybrids(task: Task, *, until: float) -> Field:
         if field.is_spent:
             break
         best = field.climb(one, lambda layout, best: field.try_orders(layout, (best.order,)), REFINEMENTS)
-        field.move_owners(field.try_orders(best.layout))
+        field.move_owners(
+            field.try_orders(best.layout),
+            lambda best, moved: field.score(best.layout, moved, best.order),
+            OWNERS_MOVED,
+        )
     return field
 
 
@@ -121,7 +125,7 @@ class Tried:
 
 
 class Field:
-    """A task's problem with all that layouts and orders of it are made of.
+    """Scores layouts of a task's problem in several orders of ops, and keeps the best of them.
 
     Args:
         task: whose graph is cut into micro-batches.
@@ -152,9 +156,9 @@ class Field:
         return self.task.is_spent or self.task.spent >= self.until
 
     def candidates(self) -> Iterator[Layout]:
-        """Stages with different numbers of replicas, planned, then grids; all that there are where they are few.
+        """Planned stages with different numbers of replicas, then grids, then, of small problems, every plan.
 
-        Planned ones are first: few evaluations end before all grids of many devices are tried.
+        Planned ones are first: a small budget ends before all grids of many devices are tried.
         """
         problem = self.task.problem
         pairs = max(problem.host.num_devices * (problem.host.num_devices - 1), 1)
@@ -190,7 +194,7 @@ class Field:
         """The best of the orders of a layout, all by default."""
         devices = placement_of(self.task.problem, layout, self.step)
         named = orders or (*self.priorities, "1f1b", "1f1b-deep")
-        times = {order: self._score(layout, devices, order) for order in named}
+        times = {order: self.score(layout, devices, order) for order in named}
         best = min(times, key=lambda order: times[order])
         return Tried(layout, devices, times[best], best)
 
@@ -216,18 +220,26 @@ class Field:
                 far //= 2
         return one
 
-    def move_owners(self, one: Tried) -> None:
-        """Tries each parameter on the other replicas of its stage, the largest first, in the order that was best."""
+    def move_owners(
+        self, one: Tried, score: Callable[[Tried, NDArray[np.int32]], float], most: float = math.inf
+    ) -> None:
+        """Tries each parameter on the other replicas of its stage, the largest first.
+
+        Args:
+            one: where to start.
+            score: gives the step time of other devices (N,) in the order of `one`.
+            most: owners that are tried at most.
+        """
         devices, best_s = one.devices, one.step_s
-        for tries, (members, device) in enumerate(self.other_owners(one.layout)):
-            if self.is_spent or tries >= OWNERS_MOVED:
+        for tries, (members, device) in enumerate(self._other_owners(one.layout)):
+            if self.is_spent or tries >= most:
                 return
             moved = devices.copy()
             moved[members] = device
-            if device != devices[members[0]] and (step_s := self._score(one.layout, moved, one.order)) < best_s:
+            if device != devices[members[0]] and (step_s := score(one, moved)) < best_s:
                 devices, best_s = moved, step_s
 
-    def other_owners(self, layout: Layout) -> Iterator[tuple[NDArray[np.int64], int]]:
+    def _other_owners(self, layout: Layout) -> Iterator[tuple[NDArray[np.int64], int]]:
         """Ops of each co-location class, the largest first, with every device of its stage where it may be."""
         problem, graph = self.task.problem, self.task.problem.graph
         held = graph.parameter_bytes + graph.gradient_bytes
@@ -249,7 +261,8 @@ class Field:
             self.best_bounded = Tried(layout, devices, step_s, limit=limit)
         return step_s
 
-    def _score(self, layout: Layout, devices: NDArray[np.int32], order: str) -> float:
+    def score(self, layout: Layout, devices: NDArray[np.int32], order: str) -> float:
+        """Step time of devices (N,) of a layout in an order, one of `priorities` or 1F1B."""
         if order in self.priorities:
             step_s = self.task.score_ordered(devices, self.priorities[order])
             if step_s < self.best_listed[1]:
@@ -339,12 +352,12 @@ MOST_PLANS = 2000
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Where a chain is cut, and who runs each stage.
+    """Where a chain is cut into stages, and the devices of each stage.
 
     Attributes:
         ends: where each stage but the last ends, ascending places of the chain.
         teams: the devices of each stage; micro-batches are dealt out over them in contiguous runs.
-        owners: who owns the parameters of a stage.
+        owners: which replicas own the parameters of a stage, as of `Layout`.
         by_speed: faster devices of a team get more micro-batches.
     """
 
@@ -496,15 +509,7 @@ def improve_bounded(field: Field) -> None:
             limit = field.best_bounded.limit.copy()
             limit[stage] = max(limit[stage] + change, 1)
             _try_bound(field, limit)
-        # owners of parameters within their stage, each once, the largest first
-        for members, device in field.other_owners(field.best_bounded.layout):
-            best = field.best_bounded
-            if field.is_spent:
-                return
-            if best.devices[members[0]] != device:
-                moved = best.devices.copy()
-                moved[members] = device
-                field.score_bounded(best.layout, moved, best.limit)
+        field.move_owners(field.best_bounded, lambda best, moved: field.score_bounded(best.layout, moved, best.limit))
 
 
 def _try_bound(field: Field, limit: NDArray[np.int64]) -> None:

@@ -119,11 +119,8 @@ def _class_places(graph: OpGraph, places: NDArray[np.int32], is_link: NDArray[np
 def _sums(graph: OpGraph, is_backward: NDArray[np.bool_]) -> NDArray[np.int32]:
     """(N,) int32: the class into which a partial sum of gradients goes, directly or through other sums; else -1."""
     found = np.full(graph.num_ops, -1, dtype=np.int32)
-    offsets, readers = graph.readers
-    starts = offsets[graph.output_offsets]
-    candidates = [op for op in np.flatnonzero(is_backward).tolist() if graph.targets[op] == SUM]
-    for op in reversed(candidates):
-        into = readers[starts[op] : starts[op + 1]]
+    for op in reversed([op for op in np.flatnonzero(is_backward).tolist() if graph.targets[op] == SUM]):
+        into = graph.readers_of(op)
         classes = np.maximum(graph.colocation[into], found[into])
         if len(classes) and classes.min() >= 0:
             found[op] = classes[0]
@@ -137,10 +134,8 @@ def _settle(graph: OpGraph, places: NDArray[np.int32]) -> None:
     computed = np.where(graph.is_source & (graph.colocation < 0), -1, places)
     for op in lost:
         computed[op] = places[op] = computed[producers[inputs[op] : inputs[op + 1]]].max(initial=-1)
-    offsets, readers = graph.readers
-    starts = offsets[graph.output_offsets]
     for op in np.flatnonzero(places < 0).tolist()[::-1]:
-        into = places[readers[starts[op] : starts[op + 1]]]
+        into = places[graph.readers_of(op)]
         places[op] = into[into >= 0].min(initial=np.iinfo(np.int32).max) if np.any(into >= 0) else 0
 
 
@@ -157,7 +152,7 @@ class Layout:
         devices: (p, d) int32, the device of each stage of each replica.
         role_stage: (R,) int32, the stage of each role (`StepRoles.role`).
         replica: (K,) int32, the replica of each micro-batch.
-        owners: who owns the parameters of a stage: all its replicas, even in bytes, or the first.
+        owners: which replicas own the parameters of a stage: all, with even shares of the bytes, or the first.
         role_device: (R,) int32, the device of roles that are apart from stages and replicas, -1 for others; empty where
             none is.
         name: in words.
@@ -240,12 +235,11 @@ def layouts(problem: Problem, step: StepRoles | None = None) -> Iterator[Layout]
             for cut in CUTS if stages > 1 else CUTS[:1]:
                 layout = chain.layout(devices, cut)
                 key = devices.tobytes() + layout.role_stage.tobytes()
-                if key in seen:
-                    continue
-                seen.add(key)
-                yield layout
-                if replicas > 1:
-                    yield replace(layout, owners="with-stage", name=f"{layout.name}, owned by the first replica")
+                if key not in seen:
+                    seen.add(key)
+                    yield layout
+                    if replicas > 1:
+                        yield replace(layout, owners="with-stage", name=f"{layout.name}, owned by the first replica")
             if stages == 1 and not is_turned:
                 for what, role_device in apart_roles(problem, step, devices[0]):
                     yield replace(chain.layout(devices, "work"), role_device=role_device, name=f"{what} apart")

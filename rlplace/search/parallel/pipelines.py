@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -27,8 +26,8 @@ def list_priorities(problem: Problem) -> dict[str, NDArray[np.float64]]:
     return {
         "gpipe": phase_priorities(problem, first=FORWARD),
         "backward-first": phase_priorities(problem, first=BACKWARD),
-        "rank": default_priorities(dataclasses.replace(problem, op_order="rank")),
-        "tilt": default_priorities(dataclasses.replace(problem, op_order="tilt")),
+        "rank": default_priorities(replace(problem, op_order="rank")),
+        "tilt": default_priorities(replace(problem, op_order="tilt")),
     }
 
 
@@ -56,11 +55,9 @@ def is_gradient_sum(graph: OpGraph) -> NDArray[np.bool_]:
     """(N,) bool: additions whose result only goes into updates, directly or through others of them."""
     found = np.zeros(graph.num_ops, dtype=np.bool_)
     found_or_update = graph.phases == UPDATE
-    offsets, readers = graph.readers
-    starts = offsets[graph.output_offsets]
     is_sum = np.array([target == SUM for target in graph.targets], dtype=np.bool_) & (graph.phases == BACKWARD)
     for op in np.flatnonzero(is_sum)[::-1].tolist():
-        into = readers[starts[op] : starts[op + 1]]
+        into = graph.readers_of(op)
         found[op] = found_or_update[op] = len(into) > 0 and bool(found_or_update[into].all())
     return found
 
@@ -92,7 +89,7 @@ def one_f_one_b(
         devices: (N,) the placement.
         limit: (p,) micro-batches under way.
     """
-    bounded = dataclasses.replace(problem, graph=_bounded(problem.graph, step, layout, devices, limit))
+    bounded = replace(problem, graph=_bounded(problem.graph, step, layout, devices, limit))
     return Simulator(bounded, threads=1).plan(devices, phase_priorities(problem, first=BACKWARD))
 
 
@@ -123,7 +120,7 @@ def _bounded(
     pairs = np.unique(pairs + np.concatenate((graph.input_tensors, tensors)))
     readers, read = np.divmod(pairs, max(graph.num_tensors, 1))
     offsets = np.concatenate(([0], np.cumsum(np.bincount(readers, minlength=graph.num_ops))))
-    return dataclasses.replace(graph, input_offsets=offsets, input_tensors=read, program=None)
+    return replace(graph, input_offsets=offsets, input_tensors=read, program=None)
 
 
 def _blocks_before(layout: Layout, count: int, limit: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -62,9 +62,7 @@ def blocks(problem: Problem) -> NDArray[np.int32]:
     """(N,) int32: groups in order of their first op, cut into one contiguous block a device, of equal cost."""
     devices = plain_devices(problem)
     cost_s = group_time_s(problem, problem.grouping)[:, devices].mean(axis=1)
-    middle = np.cumsum(cost_s) - cost_s / 2
-    block = np.minimum((middle / max(cost_s.sum(), 1e-30) * len(devices)).astype(np.int64), len(devices) - 1)
-    return problem.grouping.expand(np.array(devices, dtype=np.int32)[block])
+    return problem.grouping.expand(np.array(devices, dtype=np.int32)[_runs(cost_s, len(devices))])
 
 
 def round_robin(problem: Problem) -> NDArray[np.int32]:
@@ -194,8 +192,9 @@ def halves(split: Blocks, count: int) -> NDArray[np.int64]:
 
 
 def _second_half(split: Blocks) -> NDArray[np.bool_]:
-    is_decoder = np.array(["decoder" in path for path in split.paths], dtype=np.bool_)
-    is_encoder = np.array(["encoder" in path for path in split.paths], dtype=np.bool_)
+    is_decoder, is_encoder = (
+        np.array([word in path for path in split.paths], dtype=np.bool_) for word in ("decoder", "encoder")
+    )
     if is_decoder.any() and is_encoder.any():
         return is_decoder | (np.logical_or.accumulate(is_decoder) & ~is_encoder)
     roots = [path.split(".")[0] for path in split.paths]
@@ -211,6 +210,7 @@ def _second_half(split: Blocks) -> NDArray[np.bool_]:
 
 
 def _runs(cost_s: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """(B,) int64: the run of each item where items are cut, in order, into `count` runs of equal cost."""
     middle = np.cumsum(cost_s) - cost_s / 2
     return np.minimum((middle / max(float(cost_s.sum()), 1e-30) * count).astype(np.int64), count - 1)
 

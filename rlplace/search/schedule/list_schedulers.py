@@ -605,7 +605,7 @@ def _relaxed(
     unit with k children (or parents) has at least k - 1 of x over them, and the makespan is least.
     """
     from scipy.optimize import linprog
-    from scipy.sparse import coo_matrix, vstack
+    from scipy.sparse import coo_matrix, hstack, identity, vstack
 
     count, edges = len(units.label), len(parents)
     time_s = units.time_s.mean(axis=1)
@@ -623,10 +623,7 @@ def _relaxed(
     )
     by_parent = coo_matrix((-ones, (parents, count + rows)), shape=(count, width))
     by_child = coo_matrix((-ones, (children, count + rows)), shape=(count, width))
-    every = np.arange(count)
-    signs = np.repeat((1.0, -1.0), count)
-    columns = np.concatenate((every, np.full(count, width - 1)))
-    ends = coo_matrix((signs, (np.tile(every, 2), columns)), shape=(count, width))
+    ends = hstack((identity(count), coo_matrix((count, edges)), coo_matrix(-np.ones((count, 1)))))
     limits = np.concatenate(
         (
             -time_s[parents] * scale,
@@ -635,11 +632,8 @@ def _relaxed(
             -time_s * scale,
         )
     )
-    goal = np.zeros(width)
-    goal[-1] = 1.0
-    bounds = np.zeros((width, 2))
-    bounds[:, 1] = np.inf
-    bounds[count : count + edges, 1] = 1.0
+    goal = np.append(np.zeros(width - 1), 1.0)
+    bounds = [(0.0, np.inf)] * count + [(0.0, 1.0)] * edges + [(0.0, np.inf)]
     solved = linprog(goal, A_ub=vstack((after, by_parent, by_child, ends)).tocsr(), b_ub=limits, bounds=bounds)
     return None if solved.x is None else np.asarray(solved.x[count : count + edges])
 

@@ -444,9 +444,8 @@ def observe(
             continue
         one = schedule_of(s, episodes[row])
         _mask(g, f, s, episodes[row], groups[row], mask[row])
-        is_exact = _ends(g, f, s, one, episodes[row], groups[row], end_s)
         add_cuts(g, one, groups[row], cut_s)
-        _write(g, f, s, one, episodes[row], groups[row], is_exact, end_s, cut_s, mask[row], features[row])
+        _write(g, f, s, one, episodes[row], groups[row], end_s, cut_s, mask[row], features[row])
 
 
 @inlined
@@ -476,24 +475,6 @@ def _mask(g: GroupLayout, f: ScheduleBounds, s: PartialSchedules, episode: int, 
 
 
 @inlined
-def _ends(
-    g: GroupLayout, f: ScheduleBounds, s: PartialSchedules, one: Decided, episode: int, group: int, end_s: Floats
-) -> bool:
-    """Sets `end_s` (D,): when the group's first op would end, at least; whether these are no bounds but the ends.
-
-    A group of sources has no such op: it gets the values of the op before it.
-    """
-    op, position = f.first_op[group], s.position[episode]
-    is_exact: bool = position >= len(g.order) or g.order[position] == op
-    for d in range(len(end_s)):
-        if op < 0:
-            end_s[d] = one.latest_end_s[d]
-        elif g.units.label_allowed[group, d]:
-            end_s[d] = end_on(g.units, g.host, one.ops, None, op, d, False)
-    return is_exact
-
-
-@inlined
 def _write(
     g: GroupLayout,
     f: ScheduleBounds,
@@ -501,21 +482,28 @@ def _write(
     one: Decided,
     episode: int,
     group: int,
-    is_exact: bool,
     end_s: Floats,
     cut_s: Floats,
     mask: Bools,
     features: NDArray[np.floating],
 ) -> None:
+    """Sets `features` (D, F) of a group by `DECISION_FEATURES`.
+
+    `end_s` (D,) is set to when the group's first op would end, at least, and exactly where that op is next. A group of
+    sources has no such op: it gets the values of the op before it.
+    """
     num_devices = len(end_s)
+    op, phase, slice_ = f.first_op[group], int(g.is_backward[group]), f.micro_batch[group]
+    position = s.position[episode]
+    is_exact = position >= len(g.order) or g.order[position] == op
     earliest_s, mean_s, count = np.inf, 0.0, 0
     for d in range(num_devices):
         if g.units.label_allowed[group, d]:
+            end_s[d] = one.latest_end_s[d] if op < 0 else end_on(g.units, g.host, one.ops, None, op, d, False)
             earliest_s = min(earliest_s, end_s[d])
             mean_s += g.group_time_s[group, d]
             count += 1
     mean_s /= max(count, 1)
-    op, phase, slice_ = f.first_op[group], int(g.is_backward[group]), f.micro_batch[group]
     own, twin = one.module_s[g.module[group], phase], one.module_s[g.module[group], 1 - phase]
     micro = s.micro_s[episode, slice_]
     own_s, twin_s, micro_s = total(own), total(twin), total(micro)
