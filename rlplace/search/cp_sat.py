@@ -416,8 +416,7 @@ class ScheduleModel:
                 for reader in sorted(others):
                     for device, here in self._place(reader).items():
                         if device in home:
-                            both = here, home[device]
-                            self.model.add(self.starts[op] >= self._ends[reader]).only_enforce_if(both)
+                            self.model.add(self.starts[op] >= self._ends[reader]).only_enforce_if([here, home[device]])
 
     def _hold_residents(self) -> None:
         held: dict[int, list[Any]] = defaultdict(list)

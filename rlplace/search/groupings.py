@@ -134,9 +134,7 @@ def _merge(problem: Problem, grouping: Grouping, within: Grouping | None, num_gr
 def numbered(label: NDArray[np.int64], rule: str) -> Grouping:
     """Groups of equal labels (N,), numbered by their first op."""
     _, first_op, place = np.unique(label, return_index=True, return_inverse=True)
-    number = np.empty(len(first_op), dtype=np.int32)
-    number[np.argsort(first_op, kind="stable")] = np.arange(len(first_op), dtype=np.int32)
-    return Grouping(number[place], rule=rule)
+    return Grouping(np.argsort(np.argsort(first_op)).astype(np.int32)[place], rule=rule)
 
 
 @kernel
@@ -263,8 +261,7 @@ def held_bytes(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:
 
 def room_bytes(problem: Problem) -> NDArray[np.float64]:
     """(D,) float64: bytes of each device beside its context, at least 1."""
-    devices = problem.host.devices
-    return np.array([max(float(device.memory_bytes - device.context_bytes), 1.0) for device in devices])
+    return np.array([max(float(one.memory_bytes - one.context_bytes), 1.0) for one in problem.host.devices])
 
 
 def fullness(

@@ -136,8 +136,7 @@ def least_memory_order(
     if max_states is None:
         max_states = max(4, min(4096, EXPANSIONS // max(len(jobs), 1)))
     scale = 1.0 / np.maximum(compiled.capacity_bytes, 1)
-    ready = tuple(k for k, job in enumerate(jobs) if job.before == 0)
-    level = {0: _State(float((held * scale).max()), held, ready)}
+    level = {0: _State(float((held * scale).max()), held, tuple(k for k, job in enumerate(jobs) if job.before == 0))}
     parents: list[dict[int, tuple[int, int]]] = []
     for _ in jobs:
         found: dict[int, _State] = {}

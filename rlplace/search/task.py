@@ -329,8 +329,7 @@ class Task:
         if times[first] < self.best_s:
             self.best_devices = np.array(placements[first], dtype=np.int32)
             self._best_plan, self._best_priorities = plan, priorities
-            best_s = float(times[first])
-            self.history.append(BestSoFar(self.evaluations, self.measurements, self.elapsed_s, best_s))
+            self.history.append(BestSoFar(self.evaluations, self.measurements, self.elapsed_s, float(times[first])))
 
     def tell(self, figures: Mapping[str, float]) -> None:
         """Passes figures of the learner, by name, to the observer."""

@@ -65,8 +65,7 @@ _TRIES = 2000
 def solve_evolve(task: Task) -> None:
     """Tunes the scheduler for a share of the budget, at most `TUNING` evaluations, then anneals the result."""
     devices, step_s, leaders = best_start_with_greedy(task)
-    tuned = tuned_start(task, devices, step_s, leaders, until=1.0)
-    anneal_finer(task, *tuned, others=[(devices, step_s)], until=1.0)
+    anneal_finer(task, *tuned_start(task, devices, step_s, leaders, until=1.0), others=[(devices, step_s)], until=1.0)
 
 
 def tuned_start(

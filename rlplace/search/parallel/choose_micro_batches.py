@@ -126,8 +126,7 @@ def choose(
     race = _Race(SHARE * evaluations, seed, say or (lambda _: None))
     if len(problems) == 1:
         race.say(f"racing orders of ops: at most {max(int(race.left), 1):,} evaluations")
-    near = _near(race.counts(problems), NEAR, KEPT_COUNTS)
-    racing = [other for one in near for other in one.in_all_orders()]
+    racing = [other for one in _near(race.counts(problems), NEAR, KEPT_COUNTS) for other in one.in_all_orders()]
     if len(racing) > 1:
         race.run(racing, race.left / (ROUNDS - 1))
     if len(final := _near(racing, NEAREST, FINAL)) > 1:

@@ -96,9 +96,9 @@ def improve_hybrids(task: Task, *, until: float) -> Field:
     for one in [one for one in found if np.isfinite(one.step_s)][: max(REFINED, tried // 20)]:
         if field.is_spent:
             break
-        best = field.climb(one, lambda layout, best: field.try_orders(layout, (best.order,)), REFINEMENTS)
+        climbed = field.climb(one, lambda layout, best: field.try_orders(layout, (best.order,)), REFINEMENTS)
         field.move_owners(
-            field.try_orders(best.layout),
+            field.try_orders(climbed.layout),
             lambda best, moved: field.score(best.layout, moved, best.order),
             OWNERS_MOVED,
         )
@@ -193,8 +193,8 @@ class Field:
     def try_orders(self, layout: Layout, orders: tuple[str, ...] = ()) -> Tried:
         """The best of the orders of a layout, all by default."""
         devices = placement_of(self.task.problem, layout, self.step)
-        named = orders or (*self.priorities, "1f1b", "1f1b-deep")
-        times = {order: self.score(layout, devices, order) for order in named}
+        every = (*self.priorities, "1f1b", "1f1b-deep")
+        times = {order: self.score(layout, devices, order) for order in orders or every}
         best = min(times, key=lambda order: times[order])
         return Tried(layout, devices, times[best], best)
 
@@ -268,7 +268,7 @@ class Field:
             if step_s < self.best_listed[1]:
                 self.best_listed = (devices, step_s, self.priorities[order])
             return step_s
-        limit = most_under_way(layout, self.task.problem.graph.num_micro_batches)
+        limit = most_under_way(layout)
         return self.score_bounded(layout, devices, 2 * limit - 1 if order == "1f1b-deep" else limit)
 
 
@@ -499,7 +499,7 @@ def improve_bounded(field: Field) -> None:
     Args:
         field: with a plan under a bound.
     """
-    base = most_under_way(field.best_bounded.layout, field.task.problem.graph.num_micro_batches)
+    base = most_under_way(field.best_bounded.layout)
     for factor in FACTORS:
         _try_bound(field, np.ceil(factor * base).astype(np.int64))
     before_s = math.inf

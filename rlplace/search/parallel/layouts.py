@@ -348,8 +348,7 @@ def _crossing_s(problem: Problem, place: NDArray[np.int32], count: int) -> NDArr
     pairs = max(host.num_devices * (host.num_devices - 1), 1)
     latency_s = float(problem.transfer_latency_s.sum()) / pairs
     s_per_byte = float(problem.transfer_s_per_byte.sum()) / pairs
-    producer = graph.tensor_op[graph.input_tensors]
-    counts = graph.colocation[producer] < 0
+    counts = graph.colocation[graph.tensor_op[graph.input_tensors]] < 0
     tensors, ends = graph.input_tensors[counts], place[graph.edge_op[counts]]
     home = place[graph.tensor_op]
     low, high = home.copy(), home.copy()

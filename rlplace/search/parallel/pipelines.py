@@ -46,9 +46,7 @@ def phase_priorities(problem: Problem, first: int) -> NDArray[np.float64]:
     order = np.lexsort(
         (-upward_ranks(problem), np.where(at_once, 0, graph.micro_batch), ~at_once & (graph.phases != first), ~at_once)
     )
-    priorities = np.empty(graph.num_ops)
-    priorities[order] = np.arange(graph.num_ops, 0, -1)
-    return priorities
+    return (graph.num_ops - np.argsort(order)).astype(np.float64)
 
 
 def is_gradient_sum(graph: OpGraph) -> NDArray[np.bool_]:
@@ -62,14 +60,13 @@ def is_gradient_sum(graph: OpGraph) -> NDArray[np.bool_]:
     return found
 
 
-def most_under_way(layout: Layout, num_micro_batches: int) -> NDArray[np.int64]:
+def most_under_way(layout: Layout) -> NDArray[np.int64]:
     """(p,) int64: micro-batches whose backward is awaited on a device of each stage under 1F1B.
 
     With d replicas everywhere it is p - s of stage s (PipeDream: Narayanan et al. 2019; DAPPLE's policy A: Fan et al.
     2021, section 5.1); else the devices from a stage on, for each of its own.
     """
-    columns = layout.devices[:, layout.replica[np.arange(num_micro_batches)]]
-    replicas = np.array([len(np.unique(row)) for row in columns])
+    replicas = np.array([len(np.unique(row)) for row in layout.devices[:, layout.replica]])
     after = np.cumsum(replicas[::-1])[::-1]
     return np.asarray(-(-after // replicas), dtype=np.int64)
 
@@ -232,7 +229,7 @@ class _Trials:
         if "gpipe" in schedules:
             times["gpipe"] = float(self._simulator.step_times(placed[None], self._priorities)[0])
         if "1f1b" in schedules and count >= len(line):
-            limit = most_under_way(layout, count)
+            limit = most_under_way(layout)
             times["1f1b"] = self._simulator.retime(one_f_one_b(problem, step, layout, placed, limit)).step_time_s
         best = min(times, key=lambda name: times[name])
         op_stage = layout.role_stage[step.role]

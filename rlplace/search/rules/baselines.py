@@ -149,16 +149,13 @@ def find_blocks(problem: Problem) -> Blocks:
     stacks = {part[:k] for part in set(parts) for k in range(_number_at(part) + 1)}
     keys = {part: _block_path(part, stacks) for part in set(parts)}
     paths = [keys[part] for part in parts]
-    producers = graph.tensor_op[graph.input_tensors]
-    edges = list(zip(producers.tolist(), graph.edge_op.tolist(), strict=True))
+    edges = list(zip(graph.tensor_op[graph.input_tensors].tolist(), graph.edge_op.tolist(), strict=True))
     for producer, reader in edges:
         paths[reader] = paths[reader] or paths[producer]
     for producer, reader in reversed(edges):
         paths[producer] = paths[producer] or paths[reader]
-    index: dict[str, int] = {}
-    jobs = np.flatnonzero(~graph.is_source).tolist()
-    for op in [*jobs, *range(graph.num_ops)]:
-        index.setdefault(paths[op], len(index))
+    ordered = dict.fromkeys(paths[op] for op in (*np.flatnonzero(~graph.is_source).tolist(), *range(graph.num_ops)))
+    index = {path: number for number, path in enumerate(ordered)}
     op_block = np.array([index[path] for path in paths], dtype=np.int64)
     cost_s = np.bincount(op_block, weights=problem.costs.op_time_s.mean(axis=1), minlength=len(index))
     return Blocks(op_block, tuple(index), cost_s.astype(np.float64))
@@ -289,8 +286,7 @@ def balances(
     time_s = np.bincount(units.label, weights=units.time_s[:, devices].mean(axis=1)).astype(np.float64)
     speed = 1.0 / np.maximum(units.time_s[:, devices].sum(axis=0), 1e-30)
     room = np.array([problem.host.devices[device].memory_bytes for device in devices], dtype=np.float64)
-    memory = units.label_resident_bytes + units.label_output_bytes
-    return [(time_s, speed / speed.sum()), (memory, room / room.sum())]
+    return [(time_s, speed / speed.sum()), (units.label_resident_bytes + units.label_output_bytes, room / room.sum())]
 
 
 def undirected(units: Units, node_weight: NDArray[np.float64]) -> Undirected:

@@ -169,8 +169,7 @@ def longest_path(
     jobs = np.flatnonzero(~units.is_source)
     if not len(jobs):
         return jobs
-    unit = int(jobs[np.argmax((above_s + below_s)[jobs])])
-    path = [unit]
+    path = [int(jobs[np.argmax((above_s + below_s)[jobs])])]
     while (before := _before(units, path[0], above_s, transfer_s)) >= 0:
         path.insert(0, before)
     while (after := _after(units, path[-1], below_s, transfer_s)) >= 0:
@@ -270,78 +269,6 @@ def _edges(units: Units, resources: HostResources) -> tuple[Ints, Ints, NDArray[
     """Offsets, producers and mean transfer time of the edges into each unit."""
     tensors = units.input_tensors
     return units.input_offsets, units.tensor_unit[tensors], mean_transfer_s(units, resources)[tensors]
-
-
-ESTIMATES = ("finish", "load", "link", "cut", "copies", "memory")
-"""Figures of a placement:
-
-- `finish`: seconds until the last op of its list schedule ends: ops in the order of the problem, copies sent as soon as
-  their tensors exist, links without queues, launches without cost (the model of `Greedy`);
-- `load`: seconds that the busiest device computes;
-- `link`: seconds that the busiest link sends;
-- `cut`: seconds that all copies take;
-- `copies`: how many there are;
-- `memory`: bytes kept over room, on the fullest device.
-"""
-
-
-@dataclass(frozen=True, eq=False)
-class Estimator:
-    """A problem laid out for `of`."""
-
-    units: Units
-    resources: HostResources
-    order: Longs
-    held: Floats
-    room: Floats
-
-    @classmethod
-    def of_problem(cls, problem: Problem) -> Estimator:
-        """The estimator of a problem: every op is a group of its own."""
-        every = Grouping(np.arange(problem.graph.num_ops, dtype=np.int32))
-        return cls(
-            op_units(problem, every),
-            host_resources(problem),
-            list_order(problem),
-            held_bytes(problem, every),
-            room_bytes(problem),
-        )
-
-    def of(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """(B, 6) `ESTIMATES` of placements (B, N)."""
-        found = np.zeros((len(placements), len(ESTIMATES)))
-        for row, devices in enumerate(placements):
-            schedule = new_schedule(self.units)._replace(home=np.array(devices, dtype=np.int32))
-            _estimate(found[row], self.units, self.resources, schedule, self.order)
-            found[row, 5] = (np.bincount(devices, weights=self.held, minlength=len(self.room)) / self.room).max()
-        return found
-
-
-@kernel
-def _estimate(found: Floats, u: Units, h: HostResources, s: Schedule, order: Longs) -> None:
-    load_s, link_s = np.zeros(len(h.occupies)), np.zeros(h.num_resources - len(h.occupies) + 1)
-    cut_s, copies = 0.0, 0
-    for unit in order:
-        if u.is_source[unit]:
-            continue
-        device = int(np.int64(s.home[unit]))
-        for edge in range(u.input_offsets[unit], u.input_offsets[unit + 1]):
-            tensor = u.input_tensors[edge]
-            home = s.home[u.tensor_unit[tensor]]
-            if home != device and s.there_s[tensor, device] < 0.0:
-                transfer_s = transfer_seconds(h.latency_s, h.s_per_byte, (home, device), u.tensor_bytes[tensor])
-                cut_s += transfer_s
-                copies += 1
-                pair = home * len(h.occupies) + device
-                for k in range(h.route_offsets[pair], h.route_offsets[pair + 1]):
-                    if h.route_holds[k] >= len(h.occupies):  # a link, not a device that the copy blocks
-                        link_s[h.route_holds[k] - len(h.occupies)] += transfer_s
-        append(u, h, s, unit, device, end_on(u, h, s, None, unit, device, False))
-        for other in range(len(load_s)):
-            if h.occupies[device, other]:
-                load_s[other] += u.time_s[unit, device]
-    found[0], found[1], found[2] = s.end_s.max(), load_s.max(), link_s.max()
-    found[3], found[4] = cut_s, copies
 
 
 MOST_LP_EDGES = 3000
@@ -650,3 +577,75 @@ def _matched(
             favourites[parent] = child
             taken[child] = True
     return favourites
+
+
+ESTIMATES = ("finish", "load", "link", "cut", "copies", "memory")
+"""Figures of a placement:
+
+- `finish`: seconds until the last op of its list schedule ends: ops in the order of the problem, copies sent as soon as
+  their tensors exist, links without queues, launches without cost (the model of `Greedy`);
+- `load`: seconds that the busiest device computes;
+- `link`: seconds that the busiest link sends;
+- `cut`: seconds that all copies take;
+- `copies`: how many there are;
+- `memory`: bytes kept over room, on the fullest device.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Estimator:
+    """A problem laid out for `of`."""
+
+    units: Units
+    resources: HostResources
+    order: Longs
+    held: Floats
+    room: Floats
+
+    @classmethod
+    def of_problem(cls, problem: Problem) -> Estimator:
+        """The estimator of a problem: every op is a group of its own."""
+        every = Grouping(np.arange(problem.graph.num_ops, dtype=np.int32))
+        return cls(
+            op_units(problem, every),
+            host_resources(problem),
+            list_order(problem),
+            held_bytes(problem, every),
+            room_bytes(problem),
+        )
+
+    def of(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(B, 6) `ESTIMATES` of placements (B, N)."""
+        found = np.zeros((len(placements), len(ESTIMATES)))
+        for row, devices in enumerate(placements):
+            schedule = new_schedule(self.units)._replace(home=np.array(devices, dtype=np.int32))
+            _estimate(found[row], self.units, self.resources, schedule, self.order)
+            found[row, 5] = (np.bincount(devices, weights=self.held, minlength=len(self.room)) / self.room).max()
+        return found
+
+
+@kernel
+def _estimate(found: Floats, u: Units, h: HostResources, s: Schedule, order: Longs) -> None:
+    load_s, link_s = np.zeros(len(h.occupies)), np.zeros(h.num_resources - len(h.occupies) + 1)
+    cut_s, copies = 0.0, 0
+    for unit in order:
+        if u.is_source[unit]:
+            continue
+        device = int(np.int64(s.home[unit]))
+        for edge in range(u.input_offsets[unit], u.input_offsets[unit + 1]):
+            tensor = u.input_tensors[edge]
+            home = s.home[u.tensor_unit[tensor]]
+            if home != device and s.there_s[tensor, device] < 0.0:
+                transfer_s = transfer_seconds(h.latency_s, h.s_per_byte, (home, device), u.tensor_bytes[tensor])
+                cut_s += transfer_s
+                copies += 1
+                pair = home * len(h.occupies) + device
+                for k in range(h.route_offsets[pair], h.route_offsets[pair + 1]):
+                    if h.route_holds[k] >= len(h.occupies):  # a link, not a device that the copy blocks
+                        link_s[h.route_holds[k] - len(h.occupies)] += transfer_s
+        append(u, h, s, unit, device, end_on(u, h, s, None, unit, device, False))
+        for other in range(len(load_s)):
+            if h.occupies[device, other]:
+                load_s[other] += u.time_s[unit, device]
+    found[0], found[1], found[2] = s.end_s.max(), load_s.max(), link_s.max()
+    found[3], found[4] = cut_s, copies

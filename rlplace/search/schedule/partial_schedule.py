@@ -126,25 +126,24 @@ def new_schedules(layout: GroupLayout, bounds: ScheduleBounds, num_episodes: int
     num_ops, num_devices = layout.units.time_s.shape
     num_groups, num_tensors = len(layout.group_time_s), len(layout.units.tensor_unit)
     num_modules, num_slices = int(layout.module.max(initial=0)) + 1, int(bounds.micro_batch.max(initial=0)) + 1
-    b = num_episodes
     schedules = PartialSchedules(
-        placed=np.empty((b, num_groups), dtype=np.int32),
-        home=np.empty((b, num_groups), dtype=np.int32),
-        there_s=np.empty((b, num_tensors, num_devices)),
-        end_s=np.empty((b, num_ops)),
-        free_s=np.empty((b, num_devices)),
-        load_s=np.empty((b, num_devices)),
-        used=np.empty((b, num_devices)),
-        module_s=np.empty((b, num_modules, 2, num_devices)),
-        latest_end_s=np.empty((b, num_devices)),
-        filled=np.empty((b, len(layout.host.room_bytes))),
-        busy_s=np.empty((b, num_devices)),
-        micro_s=np.empty((b, num_slices, num_devices)),
-        position=np.empty(b, dtype=np.int64),
-        latest=np.empty(b, dtype=np.int64),
-        num_decided=np.empty(b, dtype=np.int64),
-        finish_s=np.empty(b),
-        bound_s=np.empty(b),
+        placed=np.empty((num_episodes, num_groups), dtype=np.int32),
+        home=np.empty((num_episodes, num_groups), dtype=np.int32),
+        there_s=np.empty((num_episodes, num_tensors, num_devices)),
+        end_s=np.empty((num_episodes, num_ops)),
+        free_s=np.empty((num_episodes, num_devices)),
+        load_s=np.empty((num_episodes, num_devices)),
+        used=np.empty((num_episodes, num_devices)),
+        module_s=np.empty((num_episodes, num_modules, 2, num_devices)),
+        latest_end_s=np.empty((num_episodes, num_devices)),
+        filled=np.empty((num_episodes, len(layout.host.room_bytes))),
+        busy_s=np.empty((num_episodes, num_devices)),
+        micro_s=np.empty((num_episodes, num_slices, num_devices)),
+        position=np.empty(num_episodes, dtype=np.int64),
+        latest=np.empty(num_episodes, dtype=np.int64),
+        num_decided=np.empty(num_episodes, dtype=np.int64),
+        finish_s=np.empty(num_episodes),
+        bound_s=np.empty(num_episodes),
     )
     clear(bounds, schedules)
     return schedules

@@ -150,7 +150,7 @@ def one_f_one_b_of(problem: Problem, devices: np.ndarray) -> tuple[float, tuple[
         replica=np.zeros(count, dtype=np.int32),
     )
     assert np.array_equal(placement_of(problem, chain, step), devices)
-    limit = most_under_way(chain, count)
+    limit = most_under_way(chain)
     assert limit.tolist() == list(range(stages, 0, -1))
     done = Simulator(problem, threads=1).retime(one_f_one_b(problem, step, chain, devices, limit))
     return done.step_time_s, done.peak_bytes
