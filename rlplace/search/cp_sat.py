@@ -182,10 +182,8 @@ def _solve(built: ScheduleModel, seconds: float, effort: float) -> Solved:
     solver.parameters.random_seed = 0
     # quick restarts prove in a tenth of a second what the default search of one worker takes minutes for
     solver.parameters.search_branching = cp_model.PORTFOLIO_WITH_QUICK_RESTART_SEARCH
-    if math.isfinite(seconds):
-        solver.parameters.max_time_in_seconds = seconds
-    else:
-        solver.parameters.max_deterministic_time = effort
+    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.max_deterministic_time = effort if math.isinf(seconds) else math.inf
     status = solver.solve(built.model, Collector())
     is_found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     value_s = solver.objective_value * built.unit_s if is_found else math.inf

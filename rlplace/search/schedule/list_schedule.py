@@ -228,6 +228,14 @@ def append(u: Units, h: HostResources, s: Schedule, unit: int, device: int, end_
 
 
 @inlined
+def add_busy(h: HostResources, busy_s: Floats, device: int, seconds: float) -> None:
+    """Adds `seconds` to `busy_s` (D,) of every device that `device` keeps busy."""
+    for other in range(len(busy_s)):
+        if h.occupies[device, other]:
+            busy_s[other] += seconds
+
+
+@inlined
 def _first_gap(
     gaps: Gaps, holds: Ints, first: int, last: int, ready_s: float, duration_s: float, num_held: int
 ) -> float:

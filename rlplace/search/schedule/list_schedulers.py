@@ -36,6 +36,7 @@ from rlplace.search.schedule.list_schedule import (
     Memory,
     Schedule,
     Units,
+    add_busy,
     append,
     end_on,
     group_units,
@@ -644,8 +645,6 @@ def _estimate(found: Floats, u: Units, h: HostResources, s: Schedule, order: Lon
                     if h.route_holds[k] >= len(h.occupies):  # a link, not a device that the copy blocks
                         link_s[h.route_holds[k] - len(h.occupies)] += transfer_s
         append(u, h, s, unit, device, end_on(u, h, s, None, unit, device, False))
-        for other in range(len(load_s)):
-            if h.occupies[device, other]:
-                load_s[other] += u.time_s[unit, device]
+        add_busy(h, load_s, device, u.time_s[unit, device])
     found[0], found[1], found[2] = s.end_s.max(), load_s.max(), link_s.max()
     found[3], found[4] = cut_s, copies

@@ -32,6 +32,7 @@ from rlplace.search.schedule.list_schedule import (
     HostResources,
     Schedule,
     Units,
+    add_busy,
     append,
     end_on,
     host_resources,
@@ -68,9 +69,7 @@ def place_group(g: GroupLayout, s: Decided, group: int, device: int) -> None:
     s.placed[group] = device
     s.used[device] += g.held[group]
     s.module_s[g.module[group], int(g.is_backward[group]), device] += total(g.group_time_s[group]) / len(s.load_s)
-    for other in range(len(s.load_s)):
-        if g.host.occupies[device, other]:
-            s.load_s[other] += g.group_time_s[group, device]
+    add_busy(g.host, s.load_s, device, g.group_time_s[group, device])
 
 
 @inlined
@@ -201,9 +200,7 @@ def decide(g: GroupLayout, f: ScheduleBounds, s: PartialSchedules, groups: Longs
             end_s = end_on(g.units, g.host, one.ops, None, op, device, False)
             one.latest_end_s[device] = end_s
             append(g.units, g.host, one.ops, op, device, end_s)
-            for other in range(num_devices):
-                if g.host.occupies[device, other]:
-                    s.busy_s[b, other] += g.units.time_s[op, device]
+            add_busy(g.host, s.busy_s[b], device, g.units.time_s[op, device])
             finish_s = max(finish_s, end_s)
             bound_s = max(bound_s, end_s + f.least_after_s[op])
             position += 1
@@ -220,10 +217,8 @@ def next_groups(g: GroupLayout, s: PartialSchedules, groups: Longs) -> None:
         position = s.position[b]
         if position < num_jobs:
             groups[b] = g.units.label[g.order[position]]
-        elif position < num_jobs + len(g.group_time_s):
-            groups[b] = position - num_jobs
         else:
-            groups[b] = -1
+            groups[b] = position - num_jobs if position < num_jobs + len(g.group_time_s) else -1
 
 
 MEMORY_MASKS = ("resident", "held", "none")
