@@ -70,10 +70,10 @@ def dp(
     edges = contraction.source_offsets, contraction.sources, contraction.reader_offsets, contraction.readers
     lattice = enumerate_ideals(*edges, most=most_ideals)
     exact = _solve(units, lattice, in_turn, linear.value_ms, most_pairs) if lattice is not None else None
-    if lattice is None or exact is None:
+    if exact is None:
         return linear
     best = exact if exact.value_ms < linear.value_ms else linear
-    return ContiguousSplit(best.devices, best.value_ms, best.devices is not None, lattice.num_ideals)
+    return ContiguousSplit(best.devices, best.value_ms, best.devices is not None, exact.num_ideals)
 
 
 def _orders(contraction: Contraction) -> Iterator[Ints]:
@@ -212,12 +212,9 @@ def _relax(
             if reached > limit_ms:
                 continue
             used = state % width
-            is_beaten = False
-            for fewer in range(state - used, state):
-                is_beaten = is_beaten or value[start, fewer] <= reached
+            is_beaten = np.any(value[start, state - used : state] <= reached)
             if state >= width:
-                for fewer in range(used + 1):
-                    is_beaten = is_beaten or value[start, fewer] <= reached
+                is_beaten = is_beaten or np.any(value[start, : used + 1] <= reached)
             if not is_beaten:
                 active[num_active] = state
                 num_active += 1
@@ -438,6 +435,4 @@ def _topological_rank(count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]
     source, reader = pairs[np.lexsort((-pairs[:, 1], pairs[:, 0]))].T  # the last reader made ready goes first
     offsets = np.searchsorted(source, np.arange(count + 1))
     order, _ = depth_first_order(count, offsets, np.ascontiguousarray(reader))
-    rank = np.zeros(count, dtype=np.int64)
-    rank[order] = np.arange(count)
-    return rank
+    return np.argsort(order)

@@ -20,6 +20,7 @@ from rlplace.partitioning.objectives import (
     MaxLoad,
     PieceLatency,
     PublishedTimer,
+    cut_device,
     finish_pieces,
     unit_graph,
     work_ms,
@@ -330,46 +331,8 @@ class PieceGraph(Block):
 
 
 @kernel
-def cut_device(g: PieceGraph, devices: Ints, device: int, depth: Ints, piece: Ints) -> None:
-    """Fill `piece` (N,) for the ops on `device`: which of its pieces each is in, from 1."""
-    n = len(devices)
-    first, last = n, -1
-    for v in range(n):
-        if devices[v] == device:
-            first = min(first, v)
-            last = v
-    for v in range(first, last + 1):
-        inside = devices[v] == device
-        deepest = 1 if inside else 0
-        for edge in range(g.source_offsets[v], g.source_offsets[v + 1]):
-            u = g.sources[edge]
-            if u >= first:
-                deepest = max(deepest, depth[u] + (1 if inside and devices[u] != device else 0))
-        depth[v] = deepest
-        if inside:
-            piece[v] = deepest
-
-
-@kernel
-def latency(g: PieceGraph, devices: Ints, piece: Ints, number: Ints, part: Ints, finish_ms: Floats) -> float:
-    """The latest finish, for ops cut into `piece`; infinite where pieces wait for each other.
-
-    `number` (K N + N,) is -1 throughout, and is left so.
-    """
-    n, num_parts = len(devices), 0
-    for v in range(n):
-        if devices[v] == g.num_accelerators:
-            part[v] = num_parts
-            num_parts += 1
-            continue
-        key = devices[v] * n + piece[v] - 1
-        if number[key] < 0:
-            number[key] = num_parts
-            num_parts += 1
-        part[v] = number[key]
-    for v in range(n):
-        if devices[v] != g.num_accelerators:
-            number[devices[v] * n + piece[v] - 1] = -1
+def latency(g: PieceGraph, devices: Ints, piece: Ints, number: Ints) -> float:
+    """As `finish_pieces`."""
     return finish_pieces(
         devices,
         g.num_accelerators,
@@ -379,10 +342,22 @@ def latency(g: PieceGraph, devices: Ints, piece: Ints, number: Ints, part: Ints,
         g.sources,
         g.reader_offsets,
         g.readers,
-        part,
-        num_parts,
-        finish_ms,
+        piece,
+        number,
     )
+
+
+@kernel
+def _swap(g: PieceGraph, unit_device: Ints, devices: Ints, held: Floats, cluster: Ints, goes: Ints, size: int) -> None:
+    """Exchange the devices of the first `size` units of `cluster` with those in `goes`; twice undoes it."""
+    for a in range(size):
+        unit = cluster[a]
+        old = unit_device[unit]
+        held[old] -= g.unit_bytes[unit]
+        held[goes[a]] += g.unit_bytes[unit]
+        unit_device[unit], goes[a] = goes[a], old
+        for b in range(g.unit_offsets[unit], g.unit_offsets[unit + 1]):
+            devices[g.unit_ops[b]] = unit_device[unit]
 
 
 @kernel
@@ -396,22 +371,19 @@ def anneal_latency(
     for each other when it is; the rest is Metropolis' rule on the logarithm of the latency.
     """
     num_units, n = len(unit_device), len(g.op_unit)
-    devices = np.empty(n, dtype=np.int32)
+    devices = unit_device[g.op_unit]
     piece, kept = np.ones(n, dtype=np.int32), np.ones(n, dtype=np.int32)
-    depth, part = np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.int32)
+    depth = np.zeros(n, dtype=np.int32)
     number = np.full((g.num_accelerators + 1) * n, -1, dtype=np.int32)
-    finish_ms = np.empty(n)
     held = np.zeros(g.num_accelerators + 1)
     cluster, goes = np.empty(num_units, dtype=np.int32), np.empty(num_units, dtype=np.int32)
     mark = np.full(num_units, -1, dtype=np.int64)
     touched = np.zeros(g.num_accelerators + 1, dtype=np.bool_)
-    for v in range(n):
-        devices[v] = unit_device[g.op_unit[v]]
     for unit in range(num_units):
         held[unit_device[unit]] += g.unit_bytes[unit]
     for device in range(g.num_accelerators):
-        cut_device(g, devices, device, depth, piece)
-    current = latency(g, devices, piece, number, part, finish_ms)
+        cut_device(devices, device, g.source_offsets, g.sources, depth, piece)
+    current = latency(g, devices, piece, number)
     best[:] = unit_device
     best_ms = current
     temperature, ratio = hot, cold / hot
@@ -454,26 +426,17 @@ def anneal_latency(
             is_possible = is_possible and (goes[a] == g.num_accelerators or g.supported[cluster[a]])
         if not is_possible or size == 0:
             continue
-        # the move, at first for bytes alone: what does not fit need not be cut into pieces
         touched[:] = False
         for a in range(size):
-            moved = cluster[a]
-            old = unit_device[moved]
-            held[old] -= g.unit_bytes[moved]
-            held[goes[a]] += g.unit_bytes[moved]
-            touched[old] = True
+            touched[unit_device[cluster[a]]] = True
             touched[goes[a]] = True
-            unit_device[moved], goes[a] = goes[a], old
-        fits = np.all(held[: g.num_accelerators] <= g.capacity_bytes)
-        if fits:
-            for a in range(size):
-                for b in range(g.unit_offsets[cluster[a]], g.unit_offsets[cluster[a] + 1]):
-                    devices[g.unit_ops[b]] = unit_device[cluster[a]]
+        _swap(g, unit_device, devices, held, cluster, goes, size)
+        if np.all(held[: g.num_accelerators] <= g.capacity_bytes):  # what does not fit need not be cut into pieces
             kept[:] = piece
             for device in range(g.num_accelerators):
                 if touched[device]:
-                    cut_device(g, devices, device, depth, piece)
-            after = latency(g, devices, piece, number, part, finish_ms)
+                    cut_device(devices, device, g.source_offsets, g.sources, depth, piece)
+            after = latency(g, devices, piece, number)
             if after <= current or draw(random) < (current / after) ** (1.0 / temperature):
                 current = after
                 if current < best_ms * (1 - 1e-12):
@@ -481,14 +444,7 @@ def anneal_latency(
                     best[:] = unit_device
                 continue
             piece[:] = kept
-        for a in range(size):
-            moved = cluster[a]
-            held[unit_device[moved]] -= g.unit_bytes[moved]
-            held[goes[a]] += g.unit_bytes[moved]
-            unit_device[moved] = goes[a]
-            if fits:
-                for b in range(g.unit_offsets[moved], g.unit_offsets[moved + 1]):
-                    devices[g.unit_ops[b]] = goes[a]
+        _swap(g, unit_device, devices, held, cluster, goes, size)
     unit_device[:] = best
     return best_ms
 

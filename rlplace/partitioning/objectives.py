@@ -10,6 +10,7 @@ contiguous pieces.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,19 +35,16 @@ def published_host(record: DnnPartitioning) -> Host:
     Between accelerators a transfer goes through host memory: the source's link up and the destination's link down.
     """
     count = record.num_accelerators
-    accelerators = [f"accelerator:{k}" for k in range(count)]
     capacity = max(int(record.capacity_bytes), 1)
-    devices = [Device(name, "accelerator", "simulated", capacity) for name in accelerators]
+    devices = [Device(f"accelerator:{k}", "accelerator", "simulated", capacity) for k in range(count)]
     if record.num_cpus:
         devices.append(Device("cpu", f"{record.num_cpus} cpus", "simulated", HOST_MEMORY_BYTES))
     rate = TRANSFER_BYTES_PER_MS * 1e3
     links = [Link(f"{way}:{k}", rate) for k in range(count) for way in ("up", "down")]
-    routes = []
-    for i, source in enumerate(devices):
-        for j, destination in enumerate(devices):
-            if i != j:
-                hops = (f"up:{i}",) * (i < count) + (f"down:{j}",) * (j < count)
-                routes.append(Route(source.name, destination.name, hops))
+    routes = (
+        Route(source.name, destination.name, (f"up:{i}",) * (i < count) + (f"down:{j}",) * (j < count))
+        for (i, source), (j, destination) in itertools.permutations(enumerate(devices), 2)
+    )
     return Host("dnn-partitioning", tuple(devices), tuple(links), tuple(routes))
 
 
@@ -230,37 +228,27 @@ def fill_loads(
 
 
 @kernel
-def find_pieces(
-    devices: Ints, num_accelerators: int, source_offsets: Ints, sources: Ints, depth: Ints, part: Ints
-) -> int:
-    """Fill `part` (N,), the piece of each op, a CPU op being one by itself; the number of pieces comes back.
+def cut_device(devices: Ints, device: int, source_offsets: Ints, sources: Ints, depth: Ints, piece: Ints) -> None:
+    """Fill `piece` (N,) for the ops on `device`: which of its pieces each is in, from 1.
 
-    A member of a set S whose paths from outside re-enter S k times is in piece k + 1 of S.
+    An op of the device whose paths from outside enter the device k times again is in piece k + 1.
     """
     n = len(devices)
-    number = np.empty(n + 1, dtype=np.int32)
-    num_parts = 0
-    for device in range(num_accelerators):
-        if not np.any(devices == device):
-            continue
-        number[:] = -1
-        for v in range(n):
-            inside = devices[v] == device
-            deepest = 1 if inside else 0
-            for edge in range(source_offsets[v], source_offsets[v + 1]):
-                u = sources[edge]
-                deepest = max(deepest, depth[u] + (1 if inside and devices[u] != device else 0))
-            depth[v] = deepest
-            if inside:
-                if number[deepest] < 0:
-                    number[deepest] = num_parts
-                    num_parts += 1
-                part[v] = number[deepest]
+    first, last = n, -1
     for v in range(n):
-        if devices[v] == num_accelerators:
-            part[v] = num_parts
-            num_parts += 1
-    return num_parts
+        if devices[v] == device:
+            first = min(first, v)
+            last = v
+    for v in range(first, last + 1):
+        inside = devices[v] == device
+        deepest = 1 if inside else 0
+        for edge in range(source_offsets[v], source_offsets[v + 1]):
+            u = sources[edge]
+            if u >= first:
+                deepest = max(deepest, depth[u] + (1 if inside and devices[u] != device else 0))
+        depth[v] = deepest
+        if inside:
+            piece[v] = deepest
 
 
 @kernel
@@ -273,12 +261,29 @@ def finish_pieces(
     sources: Ints,
     reader_offsets: Ints,
     readers: Ints,
-    part: Ints,
-    num_parts: int,
-    finish_ms: Floats,
+    piece: Ints,
+    number: Ints,
 ) -> float:
-    """The latest finish of the pieces, infinite where they form a cycle; `finish_ms` (>= num_parts,) is filled."""
-    n = len(devices)
+    """The latest finish of ops cut into `piece`, infinite where pieces wait for each other.
+
+    A CPU op is a piece by itself. `number` (K N + N,) is -1 throughout, and is left so.
+    """
+    n, num_parts = len(devices), 0
+    part = np.empty(n, dtype=np.int32)
+    for v in range(n):
+        if devices[v] == num_accelerators:
+            part[v] = num_parts
+            num_parts += 1
+            continue
+        key = devices[v] * n + piece[v] - 1
+        if number[key] < 0:
+            number[key] = num_parts
+            num_parts += 1
+        part[v] = number[key]
+    for v in range(n):
+        if devices[v] != num_accelerators:
+            number[devices[v] * n + piece[v] - 1] = -1
+    finish_ms = np.empty(num_parts)
     first = np.zeros(num_parts + 1, dtype=np.int32)
     for v in range(n):
         first[part[v] + 1] += 1
@@ -378,8 +383,10 @@ class PieceLatency(PublishedTimer):
 
     def _value_ms(self, devices: NDArray[np.int32]) -> float:
         record, graph, count = self.record, self.record.graph, self.record.num_accelerators
-        part, depth = np.empty_like(devices), np.empty_like(devices)
+        depth, piece = np.zeros_like(devices), np.zeros_like(devices)
         sources = graph.input_offsets, graph.input_tensors
-        num_parts = find_pieces(devices, count, *sources, depth, part)
-        args = self._work_ms, record.transfer_ms, *sources, *graph.readers, part, num_parts, np.empty(len(devices))
-        return float(finish_pieces(devices, count, *args))
+        for device in range(count):
+            cut_device(devices, device, *sources, depth, piece)
+        args = self._work_ms, record.transfer_ms, *sources, *graph.readers
+        number = np.full((count + 1) * len(devices), -1, dtype=np.int32)
+        return float(finish_pieces(devices, count, *args, piece, number))
