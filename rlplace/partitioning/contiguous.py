@@ -101,8 +101,7 @@ def _solve(
     units: UnitGraph, lattice: Lattice, in_turn: bool, limit_ms: float, most_pairs: int
 ) -> ContiguousSplit | None:
     """The best split along `lattice` that is no worse than `limit_ms`; None where `most_pairs` do not suffice."""
-    record = units.record
-    count, width = lattice.num_ideals, record.num_accelerators + 1
+    count, width = lattice.num_ideals, units.num_accelerators + 1
     value = np.full((count, 2 * width), np.inf)
     parent = np.full((count, 2 * width), -1, dtype=np.int32)
     value[0, 0] = 0.0
@@ -118,10 +117,11 @@ def _solve(
         units.net_ms,
         units.net_source,
         np.diff(units.net_offsets).astype(np.int32),
-        *units.unit_nets,
-        record.num_accelerators,
-        record.num_cpus > 0,
-        record.capacity_bytes,
+        units.unit_offsets,
+        units.unit_nets,
+        units.num_accelerators,
+        units.num_devices > units.num_accelerators,
+        units.capacity_bytes,
         in_turn,
         slack,
         most_pairs,
@@ -139,7 +139,6 @@ def _solve(
 
 def _trace(units: UnitGraph, lattice: Lattice, parent: Ints, state: int) -> Ints:
     """(U,) devices of units along the chain of ideals that ends at the full one in `state`."""
-    record = units.record
     arrivals, step = np.unique(lattice.step_ideal, return_index=True)
     step_of = dict(zip(arrivals.tolist(), step.tolist(), strict=True))
     ideal_of_step = np.repeat(np.arange(lattice.num_ideals), np.diff(lattice.offsets))
@@ -152,11 +151,11 @@ def _trace(units: UnitGraph, lattice: Lattice, parent: Ints, state: int) -> Ints
         return inside
 
     devices = np.full(units.num_units, -1, dtype=np.int32)
-    width, ideal, inside = record.num_accelerators + 1, lattice.num_ideals - 1, members(lattice.num_ideals - 1)
+    width, ideal, inside = units.num_accelerators + 1, lattice.num_ideals - 1, members(lattice.num_ideals - 1)
     while ideal:
         link = int(parent[ideal, state])
         before = members(abs(link) - 1)
-        devices[inside & ~before] = state % width - 1 if link > 0 else record.num_accelerators
+        devices[inside & ~before] = state % width - 1 if link > 0 else units.num_accelerators
         state -= 1 if link > 0 else width
         ideal, inside = abs(link) - 1, before
     return devices

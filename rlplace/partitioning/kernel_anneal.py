@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 
 from rlplace.errors import check_known
 from rlplace.graphs.formats.published import DnnPartitioning
-from rlplace.jit import Block, Bools, Floats, FloatTable, Ints, IntTable, kernel
+from rlplace.jit import Block, Floats, FloatTable, Ints, IntTable, kernel
 from rlplace.partitioning.contiguous import contract
 from rlplace.partitioning.objectives import (
     OBJECTIVES,
     MaxLoad,
     PieceLatency,
     PublishedTimer,
+    UnitGraph,
+    csr,
     cut_device,
     finish_pieces,
     unit_graph,
@@ -29,34 +31,13 @@ from rlplace.partitioning.objectives import (
 Words = NDArray[np.uint64]
 
 
-class LoadGraph(Block):
-    """The arrays of a `UnitGraph`, units in an order in which neighbours are near.
+class LoadGraph(UnitGraph):
+    """Units and nets, and an order of the units in which neighbours are near.
 
     Attributes:
-        num_accelerators: K; device K is the pooled CPUs.
-        num_devices: K, or K + 1 where there are CPUs.
-        capacity_bytes: of an accelerator.
-        accelerator_ms, cpu_ms, size_bytes: (U,)
-        supported: (U,)
-        net_ms, net_source: (M,)
-        net_offsets, net_sinks: CSR of each net's sinks.
-        unit_offsets, unit_nets: CSR of each unit's nets.
-        order, place: (U,) units in topological order, and where each is in it.
+        order, place: (U,) int32, units in topological order, and where each is in it.
     """
 
-    num_accelerators: int
-    num_devices: int
-    capacity_bytes: float
-    accelerator_ms: Floats
-    cpu_ms: Floats
-    size_bytes: Floats
-    supported: Bools
-    net_ms: Floats
-    net_source: Ints
-    net_offsets: Ints
-    net_sinks: Ints
-    unit_offsets: Ints
-    unit_nets: Ints
     order: Ints
     place: Ints
 
@@ -295,39 +276,24 @@ def _grow(g: LoadGraph, s: Loads, cluster: Ints, mark: NDArray[np.int64], step: 
     return size
 
 
-class PieceGraph(Block):
-    """A workload's ops, in topological order, and the units that they move in.
+class PieceGraph(LoadGraph):
+    """The same, and a workload's ops, in topological order, that move in these units.
 
     Attributes:
-        num_accelerators: K; device K is the CPUs.
-        num_devices: K, or K + 1 where there are CPUs.
-        capacity_bytes: of an accelerator.
         work_ms: (2, N), on an accelerator and on a CPU.
         transfer_ms: (N,)
         source_offsets, sources, reader_offsets, readers: CSRs of the edges at each op.
-        op_unit: (N,)
-        unit_offsets, unit_ops: CSR of each unit's ops.
-        unit_bytes: (U,)
-        supported: (U,)
-        order, place: (U,) units in a topological order, and where each is in it.
+        op_offsets, unit_ops: CSR of each unit's ops.
     """
 
-    num_accelerators: int
-    num_devices: int
-    capacity_bytes: float
     work_ms: FloatTable
     transfer_ms: Floats
     source_offsets: Ints
     sources: Ints
     reader_offsets: Ints
     readers: Ints
-    op_unit: Ints
-    unit_offsets: Ints
+    op_offsets: Ints
     unit_ops: Ints
-    unit_bytes: Floats
-    supported: Bools
-    order: Ints
-    place: Ints
 
 
 @kernel
@@ -353,10 +319,10 @@ def _swap(g: PieceGraph, unit_device: Ints, devices: Ints, held: Floats, cluster
     for a in range(size):
         unit = cluster[a]
         old = unit_device[unit]
-        held[old] -= g.unit_bytes[unit]
-        held[goes[a]] += g.unit_bytes[unit]
+        held[old] -= g.size_bytes[unit]
+        held[goes[a]] += g.size_bytes[unit]
         unit_device[unit], goes[a] = goes[a], old
-        for b in range(g.unit_offsets[unit], g.unit_offsets[unit + 1]):
+        for b in range(g.op_offsets[unit], g.op_offsets[unit + 1]):
             devices[g.unit_ops[b]] = unit_device[unit]
 
 
@@ -380,7 +346,7 @@ def anneal_latency(
     mark = np.full(num_units, -1, dtype=np.int64)
     touched = np.zeros(g.num_accelerators + 1, dtype=np.bool_)
     for unit in range(num_units):
-        held[unit_device[unit]] += g.unit_bytes[unit]
+        held[unit_device[unit]] += g.size_bytes[unit]
     for device in range(g.num_accelerators):
         cut_device(devices, device, g.source_offsets, g.sources, depth, piece)
     current = latency(g, devices, piece, number)
@@ -452,7 +418,7 @@ def anneal_latency(
 @kernel
 def _neighbour(g: PieceGraph, unit: int, random: Words) -> int:
     """A unit that an edge joins with `unit`, or the unit itself where the draw finds none."""
-    first, last = g.unit_offsets[unit], g.unit_offsets[unit + 1]
+    first, last = g.op_offsets[unit], g.op_offsets[unit + 1]
     op = g.unit_ops[first + int(draw(random) * (last - first))]
     before = g.source_offsets[op + 1] - g.source_offsets[op]
     after = g.reader_offsets[op + 1] - g.reader_offsets[op]
@@ -484,7 +450,7 @@ def _grow_by_latency(
     while head < size and size < most:
         unit = cluster[head]
         head += 1
-        for b in range(g.unit_offsets[unit], g.unit_offsets[unit + 1]):
+        for b in range(g.op_offsets[unit], g.op_offsets[unit + 1]):
             op = g.unit_ops[b]
             for way in range(2):
                 first = g.source_offsets[op] if way == 0 else g.reader_offsets[op]
@@ -560,23 +526,7 @@ class MaxLoadSearch(Search):
 
     def __init__(self, record: DnnPartitioning) -> None:
         super().__init__(MaxLoad(record))
-        units = self.units
-        self._graph = LoadGraph(
-            record.num_accelerators,
-            record.num_devices,
-            record.capacity_bytes,
-            units.accelerator_ms,
-            units.cpu_ms,
-            units.size_bytes,
-            units.supported,
-            units.net_ms,
-            units.net_source,
-            units.net_offsets,
-            units.net_sinks,
-            *units.unit_nets,
-            self.order,
-            self.place,
-        )
+        self._graph = LoadGraph(**self.units.to_dict(), order=self.order, place=self.place)
 
     def _anneal(self, devices: Ints, best: Ints, random: Words, steps: int, hot: float, cold: float) -> float:
         width = self._graph.num_accelerators + 1
@@ -596,23 +546,20 @@ class PieceLatencySearch(Search):
 
     def __init__(self, record: DnnPartitioning) -> None:
         super().__init__(PieceLatency(record))
-        units, graph = self.units, record.graph
+        reader_offsets, readers = record.graph.readers
+        op_offsets, unit_ops = csr(self.units.num_units, self.units.op_unit, np.arange(record.num_ops))
         self._graph = PieceGraph(
-            record.num_accelerators,
-            record.num_devices,
-            record.capacity_bytes,
-            work_ms(record),
-            record.transfer_ms,
-            graph.input_offsets,
-            graph.input_tensors,
-            *graph.readers,
-            units.op_unit,
-            np.concatenate(([0], np.cumsum(np.bincount(units.op_unit)))).astype(np.int32),
-            np.argsort(units.op_unit, kind="stable").astype(np.int32),
-            units.size_bytes,
-            units.supported,
-            self.order,
-            self.place,
+            **self.units.to_dict(),
+            order=self.order,
+            place=self.place,
+            work_ms=work_ms(record),
+            transfer_ms=record.transfer_ms,
+            source_offsets=record.graph.input_offsets,
+            sources=record.graph.input_tensors,
+            reader_offsets=reader_offsets,
+            readers=readers,
+            op_offsets=op_offsets,
+            unit_ops=unit_ops,
         )
 
     def _anneal(self, devices: Ints, best: Ints, random: Words, steps: int, hot: float, cold: float) -> float:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +19,7 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue
 from rlplace.graphs import Grouping
 from rlplace.graphs.formats.published import TRANSFER_BYTES_PER_MS, DnnPartitioning
-from rlplace.jit import Floats, Ints, kernel
+from rlplace.jit import Block, Bools, Floats, Ints, kernel
 from rlplace.measure import Costs, Device, Host, Link, Problem, Route
 
 OBJECTIVES = ("max-load", "piece-latency")
@@ -103,8 +101,7 @@ def work_ms(record: DnnPartitioning) -> NDArray[np.float64]:
     return np.stack((record.accelerator_ms, record.cpu_ms))
 
 
-@dataclass(frozen=True, eq=False)
-class UnitGraph:
+class UnitGraph(Block):
     """U units and M nets; max-load of a placement of units is max-load of the placement of ops that it stands for.
 
     A net is one op's output: it costs `net_ms` on the source's accelerator when a sink is elsewhere, and on every other
@@ -112,37 +109,36 @@ class UnitGraph:
     without readers elsewhere, and free transfers, are no nets.
 
     Attributes:
-        record: the workload.
+        num_accelerators: K; device K is the pooled CPUs.
+        num_devices: K, or K + 1 where there are CPUs.
+        capacity_bytes: of an accelerator.
         op_unit: (N,) int32, the unit of each op.
         accelerator_ms, cpu_ms, size_bytes: (U,) float64, sums over the unit's ops.
         supported: (U,) bool, whether an accelerator can run all of them.
         net_ms: (M,) float64.
         net_source: (M,) int32.
         net_offsets, net_sinks: CSR (M + 1,), (S,) int32 of each net's sinks, ascending, without its source.
+        unit_offsets, unit_nets: CSR (U + 1,), (S + M,) int32 of each unit's nets, whether it is their source or a sink.
     """
 
-    record: DnnPartitioning
+    num_accelerators: int
+    num_devices: int
+    capacity_bytes: float
     op_unit: Ints
     accelerator_ms: Floats
     cpu_ms: Floats
     size_bytes: Floats
-    supported: NDArray[np.bool_]
+    supported: Bools
     net_ms: Floats
     net_source: Ints
     net_offsets: Ints
     net_sinks: Ints
+    unit_offsets: Ints
+    unit_nets: Ints
 
     @property
     def num_units(self) -> int:
         return len(self.accelerator_ms)
-
-    @cached_property
-    def unit_nets(self) -> tuple[Ints, Ints]:
-        """CSR (U + 1,), (S + M,): the nets of each unit, whether it is their source or a sink."""
-        sinks_net = np.repeat(np.arange(len(self.net_ms)), np.diff(self.net_offsets))
-        unit = np.concatenate((self.net_source, self.net_sinks))
-        net = np.concatenate((np.arange(len(self.net_ms)), sinks_net))
-        return csr(self.num_units, unit, net)
 
     def expand(self, devices: Ints) -> Ints:
         """Devices of ops (..., N) from devices of units (..., U)."""
@@ -175,8 +171,12 @@ def unit_graph(record: DnnPartitioning, op_unit: Ints) -> UnitGraph:
             key = (source, *sorted(sinks))
             costs[key] = costs.get(key, 0.0) + float(record.transfer_ms[op])
     keys = sorted(costs)
+    ends = np.array([(unit, net) for net, key in enumerate(keys) for unit in key], dtype=np.int32).reshape(-1, 2)
+    unit_offsets, unit_nets = csr(count, *ends.T)
     return UnitGraph(
-        record=record,
+        num_accelerators=record.num_accelerators,
+        num_devices=record.num_devices,
+        capacity_bytes=record.capacity_bytes,
         op_unit=np.ascontiguousarray(op_unit, dtype=np.int32),
         accelerator_ms=np.bincount(op_unit, weights=record.accelerator_ms, minlength=count).astype(np.float64),
         cpu_ms=np.bincount(op_unit, weights=record.cpu_ms, minlength=count).astype(np.float64),
@@ -186,6 +186,8 @@ def unit_graph(record: DnnPartitioning, op_unit: Ints) -> UnitGraph:
         net_source=np.array([key[0] for key in keys], dtype=np.int32),
         net_offsets=np.cumsum([0, *(len(key) - 1 for key in keys)]).astype(np.int32),
         net_sinks=np.array([sink for key in keys for sink in key[1:]], dtype=np.int32),
+        unit_offsets=unit_offsets,
+        unit_nets=unit_nets,
     )
 
 

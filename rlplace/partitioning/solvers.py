@@ -286,8 +286,8 @@ class _Run:
 
 def largest_unit_ms(units: UnitGraph) -> float:
     """The longest unit where it is fastest: a unit is on one device, whose load is at least the unit's work."""
-    fits = units.supported & (units.size_bytes <= units.record.capacity_bytes)
-    return float(np.max(_fastest_ms(units.record, fits, units.accelerator_ms, units.cpu_ms), initial=0.0))
+    fits = units.supported & (units.size_bytes <= units.capacity_bytes)
+    return float(np.max(_fastest_ms(units, fits, units.accelerator_ms, units.cpu_ms), initial=0.0))
 
 
 def shared_work_ms(units: UnitGraph) -> float:
@@ -298,15 +298,14 @@ def shared_work_ms(units: UnitGraph) -> float:
     memories. Every placement is such shares of 0 and 1, so the linear program's least maximum bounds them all. It
     contains the memory-forced work of the CPUs: where K memories do not hold everything, the shares cannot be 0.
     """
-    record = units.record
-    count, k = units.num_units, record.num_accelerators
-    if not record.num_cpus:
+    count, k = units.num_units, units.num_accelerators
+    if units.num_devices == k:
         return float(units.accelerator_ms.sum()) / k
     low = np.where(units.supported & (k > 0), 0.0, 1.0)
-    scale = max(k * record.capacity_bytes, 1.0)
+    scale = max(k * units.capacity_bytes, 1.0)
     shares = np.stack((-units.accelerator_ms, units.cpu_ms, -units.size_bytes / scale))
     table = np.column_stack((shares, [-k, -1.0, 0.0]))
-    room = np.array([-units.accelerator_ms.sum(), 0.0, (k * record.capacity_bytes - units.size_bytes.sum()) / scale])
+    room = np.array([-units.accelerator_ms.sum(), 0.0, (k * units.capacity_bytes - units.size_bytes.sum()) / scale])
     limits = np.stack((np.append(low, 0.0), np.append(np.ones(count), np.inf)), axis=1)
     answer = linprog(np.append(np.zeros(count), 1.0), A_ub=table, b_ub=room, bounds=limits, method="highs")
     return float(answer.fun) * (1 - 1e-9) if answer.status == 0 else 0.0
@@ -362,14 +361,14 @@ def lower_bound_ms(record: DnnPartitioning, objective: str) -> tuple[float, str]
 
 
 def _fastest_ms(
-    record: DnnPartitioning,
+    on: DnnPartitioning | UnitGraph,
     is_accelerated: NDArray[np.bool_],
     accelerator_ms: NDArray[np.float64],
     cpu_ms: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """(N,) the time of each op, or unit, on the fastest device that can run it."""
-    on_accelerator = np.where(is_accelerated & (record.num_accelerators > 0), accelerator_ms, np.inf)
-    return np.minimum(on_accelerator, cpu_ms if record.num_cpus else np.inf)
+    on_accelerator = np.where(is_accelerated & (on.num_accelerators > 0), accelerator_ms, np.inf)
+    return np.minimum(on_accelerator, cpu_ms if on.num_devices > on.num_accelerators else np.inf)
 
 
 def _through_ms(record: DnnPartitioning, op_ms: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -382,9 +381,9 @@ def _through_ms(record: DnnPartitioning, op_ms: NDArray[np.float64]) -> NDArray[
 
 def single(search: Search) -> Ints:
     """(B, U): everything on the first accelerator, and on the CPUs, as far as allowed."""
-    units, record = search.units, search.units.record
-    first = [0] if record.num_accelerators and units.supported.all() else []
-    devices = np.array(first + [record.num_accelerators] * bool(record.num_cpus), dtype=np.int32)
+    units, count = search.units, search.units.num_accelerators
+    first = [0] if count and units.supported.all() else []
+    devices = np.array(first + [count] * (units.num_devices - count), dtype=np.int32)
     return np.repeat(devices[:, None], units.num_units, axis=1)
 
 
@@ -394,7 +393,7 @@ def blocks(search: Search) -> Ints:
     Ops that an accelerator cannot run are on the CPUs.
     """
     units = search.units
-    count = units.record.num_accelerators
+    count = units.num_accelerators
     rows = []
     for weight in (units.accelerator_ms, units.size_bytes):
         ordered = weight[search.order]
@@ -416,15 +415,15 @@ def greedy(search: Search) -> Ints:
     on work.
     """
     units = search.units
-    shares = units.accelerator_ms.sum() / np.arange(1, max(units.record.num_accelerators, 1) + 1)
+    shares = units.accelerator_ms.sum() / np.arange(1, max(units.num_accelerators, 1) + 1)
     rows = [_fill(search, share, search.order) for share in (*shares, *(1.05 * shares))]
     rows.append(_fill(search, 0.0, np.argsort(-units.size_bytes, kind="stable").astype(np.int32)))
     return np.array([row for row in rows if row is not None], dtype=np.int32).reshape(-1, units.num_units)
 
 
 def _fill(search: Search, share_ms: float, order: Ints) -> Ints | None:
-    units, record = search.units, search.units.record
-    count, capacity = record.num_accelerators, record.capacity_bytes
+    units = search.units
+    count, capacity = units.num_accelerators, units.capacity_bytes
     held, work = [0.0] * count, 0.0
     row, device = np.empty(units.num_units, dtype=np.int32), 0
     for unit in order.tolist():
@@ -435,7 +434,7 @@ def _fill(search: Search, share_ms: float, order: Ints) -> Ints | None:
                 device, work = device + 1, 0.0
             room = (other for other in (device, *range(count)) if held[other] + size <= capacity)
             target = next(room, count)
-        if target == count and not record.num_cpus:
+        if target == count == units.num_devices:
             return None
         if target < count:
             held[target] += size
@@ -477,7 +476,7 @@ class IntegerSplit:
 
 def count_entries(units: UnitGraph) -> int:
     """Matrix entries of the program, to tell whether it is worth starting."""
-    return units.record.num_devices * (4 * units.num_units + 8 * len(units.net_sinks))
+    return units.num_devices * (4 * units.num_units + 8 * len(units.net_sinks))
 
 
 def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None = None) -> IntegerSplit:
@@ -492,8 +491,7 @@ def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None
         seconds: wall time for the solver.
         nodes: of the branch-and-bound tree; the same number gives the same result.
     """
-    record = units.record
-    count, devices, accelerators = units.num_units, record.num_devices, record.num_accelerators
+    count, devices, accelerators = units.num_units, units.num_devices, units.num_accelerators
     nets, pins = len(units.net_ms), len(units.net_sinks)
     net_of_pin = np.repeat(np.arange(nets), np.diff(units.net_offsets))
 
@@ -508,7 +506,7 @@ def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None
     work = np.repeat(units.accelerator_ms[:, None], devices, axis=1)
     work[:, accelerators:] = units.cpu_ms[:, None]
     cost = kron(units.net_ms[None], on_accelerator.T)
-    scale = max(record.capacity_bytes, 1.0)
+    scale = max(units.capacity_bytes, 1.0)
     table = block_array(
         [
             [kron(eye_array(count), np.ones((1, devices))), None, None, None],
@@ -521,7 +519,7 @@ def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None
     )
     least = np.repeat([1.0, 0.0, -np.inf], [count, 2 * pins * accelerators, devices + accelerators])
     most = np.repeat(
-        [1.0, np.inf, 0.0, record.capacity_bytes / scale], [count, 2 * pins * accelerators, devices, accelerators]
+        [1.0, np.inf, 0.0, units.capacity_bytes / scale], [count, 2 * pins * accelerators, devices, accelerators]
     )
     width, num_x = table.shape[1], count * devices
     upper = np.append(np.ones(width - 1), np.inf)
