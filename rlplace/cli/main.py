@@ -23,13 +23,10 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from rlplace import __version__
-from rlplace.cli.comparing import compare, fidelity, measure, simulate
-from rlplace.cli.knowledge import fit_priors, measurements, pretrain
-from rlplace.cli.machine import bench, doctor, hosts, workloads
+from rlplace.cli.knowledge import bench, doctor, fit_priors, hosts, measurements, pretrain, workloads
 from rlplace.cli.option_groups import only_json_on_stdout, options_given
-from rlplace.cli.placing import place, train
-from rlplace.cli.run_folder import explain, export, report
-from rlplace.cli.workload import advise, graph
+from rlplace.cli.runs import explain, export, place, report, train
+from rlplace.cli.workload import advise, compare, fidelity, graph, measure, simulate
 from rlplace.errors import RlplaceError, UserError
 from rlplace.say import say
 
