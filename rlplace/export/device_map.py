@@ -1,18 +1,12 @@
-"""`project`: a placement of ops as one of modules, and the device map that says it.
+"""Placements as other libraries' maps to devices: Hugging Face's device map and torchrec's sharding plan.
 
-`map_places`: the names of a host's devices in a device map.
+`DEVICE_MAP`: the format of device maps. `project` makes a placement of ops one of modules, `device_map` writes it with
+the names of `map_places`. `device_memory` is the memory of a step under it on each device, part by part, with
+`cache_by_module`, the keys and values that a model of `transformers` keeps while it generates.
 
-`DEVICE_MAP`: the export format of that name.
-
-`cache_by_module`: the memory of keys and values that a model of `transformers` keeps while it generates.
-
-`device_memory`: the memory of a step under a device map on each device, part by part.
-
-
-`torchrec`: where a placement has its embedding tables, as a sharding plan of torchrec.
-
-The words are those of torchrec 1.x (`torchrec/distributed/types.py`: `ShardingPlan`, `EmbeddingModuleShardingPlan`,
-`ParameterSharding`, `ShardingType`; `embedding_types.py`: `EmbeddingComputeKernel`), which is not needed to write them.
+`TABLES`: the format of sharding plans, which say where the embedding tables are. Its words are those of torchrec 1.x
+(`torchrec/distributed/types.py`: `ShardingPlan`, `EmbeddingModuleShardingPlan`, `ParameterSharding`, `ShardingType`;
+`embedding_types.py`: `EmbeddingComputeKernel`), which is not needed to write them.
 """
 
 from __future__ import annotations
@@ -223,14 +217,14 @@ def exported(request: ExportRequest) -> Exported:
         },
         "memory": [{**dataclasses.asdict(each), "fits": each.fits} for each in memory],
     }
+    counts = ", ".join(f"{count} on {_called(place)}" for place, count in Counter(entries.values()).items())
     lines = (
-        _in_words(entries),
+        f"the whole model is on {_called(entries[''])}" if "" in entries else f"{len(entries)} entries: {counts}",
         _projected(ops, modules, projection, ratio),
         *(_held(each) for each in memory if each.peak_bytes > each.context_bytes),
         *_warnings(memory, modules, projection, places, entries),
     )
-    for line in lines:
-        say(line)
+    say("\n".join(lines))
     return Exported(json.dumps(entries, indent=2) + "\n", figures)
 
 
@@ -249,11 +243,6 @@ def _shapes(problem: Problem) -> list[list[int]]:
     origin = require_program(problem.graph).origin
     leaves = pytree.tree_leaves((origin.args, origin.kwargs))
     return [list(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def _in_words(entries: dict[str, Place]) -> str:
-    shown = ", ".join(f"{count} on {_called(place)}" for place, count in Counter(entries.values()).items())
-    return f"the whole model is on {_called(entries[''])}" if "" in entries else f"{len(entries)} entries: {shown}"
 
 
 def _called(place: Place) -> str:
@@ -565,8 +554,7 @@ def torchrec_plan(request: ExportRequest) -> Exported:
         )
     plan = plan_of(tables, run.host)
     names = [run.host.devices[index].name for index in rank_devices(run.host, WHERE)]
-    for line in _said(tables, run.host):
-        say(line)
+    say("\n".join(_said(tables, run.host)))
     text = json.dumps({"schema": 1, "world_size": len(names), "devices": names, "plan": plan}, indent=2) + "\n"
     return Exported(text, {"world_size": len(names), "num_tables": len(tables), "plan": plan})
 

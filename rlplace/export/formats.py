@@ -6,7 +6,6 @@
 
 `csv`: one row an op, for spreadsheets and data frames.
 
-
 `export_run`: the command `rlplace export` on a run folder: it writes a format, or checks the placed step.
 
 `check_export`: does the placed model train as plain PyTorch does? `SeededDraws` has plain PyTorch draw the random
@@ -204,14 +203,11 @@ def _csv(request: ExportRequest) -> str:
     Raises:
         FileProblem, InvalidValue: the session has no complete problem.
     """
-    session, devices = request.session, request.placement.devices.tolist()
-    facts, groups, times_s = session.facts, session.op_group.tolist(), session.costs.op_time_s.tolist()
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for op, device in enumerate(devices):
-        name = request.placement.device_names[device]
-        writer.writerow((facts.names[op], facts.modules[op], groups[op], name, times_s[op][device]))
+    session, devices, written = request.session, request.placement.devices, io.StringIO()
+    names = [request.placement.device_names[device] for device in devices.tolist()]
+    times_s = session.costs.op_time_s[np.arange(devices.size), devices].tolist()
+    rows = zip(session.facts.names, session.facts.modules, session.op_group.tolist(), names, times_s, strict=True)
+    csv.writer(written, lineterminator="\n").writerows([COLUMNS, *rows])
     return written.getvalue()
 
 
@@ -310,10 +306,8 @@ def export_run(
 
 def listed() -> dict[str, Any]:
     """Every format with its file and its purpose, printed on stderr; returns the object of `--format list --json`."""
-    formats = {name: FORMATS[name] for name in FORMATS}
-    width = max(map(len, formats))
-    for name, one in formats.items():
-        say(f"{name:{width}}  {one.file}: {one.summary}")
+    formats, width = dict(FORMATS.items()), max(map(len, FORMATS))
+    say("\n".join(f"{name:{width}}  {one.file}: {one.summary}" for name, one in formats.items()))
     return {"schema": 1, "formats": {name: {"file": one.file, "is": one.summary} for name, one in formats.items()}}
 
 
@@ -587,5 +581,10 @@ def _name(target: Callable[..., Any]) -> str:
 
 
 def _unlike(actual: str, expected: str) -> InvalidValue:
-    hint = "Check it with `model.eval()`, or with p=0: what is placed, and what runs where, is the same."
-    return InvalidValue("model", actual, expected, where="export check", hint=hint)
+    return InvalidValue(
+        "model",
+        actual,
+        expected,
+        where="export check",
+        hint="Check it with `model.eval()`, or with p=0: what is placed, and what runs where, is the same.",
+    )

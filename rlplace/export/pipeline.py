@@ -120,9 +120,9 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
             f"one that is cut into equal micro-batches, e.g. {', '.join(map(str, candidates(host)[1:]))}",
             where=WHERE,
         )
-    step = whole_step(workload)
-    inputs = workload.inputs.values() if isinstance(workload.inputs, dict) else workload.inputs
-    tensors = [*inputs, *workload.targets]
+    assert workload.loss_fn is not None  # its devices are usable
+    step = WholeStep(workload.model, workload.loss_fn, tuple(kwargs) or None, len(workload.targets))
+    tensors = [*args, *kwargs.values(), *workload.targets]
     paths = boundaries(step, _first(tensors, whole, counts[0]))
     if not paths:
         raise InvalidValue(
@@ -168,13 +168,6 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
         step_s=found.step_s,
         placement_s=Simulator(run.problem(), threads=1).retime(run.request.placement.plan).step_time_s,
     )
-
-
-def whole_step(workload: Workload) -> WholeStep:
-    """The workload's model with its loss, which must be there."""
-    assert workload.loss_fn is not None
-    names = tuple(workload.inputs) if isinstance(workload.inputs, dict) else None
-    return WholeStep(workload.model, workload.loss_fn, names, len(workload.targets))
 
 
 def _usable(workload: Workload, host: Host) -> dict[int, str]:
@@ -305,7 +298,7 @@ def check_split(step: WholeStep, tensors: Sequence[torch.Tensor], begins: Sequen
 
 def _refused(step: WholeStep, what: str, error: Exception) -> InvalidValue:
     cause = error.__cause__ or error
-    said = str(cause).strip().partition("\n")[0]
+    said, *_ = str(cause).strip().splitlines() or [""]
     return InvalidValue(
         "model",
         type(step.model).__name__,
@@ -605,10 +598,8 @@ def pipeline_script(request: ExportRequest) -> Exported:
     plan = plan_pipeline(run)
     if request.session.allowed is not None:
         say("the run's pins, exclusions and what is together are not followed by stages")
-    for line in said(plan):
-        say(line)
-    command = f"torchrun --standalone --nproc-per-node {len(plan.stages)}"
-    say(f"run it with {command} {request.run.root / PIPELINE.file}")
+    command = f"torchrun --standalone --nproc-per-node {len(plan.stages)} {request.run.root / PIPELINE.file}"
+    say("\n".join((*said(plan), f"run it with {command}")))
     return Exported(text_of(run, plan), figures(plan))
 
 
@@ -650,18 +641,20 @@ def said(plan: PipelinePlan) -> list[str]:
     """The description of a plan for people, in lines."""
     begins = ", ".join(stage.begin.removeprefix("model.") for stage in plan.stages[1:])
     work = ", ".join(f"{stage.device.name} {stage.work_s * 1e3:.4g} ms" for stage in plan.stages)
-    lines = [
+    verdict, warning = plan.micro.verdict, ""
+    if not verdict.is_checked:
+        warning = f"warning: the loss of micro-batches was not checked ({verdict.why})"
+    elif "accumulation" in verdict.why:
+        warning = f"warning: another step than that of the whole batch: {verdict.why}"
+    copied = f"several stages hold a copy of {', '.join(plan.shared)}; their gradients are added each step"
+    lines = (
         f"{len(plan.stages)} stages, cut before {begins}; work of each ({plan.source}): {work}",
         f"{plan.num_micro_batches} micro-batches, {SCHEDULES[plan.schedule]}: {plan.step_s * 1e3:.4g} ms a step by the "
         f"simulator, {plan.ratio:.3g} of the run's placement of ops ({plan.placement_s * 1e3:.4g} ms)",
-    ]
-    if not plan.micro.verdict.is_checked:
-        lines.append(f"warning: the loss of micro-batches was not checked ({plan.micro.verdict.why})")
-    elif "accumulation" in plan.micro.verdict.why:
-        lines.append(f"warning: another step than that of the whole batch: {plan.micro.verdict.why}")
-    if plan.shared:
-        lines.append(f"several stages hold a copy of {', '.join(plan.shared)}; their gradients are added each step")
-    return lines
+        warning,
+        copied if plan.shared else "",
+    )
+    return [line for line in lines if line]
 
 
 def figures(plan: PipelinePlan) -> dict[str, Any]:

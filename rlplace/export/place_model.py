@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -125,16 +126,13 @@ def place(
             graph_of(count), where, grouping=grouping, constraints=constraints, progress=progress.say, profiler=profiler
         )
 
-    try:
+    with progress if is_own else nullcontext():
         prepared = chosen_problem(asked, where, problem_of, seed=seed, say=progress.say)
         problem = prepared.problem
         result = train(problem, within_rest(config, begin_s), start=prepared.start, progress=progress)
         if file is not None:
             _save(result.placement, file)
         progress.conclude(result.summary)
-    finally:
-        if is_own:
-            progress.close()
     return PlacedModel(
         problem.graph,
         problem.host,

@@ -8,7 +8,7 @@ import math
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, get_args
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _SETTABLE = ("lr", "betas", "eps", "momentum", "weight_decay", "num_steps")
 
 
-class PlacedModel:
+class PlacedModel(AbstractContextManager["PlacedModel"]):
     """A captured step that runs as placed: a training step that updates its own parameters, or an inference.
 
     Parameters, buffers and optimizer state live where they were placed; `state_dict` brings them back. It runs the
@@ -211,9 +211,8 @@ class PlacedModel:
         Raises:
             UserError: says what to do instead.
         """
-        what = "trains" if self._program.is_training else "runs"
         raise UserError(
-            f"a placed step has no modes to switch: a call {what} as the model was captured, and `step.evaluate(x)` "
+            "a placed step has no modes to switch: a call runs as the model was captured, and `step.evaluate(x)` "
             "gives the output in evaluation mode. For other modes, call `train()` or `eval()` of the model before "
             "`capture`, or take `to_module(model, graph, placement)`, which has both."
         )
@@ -331,22 +330,21 @@ class PlacedModel:
         with self._turn(runs=False):
             told, found = _read(Path(path))
             own, optimizer, spec = self._tensors(), self._optimizer, told["optimizer"] or {}
-            if (name := spec.get("name")) != (own_name := None if optimizer is None else optimizer.spec.name):
+            own_name, options = (None, ()) if optimizer is None else (optimizer.spec.name, optimizer.options)
+            if (name := spec.get("name")) != own_name:
                 raise FileProblem(path, f"of a step with optimizer {name}, this one has {own_name}.")
             if (seed := told.get("seed")) != self._seed:
                 raise FileProblem(
                     path, f"of a step with seed {seed}, this one has {self._seed}: random ops would differ."
                 )
-            options = () if optimizer is None else optimizer.options
             if lacking := set(options) - spec.keys():
                 raise FileProblem(path, f"its optimizer lacks {min(lacking)!r}.")
-            for key in sorted(own.keys() ^ found.keys()):
-                where = "this step lacks it" if key in found else "the file lacks it"
-                raise FileProblem(path, f"of another model: {key}, {where}.")
-            for key, tensor in own.items():
-                if found[key].shape != tensor.shape or found[key].dtype != tensor.dtype:
-                    looks = f"{found[key].dtype} {tuple(found[key].shape)}, here {tensor.dtype} {tuple(tensor.shape)}"
-                    raise FileProblem(path, f"of another model: {key} is {looks}.")
+            for key in sorted(own.keys() | found.keys()):
+                theirs, here = (
+                    f"{some[key].dtype} {tuple(some[key].shape)}" if key in some else "missing" for some in (found, own)
+                )
+                if theirs != here:
+                    raise FileProblem(path, f"of another model: {key} is {theirs}, here {here}.")
             with torch.no_grad():
                 for key, tensor in own.items():
                     tensor.copy_(found[key])
@@ -378,9 +376,6 @@ class PlacedModel:
     def close(self) -> None:
         """Ends its threads, once a call of another thread has ended."""
         self._crew.stop()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __reduce__(self) -> Any:
         """Refuses to be copied or pickled: it has threads."""
@@ -539,20 +534,19 @@ def to_step(
         InvalidValue: an argument is no model, graph or placement, or they are in another order.
         FingerprintMismatch: the placement was made for another graph or host.
     """
-    check_arguments(model, graph, placement, "to_step")
-    host = matching_host(placement) if host is None else resolve_host(host)
-    placement.require(graph, host)
+    host = host_of(model, graph, placement, host, "to_step")
     placed = PlacedModel(graph, host, placement.plan, seed=seed, other_shapes=other_shapes)
     model = original_of(model)
     placed.load_state_dict({**dict(model.named_parameters()), **dict(model.named_buffers())})
     return placed
 
 
-def check_arguments(model: object, graph: object, placement: object, where: str) -> None:
-    """Checks that a user gave `where` a model, a graph and a placement, in this order.
+def host_of(model: nn.Module, graph: OpGraph, placement: Placement, host: Host | str | None, where: str) -> Host:
+    """The host of this machine that the function `where` is to place on, once its arguments are checked.
 
     Raises:
-        InvalidValue: one of them is something else.
+        InvalidValue: an argument is no model, graph or placement, or they are in another order.
+        FingerprintMismatch: the placement was made for another graph or host.
     """
     for name, value, kind in (("model", model, nn.Module), ("graph", graph, OpGraph)):
         if not isinstance(value, kind):
@@ -564,6 +558,9 @@ def check_arguments(model: object, graph: object, placement: object, where: str)
                 hint=f"Call `{where}(model, graph, placement)`, in this order; `rlplace.capture` makes the graph.",
             )
     check_is_placement(placement, where)
+    found = matching_host(placement) if host is None else resolve_host(host)
+    placement.require(graph, found)
+    return found
 
 
 def matching_host(placement: Placement) -> Host:
