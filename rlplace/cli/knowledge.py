@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -308,9 +309,8 @@ def doctor(json: bool = False) -> None:
         print_json(facts)
     else:
         show(doctor_table(facts["checks"]))
-        verdicts = [finding.verdict for finding in findings]
-        warnings = counted(verdicts.count("warn"), "warning")
-        say(f"{len(verdicts)} findings: {verdicts.count('fail')} failed, {warnings}")
+        verdicts = Counter(finding.verdict for finding in findings)
+        say(f"{len(findings)} findings: {verdicts['fail']} failed, {counted(verdicts['warn'], 'warning')}")
     if facts["verdict"] == "fail":
         raise SystemExit(1)
 

@@ -97,12 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 use_underscores=False,
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
-    except UserError as error:
-        say(" ".join((f"rlplace: error: {error}", *getattr(error, "__notes__", ()))))
-        return 2
-    except (RlplaceError, TimeoutError) as error:  # a step or a thread of ours that did not end in time
-        say(" ".join((f"rlplace: failed: {str(error) or type(error).__name__}", *getattr(error, "__notes__", ()))))
-        return 1
+    except (RlplaceError, TimeoutError) as error:  # or a step or a thread of ours did not end in time
+        kind, code = ("error", 2) if isinstance(error, UserError) else ("failed", 1)
+        say(" ".join((f"rlplace: {kind}: {str(error) or type(error).__name__}", *getattr(error, "__notes__", ()))))
+        return code
     except KeyboardInterrupt:
         print(f"rlplace: {'terminated' if terminated.is_set() else 'interrupted'}", file=sys.stderr)
         return 143 if terminated.is_set() else 130

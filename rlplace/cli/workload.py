@@ -144,14 +144,11 @@ def published(spec: WorkloadSpec, graph: OpGraph) -> Problem | None:
     """The problem of a dnn-partitioning file, whose costs and devices are its own; None for any other workload."""
     if not spec.is_file or set(graph.targets) != {PUBLISHED}:
         return None
-    from rlplace.files import read_json
-    from rlplace.graphs.formats.graph_files import is_dnn_partitioning
     from rlplace.graphs.formats.published import load_dnn_partitioning
-    from rlplace.partitioning import published_problem
+    from rlplace.partitioning import is_published_file, published_problem
 
-    if spec.path.suffix.lower() != ".json" or not is_dnn_partitioning(read_json(spec.path)):
-        return None  # such a graph saved in a format of ours, which holds no costs
-    return published_problem(load_dnn_partitioning(spec.path))
+    # such a graph saved in a format of ours holds no costs
+    return published_problem(load_dnn_partitioning(spec.path)) if is_published_file(spec.path) else None
 
 
 def read_or_capture(

@@ -253,10 +253,9 @@ def _projected(ops: Measurement, modules: Measurement, projection: Projection, r
     step, before = (f"{format_ms(each.step_time_s)} ms" if each.ok else each.status for each in (modules, ops))
     if ratio is None:
         return f"simulated: single ops {before}, whole modules {step}"
-    if projection.moved == 0.0:
-        return f"simulated: {step} a step; the placement was one of modules, nothing is lost"
-    share = f"{projection.moved:.1%} of the op time moved"
-    return f"simulated: {step} a step, {ratio:.3f} of the {before} with single ops placed ({share})"
+    lost = f", {ratio:.3f} of the {before} with single ops placed ({projection.moved:.1%} of the op time moved)"
+    kept = "; the placement was one of modules, nothing is lost"
+    return f"simulated: {step} a step{lost if projection.moved else kept}"
 
 
 def _held(memory: DeviceMemory) -> str:

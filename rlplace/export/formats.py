@@ -50,7 +50,7 @@ from rlplace.session.folder import EXPORTED, RUN_FILES, RunFolder
 from rlplace.session.prepare import capture_workload, only_simulated
 from rlplace.session.session import Session
 from rlplace.session.step_script import script
-from rlplace.workloads import Workload, WorkloadSpec, build, build_for, parse_kept_workload
+from rlplace.workloads import Workload, WorkloadSpec, build_for, parse_kept_workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +85,6 @@ class ExportRequest:
     def is_simulated(self) -> bool:
         """Whether the run was of a simulated host, so that its placement runs nowhere here."""
         return self.session.host.is_simulated
-
-    def captured(self) -> OpGraph:
-        """The graph of the run's workload, captured now.
-
-        Raises:
-            UserError: the workload cannot be built again.
-        """
-        asked = self.session.request
-        workload = build(self.spec, default_size=asked.default_size, seed=asked.workload_seed)
-        return capture_workload(workload, *self.session.cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +284,7 @@ def export_run(
         made = chosen.text(request)
         exported = made if isinstance(made, Exported) else Exported(made)
         if workload is not None:  # it may be another one, or have changed since
-            placement.require_graph(request.captured())
+            CapturedRun.of(request)
         write_text_atomic(path, exported.text)
         how = f"run it with python {path}" if format == "script" else chosen.summary
         if format == "script" and request.is_simulated:
@@ -335,7 +325,7 @@ def _check(request: ExportRequest) -> dict[str, Any]:
             where="export --check",
             hint="A check runs the placed step: train on a host of this machine (`--host auto`) first.",
         )
-    graph, host = request.captured(), matching_host(placement)
+    graph, host = CapturedRun.of(request).graph, matching_host(placement)
     placement.require(graph, host)
     count = graph.num_micro_batches
     checked = check_export(graph, host, placement.plan)

@@ -235,18 +235,15 @@ def boundaries(step: WholeStep, tensors: Sequence[torch.Tensor]) -> list[str]:
     except Exception as error:  # of the user's model, traced
         raise _refused(step, "trace it", error) from error
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
-    first: dict[str, int] = {}
-    repeated: set[str] = set()
-    for place, node in enumerate(nodes):
-        for key, (path, _) in node.meta.get("nn_module_stack", {}).items():
-            first.setdefault(path.partition("@")[0], place)
-            if "@" in key or "@" in path:
-                repeated.add(path.partition("@")[0])
-    once = first.keys() & dict(step.named_modules()).keys() - repeated
-    outermost: dict[int, str] = {}
-    for path, place in sorted(first.items(), key=lambda item: item[0].count(".")):
-        if place > 0 and path.startswith(MODEL) and path in once:
-            outermost.setdefault(place, path)
+    calls = [
+        (place, path.partition("@")[0], "@" in key or "@" in path)
+        for place, node in enumerate(nodes)
+        for key, (path, _) in node.meta.get("nn_module_stack", {}).items()
+    ]
+    first = {path: place for place, path, _ in reversed(calls)}
+    once = first.keys() & dict(step.named_modules()).keys() - {path for _, path, is_again in calls if is_again}
+    inner_first = sorted(sorted(once), key=lambda path: path.count("."), reverse=True)
+    outermost = {first[path]: path for path in inner_first if first[path] > 0 and path.startswith(MODEL)}
     return [outermost[place] for place in sorted(outermost)]
 
 
@@ -259,12 +256,9 @@ def places_of(graph: OpGraph, step: StepRoles, paths: Sequence[str]) -> tuple[li
         paths: of modules, as `boundaries` gives them.
     """
     is_link = (step.follows >= 0) & ~graph.is_source & (graph.phases == FORWARD)
-    begin: dict[str, int] = {}
-    for op in np.flatnonzero(is_link).tolist():
-        words = graph.modules[op].split(".")
-        for end in range(1, len(words) + 1):
-            path, place = MODEL + ".".join(words[:end]), int(step.op_position[op])
-            begin[path] = min(begin.get(path, place), place)
+    ops = sorted(np.flatnonzero(is_link).tolist(), key=step.op_position.__getitem__, reverse=True)
+    chains = [(graph.modules[op].split("."), int(step.op_position[op])) for op in ops]
+    begin = {MODEL + ".".join(words[:end]): place for words, place in chains for end in range(1, len(words) + 1)}
     kept: dict[int, str] = {}
     for path in paths:
         if (place := begin.get(path, 0)) > max(kept, default=0):

@@ -112,7 +112,6 @@ class GraphsByShape:
         Raises:
             InvalidValue: one was given another shape, layout, dtype or device.
         """
-
         if self.first.state.is_moved():
             for placed in self._graphs.values():
                 placed.follow_state()
@@ -366,18 +365,14 @@ def _planned(graph: OpGraph, devices: list[int], keys: list[float], last: Collec
     edges = list(zip(graph.input_tensors.tolist(), graph.edge_op.tolist(), strict=True))
     needed = sorted({(tensor, devices[op]) for tensor, op in edges if devices[op] != devices[producers[tensor]]})
     transfers = {key: n + index for index, key in enumerate(needed)}
-    sent: dict[int, list[int]] = defaultdict(list)
-    readers: dict[int, list[int]] = defaultdict(list)
-    before: set[tuple[int, int]] = set()
-    for (tensor, _), item in transfers.items():
-        before.add((producers[tensor], item))
-        sent[tensor].append(item)
-    for tensor, op in edges:
-        before.add((transfers.get((tensor, devices[op]), producers[tensor]), op))
-        readers[tensor].append(op)
+    before = {(producers[tensor], item) for (tensor, _), item in transfers.items()}
+    before |= {(transfers.get((tensor, devices[op]), producers[tensor]), op) for tensor, op in edges}
+    users: dict[int, list[int]] = defaultdict(list)
+    for tensor, item in (*edges, *((tensor, item) for (tensor, _), item in transfers.items())):
+        users[tensor].append(item)
     updates = set(zip(graph.mutation_tensor.tolist(), graph.mutation_op.tolist(), strict=True))
     for tensor, op in updates:  # two of one tensor (a parameter that `forward` writes) go in the order of the graph
-        waited = (item for item in (*readers[tensor], *sent[tensor]) if (tensor, item) not in updates or item < op)
+        waited = (item for item in users[tensor] if (tensor, item) not in updates or item < op)
         before |= {(item, op) for item in waited if item != op}
     items: nx.DiGraph[int] = nx.DiGraph()
     items.add_nodes_from(range(n + len(needed)))

@@ -44,6 +44,8 @@ Slot = tuple[str, dict[str, Any], str]
 class PlacedModule(nn.Module):
     """The class that `to_module` adds to a copy of a model: its `forward` runs as placed."""
 
+    _placed: PlacedForward
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the model; its backward runs as placed, too.
 
@@ -56,22 +58,17 @@ class PlacedModule(nn.Module):
             RunnerError: an op failed.
             UserError: it is called within a call (by an op of it), or in a forked process.
         """
-        with self._runs.crew.turn():
-            return self._runs(self, args, kwargs)
-
-    @property
-    def _runs(self) -> PlacedForward:
-        runs: PlacedForward = vars(self)["_placed"]
-        return runs
+        with self._placed.crew.turn():
+            return self._placed(self, args, kwargs)
 
     @property
     def num_graphs(self) -> int:
         """Graphs that were captured: one for every kind of inputs, each in training and in evaluation."""
-        return len(self._runs.graphs)
+        return len(self._placed.graphs)
 
     def close(self) -> None:
         """Ends its threads, once a call of another thread has ended."""
-        self._runs.crew.stop()
+        self._placed.crew.stop()
 
     def __reduce__(self) -> Any:
         """Refuses to be copied or pickled: it has threads."""

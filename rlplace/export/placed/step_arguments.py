@@ -197,11 +197,10 @@ class InputCutter:
 
     def __init__(self, graph: OpGraph) -> None:
         program = require_program(graph)
-        given = pytree.tree_leaves((program.origin.args, program.origin.kwargs))
-        inputs = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
-        self._whole = [*inputs, *program.origin.targets]
+        self._whole = Arguments(program.origin).captured
+        num_inputs = len(self._whole) - len(program.origin.targets)
         self._sources = [
-            (op, source, int(source.key) + (len(inputs) if source.kind == "target" else 0))
+            (op, source, int(source.key) + (num_inputs if source.kind == "target" else 0))
             for op, source in sorted(program.sources.items())
             if source.kind in ("input", "target")
         ]
