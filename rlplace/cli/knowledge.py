@@ -109,11 +109,10 @@ def _list(path: Path, chosen: Filter, most: int, json: bool) -> None:
 
     with MeasurementStore.read(path) as store:
         count, rows = store.count(chosen), list(islice(store.measurements(chosen), most))
-    if json:
-        print_json({"schema": 1, "store": str(path), "count": count, "measurements": [row.to_dict() for row in rows]})
-    else:
+    if not json:
         _show(rows)
-        say(f"{path}: {counted(count, 'measurement')}{f', the latest {most}' * (count > most)}")
+    result = {"schema": 1, "store": str(path), "count": count, "measurements": [row.to_dict() for row in rows]}
+    answer(result, f"{path}: {counted(count, 'measurement')}{f', the latest {most}' * (count > most)}", json)
 
 
 def _export(path: Path, chosen: Filter, form: str | None, out: Path | None, json: bool) -> None:

@@ -53,6 +53,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "doctor": doctor,
 }
 
+REFUSED_ALLOCATION = ("not enough memory", "can't allocate memory", "out of memory")
+"""Words of a refused allocation of PyTorch's, which is a `RuntimeError`."""
 AGAIN_S = 0.05
 """After how long a Ctrl-C that was lost comes again."""
 
@@ -105,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"rlplace: {'terminated' if terminated.is_set() else 'interrupted'}", file=sys.stderr)
         return 143 if terminated.is_set() else 130
     except (MemoryError, RuntimeError) as error:
-        if not _is_of_memory(error):
+        if not (isinstance(error, MemoryError) or any(words in str(error) for words in REFUSED_ALLOCATION)):
             raise
         asked = next((line for line in str(error).splitlines() if line.strip()), "an allocation was refused")
         say(
@@ -117,12 +119,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
-
-
-def _is_of_memory(error: Exception) -> bool:
-    """Whether an error is a refused allocation: PyTorch reports its own as `RuntimeError`."""
-    words = ("not enough memory", "can't allocate memory", "out of memory")
-    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -34,9 +34,6 @@ from rlplace.policy import LearnConfig
 from rlplace.say import counted, format_ms, say
 from rlplace.training import SearchConfig, TrainConfig
 from rlplace.training.agent.agent_config import AgentConfig
-
-if TYPE_CHECKING:
-    from rlplace.training.train_and_resume import Named
 
 AGAIN = ("in-process", "store", "track", "cluster", "init", "priors")
 """Options that a run folder is not believed where they reach out of it: they may be given again."""
@@ -123,10 +120,30 @@ def train(
             priors=search.priors,
         )
         how: dict[str, Any] = {"is_waiting": not storing.no_wait, "shown": Shown(quiet, not (quiet and json), json)}
-        if "host" in given:
-            result = _elsewhere(resume, named, placing, host, run, overwrite, how)
-        else:
+        if "host" not in given:
             result = resume_training(resume, named, **how)
+        elif more_s:
+            raise InvalidValue(
+                "budget",
+                f"+{more_s:g} s",
+                "a time without `+` beside --host",
+                hint="The run on the new host begins anew, with a budget of its own.",
+            )
+        else:
+            from rlplace.training.elastic.elsewhere import folder_for, resume_elsewhere
+
+            found = resolve_host(host, gangs=placing.gangs)
+            result = resume_elsewhere(
+                resume,
+                found,
+                folder_for(resume, host) if run is None else run,
+                named,
+                host_word=host,
+                gangs=placing.gangs,
+                constraints=placing.own_constraints(found),
+                overwrite=overwrite,
+                **how,
+            )
         if json:
             print_json(result)
         return
@@ -175,38 +192,6 @@ def train(
     result = run_training(setup, config, folder, overwrite=overwrite, shown=Shown(quiet, not (quiet and json), json))
     if json:
         print_json(result)
-
-
-def _elsewhere(
-    folder: Path,
-    named: Named,
-    placing: Placing,
-    host: str,
-    run: Path | None,
-    overwrite: bool,
-    how: dict[str, Any],
-) -> dict[str, Any]:
-    if named.more_s:
-        raise InvalidValue(
-            "budget",
-            f"+{named.more_s:g} s",
-            "a time without `+` beside --host",
-            hint="The run on the new host begins anew, with a budget of its own.",
-        )
-    found = resolve_host(host, gangs=placing.gangs)
-    from rlplace.training.elastic.elsewhere import folder_for, resume_elsewhere
-
-    return resume_elsewhere(
-        folder,
-        found,
-        folder_for(folder, host) if run is None else run,
-        named,
-        host_word=host,
-        gangs=placing.gangs,
-        constraints=placing.own_constraints(found),
-        overwrite=overwrite,
-        **how,
-    )
 
 
 def _check_given(given: Set[str]) -> None:

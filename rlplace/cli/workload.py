@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -389,20 +388,8 @@ def compare(
         print_json(result)
     if result["interrupted"]:
         raise KeyboardInterrupt
-    check_any_ran(result["rows"])
-
-
-def check_any_ran(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Ends a comparison in which methods failed and no row has a step time; gives the first failure.
-
-    Args:
-        rows: as `--json` prints them.
-
-    Raises:
-        RunnerError: no row is `ok`, and one or more are `error`.
-    """
-    failed = [row for row in rows if row["status"] == "error"]
-    if failed and not any(row["status"] == "ok" for row in rows):
+    failed = [row for row in result["rows"] if row["status"] == "error"]
+    if failed and not any(row["status"] == "ok" for row in result["rows"]):
         raise RunnerError(f"no method found a placement that runs; {failed[0]['method']}: {failed[0].get('why', '')}")
 
 

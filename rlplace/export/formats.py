@@ -1,4 +1,4 @@
-"""`FORMATS`: the formats that a run's placement can be exported to; each format is a row here and a file of its own.
+"""`FORMATS`: the formats that a run's placement can be exported to; each is a row here, the long ones in other files.
 
 `CapturedRun`: the model that a run placed, built and captured again from its folder.
 
@@ -277,8 +277,7 @@ def export_run(
     with Session.read(folder) as session:
         placement = session.best_placement()
         request = ExportRequest(run, session, placement, workload, cache_tokens)
-        if (line := unchecked_loss(session)) is not None:
-            say(line)
+        _warn_of_unchecked_loss(session)
         if is_check:
             return _check(request)
         made = chosen.text(request)
@@ -301,18 +300,15 @@ def listed() -> dict[str, Any]:
     return {"schema": 1, "formats": {name: {"file": one.file, "is": one.summary} for name, one in formats.items()}}
 
 
-def unchecked_loss(session: Session) -> str | None:
-    """A warning, where the loss of a run's micro-batches was not checked; else None."""
+def _warn_of_unchecked_loss(session: Session) -> None:
     verdict = session.facts.verdict
-    if verdict is None or verdict.is_checked:
-        return None
-    count, kind, why = map(clean, (session.facts.num_micro_batches, verdict.kind, verdict.why))
-    return (
-        f"warning: the loss of the run's {count} micro-batches was not checked, it is taken as "
-        f"{kind} ({why}): the step may be refused where it is captured with values, or be "
-        "another than was searched. Train again on a host of this machine, which checks it, or with "
-        "`--loss accumulated`, which needs no check."
-    )
+    if verdict is not None and not verdict.is_checked:
+        say(
+            f"warning: the loss of the run's {session.facts.num_micro_batches} micro-batches was not checked, it is "
+            f"taken as {verdict.kind} ({clean(verdict.why)}): the step may be refused where it is captured with "
+            "values, or be another than was searched. Train again on a host of this machine, which checks it, or with "
+            "`--loss accumulated`, which needs no check."
+        )
 
 
 def _check(request: ExportRequest) -> dict[str, Any]:
@@ -327,9 +323,9 @@ def _check(request: ExportRequest) -> dict[str, Any]:
         )
     graph, host = CapturedRun.of(request).graph, matching_host(placement)
     placement.require(graph, host)
-    count = graph.num_micro_batches
     checked = check_export(graph, host, placement.plan)
-    eager = f"eager gradient accumulation over {count} slices" if checked.is_accumulation else "eager"
+    slices = f" gradient accumulation over {graph.num_micro_batches} slices" if checked.is_accumulation else ""
+    eager = f"eager{slices}"
     verdict = f"agrees with {eager}" if checked.ok else f"DIFFERS from {eager}"
     seeded = f", {checked.num_random_ops} random ops given the same seeds" if checked.num_random_ops else ""
     say(

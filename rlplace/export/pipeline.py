@@ -66,8 +66,6 @@ class PipelinePlan:
         stages: in order, one a rank.
         schedule: the order of micro-batches.
         micro: the K micro-batches, and how their losses make that of the batch.
-        batch: samples of the whole batch.
-        dims: of every input, then every target, the dimension of the batch; None for one that all micro-batches share.
         shared: parameters that several stages hold a copy of, whose gradients are added.
         source: the source of op times.
         step_s: simulated step time.
@@ -77,8 +75,6 @@ class PipelinePlan:
     stages: tuple[Stage, ...]
     schedule: Schedule
     micro: MicroBatches
-    batch: int
-    dims: tuple[int | None, ...]
     shared: tuple[str, ...]
     source: CostSource
     step_s: float
@@ -161,8 +157,6 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
         ),
         schedule=found.schedule,
         micro=micro,
-        batch=whole.batch,
-        dims=whole.dims,
         shared=check_split(step, _first(tensors, whole, graph.num_micro_batches), begins),
         source=source,
         step_s=found.step_s,
@@ -619,11 +613,11 @@ def text_of(run: CapturedRun, plan: PipelinePlan) -> str:
         begins=tuple(stage.begin for stage in plan.stages[1:]),
         devices=tuple(stage.place for stage in plan.stages),
         cores=tuple(stage.device.cores if stage.device.backend == "cpu" else () for stage in plan.stages),
-        dims=plan.dims,
+        dims=plan.micro.slicing.dims,
         stages="\n\n".join(inspect.getsource(each) for each in PARTS),
         size=run.request.session.request.default_size,
         seed=run.request.session.request.workload_seed,
-        batch=plan.batch,
+        batch=plan.micro.slicing.batch,
         optimizer=optimizer,
         options=", ".join(f"{name}={getattr(spec, name)}" for name in names),
         averages=not sums_losses,

@@ -161,8 +161,15 @@ def chrome_trace(timelines: Mapping[str, Timeline], graph: OpGraph, host: Host) 
     for pid, (name, timeline) in enumerate(timelines.items(), 1):
         events += _Step(f"timeline {name!r}", timeline, graph, host).events(pid, name, num_arrows)
         num_arrows += timeline.transfer_tensor.size
-    facts = {"host": host.name, "graph_fingerprint": graph.fingerprint, "host_fingerprint": host.fingerprint}
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": facts}
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "host": host.name,
+            "graph_fingerprint": graph.fingerprint,
+            "host_fingerprint": host.fingerprint,
+        },
+    }
 
 
 def write_chrome_trace(
@@ -226,7 +233,10 @@ class _Step:
                 yield {"ph": "M", "pid": pid, "tid": _tid(pid, row), "name": f"thread_{key}", "args": {key: value}}
         for one in self.slices:
             at = {"ph": "X", "pid": pid, "tid": _tid(pid, one.lane), "ts": _us(one.start_s)}
-            yield at | {"name": one.name, "cat": _category(one), "dur": _us(one.end_s, one.start_s), "args": _args(one)}
+            # phase and micro-batch: categories can be searched for and switched off
+            part = f",micro-batch {one.micro_batch}" if one.micro_batch >= 0 and one.kind != TRANSFER else ""
+            duration = _us(one.end_s, one.start_s)
+            yield at | {"name": one.name, "cat": one.kind + part, "dur": duration, "args": _args(one)}
         for transfer, tensor in enumerate(self._timeline.transfer_tensor.tolist()):
             stops = self._stops(transfer, tensor)
             for place, (row, us) in enumerate(stops if len(stops) > 1 else ()):
@@ -288,12 +298,6 @@ class _Step:
         count = max(numbers, default=0 if is_device else -1) + 1
         self.lanes += [Lane(f"{name} ({number + 1})" if number else name, is_device) for number in range(count)]
         return [first + number for number in numbers]
-
-
-def _category(one: Slice) -> str:
-    """Phase and micro-batch: categories can be searched for and switched off."""
-    is_cut = one.micro_batch >= 0 and one.kind != TRANSFER
-    return f"{one.kind},micro-batch {one.micro_batch}" if is_cut else one.kind
 
 
 def _args(one: Slice) -> Event:

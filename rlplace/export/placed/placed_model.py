@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import os
 from collections import OrderedDict
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,7 +22,15 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName, UserError, check_known
-from rlplace.export.placed.graphs import Call, GraphsByShape, OtherShapes, as_cast
+from rlplace.export.placed.graphs import (
+    Call,
+    Flags,
+    PlacedGraph,
+    as_cast,
+    captured_again,
+    captured_evaluation,
+    carried_plan,
+)
 from rlplace.export.placed.model_state import CapturedOptimizer, Option, named_state
 from rlplace.export.placed.step_arguments import Arguments
 from rlplace.files import parse_json, write_bytes_atomic
@@ -38,6 +47,11 @@ from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
 
 if TYPE_CHECKING:
     from rlplace.training.outputs import Table
+
+_log = logging.getLogger(__name__)
+
+OtherShapes = Literal["capture", "eager", "refuse"]
+"""The way in which a placed step handles inputs of other shapes than captured."""
 
 _SETTABLE = ("lr", "betas", "eps", "momentum", "weight_decay", "num_steps")
 
@@ -99,17 +113,17 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         self._crew = Crew(host.devices)
         self._arguments = Arguments(self._program.origin)
         with torch.inference_mode(False):  # what is made here is updated elsewhere
-            self._graphs = GraphsByShape(
-                graph, host, plan, self._crew, self._arguments, seed=seed, other_shapes=other_shapes
-            )
-        self._state = self._graphs.first.state
+            self._first = PlacedGraph(graph, host, plan, self._crew, seed=seed)
+        self._state, self._other_shapes = self._first.state, other_shapes
+        self._flags = Flags.of(self._program.origin.model)  # graphs that are captured later have the same
+        self._graphs = {_key(self._arguments.captured, is_evaluation=False): self._first}
         optimizer = self._program.optimizer
         self._optimizer = None if optimizer is None else CapturedOptimizer(optimizer, self._state)
         self.num_steps, self._num_evaluations = 0, 0
 
     def __repr__(self) -> str:
         time = "" if self.step_time_s is None else f", {self.step_time_s * 1e3:.4g} ms a step"
-        return f"PlacedModel({self._graphs.first.graph!r} on {self._host.name}{time})"
+        return f"PlacedModel({self._first.graph!r} on {self._host.name}{time})"
 
     def __setattr__(self, name: str, value: object) -> None:
         if name.startswith("_"):
@@ -200,8 +214,9 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         """
         with self._turn():
             tensors = self._arguments.tensors(args, kwargs, None, has_targets=False)
-            self._graphs.follow_state()
-            result = self._graphs.of_evaluation(tensors).run(tensors, -1 - self._num_evaluations)  # no step's number
+            placed = self._graph_of(tensors, is_evaluation=True)
+            assert placed is not None, "only steps are run eagerly"
+            result = placed.run(tensors, -1 - self._num_evaluations)  # no step's number
             self._num_evaluations += 1
             return result
 
@@ -233,7 +248,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
     @property
     def num_micro_batches(self) -> int:
         """Slices that a step cuts its batch into; 1 where it is whole."""
-        return self._graphs.first.graph.num_micro_batches
+        return self._first.graph.num_micro_batches
 
     @property
     def verdict(self) -> LossVerdict | None:
@@ -401,11 +416,40 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         with self._crew.turn(runs=runs), torch.inference_mode(False), self._state.settled():
             yield
 
+    def _graph_of(self, tensors: list[torch.Tensor], *, is_evaluation: bool) -> PlacedGraph | None:
+        """The graph for these inputs and targets, captured and placed as the first where their shapes are new.
+
+        All graphs take over parameters whose `data` was replaced, as `vector_to_parameters` and swaps of averages do.
+
+        Returns:
+            None where a step is to be run eagerly.
+
+        Raises:
+            CaptureError: the model cannot be captured for these shapes.
+            InvalidValue: a parameter was given another shape, layout, dtype or device.
+        """
+        first, key = self._first, _key(tensors, is_evaluation=is_evaluation)
+        for placed in self._graphs.values() if self._state.is_moved() else ():
+            placed.follow_state()
+        if key not in self._graphs:
+            if not is_evaluation and self._other_shapes != "capture":
+                return None if self._other_shapes == "eager" else first  # it says what it expects
+            call = self._arguments.call(tensors)
+            again = (
+                captured_evaluation(first.graph, call)
+                if is_evaluation
+                else captured_again(first.graph, call, self._flags)
+            )
+            plan = carried_plan(first.graph, first.plan, again)
+            self._graphs[key] = PlacedGraph(again, self._host, plan, self._crew, self._state, seed=self._seed)
+            what = "evaluation" if is_evaluation else "inputs"
+            _log.info("captured %s of shapes %s: %d graphs share this placement", what, key[1:], len(self._graphs))
+        return self._graphs[key]
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any, loss_scale: float | None = None) -> Any:
         """One step; with a scale of the loss, gradients are left in `grad` instead of updating."""
         tensors = self._arguments.tensors(args, kwargs, targets)
-        self._graphs.follow_state()
-        placed = self._graphs.of_step(tensors)
+        placed = self._graph_of(tensors, is_evaluation=False)
         if placed is None:
             result = self._run_eagerly(self._arguments.call(tensors), loss_scale)
         else:
@@ -430,7 +474,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         held = {name: tensor.to(place) for name, tensor in (*state.parameters.items(), *state.buffers.items())}
         args, kwargs, targets = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(place), call)
         has_backward = self._program.is_training and (self._optimizer is not None or loss_scale is not None)
-        flagged, cast = self._graphs.flags.on(origin.model), as_cast(origin.model, origin.autocast)
+        flagged, cast = self._flags.on(origin.model), as_cast(origin.model, origin.autocast)
         with flagged, cast, uncompiled(), torch.set_grad_enabled(has_backward):
             returned = call_with(origin.model, held, args, kwargs)
             if origin.loss_fn is not None:
@@ -456,6 +500,11 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         finally:
             for parameter, gradient in before:
                 parameter.grad = gradient
+
+
+def _key(tensors: list[torch.Tensor], *, is_evaluation: bool) -> tuple[object, ...]:
+    """The common properties of the inputs that one graph takes."""
+    return is_evaluation, *(tuple(tensor.shape) for tensor in tensors)
 
 
 class _HasRun:
@@ -583,6 +632,5 @@ def _hosts_here(num_devices: int) -> Iterator[Host]:
         if num_gpus and not rest and 1 <= num_parts <= MOST_PARTS:
             yield detect_host("cuda", num_parts=num_parts, with_cpu=with_cpu)
     for num_single, gangs in ((num_devices, False), (num_devices - 1, True)):  # a gang is one device more
-        for cores_per_device in range(1, len(usable_cores()) // max(num_single, 1) + 1):
-            if num_single > 0:
-                yield detect_host("cores", num_single, cores_per_device, gangs=gangs)
+        for cores_per_device in range(1, len(usable_cores()) // num_single + 1) if num_single > 0 else ():
+            yield detect_host("cores", num_single, cores_per_device, gangs=gangs)

@@ -129,9 +129,8 @@ class PlacedForward:
         state = self._state()
         check_data([*tensors, *state.values()] if forward_ad._current_level >= 0 else tensors, "placed module")
         is_trained = bytes(state[name].requires_grad for name, _, _ in self._trained)
-        differentiated = tuple(k for k, tensor in enumerate(tensors) if tensor.requires_grad)
+        differentiated = tuple(k for k, each in enumerate(tensors) if each.requires_grad and torch.is_grad_enabled())
         has_backward = torch.is_grad_enabled() and bool(any(is_trained) or differentiated)
-        differentiated = differentiated if has_backward else ()
         modes = bytes(each.training for _, each in self._modules)
         place = next((place.type for place in self.places.values()), "cpu")
         autocast = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
@@ -182,10 +181,9 @@ class PlacedForward:
                 where="placed module",
                 hint="Register hooks with the model before it is captured, or with the placed module itself.",
             )
-        is_replaced = bool(new and gone) and gone[0][:2] == (path, name)
         raise InvalidValue(
             f"{path}.{name}" if path else name,
-            "replaced" if is_replaced else "new" if new else "gone",
+            "replaced" if new and gone and gone[0][:2] == (path, name) else "new" if new else "gone",
             "as it was placed",
             where="placed module",
             hint="Change the model, capture it again and place that: a placed module runs what was captured.",

@@ -272,8 +272,7 @@ def tree(trace: Trace) -> Node:
         root.add(device, op)
         node = root
         for part in (op.module.split(".") if op.module else [OUTSIDE])[:_MOST_DEPTH]:
-            path = f"{node.path}.{part}" if node.path else part
-            node = node.children.setdefault(part, Node(path))
+            node = node.children.setdefault(part, Node(f"{node.path}.{part}" if node.path else part))
             node.add(device, op)
     return root
 
