@@ -244,14 +244,13 @@ def fit_priors(
             learned += [host for host in kept.learned_hosts(least_idle=LEAST_IDLE) if host not in learned]
     priors, fitted = fit(learned, load_priors())
     save_priors(priors, out)
-    if json:
-        fitted_figures = [asdict(figure) for figure in fitted]
-        print_json({"schema": 1, "out": str(out), "num_runs": len(learned), "fitted": fitted_figures})
-        return
-    for figure in fitted:
-        source = priors.section(figure.section)[figure.name].source
-        say(f"{figure.section:10} {figure.name:16} {figure.value:<10g} {source}")
-    say(f"{out}: {len(fitted)} figure{'s' * (len(fitted) != 1)} fitted, the others as they ship")
+    result = {"schema": 1, "out": str(out), "num_runs": len(learned), "fitted": [asdict(figure) for figure in fitted]}
+    lines = [
+        f"{one.section:10} {one.name:16} {one.value:<10g} {priors.section(one.section)[one.name].source}"
+        for one in fitted
+    ]
+    lines += [f"{out}: {counted(len(fitted), 'figure')} fitted, the others as they ship"]
+    answer(result, "\n".join(lines), json)
 
 
 def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
@@ -266,23 +265,19 @@ def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
 
     if name:
         host = resolve_host(name)
-        if json:
-            print_json(host_to_dict(host))
-            return
-        for device in host.devices:
-            say(f"{device.name:12} {device.kind:28} {device.memory_bytes / 2**30:8.1f} GiB")
-        for link in host.links:
-            say(f"{link.name:28} {link.bandwidth_bytes_per_s / 1e9:8.1f} GB/s {link.latency_s * 1e6:8.1f} us")
-        return
-    rows = describe_hosts()
-    if json:
-        print_json({"schema": 1, "words": HOST_WORDS, "hosts": rows})
-        return
-    for word, meaning in HOST_WORDS.items():
-        say(f"{word:18} {meaning}")
-    for row in rows:
-        kinds = ", ".join(f"{count} x {kind}" for kind, count in dict(row["kinds"]).items())  # type: ignore[call-overload]
-        say(f"{row['name']:18} {kinds}")
+        result = host_to_dict(host)
+        lines = [f"{one.name:12} {one.kind:28} {one.memory_bytes / 2**30:8.1f} GiB" for one in host.devices]
+        lines += [
+            f"{one.name:28} {one.bandwidth_bytes_per_s / 1e9:8.1f} GB/s {one.latency_s * 1e6:8.1f} us"
+            for one in host.links
+        ]
+    else:
+        rows = describe_hosts()
+        result = {"schema": 1, "words": HOST_WORDS, "hosts": rows}
+        kinds = [", ".join(f"{count} x {kind}" for kind, count in row["kinds"].items()) for row in rows]
+        names = [*HOST_WORDS, *(row["name"] for row in rows)]
+        lines = [f"{name:18} {words}" for name, words in zip(names, (*HOST_WORDS.values(), *kinds), strict=True)]
+    answer(result, "\n".join(lines), json)
 
 
 def doctor(json: bool = False) -> None:

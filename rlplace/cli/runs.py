@@ -144,52 +144,52 @@ def train(
                 overwrite=overwrite,
                 **how,
             )
-        if json:
-            print_json(result)
-        return
-    if workload is None:
+    elif workload is None:
         raise InvalidValue(
             "workload",
             None,
             "a name, package.module:function or a graph file",
             hint="For example: rlplace train nmt. To go on with a run: rlplace train --resume DIR.",
         )
-    if isinstance(budget, MoreTime):
+    elif isinstance(budget, MoreTime):
         raise InvalidValue(
             "budget",
             f"+{budget:g} s",
             "a time of its own",
             hint="`+` is time on top of what a run was given, beside `--resume DIR`.",
         )
-    if evaluations is not None and "budget" in GIVEN.get():
+    elif evaluations is not None and "budget" in GIVEN.get():
         raise InvalidValue("evaluations", evaluations, "none beside --budget", hint="Leave one of the two out.")
-    setup = setup_of(
-        workload,
-        host,
-        placing,
-        batch,
-        grouping,
-        storing,
-        in_process=in_process,
-        seed=seed,
-        workload_seed=workload_seed,
-        acyclic=acyclic,
-    )
-    config = TrainConfig.of(
-        setup,
-        budget_s=budget,
-        total_s=total,
-        evaluations=evaluations,
-        track=track,
-        cluster=cluster,
-        search=search,
-        learn=learn,
-        agent=agent,
-    )
-    from rlplace.training.train_and_resume import Shown, run_training
+    else:
+        setup = setup_of(
+            workload,
+            host,
+            placing,
+            batch,
+            grouping,
+            storing,
+            in_process=in_process,
+            seed=seed,
+            workload_seed=workload_seed,
+            acyclic=acyclic,
+        )
+        config = TrainConfig.of(
+            setup,
+            budget_s=budget,
+            total_s=total,
+            evaluations=evaluations,
+            track=track,
+            cluster=cluster,
+            search=search,
+            learn=learn,
+            agent=agent,
+        )
+        from rlplace.training.train_and_resume import Shown, run_training
 
-    folder = run if run is not None else Path("runs") / workload.replace("/", "_").replace(":", "_")
-    result = run_training(setup, config, folder, overwrite=overwrite, shown=Shown(quiet, not (quiet and json), json))
+        folder = run if run is not None else Path("runs") / workload.replace("/", "_").replace(":", "_")
+        result = run_training(
+            setup, config, folder, overwrite=overwrite, shown=Shown(quiet, not (quiet and json), json)
+        )
     if json:
         print_json(result)
 

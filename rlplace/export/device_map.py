@@ -200,7 +200,7 @@ def exported(request: ExportRequest) -> Exported:
     entries = device_map(problem.graph, projection, places)
     simulator = Simulator(dataclasses.replace(problem, allowed=None), threads=1)
     ops = simulator.retime(plan)
-    is_kept = bool((projection.devices == plan.devices).all())
+    is_kept = (projection.devices == plan.devices).all()
     modules = ops if is_kept else simulator.measure(projection.devices[None])[0]
     memory = device_memory(problem, projection.devices, places, _cache(problem, projection, request.cache_tokens))
     ratio = modules.step_time_s / ops.step_time_s if ops.ok and modules.ok else None

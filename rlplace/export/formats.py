@@ -275,8 +275,7 @@ def export_run(
     run = RunFolder.open(folder)
     path = run.root / chosen.file
     with Session.read(folder) as session:
-        placement = session.best_placement()
-        request = ExportRequest(run, session, placement, workload, cache_tokens)
+        request = ExportRequest(run, session, session.best_placement(), workload, cache_tokens)
         _warn_of_unchecked_loss(session)
         if is_check:
             return _check(request)

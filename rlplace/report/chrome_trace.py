@@ -189,8 +189,9 @@ class _Step:
 
     def __init__(self, where: str, timeline: Timeline, graph: OpGraph, host: Host) -> None:
         if len(timeline.op_device) != graph.num_ops:
-            actual, expected = f"{len(timeline.op_device)} entries", f"{graph.num_ops}, one for each op"
-            raise InvalidValue("op_device", actual, expected, where=where)
+            raise InvalidValue(
+                "op_device", f"{len(timeline.op_device)} entries", f"{graph.num_ops}, one for each op", where=where
+            )
         self._timeline, self._graph, self._host = timeline, graph, host
         self._names = [device.name for device in host.devices]
         self.lanes: list[Lane] = []

@@ -176,9 +176,11 @@ def progress_of(asked: Progress | bool | None) -> Progress:
         asked: one of your own; True for one on stderr, False for none, None for one where stderr is a terminal, and the
             last line alone where it is none.
     """
-    if isinstance(asked, Progress):
-        return asked
-    return Progress(is_quiet=not is_shown(asked), is_concluding=asked is not False)
+    return (
+        asked
+        if isinstance(asked, Progress)
+        else Progress(is_quiet=not is_shown(asked), is_concluding=asked is not False)
+    )
 
 
 WIDTH = 120
@@ -244,10 +246,13 @@ def plain_table(
     looks: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1), "title_style": "bold", "title_justify": "left"}
     table = Table(title=title, caption_justify="left", **(looks | options))
     for column in columns:
-        if column[:1] in ("<", ">"):
-            table.add_column(column[1:], justify="right" if column[0] == ">" else "left", no_wrap=True)
-        else:
-            table.add_column(column, overflow="fold")
+        is_line = column.startswith(("<", ">"))
+        table.add_column(
+            column.lstrip("<>"),
+            justify="right" if column.startswith(">") else "left",
+            no_wrap=is_line,
+            overflow="ellipsis" if is_line else "fold",
+        )
     for cells, style in zip_longest(rows, styles):
         if cells:
             table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)

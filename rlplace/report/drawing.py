@@ -480,8 +480,7 @@ def _lay_out(rows: Sequence[Row]) -> float:
 def _tallest_in(host: Host) -> float:
     """Height in inches of the tallest chart of a timeline on this host: one with tensors sent over every route."""
     wired = {(route.source, route.destination) for route in host.routes if route.links}
-    num_senders = len({source for source, _ in wired})
-    num_directions = min(len(wired), max(_MOST_DIRECTIONS, num_senders))
+    num_directions = min(len(wired), max(_MOST_DIRECTIONS, len({source for source, _ in wired})))
     rows = [Row(device.name, True) for device in host.devices if not device.members]
     return _TOP_IN + _lay_out([*rows, *(Row("", False) for _ in range(num_directions))]) + _BOTTOM_IN
 

@@ -75,13 +75,12 @@ class PlacedState:
         }
         self.buffers = {name: tensors[name] for name, _ in model.named_buffers()}
         self._by_name: dict[str, torch.Tensor] = {**self.parameters, **self.buffers}
-        updates = {
+        self.updates: dict[str, UpdateState] = {
             program.sources[residents.updated(op)].key: residents.update_state(op, devices[op])
             for op, call in program.calls.items()
             if isinstance(call, Update)
         }
         self._tied = _tied_names(model)
-        self.updates: dict[str, UpdateState] = {name: updates[name] for name in self.parameters if name in updates}
         self.reached = tuple(name for name in self.parameters if name in program.gradients)
         self.gradients = GradientsOut()
         self._is_trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
