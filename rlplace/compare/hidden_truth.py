@@ -18,7 +18,7 @@ from pydantic import Field
 
 from rlplace.cluster import Cluster
 from rlplace.compare.comparison import AtLeastOne, Comparison, Row, collected, row_or_failure
-from rlplace.errors import InvalidValue, RunnerError, UnknownName
+from rlplace.errors import InvalidValue, RunnerError, check_known
 from rlplace.measure import Measurement, Plan, Problem, Simulator
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.host_model import TracedMedians
@@ -61,8 +61,7 @@ class TrueConfig:
 
     def __post_init__(self) -> None:
         for name in self.methods:
-            if name != "all" and name not in ROWS:
-                raise UnknownName("method with a hidden truth", name, ("all", *ROWS))
+            check_known("method with a hidden truth", name, ("all", *ROWS))
             if name == TRACED_COSTS and not self.is_traced:
                 raise InvalidValue("trace", False, f"True beside {name}", where="compare", hint="Add --trace.")
 
@@ -211,15 +210,15 @@ class Meter:
         for plan, outcome in zip(plans, outcomes, strict=True):
             self.kept.append((plan, outcome))
             if outcome.ok and outcome.step_time_s < (self.history[-1].best_s if self.history else math.inf):
-                seconds = time.monotonic() - self._begin
-                self.history.append(BestSoFar(0, len(self.kept), seconds, outcome.step_time_s))
+                now_s = time.monotonic() - self._begin
+                self.history.append(BestSoFar(0, len(self.kept), now_s, outcome.step_time_s))
         return outcomes
 
     @property
     def best(self) -> Plan | None:
         """The plan with the least measured step time; None where none fitted into memory."""
-        ok = [(outcome.step_time_s, plan) for plan, outcome in self.kept if outcome.ok]
-        return min(ok, key=lambda pair: pair[0])[1] if ok else None
+        ok = (pair for pair in self.kept if pair[1].ok)
+        return min(ok, key=lambda pair: pair[1].step_time_s, default=(None,))[0]
 
 
 @dataclass(frozen=True)
