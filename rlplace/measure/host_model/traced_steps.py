@@ -194,8 +194,8 @@ class TracedSteps:
         step, op = np.nonzero(is_told)
         op_log_s, op_deviation, first = _medians(cell_SN[is_told], log_SN[is_told], config.noise)
         op, device = op[first], device_SN[step[first], op[first]]
-        _, pair, cells = np.unique(cell_SN[step[first], op] // 2, return_inverse=True, return_counts=True)
-        bias = config.bias * np.sqrt(cells[pair])  # moved or not, ops of a signature on a device are off alike
+        _, both, cells = np.unique(cell_SN[step[first], op] // 2, return_inverse=True, return_counts=True)
+        bias = config.bias * np.sqrt(cells[both])  # moved or not, ops of a signature on a device are off alike
         columns = [layout.op_term[op, device]]
         values = [layout.op_s[op, device]]
         if layout.overhead_term >= 0:

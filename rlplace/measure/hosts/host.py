@@ -8,15 +8,17 @@ from collections import Counter
 from dataclasses import asdict, field
 from functools import cached_property
 from itertools import permutations
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from rlplace.errors import InvalidValue, check_known
 from rlplace.records import Count, Number, Whole, record
 from rlplace.say import counted
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Backend = Literal["cpu", "cuda", "simulated"]
 DispatchOrder = Literal["plan", "request"]
@@ -192,6 +194,8 @@ class Host:
     @cached_property
     def shares_memory(self) -> NDArray[np.bool_]:
         """(D, D): whether two devices share one memory; False on the diagonal."""
+        import numpy as np  # the command line reads hosts before it needs arrays
+
         pools = np.array([device.memory_pool or f" {d}" for d, device in enumerate(self.devices)])
         return np.asarray((pools[:, None] == pools) & ~np.eye(len(pools), dtype=bool))
 
