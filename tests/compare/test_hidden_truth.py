@@ -158,6 +158,21 @@ def test_the_command_prints_the_schema_of_compare_and_the_truth(
     assert [row["step_time_s"] for row in again["rows"]] == [row["step_time_s"] for row in told["rows"]]
 
 
+def test_the_command_measures_with_timelines(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["compare", TINY, "--host", "4xV100-pcie", "--true", "in-place:2", "--measured", "4", "--json", "--trace"]
+    assert main([*command, "--methods", "traced-costs,learned", "--evaluations", "120"]) == 0
+    said = capsys.readouterr()
+    told = json.loads(said.out)
+    assert (told["truth"], told["traced"]) == ("in-place:2", True)
+    assert [(row["method"], row["status"], row["measured"]) for row in told["rows"]] == [
+        ("traced-costs", "ok", 4),
+        ("learned", "ok", 4),
+    ]
+    assert "with timelines" in said.err
+    assert main(["compare", TINY, "--host", "4xV100-pcie", "--trace", "--measured", "4"]) == 2
+    assert "--true" in capsys.readouterr().err
+
+
 def test_the_picture_compares_step_times_of_the_true_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its reference, the best single device, has to be as slow as the truth says."""
     drawn: list[Path] = []

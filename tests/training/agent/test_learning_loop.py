@@ -37,12 +37,15 @@ class HiddenTruth:
         problem: the nominal one.
         seed: of the truth.
         failing: numbers of the measurements that fail, and how.
+        is_traced: whether measurements have timelines.
     """
 
-    def __init__(self, problem: Problem, seed: int = 0, failing: dict[int, str] | None = None) -> None:
+    def __init__(
+        self, problem: Problem, seed: int = 0, failing: dict[int, str] | None = None, *, is_traced: bool = False
+    ) -> None:
         self.batches: list[list[Plan]] = []
         self.outcomes: list[Measurement] = []
-        self.timer = TrueTimer(true_problem(problem, Truth("hard", seed)), seed)
+        self.timer = TrueTimer(true_problem(problem, Truth("hard", seed)), seed, is_traced=is_traced)
         self._failing = failing or {}
 
     @property
@@ -291,3 +294,49 @@ def test_on_a_host_that_is_known_half_of_the_measurements_find_as_much() -> None
         assert half.plan is not None
         ratios.append(known.timer.truth(half.plan).step_time_s / alone.timer.truth(empty.plan).step_time_s)
     assert np.exp(np.mean(np.log(ratios))) < 1.02
+
+
+def traced(measurer: HiddenTruth, measurements: int) -> Agent:
+    budget = Budget(measurements=measurements)
+    return learn_host(PROBLEM, measurer, budget, seed=1, config=FEW, prior=PRIOR, is_traced=True)
+
+
+@pytest.mark.parametrize("measurements", [1, 2, 4, 10])
+def test_batches_of_traced_steps_grow_and_repeat(measurements: int) -> None:
+    runs = [HiddenTruth(PROBLEM, is_traced=True) for _ in range(2)]
+    agents = [traced(run, measurements) for run in runs]
+    sizes = [len(batch) for batch in runs[0].batches]
+    assert sizes[:3] == [1, 1, 2][: len(sizes)]
+    assert sum(sizes) == measurements
+    assert max(sizes) <= FEW.batch
+    assert [plan.fingerprint for plan in runs[0].plans] == [plan.fingerprint for plan in runs[1].plans]
+    assert agents[0].plan is not None
+    assert agents[0].say() == agents[1].say()
+
+
+def test_the_first_traced_plan_shows_every_device_and_link() -> None:
+    measurer = HiddenTruth(PROBLEM, is_traced=True)
+    traced(measurer, 2)
+    first, graph = measurer.plans[0], PROBLEM.graph
+    assert set(first.devices[~graph.is_source].tolist()) == {0, 1, 2}
+    source = first.devices[graph.tensor_op[first.transfer_tensor]]
+    pairs = set(zip(source.tolist(), first.transfer_destination.tolist(), strict=True))
+    assert {a for a, _ in pairs} == {b for _, b in pairs} == {0, 1, 2}
+
+
+def test_a_first_traced_plan_that_fails_is_no_end() -> None:
+    measurer = HiddenTruth(PROBLEM, failing={0: "error"}, is_traced=True)
+    assert traced(measurer, 4).plan is not None
+
+
+@pytest.mark.slow
+def test_timelines_pay() -> None:
+    """With a few measurements, the agent's plan is faster where they come with timelines, on the whole."""
+    log_ratio = []
+    for seed in range(8):
+        known, plain = (HiddenTruth(PROBLEM, seed, is_traced=is_traced) for is_traced in (True, False))
+        plans = traced(known, 4).plan, learn(plain, 4).plan
+        assert plans[0] is not None
+        assert plans[1] is not None
+        log_ratio.append(np.log(known.timer.truth(plans[0]).step_time_s / plain.timer.truth(plans[1]).step_time_s))
+    assert np.mean(log_ratio) < 0.0
