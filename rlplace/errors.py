@@ -1,8 +1,8 @@
 """Every error that rlplace raises on purpose.
 
-One root, named for the condition. A message says what, actual, expected and what to do next; the same facts are
-attributes, so that a program can act on them. `UserError`s are mistakes of the caller (the command line exits with 2),
-the rest are failures of ours or of the machine (exit code 1).
+One root, named for the condition. A message has the wrong field, its actual value, the expected value, and the next
+action. The same facts are attributes for programs. `UserError`s are mistakes of the caller (the command line exits with
+2), the rest are failures of ours or of the machine (exit code 1).
 """
 
 from __future__ import annotations

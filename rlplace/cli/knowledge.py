@@ -1,8 +1,8 @@
-"""`rlplace measurements`: what was measured on this machine: listed, written for other tools, or forgotten.
+"""`rlplace measurements`: lists, exports or deletes the measurements of this machine.
 
 `rlplace pretrain`: weights of a policy that suit any problem.
 
-`rlplace fit-priors`: what to expect of a new host, from what runs learned about theirs.
+`rlplace fit-priors`: fits the priors for a new host to the results of runs on other hosts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def measurements(
     dry_run: bool = False,
     json: bool = False,
 ) -> None:
-    """List, export or prune what was measured on this machine.
+    """List, export or prune the measurements of this machine.
 
     Args:
         action: list the latest, export all of them as a table, or prune (forget) those that the options mean
@@ -62,9 +62,9 @@ def measurements(
         newer_than: only those taken so long ago or later
         most: measurements that are listed, the latest (50 where nothing is said)
         form: of an export: csv, json or parquet; by default as the file's name says, else csv
-        out: where an export goes; by default stdout
-        every: prune everything, also what was learned about hosts
-        dry_run: only count what would be pruned
+        out: the file of an export; by default stdout
+        every: prune everything, also the host models
+        dry_run: only count, prune nothing
         json: print one JSON object on stdout
     """
     from rlplace.store import Filter
@@ -183,7 +183,7 @@ def pretrain(
     """Train weights of the policy `schedule` on many simulated problems; `--init FILE` takes them.
 
     Args:
-        out: a folder for the weights, and for what was simulated on the way
+        out: a folder for the weights and the simulated data
         config: how much
         resume: go on where a run with the same options was stopped
         cluster: whose workers simulate: off, auto (the Ray cluster that runs here, else one that is started here), or
@@ -208,12 +208,12 @@ def fit_priors(
     overwrite: bool = False,
     json: bool = False,
 ) -> None:
-    """Fit what is expected of a new host to what runs learned about theirs.
+    """Fit the priors for a new host to the host models of finished runs.
 
     Args:
         runs: run folders with a `host_model.json`, or such files
-        out: where the priors go
-        store: also what searches kept in a store: auto (the one in your cache folder), a file or a run folder
+        out: the file of the priors
+        store: also use the host models in a store: auto (the one in your cache folder), a file or a run folder
         overwrite: replace an existing file
         json: print one JSON object on stdout
     """

@@ -51,7 +51,7 @@ def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
 
 
 def doctor(json: bool = False) -> None:
-    """Check this machine and this installation: what works, what is missing, what would disturb measuring.
+    """Check this machine and this installation: working parts, missing parts, and causes of noisy measurements.
 
     It takes a few seconds, changes nothing and asks no server. The exit code is 1 where a check failed.
 

@@ -57,7 +57,7 @@ def place(
 ) -> PlacedModel:
     """`model` as a callable that runs the best placement that was measured on this machine.
 
-    What was decided is read from it: `table` (of the race), `num_micro_batches`, `op_order`, `verdict` (of the loss)
+    Its attributes hold the decisions: `table` (of the race), `num_micro_batches`, `op_order`, `verdict` (of the loss)
     and `step_time_s`.
 
     Args:
@@ -72,8 +72,8 @@ def place(
         total_s: seconds of capture, profiling, calibration, search and final table together; 1.3 times `budget_s` by
             default. Calibration and table shrink to fit, and the search gets the rest, at most `budget_s`. A few steps
             of each are run however short it is. The first call on a machine also compiles kernels, some 20 seconds.
-        path: of the placement, a JSON file. If it exists, it is checked and run as it is, and nothing is searched or
-            measured; if not, what is found is written there. Remove the file to search again.
+        path: JSON file of the placement. If it exists, it is checked and used, without search and measurement. If not,
+            the placement that the search finds is written to it. Remove the file to search again.
         seed: of the search and of random ops.
         grouping: the rule that groups are made by.
         constraints: pins, exclusions, and ops that stay together.

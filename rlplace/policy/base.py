@@ -88,7 +88,7 @@ def refusing(path: str | os.PathLike[str], what: str) -> Iterator[None]:
     """While active, an error of tensors, numbers or names that do not fit is one of the file.
 
     Raises:
-        FileProblem: such an error; the message begins with `what`.
+        FileProblem: such an error; `what` is the beginning of the message.
     """
     try:
         yield
@@ -109,7 +109,7 @@ def check_tensors(
         tensors: as `load_checkpoint` returned them.
         expected: of each that is needed; any floating-point type will do for another.
         path: of the checkpoint, for messages.
-        what: the message begins with it.
+        what: the beginning of the message.
 
     Raises:
         FileProblem: one is missing, of another shape or type, or holds numbers that are not finite.

@@ -209,7 +209,7 @@ class PlacedModel:
         """Refuses: a step has the modes that its model was captured in.
 
         Raises:
-            UserError: says what to do instead.
+            UserError: always; the message names the alternative.
         """
         what = "trains" if self._program.is_training else "runs"
         raise UserError(
@@ -222,7 +222,7 @@ class PlacedModel:
         """Refuses: `evaluate` gives the output in evaluation mode.
 
         Raises:
-            UserError: says what to do instead.
+            UserError: always; the message names the alternative.
         """
         self.train(mode=False)
 
@@ -529,8 +529,7 @@ def to_step(
         model: the one that `graph` was captured from.
         graph: with its program.
         placement: made for `graph` and for a host of this machine.
-        host: that host, or a word for it; by default the one that the placement was made for, whatever word of this
-            machine named it.
+        host: that host, or a HOST word for it; by default the host of this machine that the placement was made for.
         seed: of random ops.
         other_shapes: the handling of inputs of other shapes: `capture` them when they are first seen, placed alike;
             run them in `eager` mode; or `refuse`.

@@ -473,8 +473,7 @@ def to_module(
         model: the one that `graph` was captured from; it stays as it is, and is captured.
         graph: of a step of the model, with its program: training or inference.
         placement: made for `graph` and for a host of this machine.
-        host: that host, or a word for it; by default the one that the placement was made for, whatever word of this
-            machine named it.
+        host: that host, or a HOST word for it; by default the host of this machine that the placement was made for.
         seed: of random ops: each draws from (seed, op, call).
 
     Raises:

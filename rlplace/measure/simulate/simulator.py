@@ -76,8 +76,8 @@ class Simulator:
     threads.
 
     Attributes:
-        problem: on which placements are simulated.
-        objective: what step times mean.
+        problem: the problem whose placements are simulated. objective: the meaning of step times: `latency` or
+            `throughput`.
         threads: placements simulated at once.
     """
 

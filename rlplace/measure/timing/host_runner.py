@@ -65,7 +65,7 @@ class HostRunner:
         is_fatal: whether an error of a contender ends the race for all, and is raised.
 
     Attributes:
-        problem: what placements are measured on.
+        problem: the problem whose placements are measured.
         reference: its plan.
 
     Raises:
@@ -465,7 +465,7 @@ def _union(step: PlacedStep, others: Iterable[PlacedStep]) -> frozenset[Resident
 
 
 def status_of(error: BaseException) -> Status:
-    """What an error makes of a measurement."""
+    """The measurement of a placement that raised an error."""
     if cuda.is_out_of_memory(error):
         return "oom"
     if isinstance(error, DeviceLost) or cuda.is_gone(error):
@@ -474,7 +474,7 @@ def status_of(error: BaseException) -> Status:
 
 
 def as_measurement(lane: Lane, *, has_reference: bool) -> Measurement:
-    """The measurement of a lane: its median, or what stopped it.
+    """The measurement of a lane: its median, or the error that stopped it.
 
     Args:
         lane: of a race that is over.
@@ -494,15 +494,16 @@ _GPU = re.compile(r"\bcuda:[0-9]+(?:/[0-9]+)?")
 
 
 def lost_of(host: Host, error: BaseException | None = None) -> DeviceLost | None:
-    """What tells which devices of a host of this machine are not there any more; None where nothing is known to be.
+    """The devices of a host of this machine that are lost, as an error with the cause; None if no device is known to be
+    lost.
 
     A core is lost once this process may not run on it: it was taken offline, or out of the process's affinity or
-    control group. The kernel does not report it: a thread that was pinned there goes on elsewhere, and its times are
-    wrong. That a GPU is lost is known by errors alone.
+    control group. The kernel does not report this: a thread that was pinned there continues elsewhere, and its times
+    are wrong. The loss of a GPU is known only from errors.
 
     Args:
         host: that is measured.
-        error: what a step or a worker failed with.
+        error: of the step or the worker.
     """
     usable = set(usable_cores())
     without = {device.name: sorted(set(device.cores) - usable) for device in host.devices}

@@ -99,7 +99,7 @@ class Elites:
 class EliteLearner:
     """A base of learners: a policy, an optimizer of its weights, and the best placements seen; all can be resumed.
 
-    What inherits it defines `imitate` and `update`, and `facts` and `load_facts` for a state of its own.
+    Subclasses define `imitate` and `update`, and if they have their own state, `facts` and `load_facts`.
 
     Attributes:
         policy: learns, in place.

@@ -1,4 +1,4 @@
-"""`AgentConfig`: how the agent explores and what it may use; importing it imports no torch."""
+"""`AgentConfig`: the options of the agent; importing it imports no torch."""
 
 from __future__ import annotations
 
