@@ -191,12 +191,12 @@ class CheckResult:
 
 
 def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int = 5) -> CheckResult:
-    """Compares `num_steps` placed steps with eager ones on one device, both in float64 with equal intra-op threads.
+    """Compares `num_steps` placed steps with eager steps on one device, both in float64 with equal intra-op threads.
 
-    In float64, differences of rounding are far below the tolerances, so a larger difference is a fault of the placed
-    step. The random ops of the eager step (dropout) draw from the seeds of the placed one. A step in micro-batches is
-    compared with one of the whole batch; where that differs (batch norm, an accumulated loss, random ops), with
-    eager steps in the same micro-batches.
+    In float64, rounding differences are far below the tolerances, so a larger difference is an error of the placed
+    step. The random ops of the eager step (dropout) use the seeds of the placed step. A step in micro-batches is
+    compared with a step of the whole batch. If the two must differ (batch norm, an accumulated loss, random ops), it is
+    compared with eager steps in the same micro-batches.
 
     Args:
         graph: with its program.
@@ -205,8 +205,8 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
         num_steps: steps from the same start.
 
     Raises:
-        InvalidValue: in float64 the model captures to other ops, it was captured under autocast, or it draws random
-            numbers with other ops than plain PyTorch, or on another kind of device.
+        InvalidValue: in float64 the captured model has other ops; it was captured under autocast; or it draws random
+            numbers with ops, or on a kind of device, that plain PyTorch does not use.
     """
     host = resolve_host(host)
     origin, optimizer = require_program(graph).origin, require_program(graph).optimizer

@@ -33,7 +33,7 @@ from rlplace.workloads import Workload, WorkloadSpec, build, build_for, parse_ke
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """The argument of a format: a run that is to be exported."""
+    """The argument of a format: the run to export."""
 
     run: RunFolder
     """Its folder."""
@@ -42,16 +42,17 @@ class ExportRequest:
     placement: Placement
     """The best placement that was measured."""
     workload: str | None = None
-    """The workload as the user passed it again, which a run of a user's function needs."""
+    """The workload, passed again by the user; needed if the workload is the user's function."""
     cache_tokens: int = 0
-    """Tokens of each sequence whose keys and values are to be counted; for formats that say so in their `options`."""
+    """Number of tokens of each sequence whose keys and values count as memory; for formats with this option."""
 
     @property
     def spec(self) -> WorkloadSpec:
-        """The workload of the run, which can be built.
+        """The workload of the run, ready to build.
 
         Raises:
-            InvalidValue: it is a graph file; or one or a user's function, and `workload` does not name it again.
+            InvalidValue: the workload is a graph file; or it is the user's function, and `workload` does not name it
+                again.
         """
         kept, where = self.session.request.workload, str(self.session.path)
         spec = parse_kept_workload(kept, self.workload, where=where, command=shlex.join(["--workload", kept]))
@@ -61,7 +62,7 @@ class ExportRequest:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether the run was of a simulated host, so that its placement runs nowhere here."""
+        """Whether the host of the run is simulated, so that its placement cannot run here."""
         return self.session.host.is_simulated
 
     def captured(self) -> OpGraph:
@@ -90,17 +91,17 @@ class ExportFormat:
     """One format.
 
     Raises:
-        InvalidValue: `file` is no plain file name, or is that of another file of a run.
+        InvalidValue: `file` is not a plain file name, or is the name of another file of a run.
     """
 
     file: str
-    """Name of the file in the run folder that it becomes."""
+    """Name of the exported file in the run folder."""
     summary: str
     """A description in a few words."""
     text: Callable[[ExportRequest], str | Exported]
-    """Makes the content of the file, with figures or without; messages for people go to stderr."""
+    """Makes the content of the file, with or without figures; messages are printed to stderr."""
     options: tuple[str, ...] = ()
-    """The fields of `ExportRequest` that it takes, beside those of every run."""
+    """The additional fields of `ExportRequest` that the format uses."""
 
     def __post_init__(self) -> None:
         if PurePath(self.file).name != self.file or self.file in ("", ".."):
