@@ -169,8 +169,10 @@ def compare(
         config: the methods, and the budget of each.
         workload: its name, for the record.
         others: rows of PyTorch baselines; one with a timer is measured in the same race.
-        on_row: called with each row when it is found, before it is measured. log: stores measurements. cluster: its
-            workers search, one run each; it is closed before the measurements, which run on this machine alone.
+        on_row: called with each row when it is found, before it is measured.
+        log: stores measurements.
+        cluster: its workers search, one run each; it is closed before the measurements, which run on this machine
+            alone.
         known: the measured steps of calibration, from which `learned` learns, too.
 
     Raises:

@@ -77,8 +77,10 @@ class Placement:
     """A plan, with the fingerprints of its graph and host.
 
     Attributes:
-        plan: devices of ops, transfers, and the sequence that determines all orders. graph_fingerprint: of its graph.
-            host_fingerprint: of its host. device_names: (D,) names of the host's devices, for display.
+        plan: devices of ops, transfers, and the sequence that determines all orders.
+        graph_fingerprint: of its graph.
+        host_fingerprint: of its host.
+        device_names: (D,) names of the host's devices, for display.
         method: the method that found it.
         cut: how the batch of its step was cut; None in files of older versions.
     """
@@ -130,8 +132,8 @@ class Placement:
         """Returns this placement, if it was made for `graph` and `host` (a host or a HOST word).
 
         Raises:
-            FingerprintMismatch: it was made for another graph or host. InvalidValue: its number of devices differs from
-                that of the host.
+            FingerprintMismatch: it was made for another graph or host.
+            InvalidValue: its number of devices differs from that of the host.
         """
         host = resolve_host(host)
         self.require_graph(graph)
@@ -171,7 +173,8 @@ class Placement:
         """The placement from plain data, after a consistency check.
 
         Args:
-            data: content of a placement file. where: name of the file, for messages.
+            data: content of a placement file.
+            where: name of the file, for messages.
 
         Raises:
             InvalidValue: a missing, mistyped or inconsistent field.

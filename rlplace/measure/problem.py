@@ -143,8 +143,10 @@ class Problem:
         """A problem with costs and link speeds that are measured on this machine, with real steps and copies.
 
         Args:
-            graph: a graph with its program. host: a host of this machine, or a HOST word for it (`auto`, `cores`, ...).
-                num_groups: number of groups to aim at. grouping: the rule of the groups, a word of `GroupingRule`.
+            graph: a graph with its program.
+            host: a host of this machine, or a HOST word for it (`auto`, `cores`, ...).
+            num_groups: number of groups to aim at.
+            grouping: the rule of the groups, a word of `GroupingRule`.
             acyclic: keep the graph of groups without cycles.
             constraints: pins, exclusions, and ops that stay together.
             progress: called with the part that is being profiled; True prints to stderr, False prints nothing, None

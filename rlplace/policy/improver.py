@@ -64,8 +64,8 @@ class ImproverPolicy(PolicyModule):
         network: the weights, which several policies may share.
         problem: the features of the problem to place.
         start: (G,) int64, the placement that a pass begins with.
-        moves: approximate number of groups that a pass moves. keep: log-odds for the current device of every group,
-            added to the network's logits.
+        moves: approximate number of groups that a pass moves.
+        keep: log-odds for the current device of every group, added to the network's logits.
     """
 
     kind = "improver"

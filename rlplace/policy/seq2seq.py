@@ -56,11 +56,11 @@ class Seq2SeqPolicy(PolicyModule):
     Differences from the paper:
 
     - the paper embeds an op. A group has many ops, so its type is the mean over its ops. Its outputs are those that
-    other groups read, with shapes as logarithms;
+      other groups read, with shapes as logarithms;
     - attention is not an input of the recurrence, so that all steps of known placements are one call of the LSTM, as in
-    the program that the authors released later (TensorFlow's `hierarchical_controller.py`);
+      the program that the authors released later (TensorFlow's `hierarchical_controller.py`);
     - each step also gets the encoding of the group that it places: with attention alone, the network would first have
-    to learn to count to G;
+      to learn to count to G;
     - the encoder is bidirectional, as in that program;
     - without training, every device is equally likely, for any seed.
 

@@ -317,9 +317,10 @@ class Method:
     Attributes:
         name: as in `--methods`.
         home: a function that takes a `Task`, or its name as `module:function`. It scores placements with the task, and
-            the task's best placement is the result. It may return the policy or model that it learned. kind: `baseline`
-            and `scheduler` need a few evaluations, `exact` and `search` use the budget. source: its purpose.
-            min_micro_batches: least number of micro-batches that the method needs.
+            the task's best placement is the result. It may return the policy or model that it learned.
+        kind: `baseline` and `scheduler` need a few evaluations, `exact` and `search` use the budget.
+        source: its purpose.
+        min_micro_batches: least number of micro-batches that the method needs.
     """
 
     name: str
@@ -524,12 +525,14 @@ class SearchResult:
     """The result of a method.
 
     Attributes:
-        devices: (N,) int32; None if it found no feasible placement. step_time_s: infinite if it found no feasible
-            placement.
+        devices: (N,) int32; None if it found no feasible placement.
+        step_time_s: infinite if it found no feasible placement.
         evaluations: placements scored.
-        plan_s: wall time of the method. lower_bound_s: a bound that the method proved; 0 if it proved none. history:
-            the improvements of the best step time. learned: the learned policy or host model; None for a method that
-            learns none. plan: `devices` with all orders fixed, if the step time is for another than the default order.
+        plan_s: wall time of the method.
+        lower_bound_s: a bound that the method proved; 0 if it proved none.
+        history: the improvements of the best step time.
+        learned: the learned policy or host model; None for a method that learns none.
+        plan: `devices` with all orders fixed, if the step time is for another than the default order.
     """
 
     devices: NDArray[np.int32] | None

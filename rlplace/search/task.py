@@ -68,8 +68,8 @@ class Task:
             own order, which a timer without plans always uses.
         lower_bound_s: a bound that an exact method has proved; 0 otherwise.
         measurements: placements run on the host so far.
-        history: the improvements of the best step time, with the first feasible placement. raced: for a resumed search,
-            the plans that were measured before, with their measurements.
+        history: the improvements of the best step time, with the first feasible placement.
+        raced: for a resumed search, the plans that were measured before, with their measurements.
     """
 
     def __init__(
@@ -190,9 +190,12 @@ class Task:
         The random generator gets another state, because otherwise the same placements would be tried again.
 
         Args:
-            evaluations: placements that it scored. measurements: placements that it ran. elapsed_s: its wall time.
-                plan: its best placement, the last of `history`. history: the improvements of its best step time. raced:
-                    the plans that it measured, race by race, with their measurements.
+            evaluations: placements that it scored.
+            measurements: placements that it ran.
+            elapsed_s: its wall time.
+            plan: its best placement, the last of `history`.
+            history: the improvements of its best step time.
+            raced: the plans that it measured, race by race, with their measurements.
         """
         self.evaluations, self.measurements, self._evaluations_before = evaluations, measurements, evaluations
         self._begin -= elapsed_s
@@ -291,7 +294,8 @@ class Task:
         """Like `measure_plans`, but a `LateHost` returns the available results, of these plans and of earlier ones.
 
         Args:
-            plans: the plans to measure; each counts now. is_all: wait for all requested results.
+            plans: the plans to measure; each counts now.
+            is_all: wait for all requested results.
         """
         if isinstance(self.host, LateHost):
             return self.host.measure_some(plans[: self._take(len(plans))], is_all=is_all)

@@ -51,8 +51,9 @@ class Table:
     """The rows that `rlplace train --json` prints, and the best placement among them.
 
     Attributes:
-        rows: one per method. best: the method with the best placement, which the run returns. plans: the plan of each
-            method.
+        rows: one per method.
+        best: the method with the best placement, which the run returns.
+        plans: the plan of each method.
     """
 
     rows: tuple[dict[str, Any], ...]

@@ -51,22 +51,25 @@ def train(
     Args:
         problem: the step and the host, with groups and constraints.
         config: the options; or give its fields as keywords (`budget_s=60, seed=0`). Options for making a problem are
-            refused, because the problem is given. start: (N,) a starting placement for `portfolio` and the learning
-            methods. run: a folder for the result; after Ctrl-C it has the best placement so far.
+            refused, because the problem is given.
+        start: (N,) a starting placement for `portfolio` and the learning methods.
+        run: a folder for the result; after Ctrl-C it has the best placement so far.
         progress: called with the progress. True prints it to stderr, and False prints nothing. None prints it on a
             terminal, and elsewhere only the last line: the step times of the placement, of one device and of plain
-            PyTorch. tracker: called with figures of the run. workload: its name, for the store. resume: continue from
-            the state in `run` of the same problem and configuration, without measuring again. known_hosts: results of
-            runs on a similar host, in addition to the store. options: fields of `TrainConfig`; they replace those of
-            `config`.
+            PyTorch.
+        tracker: called with figures of the run.
+        workload: its name, for the store.
+        resume: continue from the state in `run` of the same problem and configuration, without measuring again.
+        known_hosts: results of runs on a similar host, in addition to the store.
+        options: fields of `TrainConfig`; they replace those of `config`.
 
     Raises:
         FileProblem: the named store cannot be opened; or the state in `run` is malformed, or of another problem.
-            InvalidValue: a graph instead of a problem; or an option that is unknown, out of range, or unused for this
-                problem or method.
+        InvalidValue: a graph instead of a problem; or an option that is unknown, out of range, or unused for this
+            problem or method.
         UnknownName: no such method, policy, learner or reward.
-        MissingExtra: a cluster is requested, and Ray is not installed. RunnerError: no placement could run, the
-            reference failed, or the cluster could not be joined.
+        MissingExtra: a cluster is requested, and Ray is not installed.
+        RunnerError: no placement could run, the reference failed, or the cluster could not be joined.
     """
     given: object = problem
     if not isinstance(given, Problem):

@@ -56,17 +56,21 @@ class PlacedModel:
 
     Args:
         graph: captured from the model.
-        host: a host of this machine, or a HOST word for it. plan: the plan to run.
+        host: a host of this machine, or a HOST word for it.
+        plan: the plan to run.
         seed: of random ops. Each draws from (seed, op, step), the same numbers on all devices of the same kind.
-        op_order: order of ops in the search of the plan, one of `OP_ORDERS`; None if unknown. step_time_s: measured or
-            simulated step time of the plan; None if unknown. table: of the race that the plan won; None without a race.
-            other_shapes: for inputs of other shapes: `capture` them, run them in `eager` mode, or `refuse` them.
+        op_order: order of ops in the search of the plan, one of `OP_ORDERS`; None if unknown.
+        step_time_s: measured or simulated step time of the plan; None if unknown.
+        table: of the race that the plan won; None without a race.
+        other_shapes: for inputs of other shapes: `capture` them, run them in `eager` mode, or `refuse` them.
 
     Attributes:
-        num_steps: number of steps so far; random ops derive their seeds from it. op_order: the argument. step_time_s:
-            the argument. table: of the race that the plan won, with one device and plain PyTorch. `table.rows` are
-            those of `train`, and `table.summary` says in one line whether placing is worth it. None without a race, for
-            example for a placement from a file.
+        num_steps: number of steps so far; random ops derive their seeds from it.
+        op_order: the argument.
+        step_time_s: the argument.
+        table: of the race that the plan won, with one device and plain PyTorch. `table.rows` are those of `train`, and
+            `table.summary` says in one line whether placing is worth it. None without a race, for example for a
+            placement from a file.
     """
 
     op_order: str | None
@@ -122,8 +126,9 @@ class PlacedModel:
 
         Args:
             args: inputs as captured: the same structure and dtypes, and the same values of arguments that are not
-                tensors. targets: labels of this batch, if the step was captured with targets; a dict if it was captured
-                with a dict. kwargs: inputs, like `args`.
+                tensors.
+            targets: labels of this batch, if the step was captured with targets; a dict if it was captured with a dict.
+            kwargs: inputs, like `args`.
 
         Raises:
             InvalidValue: inputs or targets of another structure or dtype, or without data; another value of an argument
@@ -149,8 +154,9 @@ class PlacedModel:
         for `parameters()` work as usual. It also works for a step that was captured with an optimizer.
 
         Args:
-            args: as in a call. targets: as in a call. loss_scale: the gradients are multiplied by this number; the
-                returned loss is not scaled.
+            args: as in a call.
+            targets: as in a call.
+            loss_scale: the gradients are multiplied by this number; the returned loss is not scaled.
             kwargs: as in a call.
 
         Returns:
@@ -185,7 +191,8 @@ class PlacedModel:
         numbers of training.
 
         Args:
-            args: as in a call, without targets. kwargs: as in a call.
+            args: as in a call, without targets.
+            kwargs: as in a call.
 
         Raises:
             InvalidValue: as in a call.
@@ -365,8 +372,8 @@ class PlacedModel:
         """Writes parameters and buffers back into `model`.
 
         Raises:
-            UnknownName: `model` lacks a parameter or buffer of this step. InvalidValue: a parameter or buffer has
-                another shape. In both cases nothing is written.
+            UnknownName: `model` lacks a parameter or buffer of this step.
+            InvalidValue: a parameter or buffer has another shape. In both cases nothing is written.
         """
         model = original_of(model)
         with self._turn(runs=False):
@@ -523,8 +530,9 @@ def to_step(
     """Returns `model` as a callable that runs on the devices of the placement, starting with its current parameters.
 
     Args:
-        model: the model that `graph` was captured from. graph: a graph with its program. placement: made for `graph`
-            and for a host of this machine.
+        model: the model that `graph` was captured from.
+        graph: a graph with its program.
+        placement: made for `graph` and for a host of this machine.
         host: that host, or a HOST word for it; by default the host of this machine that the placement was made for.
         seed: of random ops.
         other_shapes: for inputs of other shapes: `capture` a new graph for them at their first call, with the same

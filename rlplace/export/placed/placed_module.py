@@ -472,8 +472,8 @@ def to_module(
     The caller computes the loss, and calls the optimizer.
 
     Args:
-        model: the model that `graph` was captured from; it does not change. graph: of a step of the model (training or
-            inference), with its program.
+        model: the model that `graph` was captured from; it does not change.
+        graph: of a step of the model (training or inference), with its program.
         placement: made for `graph` and for a host of this machine.
         host: that host, or a HOST word for it; by default the host of this machine that the placement was made for.
         seed: of random ops: each draws from (seed, op, call).

@@ -96,12 +96,12 @@ def group_ops(
     depends on the rule (see `GroupingRule` for the options):
 
     - `heavy-edge`: two groups are merged if sending the tensors between them takes twice the time of the cheaper group.
-    A merged group has at most an eighth of the whole cost.
+      A merged group has at most an eighth of the whole cost.
     - `colocation` (Mirhoseini et al. 2017, section 3.3): a backward op joins the forward op whose gradient it computes.
-    A group whose outputs are read by only one other group joins that group, repeatedly. Cells come first, if given.
+      A group whose outputs are read by only one other group joins that group, repeatedly. Cells come first, if given.
     - `module`: the ops of a module are one group.
     - `device-map`: the ops that a Hugging Face device map cannot separate are one co-location class; see
-    `module_classes`.
+      `module_classes`.
     - `metis`: `num_groups` parts of equal cost and bytes, with the least transfer time between them.
     - `none`: no further merges; `num_groups` is ignored.
 

@@ -75,8 +75,8 @@ class Simulator:
     """Computes step times as docs/step-time-model.md describes. Results are bit-identical for any number of threads.
 
     Attributes:
-        problem: the problem whose placements are simulated. objective: the meaning of step times: `latency` or
-            `throughput`.
+        problem: the problem whose placements are simulated.
+        objective: the meaning of step times: `latency` or `throughput`.
         threads: placements simulated at once.
     """
 
@@ -84,8 +84,8 @@ class Simulator:
         """Prepares the arrays of the problem for the kernels.
 
         Args:
-            problem: the problem whose placements are simulated. objective: `latency`, one step from start to end, or
-                `throughput`, seconds per step of a full pipeline.
+            problem: the problem whose placements are simulated.
+            objective: `latency`, one step from start to end, or `throughput`, seconds per step of a full pipeline.
             threads: placements simulated at once; every core by default.
 
         Raises:

@@ -56,13 +56,14 @@ class HostRunner:
     plan does not, is an `error`.
 
     Args:
-        problem: for a host of this machine, and a graph with its program. planner: makes the plans to run. reference:
-            (N,) placement that is timed in every race, so that a drift of the machine cancels.
+        problem: for a host of this machine, and a graph with its program.
+        planner: makes the plans to run.
+        reference: (N,) placement that is timed in every race, so that a drift of the machine cancels.
         protocol: of the races.
         step_timeout_s: a step that takes longer is a `timeout`.
         seed: of random ops.
-        watch: called with the running contender of a race. is_fatal: whether an error of a contender ends the whole
-            race and is raised.
+        watch: called with the running contender of a race.
+        is_fatal: whether an error of a contender ends the whole race and is raised.
 
     Attributes:
         problem: the problem whose placements are measured.
@@ -122,7 +123,8 @@ class HostRunner:
         """Races exactly these plans, and `others` (contenders that are not plans), in one race.
 
         Args:
-            plans: the plans to run. protocol: replaces that of the runner.
+            plans: the plans to run.
+            protocol: replaces that of the runner.
             others: an eager step, or timers of anything.
             deadline_s: on `time.monotonic`; the race ends after the round in which it passes.
 

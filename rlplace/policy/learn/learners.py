@@ -151,7 +151,8 @@ class CloneLearner(EliteLearner):
     """The cross-entropy method with a network as its distribution (Rubinstein 1999; de Boer et al. 2005).
 
     Args:
-        policy: the policy to train, in place. config: the options.
+        policy: the policy to train, in place.
+        config: the options.
     """
 
     policy: GroupPolicy
@@ -318,8 +319,8 @@ class Reinforce(EliteLearner):
         """A learner for `policy`, which learns in place.
 
         Args:
-            policy: a policy with log-probabilities and parameters; its `logit_noise`, if it has one, is set. config:
-                the options.
+            policy: a policy with log-probabilities and parameters; its `logit_noise`, if it has one, is set.
+            config: the options.
 
         Raises:
             InvalidValue: the policy has no parameters, or lacks log-probabilities by group that `config` needs.
@@ -371,8 +372,9 @@ class Reinforce(EliteLearner):
 
         Args:
             group_devices: devices of groups.
-            rewards: of each placement; for a failed placement, the failing signal. progress: finished share of the
-                training, 0 to 1. ran: (B,) whether each placement ran; all by default.
+            rewards: of each placement; for a failed placement, the failing signal.
+            progress: finished share of the training, 0 to 1.
+            ran: (B,) whether each placement ran; all by default.
         """
         self._set_noise(progress)
         rewards_B = np.asarray(rewards, dtype=np.float64)

@@ -36,16 +36,17 @@ class GroupPPO(EliteLearner):
     """Proximal policy optimisation (Schulman et al. 2017) for placements of many groups at once.
 
     - Every episode is one placement, and all episodes start in the same state. So the advantage is the reward minus the
-    mean of the batch, divided by the standard deviation: a better baseline than a learned value.
+      mean of the batch, divided by the standard deviation: a better baseline than a learned value.
     - The surrogate is clipped for each group and averaged over groups, because the ratio of a whole placement is a
-    product over hundreds of groups and becomes too large.
+      product over hundreds of groups and becomes too large.
     - The policy also clones the best placements that it has seen (self-imitation, Oh et al. 2018; with this term alone
-    it would be a cross-entropy method).
+      it would be a cross-entropy method).
     - If the policy supports it, its samples differ from its mode in about `flips` groups, and it starts from the best
-    placement seen.
+      placement seen.
 
     Attributes:
-        policy: the policy to train, in place. elites: the best placements seen, which the policy clones.
+        policy: the policy to train, in place.
+        elites: the best placements seen, which the policy clones.
     """
 
     policy: GroupPolicy
@@ -61,8 +62,10 @@ class GroupPPO(EliteLearner):
         """A learner for `policy`.
 
         Args:
-            policy: the policy to train, in place. config: the options. seed: of the order of minibatches. optimizer: of
-                the policy's parameters, if several learners share them; a new Adam by default.
+            policy: the policy to train, in place.
+            config: the options.
+            seed: of the order of minibatches.
+            optimizer: of the policy's parameters, if several learners share them; a new Adam by default.
         """
         self.config = config or PPOConfig()
         super().__init__(

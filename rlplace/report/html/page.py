@@ -569,7 +569,8 @@ def write_report(folder: RunFolder | Path, session: Session | None = None) -> Pa
     It executes no code of the run, and needs neither the model nor the host.
 
     Args:
-        folder: of a run that has ended. session: of the run, if it is already open.
+        folder: of a run that has ended.
+        session: of the run, if it is already open.
 
     Raises:
         FileProblem: no run there, one without a result, or a file that cannot be read or written.

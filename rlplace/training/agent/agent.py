@@ -294,11 +294,15 @@ def learn_host(
     Then the batch is measured, and the model is fitted to all measurements.
 
     Args:
-        problem: a profiled or estimated problem. measurer: measures plans.
+        problem: a profiled or estimated problem.
+        measurer: measures plans.
         budget: `measurements` is the number of plans to measure, at least 1; simulated placements and seconds are for
-            all of them together. seed: of all random draws. config: the options. prior: distribution of the factors
-            before measurements. guide: suggests starts and moves to its searches. knowledge: results of other workloads
-            on this host (`knowledge_of`); none by default.
+            all of them together.
+        seed: of all random draws.
+        config: the options.
+        prior: distribution of the factors before measurements.
+        guide: suggests starts and moves to its searches.
+        knowledge: results of other workloads on this host (`knowledge_of`); none by default.
 
     Raises:
         InvalidValue: the budget allows no measurement, or the measurer returned a wrong number of measurements.
