@@ -46,6 +46,8 @@ ORDER_EVALUATIONS = 300
 """Plans that the op order is improved with, where the budget is in seconds."""
 ROUNDING = 1e-9
 """The share by which two sums of the same seconds may differ."""
+Run = tuple[str, int]
+"""A method and a seed."""
 
 
 @record(frozen=True)
@@ -62,22 +64,22 @@ class CompareConfig:
     evaluations: AtLeastOne | None = None
     """Placements that each method may score with each seed."""
     seconds: Annotated[Number, Field(gt=0)] | None = None
-    """Wall time of all methods and seeds together; 60 s without any budget."""
+    """Wall time of all methods and seeds together; 60 s where no budget is given."""
     seeds: AtLeastOne = 1
-    """Number of seeds for each random method: `seed`, `seed` + 1, ..."""
+    """How many seeds each method that draws is run with: `seed`, `seed` + 1, ..."""
     objective: Objective = "latency"
     """The value that is minimised."""
     threads: int | None = None
     """Placements simulated at once; every core by default."""
     isolated: bool | None = None
-    """Whether rows are measured in a worker process (on a real host); the default is True, or False with the
-    environment variable `RLPLACE_IN_PROCESS=1`."""
+    """Whether rows are measured in a worker process (on a real host); by default they are, unless the environment says
+    `RLPLACE_IN_PROCESS=1`."""
     is_count_chosen: bool = False
-    """Whether `auto` chose the problem's number of micro-batches; rows that need more then mention it."""
+    """Whether the problem's number of micro-batches was chosen by `auto`; rows that need more of them then say so."""
     seed: Seed = 0
-    """Seed of all methods (the first of `seeds`), and of random ops."""
+    """Of every method's draws, the first of `seeds`; and of random ops."""
     measured: AtLeastOne | None = None
-    """Plans that `learned` measures on a real host; it needs at least one."""
+    """Plans that `learned` measures on a host of this machine; without them it has nothing to learn from."""
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -104,10 +106,8 @@ class CompareConfig:
 
     @property
     def total_s(self) -> float:
-        """Wall time of the whole command; infinite if only evaluations count."""
-        if self.seconds is not None:
-            return self.seconds
-        return DEFAULT_SECONDS if self.evaluations is None else math.inf
+        """Wall time of the whole command; infinite where only evaluations count."""
+        return self.seconds or (DEFAULT_SECONDS if self.evaluations is None else math.inf)
 
     @property
     def budget(self) -> dict[str, float | None]:
@@ -118,7 +118,7 @@ class CompareConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the methods, with `all` expanded, without duplicates."""
+        """The methods, `all` spelt out, each once."""
         listed = (name for word in self.methods for name in (METHODS if word == "all" else (word,)))
         return tuple(name for name in dict.fromkeys(listed) if name != OP_ORDER)
 
@@ -128,22 +128,19 @@ class CompareConfig:
         return self.objective == "latency" and not {"all", OP_ORDER}.isdisjoint(self.methods)
 
     @property
-    def num_quick(self) -> int:
-        """Number of `runs` without a budget; they are the first ones."""
-        return sum(METHODS[name].kind in ("baseline", "scheduler") for name in self.names)
+    def quick_runs(self) -> tuple[Run, ...]:
+        """The methods that need no budget, each with the first seed."""
+        return tuple((name, self.seed) for name in self.names if METHODS[name].kind in ("baseline", "scheduler"))
 
     @property
-    def runs(self) -> tuple[tuple[str, int], ...]:
+    def runs(self) -> tuple[Run, ...]:
         """Methods and seeds in the order in which they run: those without a budget first."""
         kinds = {name: METHODS[name].kind for name in self.names}
-        return (
-            *((name, self.seed) for name in self.names if kinds[name] in ("baseline", "scheduler")),
-            *(
-                (name, seed)
-                for seed in range(self.seed, self.seed + self.seeds)
-                for name in self.names
-                if kinds[name] == "search" or (kinds[name] == "exact" and seed == self.seed)
-            ),
+        return self.quick_runs + tuple(
+            (name, seed)
+            for seed in range(self.seed, self.seed + self.seeds)
+            for name in self.names
+            if kinds[name] == "search" or (kinds[name] == "exact" and seed == self.seed)
         )
 
 
@@ -158,25 +155,25 @@ def compare(
     cluster: Cluster | None = None,
     known: Known | None = None,
 ) -> Comparison:
-    """The best placement of every method, simulated or, on a real host, measured in one interleaved race.
+    """Every method's best placement; simulated, or on a host of this machine measured in one interleaved race.
 
-    Methods search with the simulator; `learned` also measures as many plans as `config` allows. If a method lacks its
-    extra, or raises an exception, its row shows this. Ctrl-C ends the search: the placements found so far are compared
-    with simulated times.
+    Methods search on the simulator; `learned` also measures, as many plans as `config` says. A method that lacks its
+    extra, or raises, gives a row that says so. Ctrl-C ends the search: the placements found until then are compared as
+    simulated.
 
     Args:
-        problem: the problem to place; profiled (and calibrated) on a real host.
+        problem: the problem to place; profiled (and calibrated) where the host is real.
         config: the methods, and the budget of each.
         workload: its name, for the record.
         others: rows of PyTorch baselines; one with a timer is measured in the same race.
-        on_row: called with each row when it is found, before it is measured.
-        log: stores measurements.
-        cluster: its workers search, one run each; it is closed before the measurements, which run on this machine
-            alone.
+        on_row: told each row as it comes, before it is measured.
+        log: keeps measurements.
+        cluster: whose workers search, a run each; it is closed before anything is measured, on this machine alone.
         known: the measured steps of calibration, from which `learned` learns, too.
 
     Raises:
-        UnknownName, InvalidValue: a mistake in `config`; measurements on a simulated host, or together with a cluster.
+        UnknownName, InvalidValue: a mistake in `config`; or plans are to be measured on a simulated host, or while a
+            cluster searches.
     """
     config = config or CompareConfig()
     if config.objective not in ("latency", "throughput"):
@@ -261,7 +258,7 @@ def _searched(
 def _on_cluster(simulator: Simulator, config: CompareConfig, cluster: Cluster) -> Iterator[tuple[int, Row]]:
     """Where time counts, searches begin after the methods that need no budget, and share the remaining time."""
     deadline_s = time.monotonic() + config.total_s
-    cut = 0 if math.isinf(config.total_s) else config.num_quick
+    cut = 0 if math.isinf(config.total_s) else len(config.quick_runs)
     for first, runs in ((0, config.runs[:cut]), (cut, config.runs[cut:])):
         if runs:
             budget = _budget(config, deadline_s, math.ceil(len(runs) / cluster.num_workers))
@@ -327,10 +324,6 @@ def _timed(row: Row, outcome: Measurement, simulated_s: float | None = None) -> 
         why=outcome.why or row.why,
         simulated_s=simulated_s,
     )
-
-
-Run = tuple[str, int]
-"""A method and a seed."""
 
 
 def spread_rows(

@@ -48,12 +48,12 @@ from rlplace.training.tracking import NoTracker, Tracker
 
 @dataclass(frozen=True)
 class Table:
-    """The rows that `rlplace train --json` prints, and the best placement among them.
+    """Rows as `rlplace train --json` prints them, and the best placement among them.
 
     Attributes:
-        rows: one per method.
-        best: the method with the best placement, which the run returns.
-        plans: the plan of each method.
+        rows: one a method.
+        best: the method whose placement the run hands back.
+        plans: by method.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -74,8 +74,7 @@ class Table:
 
     @property
     def summary(self) -> str:
-        """One line with the step times of the best placement, of one device and of plain PyTorch; with `not worth it`
-        if placing does not help."""
+        """The best placement beside one device and plain PyTorch, in a line; says so where it is not worth it."""
         placed_s = self.row(self.best)["step_time_s"] if self.best else math.inf
         others = {"one device": self._step_s("single"), "eager": self._step_s("eager")}
         told = [f"{name} {format_seconds(step_s)}" for name, step_s in others.items() if math.isfinite(step_s)]
@@ -101,7 +100,7 @@ class Table:
         return next(row for row in self.rows if row["method"] == method)
 
     def to_dict(self) -> dict[str, Any]:
-        """The object of `--json` and `result.json`."""
+        """The object that `--json` prints and `result.json` holds."""
         step_time_s = self.row(self.best)["step_time_s"] if self.best else None
         return {"schema": 1, "rows": list(self.rows), "best": {"method": self.best, "step_time_s": step_time_s}}
 
@@ -323,7 +322,7 @@ class TrainResult:
         placement: of the best method, as it was measured.
         table: all methods, measured in one race (simulated on a simulated host).
         timeline: a typical step of the placement.
-        is_measured: whether the step times are measured.
+        is_measured: whether the step times come from running.
         durations: how long the parts of the run took.
         expected: how long they were expected to take.
     """
@@ -342,7 +341,7 @@ class TrainResult:
 
     @property
     def summary(self) -> str:
-        """One line with the step times of the best placement, of one device and of plain PyTorch."""
+        """The best step beside those of one device and of plain PyTorch, in a line."""
         return self.table.summary if self.is_measured else f"{self.table.summary} (all simulated)"
 
     @property

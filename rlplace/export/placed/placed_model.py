@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,7 +22,15 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName, UserError, check_known
-from rlplace.export.placed.graphs import Call, GraphsByShape, OtherShapes, as_cast
+from rlplace.export.placed.graphs import (
+    Call,
+    Flags,
+    PlacedGraph,
+    as_cast,
+    captured_again,
+    captured_evaluation,
+    carried_plan,
+)
 from rlplace.export.placed.model_state import CapturedOptimizer, Option, named_state
 from rlplace.export.placed.step_arguments import Arguments
 from rlplace.files import parse_json, write_bytes_atomic
@@ -39,38 +48,42 @@ from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
 if TYPE_CHECKING:
     from rlplace.training.outputs import Table
 
+_log = logging.getLogger(__name__)
+
+OtherShapes = Literal["capture", "eager", "refuse"]
+"""The way in which a placed step handles inputs of other shapes than captured."""
+
 _SETTABLE = ("lr", "betas", "eps", "momentum", "weight_decay", "num_steps")
 
 
-class PlacedModel:
-    """A captured step on the devices of its plan: a training step that updates its own parameters, or an inference.
+class PlacedModel(AbstractContextManager["PlacedModel"]):
+    """A captured step that runs as placed: a training step that updates its own parameters, or an inference.
 
-    Parameters, buffers and optimizer state are on the devices of the plan; `state_dict` copies them back. A step runs
-    exactly the measured plan: the same devices, orders and transfers. Inputs of other shapes are captured at their
-    first call. Each op of their graphs goes to the device of the matching op of the measured graph.
+    Parameters, buffers and optimizer state live where they were placed; `state_dict` brings them back. It runs the
+    plan that was measured: the same devices, orders and transfers. Inputs of other shapes are captured when they are
+    first seen, and their graphs are placed as the measured one is, op by op.
 
-    Threads may share it: calls, and other uses of its state, run one at a time. A call within a call (by a hook, a loss
-    or an op) is refused. A call in a forked process is refused, too.
+    Threads may share it: calls, and other uses of its state, take turns. A call within a call (by a hook, a loss or an
+    op) is refused, and so is one in a forked process.
 
-    It is also a context manager that closes it.
+    As a context manager, it is closed at the end.
 
     Args:
         graph: captured from the model.
-        host: a host of this machine, or a HOST word for it.
+        host: of this machine, or a word for it.
         plan: the plan to run.
-        seed: of random ops. Each draws from (seed, op, step), the same numbers on all devices of the same kind.
-        op_order: order of ops in the search of the plan, one of `OP_ORDERS`; None if unknown.
-        step_time_s: measured or simulated step time of the plan; None if unknown.
-        table: of the race that the plan won; None without a race.
-        other_shapes: for inputs of other shapes: `capture` them, run them in `eager` mode, or `refuse` them.
+        seed: of random ops: each draws from (seed, op, step), the same numbers on all devices of one kind.
+        op_order: in which the plan was searched, one of `OP_ORDERS`; None where that is not known.
+        step_time_s: of the plan, as it was measured or simulated; None where that is not known.
+        table: of the race that it won; None where it was in none.
+        other_shapes: the handling of inputs of other shapes: `capture` them, run them in `eager` mode, or `refuse`.
 
     Attributes:
-        num_steps: number of steps so far; random ops derive their seeds from it.
-        op_order: the argument.
-        step_time_s: the argument.
-        table: of the race that the plan won, with one device and plain PyTorch. `table.rows` are those of `train`, and
-            `table.summary` says in one line whether placing is worth it. None without a race, for example for a
-            placement from a file.
+        num_steps: steps that were run; random ops draw by it.
+        op_order: as it was given.
+        step_time_s: likewise.
+        table: of the race that the plan won, beside one device and plain PyTorch: `table.rows` are those of `train`,
+            and `table.summary` says in a line whether placing is worth it; None where it was in none, as from a file.
     """
 
     op_order: str | None
@@ -100,17 +113,17 @@ class PlacedModel:
         self._crew = Crew(host.devices)
         self._arguments = Arguments(self._program.origin)
         with torch.inference_mode(False):  # what is made here is updated elsewhere
-            self._graphs = GraphsByShape(
-                graph, host, plan, self._crew, self._arguments, seed=seed, other_shapes=other_shapes
-            )
-        self._state = self._graphs.first.state
+            self._first = PlacedGraph(graph, host, plan, self._crew, seed=seed)
+        self._state, self._other_shapes = self._first.state, other_shapes
+        self._flags = Flags.of(self._program.origin.model)  # graphs that are captured later have the same
+        self._graphs = {_key(self._arguments.captured, is_evaluation=False): self._first}
         optimizer = self._program.optimizer
         self._optimizer = None if optimizer is None else CapturedOptimizer(optimizer, self._state)
         self.num_steps, self._num_evaluations = 0, 0
 
     def __repr__(self) -> str:
         time = "" if self.step_time_s is None else f", {self.step_time_s * 1e3:.4g} ms a step"
-        return f"PlacedModel({self._graphs.first.graph!r} on {self._host.name}{time})"
+        return f"PlacedModel({self._first.graph!r} on {self._host.name}{time})"
 
     def __setattr__(self, name: str, value: object) -> None:
         if name.startswith("_"):
@@ -125,18 +138,18 @@ class PlacedModel:
         """Runs one step: the result of the loss function in training, else the model's output.
 
         Args:
-            args: inputs as captured: the same structure and dtypes, and the same values of arguments that are not
+            args: inputs as they were captured: the same structure and dtypes, and the same values where they are no
                 tensors.
-            targets: labels of this batch, if the step was captured with targets; a dict if it was captured with a dict.
-            kwargs: inputs, like `args`.
+            targets: labels of this batch, where the step was captured with targets; a dict where it was with one.
+            kwargs: inputs, likewise.
 
         Raises:
-            InvalidValue: inputs or targets of another structure or dtype, or without data; another value of an argument
-                that is not a tensor; or another shape, if other shapes are refused. If the step updates parameters: a
-                parameter that was frozen or unfrozen after the capture, or that has a hook.
+            InvalidValue: inputs or targets of another structure or dtype, or without data; another value that is no
+                tensor; or another shape, where that is refused. Where it updates: a parameter that is frozen or not,
+                other than it was captured, or that has a hook of its own.
             CaptureError: the model cannot be captured for these shapes.
             RunnerError: an op failed.
-            UserError: a call within a call, or in a forked process.
+            UserError: it is called within a call, or in a forked process.
         """
         with self._turn():
             if self._optimizer is not None:
@@ -150,21 +163,21 @@ class PlacedModel:
     def backward(self, *args: Any, targets: Any = None, loss_scale: float | torch.Tensor = 1.0, **kwargs: Any) -> Any:
         """Forward and backward: gradients are added to `grad` of `parameters()`, and nothing is updated.
 
-        It does the same as `loss.backward()` of plain PyTorch: clipping, accumulation, `GradScaler` and any optimizer
-        for `parameters()` work as usual. It also works for a step that was captured with an optimizer.
+        It is `loss.backward()` of plain PyTorch, as placed: clipping, accumulation, `GradScaler` and any optimizer over
+        `parameters()` work as they do there. A step that was captured with an optimizer does it too.
 
         Args:
             args: as in a call.
-            targets: as in a call.
-            loss_scale: the gradients are multiplied by this number; the returned loss is not scaled.
+            targets: likewise.
+            loss_scale: gradients are those of the loss times this number; the returned loss is not scaled.
             kwargs: as in a call.
 
         Returns:
             The result of the loss function.
 
         Raises:
-            InvalidValue: the step was captured without a loss, a parameter was unfrozen after the capture, or as in a
-                call.
+            InvalidValue: the step was captured without a loss, or a parameter was frozen then that is not any more; or
+                as in a call.
             CaptureError: as in a call.
             RunnerError: as in a call.
             UserError: as in a call.
@@ -185,71 +198,70 @@ class PlacedModel:
             return self._run(args, kwargs, targets, loss_scale=scale)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's output with all modules in evaluation mode; parameters and buffers do not change.
+        """The model's output with all modules in evaluation mode, as placed; parameters and buffers stay as they are.
 
-        Random ops draw new numbers in every evaluation, from a separate count. So evaluations do not change the random
-        numbers of training.
+        Random ops draw anew in every evaluation, by a count of their own: the draws of training stay the same.
 
         Args:
             args: as in a call, without targets.
-            kwargs: as in a call.
+            kwargs: likewise.
 
         Raises:
             InvalidValue: as in a call.
-            CaptureError: the model cannot be captured in evaluation mode.
+            CaptureError: the model cannot be captured so.
             RunnerError: an op failed.
             UserError: as in a call.
         """
         with self._turn():
             tensors = self._arguments.tensors(args, kwargs, None, has_targets=False)
-            self._graphs.follow_state()
-            result = self._graphs.of_evaluation(tensors).run(tensors, -1 - self._num_evaluations)  # no step's number
+            placed = self._graph_of(tensors, is_evaluation=True)
+            assert placed is not None, "only steps are run eagerly"
+            result = placed.run(tensors, -1 - self._num_evaluations)  # no step's number
             self._num_evaluations += 1
             return result
 
     def train(self, mode: bool = True) -> NoReturn:
-        """Always raises: the modes of a step are fixed at the capture.
+        """Refuses: a step has the modes that its model was captured in.
 
         Raises:
-            UserError: always; the message names the alternative.
+            UserError: says what to do instead.
         """
-        what = "trains" if self._program.is_training else "runs"
         raise UserError(
-            f"a placed step has no modes to switch: a call {what} as the model was captured, and `step.evaluate(x)` "
+            "a placed step has no modes to switch: a call runs as the model was captured, and `step.evaluate(x)` "
             "gives the output in evaluation mode. For other modes, call `train()` or `eval()` of the model before "
             "`capture`, or take `to_module(model, graph, placement)`, which has both."
         )
 
     def eval(self) -> NoReturn:
-        """Always raises: use `evaluate` for the output in evaluation mode.
+        """Refuses: `evaluate` gives the output in evaluation mode.
 
         Raises:
-            UserError: always; the message names the alternative.
+            UserError: says what to do instead.
         """
         self.train(mode=False)
 
     @property
     def num_graphs(self) -> int:
-        """Number of captured graphs: one for each set of input shapes, in training and in evaluation."""
+        """Graphs that were captured: one for all inputs of the same shapes, and for evaluation likewise."""
         return len(self._graphs)
 
     @property
     def num_micro_batches(self) -> int:
-        """Number of slices of a batch; 1 if it is not cut."""
-        return self._graphs.first.graph.num_micro_batches
+        """Slices that a step cuts its batch into; 1 where it is whole."""
+        return self._first.graph.num_micro_batches
 
     @property
     def verdict(self) -> LossVerdict | None:
-        """How the loss of the batch is computed from micro-batches; None if the batch is not cut."""
+        """How micro-batches make the loss of their batch; None where the batch is whole."""
         micro = self._program.origin.micro
         return None if micro is None else micro.verdict
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The captured optimizer as a PyTorch optimizer: for schedulers, for its `state_dict`, and after `backward`.
+        """The captured optimizer as PyTorch's own: for schedulers, for its `state_dict`, and after `backward`.
 
-        A call of the step also updates the parameters, with the options of this object. After `backward`,
-        `optimizer.step()` updates them from `grad`. Both use the same state.
+        A call of the step updates by itself, with the options that are set here. After `backward`, `optimizer.step()`
+        updates by `grad`. Both have the same state.
 
         Raises:
             InvalidValue: the step was captured without one.
@@ -274,27 +286,26 @@ class PlacedModel:
         return self._optimizer
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The placed parameters on their devices, in the order of the model; for optimizers and clipping."""
+        """The placed parameters, in the order of the model, on their devices: for optimizers and clipping."""
         return iter(self._state.parameters.values())
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The placed parameters with their dotted names."""
+        """The same with their dotted names."""
         return iter(self._state.parameters.items())
 
     def zero_grad(self) -> None:
-        """Sets the gradients of all parameters to None."""
+        """Forgets the gradients of all parameters."""
         with self._turn(runs=False):
             for parameter in self.parameters():
                 parameter.grad = None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Copies of the tensors of the model's `state_dict`, with the same names. `save` also writes optimizer state
-        and counts."""
+        """Copies of the tensors of the model's `state_dict`, under the same names. `save` keeps all else."""
         with self._turn(runs=False):
             return self._state.copies()
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites parameters and buffers, by dotted name; the others do not change.
+        """Overwrites parameters and buffers, by dotted name; names that are left out stay.
 
         Raises:
             UnknownName: no parameter or buffer has that name.
@@ -304,7 +315,7 @@ class PlacedModel:
             self._state.load(state)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything that is needed to continue: parameters, buffers, optimizer state, options, counts of steps.
+        """Writes all that a straight run would go on with: parameters, buffers, optimizer state, options, steps.
 
         Args:
             path: of a safetensors file.
@@ -326,31 +337,29 @@ class PlacedModel:
             write_bytes_atomic(path, save(tensors, metadata={"rlplace": json.dumps(told)}))
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Restores the state from a file of `save` for this model; the placement may differ.
+        """Goes on from a file of `save` for this model, of any placement: the next step is the same.
 
         Raises:
-            FileProblem: no such file, or a file of another model, optimizer or seed. In this case nothing is
-                overwritten.
+            FileProblem: no such file, or of another model, optimizer or seed. Nothing is overwritten then.
         """
         with self._turn(runs=False):
             told, found = _read(Path(path))
             own, optimizer, spec = self._tensors(), self._optimizer, told["optimizer"] or {}
-            if (name := spec.get("name")) != (own_name := None if optimizer is None else optimizer.spec.name):
+            own_name, options = (None, ()) if optimizer is None else (optimizer.spec.name, optimizer.options)
+            if (name := spec.get("name")) != own_name:
                 raise FileProblem(path, f"of a step with optimizer {name}, this one has {own_name}.")
             if (seed := told.get("seed")) != self._seed:
                 raise FileProblem(
                     path, f"of a step with seed {seed}, this one has {self._seed}: random ops would differ."
                 )
-            options = () if optimizer is None else optimizer.options
             if lacking := set(options) - spec.keys():
                 raise FileProblem(path, f"its optimizer lacks {min(lacking)!r}.")
-            for key in sorted(own.keys() ^ found.keys()):
-                where = "this step lacks it" if key in found else "the file lacks it"
-                raise FileProblem(path, f"of another model: {key}, {where}.")
-            for key, tensor in own.items():
-                if found[key].shape != tensor.shape or found[key].dtype != tensor.dtype:
-                    looks = f"{found[key].dtype} {tuple(found[key].shape)}, here {tensor.dtype} {tuple(tensor.shape)}"
-                    raise FileProblem(path, f"of another model: {key} is {looks}.")
+            for key in sorted(own.keys() | found.keys()):
+                theirs, here = (
+                    f"{some[key].dtype} {tuple(some[key].shape)}" if key in some else "missing" for some in (found, own)
+                )
+                if theirs != here:
+                    raise FileProblem(path, f"of another model: {key} is {theirs}, here {here}.")
             with torch.no_grad():
                 for key, tensor in own.items():
                     tensor.copy_(found[key])
@@ -372,19 +381,16 @@ class PlacedModel:
         """Writes parameters and buffers back into `model`.
 
         Raises:
-            UnknownName: `model` lacks a parameter or buffer of this step.
-            InvalidValue: a parameter or buffer has another shape. In both cases nothing is written.
+            UnknownName: it has no parameter or buffer of a name of this model.
+            InvalidValue: one has another shape. Nothing is written then.
         """
         model = original_of(model)
         with self._turn(runs=False):
             self._state.write_to({**dict(model.named_parameters()), **dict(model.named_buffers())})
 
     def close(self) -> None:
-        """Waits for a running call of another thread, and ends all threads of the step."""
+        """Ends its threads, once a call of another thread has ended."""
         self._crew.stop()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __reduce__(self) -> Any:
         """Refuses to be copied or pickled: it has threads."""
@@ -410,11 +416,40 @@ class PlacedModel:
         with self._crew.turn(runs=runs), torch.inference_mode(False), self._state.settled():
             yield
 
+    def _graph_of(self, tensors: list[torch.Tensor], *, is_evaluation: bool) -> PlacedGraph | None:
+        """The graph for these inputs and targets, captured and placed as the first where their shapes are new.
+
+        All graphs take over parameters whose `data` was replaced, as `vector_to_parameters` and swaps of averages do.
+
+        Returns:
+            None where a step is to be run eagerly.
+
+        Raises:
+            CaptureError: the model cannot be captured for these shapes.
+            InvalidValue: a parameter was given another shape, layout, dtype or device.
+        """
+        first, key = self._first, _key(tensors, is_evaluation=is_evaluation)
+        for placed in self._graphs.values() if self._state.is_moved() else ():
+            placed.follow_state()
+        if key not in self._graphs:
+            if not is_evaluation and self._other_shapes != "capture":
+                return None if self._other_shapes == "eager" else first  # it says what it expects
+            call = self._arguments.call(tensors)
+            again = (
+                captured_evaluation(first.graph, call)
+                if is_evaluation
+                else captured_again(first.graph, call, self._flags)
+            )
+            plan = carried_plan(first.graph, first.plan, again)
+            self._graphs[key] = PlacedGraph(again, self._host, plan, self._crew, self._state, seed=self._seed)
+            what = "evaluation" if is_evaluation else "inputs"
+            _log.info("captured %s of shapes %s: %d graphs share this placement", what, key[1:], len(self._graphs))
+        return self._graphs[key]
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any, loss_scale: float | None = None) -> Any:
         """One step; with a scale of the loss, gradients are left in `grad` instead of updating."""
         tensors = self._arguments.tensors(args, kwargs, targets)
-        self._graphs.follow_state()
-        placed = self._graphs.of_step(tensors)
+        placed = self._graph_of(tensors, is_evaluation=False)
         if placed is None:
             result = self._run_eagerly(self._arguments.call(tensors), loss_scale)
         else:
@@ -439,7 +474,7 @@ class PlacedModel:
         held = {name: tensor.to(place) for name, tensor in (*state.parameters.items(), *state.buffers.items())}
         args, kwargs, targets = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(place), call)
         has_backward = self._program.is_training and (self._optimizer is not None or loss_scale is not None)
-        flagged, cast = self._graphs.flags.on(origin.model), as_cast(origin.model, origin.autocast)
+        flagged, cast = self._flags.on(origin.model), as_cast(origin.model, origin.autocast)
         with flagged, cast, uncompiled(), torch.set_grad_enabled(has_backward):
             returned = call_with(origin.model, held, args, kwargs)
             if origin.loss_fn is not None:
@@ -465,6 +500,11 @@ class PlacedModel:
         finally:
             for parameter, gradient in before:
                 parameter.grad = gradient
+
+
+def _key(tensors: list[torch.Tensor], *, is_evaluation: bool) -> tuple[object, ...]:
+    """The common properties of the inputs that one graph takes."""
+    return is_evaluation, *(tuple(tensor.shape) for tensor in tensors)
 
 
 class _HasRun:
@@ -527,35 +567,35 @@ def to_step(
     seed: int = 0,
     other_shapes: OtherShapes = "capture",
 ) -> PlacedModel:
-    """Returns `model` as a callable that runs on the devices of the placement, starting with its current parameters.
+    """`model` as a callable that runs as placed, starting from its parameters as they are now.
 
     Args:
-        model: the model that `graph` was captured from.
-        graph: a graph with its program.
+        model: the one that `graph` was captured from.
+        graph: with its program.
         placement: made for `graph` and for a host of this machine.
-        host: that host, or a HOST word for it; by default the host of this machine that the placement was made for.
+        host: that host, or a word for it; by default the one that the placement was made for, whatever word of this
+            machine named it.
         seed: of random ops.
-        other_shapes: for inputs of other shapes: `capture` a new graph for them at their first call, with the same
-            placement; run them in `eager` mode; or `refuse` them.
+        other_shapes: the handling of inputs of other shapes: `capture` them when they are first seen, placed alike;
+            run them in `eager` mode; or `refuse`.
 
     Raises:
-        InvalidValue: an argument is not a model, graph or placement, or the arguments are in the wrong order.
+        InvalidValue: an argument is no model, graph or placement, or they are in another order.
         FingerprintMismatch: the placement was made for another graph or host.
     """
-    check_arguments(model, graph, placement, "to_step")
-    host = matching_host(placement) if host is None else resolve_host(host)
-    placement.require(graph, host)
+    host = host_of(model, graph, placement, host, "to_step")
     placed = PlacedModel(graph, host, placement.plan, seed=seed, other_shapes=other_shapes)
     model = original_of(model)
     placed.load_state_dict({**dict(model.named_parameters()), **dict(model.named_buffers())})
     return placed
 
 
-def check_arguments(model: object, graph: object, placement: object, where: str) -> None:
-    """Checks that a user gave `where` a model, a graph and a placement, in this order.
+def host_of(model: nn.Module, graph: OpGraph, placement: Placement, host: Host | str | None, where: str) -> Host:
+    """The host of this machine that the function `where` is to place on, once its arguments are checked.
 
     Raises:
-        InvalidValue: one of them is something else.
+        InvalidValue: an argument is no model, graph or placement, or they are in another order.
+        FingerprintMismatch: the placement was made for another graph or host.
     """
     for name, value, kind in (("model", model, nn.Module), ("graph", graph, OpGraph)):
         if not isinstance(value, kind):
@@ -567,6 +607,9 @@ def check_arguments(model: object, graph: object, placement: object, where: str)
                 hint=f"Call `{where}(model, graph, placement)`, in this order; `rlplace.capture` makes the graph.",
             )
     check_is_placement(placement, where)
+    found = matching_host(placement) if host is None else resolve_host(host)
+    placement.require(graph, found)
+    return found
 
 
 def matching_host(placement: Placement) -> Host:
@@ -589,6 +632,5 @@ def _hosts_here(num_devices: int) -> Iterator[Host]:
         if num_gpus and not rest and 1 <= num_parts <= MOST_PARTS:
             yield detect_host("cuda", num_parts=num_parts, with_cpu=with_cpu)
     for num_single, gangs in ((num_devices, False), (num_devices - 1, True)):  # a gang is one device more
-        for cores_per_device in range(1, len(usable_cores()) // max(num_single, 1) + 1):
-            if num_single > 0:
-                yield detect_host("cores", num_single, cores_per_device, gangs=gangs)
+        for cores_per_device in range(1, len(usable_cores()) // num_single + 1) if num_single > 0 else ():
+            yield detect_host("cores", num_single, cores_per_device, gangs=gangs)

@@ -189,7 +189,7 @@ class Advice:
 
 @record(frozen=True)
 class Explanation:
-    """The time and memory of one placed step, by parts; the content of `explanation.json`."""
+    """Where the time and memory of one placed step go; what `explanation.json` holds."""
 
     schema: FirstSchema
     graph_fingerprint: str

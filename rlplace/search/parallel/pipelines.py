@@ -155,7 +155,7 @@ class BoundedPipeline:
         chosen: indices of the places where the stages but the first begin, ascending.
         devices: of each stage.
         schedule: the order of micro-batches.
-        step_s: simulated step time, or a lower bound for stages that wait for all their inputs, if that is larger.
+        step_s: simulated step time, or the least time of handing on, if that is more.
         work_s: seconds of each stage on its device, all micro-batches together.
     """
 
@@ -297,11 +297,10 @@ def _work_s(problem: Problem, stage: NDArray[np.int32], devices: tuple[int, ...]
 
 
 def _least_s(problem: Problem, stage: NDArray[np.int32], devices: tuple[int, ...]) -> float:
-    """Lower bound of the step time in seconds, for stages that begin after the end of the stage before.
+    """Seconds that no order of micro-batches goes below, as a stage begins with the output of the one before it.
 
-    In the simulator, a branch without inputs from an earlier stage begins at once. Here the first micro-batch passes
-    all earlier stages before it reaches a stage, and the last one goes back through them: K times the work of the
-    stage, and once that of each earlier stage.
+    The simulator lets a branch that nothing of an earlier stage feeds begin at once. Here the first micro-batch gets to
+    a stage through all before it, and the last one goes back through them: K times a stage, once each earlier one.
     """
     own_s = np.where(problem.graph.micro_batch >= 0, _own_s(problem, stage, devices), 0.0)
     all_s = np.bincount(stage, weights=own_s, minlength=len(devices))
