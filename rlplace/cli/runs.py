@@ -76,21 +76,21 @@ def train(
         placing: where ops may run
         grouping: how ops are grouped
         batch: how the batch of a step is cut
-        storing: what becomes of what is measured
+        storing: where measurements are stored
         search: how the budget is spent
         learn: how the method `policy` learns
         agent: how the method `learned` explores
         host: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2x4`, `cuda`, `cuda/2` (each GPU as two
             devices), `cuda+cpu`, a preset, or a host file; `rlplace hosts` lists all of them
         budget: search time of the method and `portfolio` together, e.g. 90, 150s, 5m; the rest comes on top
-        total: time of all of it but capturing: profiling, calibration and the final table shrink to fit, and the search
-            has what is left, at most `--budget`
+        total: limit of the whole run except capturing. Profiling, calibration and the final table shrink to fit, and
+            the search gets the rest, at most `--budget`
         evaluations: on a simulated host, placements that each of them scores, in place of a time: the same seed finds
             the same
         run: run folder; by default runs/WORKLOAD
-        resume: go on with the run in this folder, after any end, from what it measured and learned, as it was started;
-            a larger `--budget`, or `--budget +TIME`, extends it; with `--host` the run is begun again on that host, in
-            a folder of its own, from what the one in this folder measured, learned and found
+        resume: continue the run in this folder with its options, measurements and learned state; a larger `--budget`,
+            or `--budget +TIME`, extends it; with `--host` a new run on that host starts in a new folder, from the
+            results of the run in this folder
         seed: of the policy, of sampling and of random ops
         workload_seed: of the workload's weights and inputs
         acyclic: keep the graph of groups without cycles, and say which rules had to give way
@@ -235,7 +235,7 @@ def place(
     json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Place a step at once, by simulation: a workload's, or that of a run on another host, from what the run knows.
+    """Place the step of a workload at once, by simulation, or move the placement of a run to another host.
 
     Args:
         target: a name with an optional size, `package.module:function`, or for a simulated host a graph file; or a run
@@ -247,7 +247,7 @@ def place(
         host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file
         evaluations: placements to simulate, by default 16 for a workload; with 1 the policy's first guess is taken
         seconds: search of a run's step for so long, by default 5s where no evaluations are given
-        method: what finds it, any method of `rlplace compare`: by default `schedule`, for a run `portfolio`
+        method: any method of `rlplace compare`: by default `schedule`, for a run `portfolio`
         placement: the file to write, for `rlplace simulate` and `measure`; by default placement.json where no run
             is named
         run: keep the placement of a run's step as a run folder, for `rlplace export` and `train --resume`
@@ -381,7 +381,7 @@ def export(
         workload: the workload again, if it is your own function: code named in a run is imported only if you pass it
         format: script (FOLDER/step.py, a short program that trains as placed), csv (one row an op), device_map (of
             Hugging Face), pipeline (a script of torch.distributed.pipelining), torchrec (a sharding plan of embedding
-            tables), or one of yours; list says what there is and what each is for, and writes nothing
+            tables), or your own format; list shows all formats and their purposes, and writes nothing
         cache_tokens: with device_map, also count keys and values of so many tokens a sequence, prompt and new ones
         check: compare 5 training steps with eager ones on one device, in float64
         json: print the result as one JSON object on stdout

@@ -48,12 +48,12 @@ from rlplace.training.tracking import NoTracker, Tracker
 
 @dataclass(frozen=True)
 class Table:
-    """Rows as `rlplace train --json` prints them, and the best placement among them.
+    """The rows that `rlplace train --json` prints, and the best placement among them.
 
     Attributes:
-        rows: one a method.
-        best: the method whose placement the run hands back.
-        plans: by method.
+        rows: one per method.
+        best: the method with the best placement, which the run returns.
+        plans: the plan of each method.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -74,7 +74,8 @@ class Table:
 
     @property
     def summary(self) -> str:
-        """The best placement beside one device and plain PyTorch, in a line; says so where it is not worth it."""
+        """One line with the step times of the best placement, of one device and of plain PyTorch; with `not worth it`
+        if placing does not help."""
         placed_s = self.row(self.best)["step_time_s"] if self.best else math.inf
         others = {"one device": self._step_s("single"), "eager": self._step_s("eager")}
         told = [f"{name} {format_seconds(step_s)}" for name, step_s in others.items() if math.isfinite(step_s)]
@@ -100,7 +101,7 @@ class Table:
         return next(row for row in self.rows if row["method"] == method)
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that `--json` prints and `result.json` holds."""
+        """The object of `--json` and `result.json`."""
         step_time_s = self.row(self.best)["step_time_s"] if self.best else None
         return {"schema": 1, "rows": list(self.rows), "best": {"method": self.best, "step_time_s": step_time_s}}
 
@@ -319,10 +320,10 @@ class TrainResult:
     """The result of a run.
 
     Attributes:
-        placement: of the best method, as it was measured.
+        placement: the measured placement of the best method.
         table: all methods, measured in one race (simulated on a simulated host).
         timeline: a typical step of the placement.
-        is_measured: whether the step times come from running.
+        is_measured: whether the step times are measured.
         durations: how long the parts of the run took.
         expected: how long they were expected to take.
     """
@@ -341,7 +342,7 @@ class TrainResult:
 
     @property
     def summary(self) -> str:
-        """The best step beside those of one device and of plain PyTorch, in a line."""
+        """One line with the step times of the best placement, of one device and of plain PyTorch."""
         return self.table.summary if self.is_measured else f"{self.table.summary} (all simulated)"
 
     @property
