@@ -124,8 +124,8 @@ class GroupingOptions:
     rule: Annotated[str, tyro.conf.arg(name="grouping")] = TrainConfig.grouping
     """how ops are grouped: heavy-edge, colocation, module, module:DEPTH, module:DEPTH:apart, device-map, metis, none"""
     granularity: str = "op"
-    """op, or module: place whole modules, as needed for `rlplace export --format device_map`; the same as `--grouping
-    device-map`"""
+    """op, or module: what is placed are modules, as `rlplace export --format device_map` can say it; the same as
+    `--grouping device-map`"""
 
     def word(self, asked: CutOptions) -> str:
         """The word of the rule that groups are made by.
@@ -187,7 +187,7 @@ class BatchOptions:
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """Where measurements of this machine are stored."""
+    """What becomes of what is measured on this machine."""
 
     store: str = "auto"
     """where measured step times are kept, and looked for by later searches: auto (in your cache folder), off, or a

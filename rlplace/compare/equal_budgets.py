@@ -64,7 +64,7 @@ class CompareConfig:
     evaluations: AtLeastOne | None = None
     """Placements that each method may score with each seed."""
     seconds: Annotated[Number, Field(gt=0)] | None = None
-    """Wall time of all methods and seeds together; 60 s without any budget."""
+    """Wall time of all methods and seeds together; 60 s where no budget is given."""
     seeds: AtLeastOne = 1
     """Number of seeds for each random method: `seed`, `seed` + 1, ..."""
     objective: Objective = "latency"
@@ -106,7 +106,7 @@ class CompareConfig:
 
     @property
     def total_s(self) -> float:
-        """Wall time of the whole command; infinite if only evaluations count."""
+        """Wall time of the whole command; infinite where only evaluations count."""
         return self.seconds or (DEFAULT_SECONDS if self.evaluations is None else math.inf)
 
     @property

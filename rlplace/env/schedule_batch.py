@@ -151,7 +151,7 @@ class SequentialBatch:
             groups: (B,) undecided groups to look at; those that are next by default.
 
         Raises:
-            InvalidValue: wrong length, or a group that is decided or unknown.
+            InvalidValue: wrong length, or a group that is decided or not there.
         """
         self._turn(groups)
         made = self._observation
@@ -162,7 +162,7 @@ class SequentialBatch:
         """(G, D, F) float32 features and (G, D) bool masks of every group of one episode; zeros and False once decided.
 
         Args:
-            episode: index of the episode, below B.
+            episode: which of B.
         """
         shape = (self.num_groups, self.num_devices)
         features, mask = np.zeros((*shape, len(DECISION_FEATURES)), dtype=np.float32), np.zeros(shape, dtype=np.bool_)
@@ -180,7 +180,7 @@ class SequentialBatch:
             groups: (B,) undecided groups; those that are next by default.
 
         Raises:
-            InvalidValue: wrong length, no integers, an unknown device or group, or no undecided group.
+            InvalidValue: wrong length, no integers, a device or a group that is not there, or none that is undecided.
         """
         if self.is_done:
             raise InvalidValue("step", self._num_steps + 1, f"at most {self.num_groups}, then reset", where="episode")

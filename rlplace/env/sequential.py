@@ -43,9 +43,9 @@ class SequentialEnv(PlacementEnv[np.int64]):
     Groups come in the order of their first ops, or by `order`. A group that is chosen earlier waits in the schedule.
     The info of the last step is that of a step of `OneShotEnv`. The info of other steps is empty.
 
-    `action_masks` has the devices that pins and memory allow for a group. A forbidden action does not end the episode.
-    At the end the placement is measured as in `OneShotEnv`, where a broken pin fails. If a group is chosen twice, the
-    episode ends at once with the reward of a failure.
+    `action_masks` says where a group may be: where its pins allow it, and it fits into memory. An action against either
+    does not end the episode: in the end the placement is judged as in `OneShotEnv`, where a broken pin fails. A group
+    that is chosen twice ends the episode at once, with the reward of a failure.
     """
 
     action_space: spaces.Discrete
@@ -92,7 +92,7 @@ class SequentialEnv(PlacementEnv[np.int64]):
             UnknownName: no reward, potential, mask or render mode has that name.
             InvalidValue: not exactly one of `measurer`, `problem` and `workload`, or not one finite number a group in
                 `order`.
-            UserError: the workload or host cannot be made.
+            UserError: a workload or host that cannot be had.
         """
         found = find_measurer(measurer, problem, workload, host, num_groups, workload_seed, runs=not deterministic)
         super().__init__(found, reward, baseline_s, deterministic, render_mode)

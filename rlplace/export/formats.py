@@ -55,7 +55,7 @@ from rlplace.workloads import Workload, WorkloadSpec, build_for, parse_kept_work
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """The argument of a format: the run to export."""
+    """The argument of a format: a run that is to be exported."""
 
     run: RunFolder
     """Its folder."""

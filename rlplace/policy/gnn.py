@@ -162,7 +162,7 @@ class PlacerPolicy(IndependentPolicy, ActorCriticPolicy):
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
 
     def logits(self) -> Tensor:
-        """(G, D) logits at temperature 1; minus infinity for forbidden devices."""
+        """(G, D) logits at temperature 1; minus infinity where a group may not be."""
         h_GH = self.encoder(self.node_features, self.edge_features, self.edge_source, self.edge_target)
         logits_GD: Tensor = self.device_net(h_GH) + self.architecture.table_scale * self.table_GD
         return logits_GD.masked_fill(~self.allowed, -torch.inf)
@@ -334,7 +334,7 @@ class GnnPolicy(IndependentPolicy):
         self.register_buffer("marks", device_marks(self.problem.twins, self.config.marks, seed))
 
     def logits(self) -> Tensor:
-        """(G, D) logits at temperature 1; minus infinity for forbidden devices."""
+        """(G, D) logits at temperature 1; minus infinity where a group may not be."""
         logits_GD: Tensor = self.network(self.problem, self.marks)
         return logits_GD.masked_fill(~self.problem.allowed, -torch.inf)
 

@@ -512,7 +512,7 @@ def _path(explanation: Explanation, top: int) -> Table:
 
 
 def path_rows(explanation: Explanation, top: int) -> list[tuple[str, list[str]]]:
-    """The critical path by modules, routes and waits: the columns are kind, what, phase, items, ms and share."""
+    """The critical path by modules, routes and waits: the kind of each row, and what, phase, items, ms and share."""
     path, others = explanation.path, explanation.path.modules[top:]
     counts = sum(one.num_ops for one in others), sum(one.seconds for one in others)
     num_waits = sum(part.kind == "wait" for part in path.parts)

@@ -572,7 +572,7 @@ def find(
         method: a name of `METHODS`.
         timer: scores placements.
         budget: the budget; unlimited by default.
-        seed: of all random draws.
+        seed: of every random draw.
         options: options of the method.
 
     Raises:

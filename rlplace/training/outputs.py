@@ -74,8 +74,7 @@ class Table:
 
     @property
     def summary(self) -> str:
-        """One line with the step times of the best placement, of one device and of plain PyTorch; with `not worth it`
-        if placing does not help."""
+        """The best placement beside one device and plain PyTorch, in a line; says so where it is not worth it."""
         placed_s = self.row(self.best)["step_time_s"] if self.best else math.inf
         others = {"one device": self._step_s("single"), "eager": self._step_s("eager")}
         told = [f"{name} {format_seconds(step_s)}" for name, step_s in others.items() if math.isfinite(step_s)]
@@ -101,7 +100,7 @@ class Table:
         return next(row for row in self.rows if row["method"] == method)
 
     def to_dict(self) -> dict[str, Any]:
-        """The object of `--json` and `result.json`."""
+        """The object that `--json` prints and `result.json` holds."""
         step_time_s = self.row(self.best)["step_time_s"] if self.best else None
         return {"schema": 1, "rows": list(self.rows), "best": {"method": self.best, "step_time_s": step_time_s}}
 

@@ -62,8 +62,8 @@ class HostRunner:
         protocol: of the races.
         step_timeout_s: a step that takes longer is a `timeout`.
         seed: of random ops.
-        watch: called with the running contender of a race.
-        is_fatal: whether an error of a contender ends the whole race and is raised.
+        watch: told which contender of a race is at work.
+        is_fatal: whether an error of a contender ends the race for all, and is raised.
 
     Attributes:
         problem: the problem whose placements are measured.

@@ -99,7 +99,7 @@ class Elites:
 class EliteLearner:
     """A base of learners: a policy, an optimizer of its weights, and the best placements seen; all can be resumed.
 
-    Subclasses define `imitate` and `update`, and if they have their own state, `facts` and `load_facts`.
+    What inherits it defines `imitate` and `update`, and `facts` and `load_facts` for a state of its own.
 
     Attributes:
         policy: learns, in place.
@@ -148,11 +148,11 @@ class EliteLearner:
 
 
 class CloneLearner(EliteLearner):
-    """The cross-entropy method with a network as its distribution (Rubinstein 1999; de Boer et al. 2005).
+    """The cross-entropy method with a network for its distribution (Rubinstein 1999; de Boer et al. 2005).
 
     Args:
-        policy: the policy to train, in place.
-        config: the options.
+        policy: learns, in place.
+        config: how.
     """
 
     policy: GroupPolicy

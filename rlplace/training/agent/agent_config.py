@@ -1,4 +1,4 @@
-"""`AgentConfig`: the options of the agent; importing it imports no torch."""
+"""`AgentConfig`: how the agent explores and what it may use; importing it imports no torch."""
 
 from __future__ import annotations
 
@@ -22,52 +22,49 @@ Weight = Annotated[Number, Field(gt=0)]
 
 @record(frozen=True)
 class AgentConfig:
-    """How the agent chooses plans to measure."""
+    """How plans are proposed to be measured."""
 
     batch: Kept = 4
     """Plans measured between two fits of the host model."""
     known_batch: Kept = 2
-    """Like `batch`, for a host that is known from other workloads."""
+    """As `batch`, on a host that other workloads taught: the purpose of a plan is decided after as many looks, in half
+    of the measurements."""
     known_share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
-    """On a host that is known from other workloads: share of the first batch's simulated placements for one search from
-    scratch."""
+    """Share of the first batch's simulated placements for one search from scratch, on a host that is known."""
     evaluations: Evaluations = 2000
-    """Placements simulated for each proposed plan, if neither evaluations nor seconds are given."""
+    """Placements simulated for each plan that is proposed, where neither evaluations nor seconds are given."""
     scratch_share: Share = 0.1
-    """Share of a batch's simulated placements for one search from scratch; the other searches start from the best known
-    placement."""
+    """Share of a batch's simulated placements for one search from scratch; the rest goes on from the best one known."""
     mean_share: Share = 0.25
-    """Share of a batch that is searched with the most probable factors; the other plans are searched with draws of the
-    posterior."""
+    """Share of a batch that is searched under the most probable factors; the others under draws of the posterior."""
     later_evaluations: Evaluations = 400
-    """Like `evaluations`, for plans after the first `early` ones; other budgets are divided in this proportion."""
+    """As `evaluations`, for plans after the first `early` ones; other budgets are shared out in this proportion."""
     first_weight: Weight = 2.0
-    """Weight of plans of the first batch, relative to `evaluations`: later searches start from good placements, so the
-    first one should be good."""
+    """As `evaluations`, for plans of the first batch, in proportion: a search that goes on from a good one stays
+    good."""
     early: Kept = 16
-    """Number of first plans, from which the agent learns most."""
+    """Plans that most is learned from."""
     pool: Kept = 64
-    """Number of placements that are stored as starts of searches."""
+    """Placements that are remembered to start from."""
     is_prior: bool = True
-    """Whether the prior is used; without it the factors are almost unconstrained."""
+    """Whether the prior counts; without it every factor is nearly free."""
     is_thompson: bool = True
-    """Whether factors are drawn from the posterior; otherwise the most probable factors are used."""
+    """Whether factors are drawn from the posterior; otherwise they are always the most probable ones."""
     is_permuted: bool = True
-    """Whether placements are also tried with devices of the same kind exchanged."""
+    """Whether placements are tried with devices of one kind relabelled."""
     draws: Annotated[Whole, Field(ge=0, le=MOST_KEPT)] = 16
-    """Number of posterior draws for comparing the candidates for a batch; with 0, the best placement of each search is
-    measured."""
+    """Draws of the posterior that candidates for a batch are compared under; 0 measures the best of each search."""
     compared_share: Share = 0.2
-    """Share of a batch's simulated placements for comparing candidates."""
+    """Share of a batch's simulated placements that goes into comparing candidates."""
     most_compared: Kept = 64
-    """Largest number of candidates."""
+    """Candidates at most."""
     averaged: Kept = 4
-    """Number of posterior draws of the search for a plan that is fast on average."""
+    """Draws of the posterior over which a search for a plan that is fast under all of them averages."""
     mean_weight: Weight = 3.0
-    """Simulated placements of that search, relative to a search with a single draw."""
+    """Simulated placements of that search, for each one of a search under a single draw."""
 
     def on(self, *, is_known: bool) -> AgentConfig:
-        """The value for a host that is known from other workloads, or for an unknown host."""
+        """The value for a host that other workloads have taught, or for an unknown host."""
         return (
             dataclasses.replace(self, batch=min(self.batch, self.known_batch)) if is_known and self.is_prior else self
         )
@@ -80,21 +77,20 @@ class AgentConfig:
         return each / self.whole_evaluations(count)
 
     def whole_evaluations(self, count: int) -> int:
-        """Placements simulated for `count` plans without another budget."""
+        """Placements simulated for `count` plans, where no budget says otherwise."""
         first, early = min(count, self.batch), min(count, self.early)
         whole = early * self.evaluations + (count - early) * self.later_evaluations
         return round(whole + first * (self.first_weight - 1) * self.evaluations)
 
     def num_compared(self, evaluations: float) -> int:
-        """Number of candidates to compare for this number of evaluations per batch; 0 if the evaluations are too
-        few."""
+        """Candidates to compare, where a batch has so many evaluations; 0 where they are too few to be of use."""
         if not self.draws or not self.is_thompson:
             return 0
         share = evaluations * self.compared_share / self.draws
         return int(min(share, self.most_compared)) if share >= LEAST_COMPARED * self.batch else 0
 
     def weight(self, is_mean: bool, num_mean: int, count: int) -> float:
-        """The weight of one of `count` searches of a batch, relative to an even share of the simulated placements;
-        `num_mean` searches use the most probable factors."""
+        """The part of an even share of a batch's simulated placements that one of `count` searches gets, `num_mean` of
+        them under the most probable factors."""
         whole = num_mean * self.mean_weight + count - num_mean
         return count * (self.mean_weight if is_mean else 1.0) / whole if whole > 0 else 1.0
