@@ -129,13 +129,12 @@ def solve(
 
 @dataclass(frozen=True, eq=False)
 class _Answer:
-    """Placements of units to be scored, the budget spent, and the proof."""
+    """Placements of units to be scored, the budget spent, and whether it is proved to be the best, or was skipped."""
 
     devices: Ints | None = None
     evaluations: int = 0
-    is_optimal: bool = False
+    status: str = "ok"
     why: str = ""
-    is_skipped: bool = False
 
 
 class _Run:
@@ -170,12 +169,12 @@ class _Run:
         spent, plan_s = answer.evaluations + len(found), time.monotonic() - begin
         devices, value = min(found, key=lambda one: one[1], default=(np.empty(0, dtype=np.int32), math.inf))
         if not math.isfinite(value):
+            status = "infeasible" if answer.status == "ok" else answer.status
             why = answer.why or "nothing that it tried fits in memory"
-            status = "skipped" if answer.is_skipped else "infeasible"
             return PublishedRow(method, None, math.inf, spent, plan_s, status, why)
         self._found[method] = (devices, value)
-        status = "optimal" if answer.is_optimal else "ok"
-        return PublishedRow(method, self._search.units.expand(devices), value, spent, plan_s, status, answer.why)
+        placement = self._search.units.expand(devices)
+        return PublishedRow(method, placement, value, spent, plan_s, answer.status, answer.why)
 
     def _answer(self, method: str) -> _Answer:
         if method in QUICK:
@@ -204,22 +203,23 @@ class _Run:
             return _Answer(why="no contiguous split fits")
         among = "best of all contiguous splits" if split.is_exact else "best in one order of the graph"
         why = f"{among}, {split.num_ideals} ideals{', devices in turn' if in_turn else ''}"
-        return _Answer(self._search.units.shrink(split.devices)[None], why=why)
+        first = np.unique(self._search.units.op_unit, return_index=True)[1]
+        return _Answer(split.devices[first][None], why=why)
 
     def _milp(self) -> _Answer:
         units = self._search.units
         if self._objective != "max-load":
-            return _Answer(why="the integer program is for max-load", is_skipped=True)
-        entries = count_entries(units)
+            return _Answer(status="skipped", why="the integer program is for max-load")
+        entries = units.num_devices * (4 * units.num_units + 8 * len(units.net_sinks))
         if entries > MOST_ENTRIES:
-            return _Answer(why=f"{entries} matrix entries, more than {MOST_ENTRIES}", is_skipped=True)
+            return _Answer(status="skipped", why=f"{entries} matrix entries, more than {MOST_ENTRIES}")
         nodes = None if self._evaluations is None else min(max(1, self._evaluations // 1000), MOST_NODES)
         found = solve_milp(units, seconds=self._seconds_for("milp"), nodes=nodes)
         self.solver_bound_ms = found.bound_ms
         why = f"bound {found.bound_ms:.6g} ms"
         if found.devices is None:
             return _Answer(why=f"HiGHS found nothing in its time, {why}")
-        return _Answer(found.devices[None], is_optimal=found.is_optimal, why=why)
+        return _Answer(found.devices[None], status="optimal" if found.is_optimal else "ok", why=why)
 
     def _starts(self, names: Sequence[str]) -> list[Ints]:
         """Feasible placements of units to begin with, best first; placements of methods that did not run are made
@@ -472,11 +472,6 @@ class IntegerSplit:
     devices: NDArray[np.int32] | None
     bound_ms: float
     is_optimal: bool
-
-
-def count_entries(units: UnitGraph) -> int:
-    """Matrix entries of the program, to tell whether it is worth starting."""
-    return units.num_devices * (4 * units.num_units + 8 * len(units.net_sinks))
 
 
 def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None = None) -> IntegerSplit:
