@@ -137,7 +137,16 @@ class Straight:
 
 
 def main() -> int:
-    asked = _asked()
+    asked = parse(
+        __doc__,
+        argument("--kills", type=int, default=50),
+        argument("--measured", type=int, help="how many of them of measured runs; by default a fifth"),
+        argument("--suspends", type=int, default=0, help="suspensions of a simulated and of a measured run each"),
+        argument("--suspend-s", type=float, default=15.0, help="seconds of each"),
+        argument("--seed", type=int, default=0, help="of the moments"),
+        argument("--name", help="of files in results/, .json and .md; by default none is written"),
+        argument("--json", action="store_true", help="one JSON object on stdout"),
+    )
     begin_s, facts, tally = time.monotonic(), record(), Tally()
     num_measured = round(MEASURED_SHARE * asked.kills) if asked.measured is None else asked.measured
     with tempfile.TemporaryDirectory(prefix="rlplace-crash-") as name:
@@ -249,15 +258,12 @@ def kill_one(
                 process.wait()
                 code = None
         where = f"{case.name} {folder.parent.name}/{folder.name} after {done + (code is None)} kills"
-        if (code is None and moment_s is None) or code not in (None, 0):
+        is_over = code is not None or moment_s is None
+        if is_over and code != 0:
             tally.add("failed", f"{where}: {'stuck' if code is None else f'exit code {code}'}: {_said(folder)[-400:]}")
-            is_over = True
-        elif code is None:
-            done += 1
-        else:
-            is_over = True
-            if not done:
-                straight.notice(time.monotonic() - begun_s)
+        elif is_over and not done:
+            straight.notice(time.monotonic() - begun_s)
+        done += not is_over
         after = look(folder, straight.simulator)
         _compare(case, known, after, where, tally)
         if code == 0:
@@ -417,19 +423,6 @@ def _log(folder: Path) -> Path:
 
 def _said(folder: Path) -> str:
     return _log(folder).read_text(encoding="utf-8", errors="replace")
-
-
-def _asked() -> argparse.Namespace:
-    return parse(
-        __doc__,
-        argument("--kills", type=int, default=50),
-        argument("--measured", type=int, help="how many of them of measured runs; by default a fifth"),
-        argument("--suspends", type=int, default=0, help="suspensions of a simulated and of a measured run each"),
-        argument("--suspend-s", type=float, default=15.0, help="seconds of each"),
-        argument("--seed", type=int, default=0, help="of the moments"),
-        argument("--name", help="of files in results/, .json and .md; by default none is written"),
-        argument("--json", action="store_true", help="one JSON object on stdout"),
-    )
 
 
 if __name__ == "__main__":
