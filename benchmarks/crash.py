@@ -88,14 +88,6 @@ MEASURED = Case(
 )
 
 
-def suspended(case: Case, asked: argparse.Namespace) -> Case:
-    """The case for runs that are suspended: a budget of time goes on meanwhile."""
-    if not case.is_measured:
-        return case
-    budget_s = MEASURED_BUDGET_S + asked.suspends * asked.suspend_s
-    return dataclasses.replace(case, options=("--budget", f"{budget_s:g}s"))
-
-
 @dataclass
 class Tally:
     """What went wrong, and how often everything was done; filled from several threads."""
@@ -286,12 +278,15 @@ def suspend_often(
     tally: Tally,
 ) -> None:
     """Suspends a run of `case` so often, another one where it ended before, and tallies what became of them."""
+    if case.is_measured:  # a budget of time goes on while a run is suspended
+        budget_s = MEASURED_BUDGET_S + asked.suspends * asked.suspend_s
+        case = dataclasses.replace(case, options=("--budget", f"{budget_s:g}s"))
     for number in range(asked.suspends):
         left = asked.suspends - tally.suspends[case.name]
         if not left or tally.wrong["failed"]:
             return
         run, where = folder / str(number), f"{case.name} {folder.name}/{number}"
-        suspends, code = suspend_one(suspended(case, asked), straight, left, asked, generator, run, environment)
+        suspends, code = suspend_one(case, straight, left, asked, generator, run, environment)
         tally.suspends[case.name] += suspends
         tally.runs[case.name] += 1
         print(f"{case.name}: {tally.suspends[case.name]} suspensions", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.advice.verdict import Figures, Verdict, Words, decide
-from rlplace.errors import InvalidValue, RlplaceError, UserError
+from rlplace.errors import RlplaceError, UserError
 from rlplace.graphs import Constraints, OpGraph
 from rlplace.locks import measuring_alone
 from rlplace.measure import Host, Measurement, Problem, RaceProtocol, Simulator
@@ -94,10 +94,7 @@ def advise(
         InvalidValue: no time, or no evaluations.
         RunnerError: nothing could be run to its end.
     """
-    if not seconds > 0:
-        raise InvalidValue("seconds", seconds, "more than 0", where="advise")
-    if evaluations < 1:
-        raise InvalidValue("evaluations", evaluations, "at least 1", where="advise")
+    Budget(evaluations, seconds)  # which refuses what is out of range
     say = say or (lambda _: None)
     find(problem, SEARCH, Simulator(problem), Budget(WARM_UP_EVALUATIONS), seed=seed)
     begin_s = time.monotonic()

@@ -261,10 +261,7 @@ def _relax(
                 elif net_source[net] == unit:
                     source_inside[net] = True
                     paid, pays = net_inside[net] > 0, net_inside[net] < net_sinks[net]
-                    if paid and not pays:
-                        moved -= net_ms[net]
-                    elif pays and not paid:
-                        moved += net_ms[net]
+                    moved += net_ms[net] * (int(pays) - int(paid))
                 else:
                     net_inside[net] += 1
                     if net_inside[net] == 1:
