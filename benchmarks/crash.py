@@ -90,7 +90,7 @@ MEASURED = Case(
 
 @dataclass
 class Tally:
-    """What went wrong, and how often everything was done; filled from several threads."""
+    """The faults, and the numbers of kills, runs and suspensions; filled from several threads."""
 
     kills: Counter[str] = field(default_factory=Counter)
     runs: Counter[str] = field(default_factory=Counter)
@@ -111,7 +111,7 @@ class Tally:
 
 @dataclass
 class Straight:
-    """A run that nobody killed: when it had its folder, when it ended, what it came to, and what simulates the like."""
+    """An undisturbed run: seconds until its folder and until its end, its answer, and the simulator of its problem."""
 
     begin_s: float
     end_s: float
@@ -119,11 +119,11 @@ class Straight:
     simulator: Simulator | None
 
     def moment_s(self, generator: np.random.Generator) -> float:
-        """When to kill, in seconds after the start: from a little before there is anything to lose."""
+        """A random moment to kill a run at, in seconds after its start; rarely before it has its folder."""
         return float(generator.uniform(0.9 * self.begin_s, self.end_s))
 
     def notice(self, end_s: float) -> None:
-        """Takes note of another run that nobody killed: on a machine with other work, the quickest one counts."""
+        """Notes another undisturbed run; the quickest counts, since the machine may have other work."""
         if end_s < self.end_s:
             self.begin_s, self.end_s = self.begin_s * end_s / self.end_s, end_s
 
@@ -216,9 +216,9 @@ def kill_often(
     environment: dict[str, str],
     tally: Tally,
 ) -> None:
-    """Kills runs of `case` so often, goes on with each to its end, and tallies what it finds.
+    """Kills runs of `case` `kills` times in all, resumes each to its end, and tallies the faults.
 
-    A run that ends before its moment has come is judged, and another one is begun.
+    A run that ends before it is killed is judged, and another one begins.
     """
     done = number = 0
     while done < kills and not tally.wrong["failed"]:
@@ -235,7 +235,7 @@ def kill_one(
     environment: dict[str, str],
     tally: Tally,
 ) -> int:
-    """How often one run was killed before it ended."""
+    """The number of kills of one run, which is resumed to its end."""
     known, done, is_over = Found(), 0, False
     while not is_over:
         is_there = (folder / "config.json").exists()
@@ -277,7 +277,7 @@ def suspend_often(
     environment: dict[str, str],
     tally: Tally,
 ) -> None:
-    """Suspends a run of `case` so often, another one where it ended before, and tallies what became of them."""
+    """Suspends runs of `case` as often as asked, and tallies the faults; a run that ends is followed by another."""
     if case.is_measured:  # a budget of time goes on while a run is suspended
         budget_s = MEASURED_BUDGET_S + asked.suspends * asked.suspend_s
         case = dataclasses.replace(case, options=("--budget", f"{budget_s:g}s"))
@@ -311,7 +311,7 @@ def suspend_one(
     folder: Path,
     environment: dict[str, str],
 ) -> tuple[int, int]:
-    """Suspends one run at moments drawn over the duration of a straight one, which suspensions do not count in.
+    """Suspends one run at random moments; their range is the duration of a straight run, without suspensions.
 
     Returns:
         How often it was suspended, and its exit code.
@@ -333,7 +333,7 @@ def suspend_one(
 
 
 def _compare(case: Case, known: Found, after: Found, where: str, tally: Tally) -> None:
-    """What a folder lost since it was last looked at."""
+    """Tallies what a folder lost since the last look."""
     for words in after.corrupt:
         tally.add("corrupt", f"{where}: {words}")
     if lost := known.rows - after.rows:
@@ -343,7 +343,7 @@ def _compare(case: Case, known: Found, after: Found, where: str, tally: Tally) -
 
 
 def _judge(case: Case, straight: Straight, known: Found, folder: Path, where: str, tally: Tally) -> None:
-    """Whether a run that came to its end came to the right one."""
+    """Tallies a run's end: an answer unlike the straight run's, or a best placement worse than one before."""
     if not case.is_measured:
         for name, found in answer(folder).items():
             if found != straight.answer[name]:
@@ -399,7 +399,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def _started(command: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """A process in a group of its own; what it says goes into a file beside the run folder."""
+    """A process in a group of its own; its stderr goes into a file beside the run folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _log(folder).open("wb") as log:
         return subprocess.Popen(
