@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-from scipy.sparse import block_array, coo_array, diags_array, eye_array, hstack, kron
+from scipy.sparse import block_array, coo_array, diags_array, hstack, kron
 
 from rlplace.errors import UserError, check_known
 from rlplace.graphs.formats.published import DnnPartitioning
@@ -495,16 +495,16 @@ def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None
         return coo_array((np.ones(pins), (np.arange(pins), column)), shape=(pins, width))
 
     # columns: x[u, d], out[m, d], into[m, d], T; rows: each unit once, what pins pay, loads, memory
-    on_accelerator = eye_array(accelerators, devices)
+    on_accelerator = np.eye(accelerators, devices)
     apart = kron(pin_table(units.net_sinks, count) - pin_table(units.net_source[net_of_pin], count), on_accelerator)
-    pays = kron(pin_table(net_of_pin, nets), eye_array(accelerators))
+    pays = kron(pin_table(net_of_pin, nets), np.eye(accelerators))
     work = np.repeat(units.accelerator_ms[:, None], devices, axis=1)
     work[:, accelerators:] = units.cpu_ms[:, None]
     cost = kron(units.net_ms[None], on_accelerator.T)
     scale = max(units.capacity_bytes, 1.0)
     table = block_array(
         [
-            [kron(eye_array(count), np.ones((1, devices))), None, None, None],
+            [kron(diags_array(np.ones(count)), np.ones((1, devices))), None, None, None],
             [apart, pays, None, None],
             [-apart, None, pays, None],
             [hstack([diags_array(row) for row in work]), cost, cost, np.full((devices, 1), -1.0)],
