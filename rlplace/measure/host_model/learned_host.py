@@ -24,7 +24,6 @@ from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.host_model.scales import (
     LARGEST,
     SECTIONS,
-    Factor,
     Figure,
     HostKnowledge,
     Kind,
@@ -34,7 +33,6 @@ from rlplace.measure.host_model.scales import (
     Scales,
     Section,
     SeenRun,
-    median_of,
 )
 from rlplace.measure.problem import Problem
 from rlplace.records import FirstSchema, Number, described, read_record, record
@@ -115,7 +113,7 @@ class LearnedHost:
                 mean,
                 deviation,
                 item.deviation,
-                median_of(scales.problem.host, scales.prior, item.kind),
+                item.median,
                 item.mean,
             )
             for item, mean, deviation in zip(
@@ -506,7 +504,7 @@ def _seen(run: LearnedHost) -> SeenRun:
             targets.append(found[0] / deviation)
     # the factors as far as they may be from 1 on a host that is not known
     factors = tuple(
-        Factor(
+        Scale(
             factor.kind,
             factor.name,
             getattr(run.prior, FIGURES_OF[factor.kind][0]) or factor.prior_deviation,
