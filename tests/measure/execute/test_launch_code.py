@@ -93,7 +93,7 @@ def test_everything_on_one_device_needs_no_channel() -> None:
     ]
     assert code.sources[1] == "def run(step):\n    return None\n"
     assert code.constants.values == {"c0": torch.preserve_format}
-    assert code.items == (tuple(range(12)), ())
+    assert code.items == [[*range(12)], []]
     assert not code.acknowledged
     assert code.signals.count == 0
 
