@@ -339,13 +339,13 @@ def lay_out_updates(graph: OpGraph) -> dict[str, Any]:
     np.maximum.at(last_reader, graph.input_tensors[~is_update], graph.edge_op[~is_update])
     if not np.all(last_reader[tensors] < ops):  # else every update comes after all that it waits for
         _check_updates(graph, ops, tensors)
-    return dict(
-        updated_offsets=_offsets(ops, graph.num_ops),
-        updated_tensors=tensors.astype(np.int32),
-        updater_offsets=_offsets(tensors, graph.num_tensors),
-        updater_ops=ops[by_tensor].astype(np.int32),
-        concerned=concerned,
-    )
+    return {
+        "updated_offsets": _offsets(ops, graph.num_ops),
+        "updated_tensors": tensors.astype(np.int32),
+        "updater_offsets": _offsets(tensors, graph.num_tensors),
+        "updater_ops": ops[by_tensor].astype(np.int32),
+        "concerned": concerned,
+    }
 
 
 def _offsets(keys: Longs, count: int) -> Ints:

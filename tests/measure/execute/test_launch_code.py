@@ -131,7 +131,7 @@ def test_a_step_over_two_devices() -> None:
     assert lines_of(code, 0)[1:3] == ["k0_send(t0)", "k1_send(t1)"]
     assert code.acknowledged == {0, 1}
     assert code.is_handover == (False,) * 6
-    assert code.items[1] == (12, 13, 2, 3, 16, 5, 6)
+    assert code.items[1] == [12, 13, 2, 3, 16, 5, 6]
 
 
 def test_an_update_waits_until_its_parameter_has_been_copied() -> None:
