@@ -159,11 +159,11 @@ def _check(placement: Placement, graph: OpGraph, host: Host, constraints: Constr
         raise
     if constraints is not None:
         names = [device.name for device in host.devices], [device.kind for device in host.devices]
-        resolved = constraints.resolve(graph, *names)
-        tied = dataclasses.replace(graph, colocation=resolved.colocation)
+        allowed, colocation = constraints.resolve(graph, *names)
+        tied = dataclasses.replace(graph, colocation=colocation)
         costs = Costs(np.zeros((graph.num_ops, host.num_devices)), "estimated")  # never read
         own = Grouping(np.arange(graph.num_ops, dtype=np.int32))
-        Problem(tied, host, costs, own, resolved.allowed).check_placement(placement.devices)
+        Problem(tied, host, costs, own, allowed).check_placement(placement.devices)
 
 
 def _save(placement: Placement, file: Path) -> None:

@@ -103,9 +103,7 @@ class OpGraph:
         if len(self.micro_batch) == 0:
             object.__setattr__(self, "micro_batch", np.full(self.num_ops, -1, dtype=np.int32))
         for name, dtype in DTYPES.items():
-            array = np.ascontiguousarray(getattr(self, name), dtype=dtype)
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, read_only(getattr(self, name), dtype))
         check_columns(vars(self), num_phases=len(PHASES))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -260,6 +258,13 @@ _AMOUNTS = (
     *("flops", "bytes_moved", "parameter_bytes", "gradient_bytes", "state_bytes", "workspace_bytes"),
     "tensor_bytes",
 )
+
+
+def read_only(values: Any, dtype: Any) -> NDArray[Any]:
+    """The values as a contiguous array that cannot be written to; one that is already so comes back itself."""
+    array = np.ascontiguousarray(values, dtype=dtype)
+    array.flags.writeable = False
+    return array
 
 
 def edge_readers(input_offsets: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -595,8 +595,7 @@ def call_facts(target: Any, args: Any, kwargs: Any, output: Any) -> Facts:
     flops = max(sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
     if packet in flop_registry and "flops" not in given:
         flops = flop_registry[packet](*args, **kwargs, out_val=output)
-    distinct = {id(t): t for t in inputs}
-    moved = sum(map(tensor_bytes, distinct.values())) + sum(map(tensor_bytes, outputs))
+    moved = sum(map(tensor_bytes, {id(t): t for t in inputs}.values())) + sum(map(tensor_bytes, outputs))
     workspace = _SCRATCH[packet](*args, **kwargs, output=output) if packet in _SCRATCH else 0
     return Facts(
         float(given.get("flops", flops)),

@@ -26,7 +26,6 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplace.errors import CaptureError
-from rlplace.graphs.program import Autocast
 
 MOST_NAMED = 8
 """Hooks that a warning names."""
@@ -111,8 +110,8 @@ def check_devices(
         )
 
 
-def active_autocast(tensors: Sequence[torch.Tensor]) -> Autocast | None:
-    """The autocast that is active for the device of `tensors`, None without one.
+def autocast_dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype | None:
+    """The dtype of the autocast that is active for the device of `tensors`, None without one.
 
     Raises:
         CaptureError: one is active for another device, where it changes nothing.
@@ -125,7 +124,7 @@ def active_autocast(tensors: Sequence[torch.Tensor]) -> Autocast | None:
                 f'nothing; use `torch.autocast("{place}", dtype=...)`, whose casts are captured and run wherever they '
                 f"are placed, or make the model one of low precision (`.to(torch.bfloat16)`)."
             )
-    return Autocast(torch.get_autocast_dtype(place)) if torch.is_autocast_enabled(place) else None
+    return torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
 
 
 def check_dense(names: Sequence[str], gradients: Sequence[torch.Tensor | None]) -> None:

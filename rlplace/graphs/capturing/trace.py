@@ -25,7 +25,7 @@ from rlplace.graphs.capturing.constants import ConstantCheck, annotated, spread_
 from rlplace.graphs.capturing.functional import functionalise
 from rlplace.graphs.capturing.portable import Statistics, portable, statistics_handed_out, uncompiled
 from rlplace.graphs.capturing.refusals import (
-    active_autocast,
+    autocast_dtype,
     check_dense,
     check_devices,
     check_dtypes,
@@ -35,7 +35,7 @@ from rlplace.graphs.capturing.refusals import (
     no_numbers_drawn,
 )
 from rlplace.graphs.capturing.untouched import call_with, check_steps_alike, untouched, watched_state
-from rlplace.graphs.program import Autocast, Folded, Ref, loss_of, tensors_in, with_tensors
+from rlplace.graphs.program import Folded, Ref, loss_of, tensors_in, with_tensors
 
 LossFn = Callable[..., torch.Tensor]
 """Of the model's output, and of the targets where there are any."""
@@ -54,7 +54,7 @@ class Trace:
         num_targets: how many of the last ones are targets.
         result: the results of the model (or the loss), with `Ref(k)` in place of its k-th tensor, for fx's k-th output.
         num_results: how many outputs are the step's result; the rest are gradients of `trainable`.
-        autocast: active around the trace.
+        autocast: the dtype of the one that was active around the trace.
         norms: batch norms that hand out their statistics: the last outputs are a mean and a variance for each call.
         input_gradients: positions among the input tensors of those whose gradients follow those of `trainable`.
         folded: constants that were read as numbers.
@@ -68,7 +68,7 @@ class Trace:
     num_targets: int
     result: Any
     num_results: int
-    autocast: Autocast | None
+    autocast: torch.dtype | None
     norms: tuple[str, ...] = ()
     input_gradients: tuple[int, ...] = ()
     folded: tuple[Folded, ...] = ()
@@ -158,7 +158,7 @@ def trace_step(
             return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*twins)
 
     check_devices({**trainable, **fixed, **buffers}, tensors, targets)
-    autocast = active_autocast(values)
+    autocast = autocast_dtype(values)
     none: contextlib.AbstractContextManager[list[Statistics]] = contextlib.nullcontext([])
     has_values = not any(isinstance(value, FakeTensor) or value.is_meta for value in values)
     with (

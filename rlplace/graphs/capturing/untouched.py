@@ -336,8 +336,7 @@ class _Kept:
         now, before, owner = self.now, self.before, self.owner
         if isinstance(before, dict):
             plain: Any = OrderedDict if isinstance(owner, OrderedDict) else dict  # whatever its own class allows
-            is_class = isinstance(owner, type)
-            put, delete = (setattr, delattr) if is_class else (plain.__setitem__, plain.__delitem__)
+            put, delete = (setattr, delattr) if isinstance(owner, type) else (plain.__setitem__, plain.__delitem__)
             for key in [key for key in now if key not in before]:
                 delete(owner, key)
             for key, value in before.items():

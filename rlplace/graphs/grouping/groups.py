@@ -23,7 +23,7 @@ from rlplace.graphs.grouping.coarsen import Coarsening
 from rlplace.graphs.grouping.constraints import modules_matching
 from rlplace.graphs.grouping.merging import mirrored_twins
 from rlplace.graphs.grouping.module_classes import tied_as_modules
-from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
+from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph, read_only
 from rlplace.say import counted
 
 CAP_SLACK = 1.5
@@ -55,10 +55,9 @@ class Grouping:
     dropped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        op_group = np.ascontiguousarray(self.op_group, dtype=np.int32)
-        op_group.flags.writeable = False
-        object.__setattr__(self, "op_group", op_group)
-        if len(op_group) and (op_group.min() < 0 or len(np.unique(op_group)) != op_group.max() + 1):
+        object.__setattr__(self, "op_group", read_only(self.op_group, np.int32))
+        numbers = np.unique(self.op_group)
+        if not np.array_equal(numbers, np.arange(len(numbers))):
             raise InvalidValue(
                 "op_group", "gaps or negative groups", "groups numbered 0..G-1 without gaps", where="grouping"
             )

@@ -323,13 +323,12 @@ class Parts:
                 ref = self._assembly.add_source(Source(kind, key, whole.detach()), f"{kind}_{key}")
                 self._given.append([ref] * slicing.num_micro_batches)
                 continue
-            cuts = map(Cut, itertools.repeat(dim), slicing.starts, slicing.sizes)
             self._given.append(
                 [
                     self._assembly.add_source(
                         Source(kind, key, parts[index][position].detach(), cut), f"{kind}_{key}", micro_batch=index
                     )
-                    for index, cut in enumerate(cuts)
+                    for index, cut in enumerate(map(Cut, itertools.repeat(dim), slicing.starts, slicing.sizes))
                 ]
             )
 

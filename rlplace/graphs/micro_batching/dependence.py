@@ -105,8 +105,7 @@ class Pinned(TorchDispatchMode):
             num_ignored, is_mean = int((given["target"] == given["ignore_index"]).sum()), given["reduction"] == 1
             is_weighted = is_mean and given.get("weight") is not None
             self.labels.append(Labels(given["ignore_index"], num_ignored, is_mean, is_weighted))
-        is_random = torch.Tag.nondeterministic_seeded in func.tags
-        return _drawn(func, args, kwargs) if is_random else func(*args, **kwargs)
+        return _drawn(func, args, kwargs) if (torch.Tag.nondeterministic_seeded in func.tags) else func(*args, **kwargs)
 
     def _normalised(self, given: dict[str, Any], func: Any) -> Any:
         x: Tensor = given["input"]

@@ -200,8 +200,7 @@ def profile_costs(
             by_kind = profiler.run()
     finally:
         crew.stop()
-    seconds = np.stack([by_kind[device.kind] for device in host.devices], axis=1)
-    return Costs(seconds, "profiled", profiler.workspaces())
+    return Costs(np.stack([by_kind[device.kind] for device in host.devices], axis=1), "profiled", profiler.workspaces())
 
 
 class _Profiler:

@@ -364,8 +364,7 @@ def step_timeline(
     for device, items in enumerate(code.items):
         for item in items:
             if item not in program.sources:
-                channel = channels[item - n] if item >= n else None
-                begin[item], end[item] = _span_s(host, marks, device, item, channel)
+                begin[item], end[item] = _span_s(host, marks, device, item, channels[item - n] if item >= n else None)
         for updates in code.update_runs[device]:
             _share_run(graph, updates, begin, end)
     times, devices, allocated = allocated_bytes(graph, host, plan, code, begin, end)

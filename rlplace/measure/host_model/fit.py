@@ -273,8 +273,7 @@ class HostModel:
 
     def _deviation(self) -> NDArray[np.float64]:
         """(B,) of the log ratios that are expected of simulated and measured step times."""
-        behind = self._target - self._target.min()
-        expected = np.hypot(self._noise, self.config.misfit + self.config.far * behind)
+        expected = np.hypot(self._noise, self.config.misfit + self.config.far * (self._target - self._target.min()))
         return np.asarray(np.maximum(expected, LEAST_DEVIATION))
 
 
@@ -425,8 +424,7 @@ class PathTerms:
         other no more than the step time there, as the longest path is never shorter than this one. Plans beyond
         memory have an infinite step time and no terms.
         """
-        problem = self.scales.apply(x)
-        paths = Simulator(problem, threads=1).critical_paths(batch)
+        paths = Simulator(self.scales.apply(x), threads=1).critical_paths(batch)
         terms, seconds = np.zeros((len(paths.step_s), self.num_terms)), self.seconds(x)
         add_terms(self._layout, batch, paths.items, paths.offsets, terms)
         fits = np.isfinite(paths.step_s)

@@ -88,8 +88,7 @@ def account_names(host: Host) -> tuple[str, ...]:
 
 def account_limits(host: Host) -> tuple[Ints, Longs]:
     """(D,) the account of the pool that each device shares, -1 for a memory of its own; (accounts,) bytes of each."""
-    names = account_names(host)
-    shared = names[host.num_devices :]
+    shared = account_names(host)[host.num_devices :]
     pool = [
         host.num_devices + shared.index(device.memory_pool) if device.memory_pool in shared else -1
         for device in host.devices
@@ -370,10 +369,9 @@ def _check_updates(graph: OpGraph, ops: Longs, tensors: Longs) -> None:
     edges = [(before, op) for op, befores in enumerate(waits_for) for before in befores - {op}]
     runs = set(topological_order(graph.num_ops, edges))
     if len(runs) < graph.num_ops:
-        stuck = min(set(ops.tolist()) - runs)
         raise InvalidValue(
             "mutation_op",
-            f"op {graph.names[stuck]!r} waits for a reader that waits for it",
+            f"op {graph.names[min(set(ops.tolist()) - runs)]!r} waits for a reader that waits for it",
             "in-place updates after every other reader of their tensor",
             where="graph",
         )

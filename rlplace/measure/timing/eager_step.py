@@ -169,7 +169,7 @@ class EagerStep:
     def _step(self, *, is_synchronised: bool = True) -> None:
         if self._optimizer is not None:
             self._optimizer.zero_grad()
-        casting = nullcontext() if self._autocast is None else self._autocast.entered(self.place.type)
+        casting = nullcontext() if self._autocast is None else torch.autocast(self.place.type, dtype=self._autocast)
         with torch.set_grad_enabled(self._loss_fn is not None), casting:
             if self._micro is not None:
                 returned = run_in_micro_batches(
