@@ -108,8 +108,9 @@ class OpGraph:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How to pickle it: without its program, which runs in this process alone."""
-        facts = {each.name: getattr(self, each.name) for each in fields(self)}
-        return partial(OpGraph, **(facts | {"program": None})), ()
+        return partial(
+            OpGraph, **{each.name: getattr(self, each.name) for each in fields(self)} | {"program": None}
+        ), ()
 
     def __copy__(self) -> OpGraph:
         return self

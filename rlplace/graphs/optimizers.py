@@ -199,7 +199,10 @@ def torch_optimizer(
             fused=is_real,
             capturable=is_capturable,
         )
-    is_fused = is_real and not any(map(_is_fused_sgd_wrong, parameters))
     return torch.optim.SGD(
-        parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=is_fused
+        parameters,
+        lr=spec.lr,
+        momentum=spec.momentum,
+        weight_decay=spec.weight_decay,
+        fused=is_real and not any(map(_is_fused_sgd_wrong, parameters)),
     )

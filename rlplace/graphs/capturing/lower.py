@@ -150,8 +150,9 @@ class _Lowering:
         for node, (kind, key), value in zip(placeholders, kinds, trace.values, strict=True):
             is_state = kind in ("parameter", "buffer")
             name, module = (key, key.rpartition(".")[0]) if is_state else (f"{kind}_{key}", "")
-            source = Source(kind, key, value.detach())
-            self.refs[node] = ref = self.ops.add_source(name, source, node.meta["val"], module=module)
+            self.refs[node] = ref = self.ops.add_source(
+                name, Source(kind, key, value.detach()), node.meta["val"], module=module
+            )
             # a recomputed forward reads the module's own tensors, and the loss of an autoencoder the user's input
             self.constants.setdefault(memory(value), ref)
 
@@ -342,16 +343,17 @@ class Lowered:
     ) -> Ref:
         """Adds a source op that holds `value`; returns its tensor."""
         target = "input" if source.kind == "target" else source.kind  # a target of the loss is placed as an input is
-        row = OpRow(
-            name,
-            target,
-            module,
-            signature=target,
-            parameter_bytes=tensor_bytes(value) if target == "parameter" else 0,
-            gradient_bytes=gradient_bytes,
-            micro_batch=micro_batch,
+        op = self.built.add(
+            OpRow(
+                name,
+                target,
+                module,
+                signature=target,
+                parameter_bytes=tensor_bytes(value) if target == "parameter" else 0,
+                gradient_bytes=gradient_bytes,
+                micro_batch=micro_batch,
+            )
         )
-        op = self.built.add(row)
         self.sources[op] = source
         return Ref(self.add_tensor(op, 0, value))
 
@@ -360,17 +362,18 @@ class Lowered:
     ) -> None:
         """Adds the update of a parameter, which lives with it and with the ops `together`."""
         value, slope, target = self.value(parameter), self.value(gradient), f"update.{optimizer.name}"
-        row = OpRow(
-            f"update_{name}",
-            target,
-            name.rpartition(".")[0],
-            UPDATE,
-            signature(target, (value, slope), {}),
-            (parameter.id, self.base(gradient)),
-            *update_facts(optimizer, value, slope),
-            state_bytes=state_bytes(optimizer, value),
+        op = self.built.add(
+            OpRow(
+                f"update_{name}",
+                target,
+                name.rpartition(".")[0],
+                UPDATE,
+                signature(target, (value, slope), {}),
+                (parameter.id, self.base(gradient)),
+                *update_facts(optimizer, value, slope),
+                state_bytes=state_bytes(optimizer, value),
+            )
         )
-        op = self.built.add(row)
         self.calls[op] = Update(parameter, gradient)
         self.built.mutations.append((op, parameter.id))
         self.built.together.append((op, self.producer(parameter), *together))
@@ -610,9 +613,11 @@ def update_facts(spec: OptimizerSpec, parameter: torch.Tensor, gradient: torch.T
     Its workspace is a copy of the gradient in the parameter's layout, where it has another: fused kernels need it.
     """
     size = tensor_bytes(parameter)
-    moved = 3.0 * size + 2.0 * state_bytes(spec, parameter)
-    workspace = 0 if gradient.stride() == parameter.stride() else size
-    return Facts(float(UPDATE_FLOPS_PER_ELEMENT[spec.name] * parameter.numel()), moved, workspace)
+    return Facts(
+        float(UPDATE_FLOPS_PER_ELEMENT[spec.name] * parameter.numel()),
+        3.0 * size + 2.0 * state_bytes(spec, parameter),
+        0 if gradient.stride() == parameter.stride() else size,
+    )
 
 
 def signature(target: str, args: Any, kwargs: Any) -> str:

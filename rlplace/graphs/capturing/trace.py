@@ -314,8 +314,7 @@ def backward_ends(
         loss = _check_loss(check_alone(result))
         with fx_traceback.annotate({"seed": True}):
             return [loss], [torch.full(loss.shape, part.weight, dtype=loss.dtype, device=loss.device)]
-    tensors = tensors_in(result)
-    return [tensors[position] for position in part.outputs], given
+    return [tensors_in(result)[position] for position in part.outputs], given
 
 
 def check_alone(returned: Any) -> Any:

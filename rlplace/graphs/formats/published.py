@@ -196,8 +196,14 @@ class DnnPartitioning:
                 graph.input_tensors.tolist(), graph.edge_op.tolist(), self.edge_bytes.tolist(), strict=True
             )
         ]
-        counts = {"maxSizePerFPGA": self.capacity_bytes, "maxFPGAs": self.num_accelerators, "maxCPUs": self.num_cpus}
-        write_json_atomic(path, {**counts, "nodes": nodes, "edges": edges}, indent=1)
+        document = {
+            "maxSizePerFPGA": self.capacity_bytes,
+            "maxFPGAs": self.num_accelerators,
+            "maxCPUs": self.num_cpus,
+            "nodes": nodes,
+            "edges": edges,
+        }
+        write_json_atomic(path, document, indent=1)
 
 
 _LAYER = "layer."
@@ -365,8 +371,8 @@ def _steps(path: str | os.PathLike[str], micro_batches: int) -> LayerSteps:
 
 
 def _lines(path: Path) -> list[str]:
-    content = read_plain(path, largest_bytes=1 << 26, holds="a profile", follows_links=True)
     try:
+        content = read_plain(path, largest_bytes=1 << 26, holds="a profile", follows_links=True)
         return content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise FileProblem(
@@ -476,8 +482,8 @@ class LayerSteps(GraphBuilder):
         self._parameters: dict[int, int] = {}  # tensor of each layer that has one
         self._has_backward: list[bool] = []
         for layer in layers:
-            needs = layer.parameter_bytes > 0 or any(self._has_backward[source] for source in layer.reads)
-            self._has_backward.append(needs or layer.backward_s > 0)
+            is_reached = any(self._has_backward[source] for source in layer.reads)
+            self._has_backward.append(is_reached or layer.parameter_bytes > 0 or layer.backward_s > 0)
         count = micro_batches
         for index, layer in enumerate(layers):
             if size := layer.parameter_bytes:

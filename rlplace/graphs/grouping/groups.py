@@ -215,10 +215,9 @@ def _parts(groups: Coarsening, num_groups: int) -> NDArray[np.int64]:
     roots = np.unique(groups.roots())
     source, target, weight_s = groups.edges()
     numbers = np.searchsorted(roots, np.concatenate((source, target)))
-    parts = metis_parts(
+    return metis_parts(
         len(roots), numbers[: len(source)], numbers[len(source) :], weight_s, groups.shares()[roots], num_groups
-    )
-    return parts[groups.op_group()]
+    )[groups.op_group()]
 
 
 def _shared_runs(graph: OpGraph, count: int) -> NDArray[np.int64]:
@@ -381,10 +380,14 @@ def run_metis(
     }
     if shares is not None:
         question |= {"tpwgts": shares.tolist(), "recursive": False}
-    command = [sys.executable, "-c", program]
     try:
         done = subprocess.run(
-            command, input=json.dumps(question), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            [sys.executable, "-c", program],
+            input=json.dumps(question),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RunnerError(f"metis: it could not finish: {error}") from error

@@ -137,7 +137,7 @@ class MeteredStep(PlacedStep):
     def _resident_bytes(self) -> NDArray[np.int64]:
         """(D,) bytes of the storages that stay on each device from step to step."""
         tensors = map(self._resident_tensors, range(self._host.num_devices))
-        storages = [[tensor.untyped_storage() for tensor in own] for own in tensors]
+        storages = (map(torch.Tensor.untyped_storage, own) for own in tensors)
         sizes = ({each.data_ptr(): each.nbytes() for each in own} for own in storages)
         return np.array([sum(each.values()) for each in sizes], dtype=np.int64)
 

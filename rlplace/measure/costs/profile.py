@@ -88,8 +88,7 @@ def _measure(source: Device, destination: Device, repeats: int) -> tuple[float, 
     """(latency_s, bandwidth_bytes_per_s) of transfers from `source` to `destination`."""
     if "cuda" not in (source.backend, destination.backend):
         return line(SIZES_BYTES, [_round_s(size, size, source, destination, repeats) / 2 for size in SIZES_BYTES])
-    small = GPU_SIZES_BYTES[0]
-    rounds_s = [_round_s(size, small, source, destination, repeats) for size in GPU_SIZES_BYTES]
+    rounds_s = [_round_s(size, GPU_SIZES_BYTES[0], source, destination, repeats) for size in GPU_SIZES_BYTES]
     return line(GPU_SIZES_BYTES, [seconds - rounds_s[0] / 2 for seconds in rounds_s])
 
 
@@ -195,8 +194,9 @@ def profile_costs(
     crew = Crew(host.devices)
     try:
         with limited_memory(host):
-            say = on_progress or (lambda _: None)
-            profiler = _Profiler(graph, host, crew, num_steps, warmup, most_s, say, watch or Watch())
+            profiler = _Profiler(
+                graph, host, crew, num_steps, warmup, most_s, on_progress or (lambda _: None), watch or Watch()
+            )
             by_kind = profiler.run()
     finally:
         crew.stop()
@@ -243,11 +243,13 @@ class _Profiler:
         if not self._workspaces:
             return None
         other, told = next(iter(self._workspaces.values())), self._graph.workspace_bytes
-        columns = [
-            self._workspaces.get(device.kind, other if device.backend == "cpu" else told)
-            for device in self._host.devices
-        ]
-        return np.stack(columns, axis=1)
+        return np.stack(
+            [
+                self._workspaces.get(device.kind, other if device.backend == "cpu" else told)
+                for device in self._host.devices
+            ],
+            axis=1,
+        )
 
     def _device_of(self, kind: str) -> tuple[int, str]:
         """The first device of a kind that holds the step, else the first and why it does not."""
@@ -521,8 +523,9 @@ def layouts(graph: OpGraph) -> dict[int, Layout]:
         for op in range(graph.num_ops):
             if op in program.sources:
                 value = program.sources[op].value
-                made = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype)
-                values[int(graph.output_offsets[op])] = made
+                values[int(graph.output_offsets[op])] = torch.empty_strided(
+                    tuple(value.shape), value.stride(), dtype=value.dtype
+                )
             elif isinstance(call := program.calls[op], Update):
                 read(call.gradient)
             else:

@@ -228,8 +228,7 @@ class Streams:
     def settle(self, timeout_s: float) -> bool:
         """Whether all that was launched on them ended within `timeout_s`, be it with an error."""
         with self._lock:
-            copying = (stream for pair in self._copies.values() for stream in pair)
-            pending = [*self._left, *self._compute.values(), *copying]
+            pending = [*self._left, *self._compute.values(), *(each for pair in self._copies.values() for each in pair)]
         until_s = time.monotonic() + timeout_s
         for stream in pending:
             while not _is_done(stream):

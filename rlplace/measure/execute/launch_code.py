@@ -106,7 +106,7 @@ class StepCode:
         ]
         self._runs = {updates[-1]: updates for each in self.update_runs for updates in each}  # by its last update
         self._last_of_run = {op: updates[-1] for updates in self._runs.values() for op in updates}
-        parts = [self._device_source(device, items) for device, items in enumerate(self.items)]
+        parts = map(self._device_source, range(host.num_devices), self.items)
         self.sources, self.line_items, self.allocations, self.releases = zip(*parts, strict=True)
 
     def item_words(self, device: int, line: int) -> tuple[str, str]:

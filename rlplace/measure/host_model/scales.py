@@ -310,8 +310,9 @@ class Scales:
             [add("latency", link.name, prior.latency * (link.latency_s > 0)) for link in host.links], dtype=int
         )
         self.overhead_at = add("overhead", "every op", prior.overhead if prior.overhead_s > 0 else 0.0)
-        has_dispatcher = any(device.dispatcher for device in host.devices)
-        self.dispatch_at = add("dispatch", "every launch", prior.dispatch if has_dispatcher else 0.0)
+        self.dispatch_at = add(
+            "dispatch", "every launch", prior.dispatch * any(device.dispatcher for device in host.devices)
+        )
         self._slowdown = slowdown_of(host, prior)
         self.corun_at = add("co-run", "devices that share memory", prior.corun_deviation * bool(self._slowdown.any()))
         self._root: NDArray[np.float64] | None = None
@@ -355,8 +356,7 @@ class Scales:
             if not host.dispatch_s:  # op times as profiled hold their launches
                 seconds = np.where(self._runs[:, None], np.maximum(seconds - dispatch_s, LEAST_OP_S), 0.0)
         if self.corun_at >= 0:
-            rows = self._slowdown * float(factors[self.corun_at])
-            changed["corun_slowdown"] = tuple(tuple(row) for row in rows.tolist())
+            changed["corun_slowdown"] = tuple(map(tuple, (self._slowdown * float(factors[self.corun_at])).tolist()))
         changed["links"] = tuple(
             Link(
                 link.name,
@@ -365,8 +365,11 @@ class Scales:
             )
             for index, link in enumerate(host.links)
         )
-        costs = dataclasses.replace(self.problem.costs, op_time_s=seconds)
-        return dataclasses.replace(self.problem, host=dataclasses.replace(host, **changed), costs=costs)
+        return dataclasses.replace(
+            self.problem,
+            host=dataclasses.replace(host, **changed),
+            costs=dataclasses.replace(self.problem.costs, op_time_s=seconds),
+        )
 
     def _known(self, items: list[Scale], knowledge: HostKnowledge) -> list[Scale]:
         """The factors as other workloads taught them; how they depend on each other is kept as the root."""

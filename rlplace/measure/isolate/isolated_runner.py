@@ -425,8 +425,8 @@ def packed_setup(problem: Problem, *, seed: int = 0, memory_limit_bytes: int | N
         CannotIsolate: it cannot be sent.
     """
     program, packed = require_program(problem.graph), Packed()
-    sent = dataclasses.replace(program, origin=without_model(program.origin))
     try:
+        sent = dataclasses.replace(program, origin=without_model(program.origin))
         packed.add(Setup(problem, sent, seed, usable_cores(), torch_settings(), memory_limit_bytes))
     except Exception as error:
         raise CannotIsolate(f"the captured step cannot be sent to it: {type(error).__name__}: {error}") from error
@@ -455,9 +455,7 @@ Runner = HostRunner | IsolatedRunner
 
 def is_isolated(asked: bool | None) -> bool:
     """Whether plans run in a worker: as asked, else as the environment says, else yes where workers can be started."""
-    if asked is not None:
-        return asked
-    return os.environ.get(VARIABLE, "") != "1" and os.name == "posix"
+    return asked if asked is not None else os.environ.get(VARIABLE, "") != "1" and os.name == "posix"
 
 
 def make_runner(
@@ -485,8 +483,11 @@ def make_runner(
 
 def _warn(what: str, error: CannotIsolate) -> None:
     """Says why work runs in this process, to the caller of the function that decided so."""
-    why = f"{what} in this process, as no worker can be had: {error}. An op that crashes will end this process."
-    warnings.warn(why, RuntimeWarning, stacklevel=4)
+    warnings.warn(
+        f"{what} in this process, as no worker can be had: {error}. An op that crashes will end this process.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def profile_isolated(

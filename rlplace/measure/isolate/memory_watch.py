@@ -52,12 +52,11 @@ def limit_data(num_bytes: float) -> None:
     try:
         import resource
 
-        status = (_PROC / "self" / "status").read_text(encoding="ascii")
-        used = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmData:"))
+        used = _words(_PROC / "self" / "status")["VmData"] * 1024
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         wanted = int(used + num_bytes)
         resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
-    except (ImportError, OSError, ValueError, StopIteration):
+    except (ImportError, OSError, ValueError, KeyError):
         return
 
 

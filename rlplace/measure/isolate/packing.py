@@ -159,9 +159,7 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
     def persistent_id(self, obj: Any) -> tuple[int, torch.dtype | None] | None:
         if isinstance(obj, torch.storage.TypedStorage):
             return self._number_of(obj._untyped_storage), obj.dtype
-        if isinstance(obj, torch.UntypedStorage):
-            return self._number_of(obj), None
-        return None
+        return (self._number_of(obj), None) if isinstance(obj, torch.UntypedStorage) else None
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, FakeTensor):
@@ -236,8 +234,7 @@ def home_of(name: str) -> OpHome:
     if namespace in _BUILT_IN:
         return OpHome()
     libraries = tuple(sorted(map(str, torch.ops.loaded_libraries)))
-    custom = OPDEFS.get(name)
-    if custom is not None:
+    if (custom := OPDEFS.get(name)) is not None:
         module = custom._init_fn.__module__
         if _is_importable(module):
             return OpHome((module,), libraries)

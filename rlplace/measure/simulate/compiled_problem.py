@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue
 from rlplace.graphs import FORWARD, OpGraph
 from rlplace.graphs.paths import longest_after, ready_order, topological_order
-from rlplace.jit import Block, Bytes, Floats, Ints, IntTable, Longs
+from rlplace.jit import Block, Bytes, Floats, Ints, IntTable, Longs, inlined
 from rlplace.measure.costs.costs import allocated
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Plan, Problem
@@ -627,3 +627,19 @@ def stack_plans(problem: Problem, p: Compiled, plans: Sequence[Plan]) -> PlanBat
 
 def _joined(parts: list[NDArray[np.int32]]) -> Ints:
     return np.concatenate([np.zeros(0, dtype=np.int32), *parts])
+
+
+@inlined
+def transfer_seconds(latency_s: Floats, s_per_byte: Floats, route: int | tuple[int, int], num_bytes: float) -> float:
+    """Seconds that `num_bytes` are on their way: the one formula of the simulator's kernels and of the list schedulers.
+
+    A transfer holds every link of its route for the latency of the route and the time of its bytes on the slowest link
+    (docs/step-time-model.md, rule 2). `Problem.transfer_latency_s` and `Problem.transfer_s_per_byte` are the figures.
+
+    Args:
+        latency_s: of every route, (D * D,) or (D, D) float64.
+        s_per_byte: of every route, alike.
+        route: index of a route: `source * D + destination`, or both of them.
+        num_bytes: of the tensor.
+    """
+    return float(latency_s[route] + num_bytes * s_per_byte[route])

@@ -25,10 +25,10 @@ from rlplace.measure.simulate.compiled_problem import (
     FastScratch,
     PlanBatch,
     Scratch,
+    transfer_seconds,
 )
 from rlplace.measure.simulate.kernel_general import plan_general, retime_events
 from rlplace.measure.simulate.kernel_plan import SLACK, is_updater, least_seconds, plan, shares_memory
-from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
 @kernel

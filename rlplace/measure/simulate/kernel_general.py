@@ -19,6 +19,7 @@ from rlplace.measure.simulate.compiled_problem import (
     Compiled,
     EventScratch,
     Scratch,
+    transfer_seconds,
 )
 from rlplace.measure.simulate.kernel_plan import (
     begin,
@@ -30,7 +31,6 @@ from rlplace.measure.simulate.kernel_plan import (
     sort,
     waiting_updates,
 )
-from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
 @part

@@ -27,8 +27,8 @@ from rlplace.measure.simulate.compiled_problem import (
     Compiled,
     FastScratch,
     Scratch,
+    transfer_seconds,
 )
-from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
 @part

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.jit import Floats, Longs, inlined, kernel
-from rlplace.measure.simulate.transfer_time import transfer_seconds
+from rlplace.measure.simulate.compiled_problem import transfer_seconds
 from rlplace.search.schedule.list_schedule import (
     Gaps,
     HostResources,
