@@ -13,7 +13,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -396,11 +396,15 @@ def explained(
         log.disabled = was_disabled
 
 
+def has_values(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether there is memory behind all of them: none is fake or on `meta`."""
+    return not any(isinstance(each, FakeTensor) or each.is_meta for each in tensors)
+
+
 def _raised_by(model: nn.Module, loss_fn: Callable[..., Any] | None, eagerly: Step) -> Exception | None:
     """The error of a copy of the model and its loss; None where it runs, or cannot be copied."""
     held = [*model.parameters(), *model.buffers()]
-    has_values = not any(isinstance(each, FakeTensor) or each.is_meta for each in held)
-    if not has_values or sum(each.numel() for each in held) > MOST_PARAMETERS:
+    if not has_values(held) or sum(each.numel() for each in held) > MOST_PARAMETERS:
         return None
     try:
         copies = copy.deepcopy((model, loss_fn))

@@ -32,6 +32,7 @@ from rlplace.graphs.capturing.refusals import (
     check_model,
     dtype_words,
     explained,
+    has_values,
     no_numbers_drawn,
 )
 from rlplace.graphs.capturing.untouched import call_with, check_steps_alike, untouched, watched_state
@@ -160,11 +161,10 @@ def trace_step(
     check_devices({**trainable, **fixed, **buffers}, tensors, targets)
     autocast = autocast_dtype(values)
     none: contextlib.AbstractContextManager[list[Statistics]] = contextlib.nullcontext([])
-    has_values = not any(isinstance(value, FakeTensor) or value.is_meta for value in values)
     with (
         statistics_handed_out(model) if isinstance(part, AsSlice) else none as handed_out,
         untouched(model, loss_fn),
-        explained(model, loss_fn, eagerly if has_values else None, dtypes),
+        explained(model, loss_fn, eagerly if has_values(values) else None, dtypes),
         portable(model),
         _use_lazy_graph_module(True),  # the code of the graph modules made on the way is never run
         grad_mode,

@@ -216,13 +216,11 @@ def reduced(obj: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
         obj: an overload, a packet, a higher-order op, a `CustomOpDef`, or anything else.
     """
     if isinstance(obj, OpOverload):
-        name = obj._schema.name
-        return find_overload, (name, obj._overloadname, home_of(name))
+        return find_op, (obj._schema.name, home_of(obj._schema.name), obj._overloadname)
     if isinstance(obj, OpOverloadPacket):
-        name = obj._qualified_op_name
-        return find_packet, (name, home_of(name))
+        return find_op, (obj._qualified_op_name, home_of(obj._qualified_op_name))
     if isinstance(obj, HigherOrderOperator):
-        return find_higher_order, (obj.__name__,)
+        return find_op, (f"higher_order::{obj.__name__}", OpHome())
     if isinstance(obj, CustomOpDef):
         return find_custom_op, (obj._qualname, home_of(obj._qualname))
     return None
@@ -250,17 +248,12 @@ def home_of(name: str) -> OpHome:
     return OpHome(tuple(sorted(modules)), libraries)
 
 
-def find_overload(name: str, overload: str, home: OpHome) -> OpOverload[..., Any]:
-    """The overload of the op, registered here if it was not.
+def find_op(name: str, home: OpHome, overload: str = "") -> Any:
+    """All overloads of the op, or one of them, registered here if they were not.
 
     Raises:
         ImportError, AttributeError: it cannot be.
     """
-    return cast("OpOverload[..., Any]", getattr(find_packet(name, home), overload))
-
-
-def find_packet(name: str, home: OpHome) -> OpOverloadPacket[..., Any]:
-    """All overloads of the op, registered here if they were not; raises as `find_overload`."""
     namespace, _, op = name.partition("::")
     for library in home.libraries:
         if library not in torch.ops.loaded_libraries:
@@ -269,17 +262,13 @@ def find_packet(name: str, home: OpHome) -> OpOverloadPacket[..., Any]:
         importlib.import_module(module)
     if home.define is not None and name not in OPDEFS:
         home.define()
-    return cast("OpOverloadPacket[..., Any]", getattr(getattr(torch.ops, namespace), op))
-
-
-def find_higher_order(name: str) -> HigherOrderOperator:
-    """The higher-order op of that name."""
-    return cast(HigherOrderOperator, getattr(torch.ops.higher_order, name))
+    packet = getattr(getattr(torch.ops, namespace), op)
+    return getattr(packet, overload) if overload else packet
 
 
 def find_custom_op(name: str, home: OpHome) -> CustomOpDef:
-    """The result of `torch.library.custom_op`, registered here if it was not; raises as `find_overload`."""
-    find_packet(name, home)
+    """The result of `torch.library.custom_op`, registered here if it was not; raises as `find_op`."""
+    find_op(name, home)
     return cast(CustomOpDef, OPDEFS[name])
 
 
