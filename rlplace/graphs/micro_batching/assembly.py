@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.constants import memory
-from rlplace.graphs.capturing.lower import Facts, Lowered, LoweredStep, call_facts, lower_step, signature
+from rlplace.graphs.capturing.lower import Facts, Lowered, LoweredStep, call_facts, signature
 from rlplace.graphs.capturing.trace import AsSlice, Trace, trace_step
 from rlplace.graphs.micro_batching.slices import cut_words
 from rlplace.graphs.opgraph import BACKWARD, LATER_HALF, UPDATE, GradientSum, OpRow, TensorRow, gradient_sums
@@ -254,7 +254,7 @@ class Parts:
                 micro-batches share, other than running statistics of batch norm, or reads running statistics that it
                 updates.
         """
-        step = lower_step(self._trace(index, part, seeds))
+        step = LoweredStep(self._trace(index, part, seeds))
         built = step.ops.built
         if built.mutations:
             changed = built.ops[built.tensors[built.mutations[0][1]].op].name

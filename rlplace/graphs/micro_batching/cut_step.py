@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
-from rlplace.graphs.capturing.lower import Lowered, LoweredStep, lower_step
+from rlplace.graphs.capturing.lower import Lowered, LoweredStep
 from rlplace.graphs.capturing.portable import normalises_batch, portable, statistics_handed_out
 from rlplace.graphs.capturing.refusals import explained
 from rlplace.graphs.capturing.trace import AsSlice, check_alone, fakes, trace_step
@@ -285,7 +285,7 @@ class Joined:
             _Outputs(output), (), {}, origin.loss_fn, origin.targets, is_training=True, frozen=origin.frozen
         )
         check_alone(trace.result)
-        self._loss = lower_step(trace)
+        self._loss = LoweredStep(trace)
         self._gradients = dict(zip(trace.trainable, self._loss.gradients, strict=True))
         self.differentiated = tuple(k for k in range(len(self._whole)) if self._gradients.get(_name(k)) is not None)
 
