@@ -70,10 +70,13 @@ class UpdateState:
 
     def reset(self) -> None:
         """Back to the state before the first step."""
-        for moment in self.moments:
-            moment.zero_()
-        if self.step is not None:
-            self.step.zero_()
+        for each in self.tensors:
+            each.zero_()
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The moments, then the step counter where there is one."""
+        return self.moments if self.step is None else [*self.moments, self.step]
 
 
 def updater(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> Updater:

@@ -575,9 +575,11 @@ def call_facts(target: Any, args: Any, kwargs: Any, output: Any) -> Facts:
     """
     inputs, outputs = tensors_in((args, kwargs)), tensors_in(output)
     packet, given = getattr(target, "overloadpacket", None), _registered(target, args, kwargs, output)
-    flops = max(sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
-    if packet in flop_registry and "flops" not in given:
-        flops = flop_registry[packet](*args, **kwargs, out_val=output)
+    flops = (
+        flop_registry[packet](*args, **kwargs, out_val=output)
+        if packet in flop_registry and "flops" not in given
+        else max(sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
+    )
     moved = sum(map(tensor_bytes, {id(t): t for t in inputs}.values())) + sum(map(tensor_bytes, outputs))
     workspace = _SCRATCH[packet](*args, **kwargs, output=output) if packet in _SCRATCH else 0
     return Facts(

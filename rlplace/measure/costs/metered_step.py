@@ -146,10 +146,7 @@ class MeteredStep(PlacedStep):
             if item in self._program.sources:
                 yield self._residents.tensor(item, device)
             elif isinstance(self._program.calls.get(item), Update):
-                state = self._residents.update_state(item, device)
-                yield from state.moments
-                if state.step is not None:
-                    yield state.step
+                yield from self._residents.update_state(item, device).tensors
 
 
 def _needed(events: list[Event]) -> Iterator[tuple[int, int]]:

@@ -71,14 +71,11 @@ class StepCode:
         self._hold_every = hold_every
         self._program: Program = require_program(graph)
         self.constants = Constants()
-        self._outgoing: dict[int, list[int]] = defaultdict(list)  # tensor -> transfers
-        for transfer, tensor in enumerate(plan.transfer_tensor.tolist()):
-            self._outgoing[tensor].append(transfer)
-        self._mutated: dict[int, list[int]] = defaultdict(list)  # op -> tensors
-        for op, tensor in zip(graph.mutation_op.tolist(), graph.mutation_tensor.tolist(), strict=True):
-            self._mutated[op].append(tensor)
+        sent = plan.transfer_tensor.tolist()
+        self._outgoing = _grouped(zip(sent, range(len(sent)), strict=True))  # tensor -> transfers
+        self._mutated = _grouped(zip(graph.mutation_op.tolist(), graph.mutation_tensor.tolist(), strict=True))
         updated = set(graph.mutation_tensor.tolist())
-        self.acknowledged = frozenset(k for k, tensor in enumerate(plan.transfer_tensor.tolist()) if tensor in updated)
+        self.acknowledged = frozenset(k for k, tensor in enumerate(sent) if tensor in updated)
         is_copy = {(r.source, r.destination): bool(r.links) for r in host.routes}
         sources, destinations = plan.devices[graph.tensor_op[plan.transfer_tensor]], plan.transfer_destination
         ends = [(host.devices[a], host.devices[b]) for a, b in zip(sources, destinations, strict=True)]
@@ -88,12 +85,11 @@ class StepCode:
         self._is_split, self._second = second is not None, frozenset(second or ())
         self.signals = gang_signals(graph, host, plan, self.is_handover, self._second)
         gradients = [*self._program.gradients.values(), *self._program.input_gradients.values()]
-        self.results = [(ref, False) for ref in self._program.result_refs]  # and whether the second part makes it
-        if self._is_split:
-            self.results += [(ref, True) for ref in gradients]
-        self._handed: dict[int, list[tuple[int, Ref]]] = defaultdict(list)  # op -> gradients that it makes
-        for index, ref in enumerate(gradients if hands_out and self._program.optimizer is None else ()):
-            self._handed[int(graph.tensor_op[self._program.base(ref)])].append((index, ref))
+        of_second = [(ref, True) for ref in gradients] if self._is_split else []
+        self.results = [*((ref, False) for ref in self._program.result_refs), *of_second]
+        out = gradients if hands_out and self._program.optimizer is None else []
+        makers = graph.tensor_op[[self._program.base(ref) for ref in out]].tolist()
+        self._handed = _grouped(zip(makers, enumerate(out), strict=True))  # op -> gradients that it makes
         offsets, inputs = graph.input_offsets.tolist(), graph.input_tensors.tolist()
         self._reads = [inputs[offsets[op] : offsets[op + 1]] for op in range(graph.num_ops)]
 
@@ -124,9 +120,8 @@ class StepCode:
     ) -> tuple[str, tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
         n, graph, program = self._graph.num_ops, self._graph, self._program
         copied: set[int] = set()
-        dying: dict[int, list[int]] = defaultdict(list)
-        for tensor, item in self._last_uses(device, items).items():
-            dying[self._last_of_run.get(item, item)].append(tensor)
+        last_uses = self._last_uses(device, items).items()
+        dying = _grouped((self._last_of_run.get(item, item), tensor) for tensor, item in last_uses)
         lines: list[str] = []
         owners: list[int] = []  # the item of each line
         words = Expressions(program, device, self.constants)
@@ -270,6 +265,14 @@ class StepCode:
             gradients = [self._program.calls[each].gradient for each in self._runs[op]]  # type: ignore[union-attr]
             lines.append(f"u{op}({', '.join(map(words.name, gradients))})")
         return lines, ()
+
+
+def _grouped(pairs: Iterable[tuple[int, Any]]) -> dict[int, list[Any]]:
+    """The second ones of pairs by the first, in order; none for others."""
+    groups: dict[int, list[Any]] = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return groups
 
 
 class Constants:

@@ -282,9 +282,11 @@ class PlacedStep:
             call = program.calls.get(item)
             if call is None or isinstance(call, Update):
                 continue
-            function = _direct(call.target)
-            if call.is_random:
-                function = seeded(call.target, places[device], seed=self._seed, op=item)
+            function = (
+                seeded(call.target, places[device], seed=self._seed, op=item)
+                if call.is_random
+                else _direct(call.target)
+            )
             if gradients is not None and item in program.seeds:
                 function = gradients.scaled(function)
             names[f"f{item}"] = function

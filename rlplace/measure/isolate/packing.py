@@ -127,9 +127,10 @@ class Unpacked:
     def _storage(self, number: int) -> torch.UntypedStorage:
         if number not in self._storages:
             offset, size = self._sections[number]
-            flat = torch.empty(0, dtype=torch.uint8)
-            if size:
-                flat = torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=offset)
+            # no buffer of no bytes is taken
+            flat = (
+                torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=offset) if size else torch.empty(0)
+            )
             self._storages[number] = flat.untyped_storage()
         return self._storages[number]
 

@@ -142,9 +142,11 @@ class HostRunner:
         timers += [partial(self._with_room, self._other(each, len(plans) + k), None) for k, each in enumerate(others)]
         suspensions = Suspensions()
         timers = [watched(timer, k, self._watch, suspensions) for k, timer in enumerate(timers)]
-        reference = None
-        if self.reference is not None:
-            reference = watched(self._timer(self.reference, _First()), REFERENCE, self._watch, suspensions)
+        reference = (
+            None
+            if self.reference is None
+            else watched(self._timer(self.reference, _First()), REFERENCE, self._watch, suspensions)
+        )
         try:
             with suspensions.watching():
                 lanes = race(
