@@ -494,8 +494,8 @@ def tables_of(graph: OpGraph, devices: NDArray[np.int32]) -> list[Table]:
 def plan_of(tables: Sequence[Table], host: Host) -> dict[str, Any]:
     """The sharding plan as plain data: by path of the module that holds tables, by name of the table.
 
-    Ranks are those of `rank_devices`. `ranks` and `sharding_spec` of a data-parallel table are what torchrec's planner
-    gives it: every rank, and none.
+    Ranks are those of `rank_devices`. As in plans of torchrec's own planner, a data-parallel table has every rank in
+    `ranks`, and no `sharding_spec`.
 
     Args:
         tables: of the placement.

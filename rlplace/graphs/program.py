@@ -47,7 +47,7 @@ class Source:
     """Where the value of a source op comes from.
 
     Attributes:
-        kind: what it is.
+        kind: its kind.
         key: dotted name of a parameter or buffer, position of an input among the flattened inputs or of a
             target among the targets, or "" .
         value: the tensor at capture time (fake tensors where the model was built from them).
@@ -133,7 +133,7 @@ _OF_NAME: Any = None
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """Which optimizer updates the parameters, with PyTorch's own defaults.
+    """The optimizer of a step, with PyTorch's defaults.
 
     Attributes:
         name: `sgd`, `momentum`, `adam` or `adamw`.
@@ -187,9 +187,10 @@ class LossVerdict:
     """How micro-batches make the loss of their batch.
 
     Attributes:
-        kind: `separate`: each has a loss of its own. `joined`: one loss of their joined outputs; of inference, the
-            joined outputs alone. `accumulated`: as separate, by definition, whatever the loss of the whole batch is.
-        weights: of separate losses: `mean`: samples of the micro-batch over those of the batch. `sum`: 1.
+        kind: `separate`: each micro-batch has its own loss. `joined`: one loss of their concatenated outputs; for
+            inference, only the concatenated outputs. `accumulated`: as separate, even if this differs from the loss of
+            the whole batch.
+        weights: of separate losses: `mean`: samples of the micro-batch divided by samples of the batch. `sum`: 1.
         is_checked: whether the loss and gradients of some samples were compared, or there was nothing to compare.
         why: a sentence for people.
         normalises_batch: whether the model has batch norm in training, whose statistics are then those of each

@@ -37,7 +37,7 @@ MEMORY_SHARE = 0.25
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """An `OpGraph` on a `Host`, with its `Costs` and the `Grouping` that moves are made of.
+    """An `OpGraph` and a `Host`, with `Costs` and a `Grouping`.
 
     Attributes:
         graph: N ops.
@@ -46,7 +46,7 @@ class Problem:
         grouping: G groups of ops that move together.
         allowed: (N, D) bool, devices where each op may run (the user's pins and exclusions, ops that a device does not
             support); None allows every op everywhere.
-        op_order: default priorities of ops, one of `OP_ORDERS`; they differ where there are micro-batches only.
+        op_order: default priorities of ops, one of `OP_ORDERS`; they differ only for micro-batches.
     """
 
     graph: OpGraph
@@ -93,21 +93,21 @@ class Problem:
 
     @property
     def workspace_bytes(self) -> NDArray[np.int64]:
-        """(N, D) int64: scratch of each op on each device, as it was seen to take, else as the graph says."""
+        """(N, D) int64: scratch memory of each op on each device, measured or else from the graph."""
         if self.costs.workspace_bytes is not None:
             return self.costs.workspace_bytes
         return np.repeat(self.graph.workspace_bytes[:, None], self.host.num_devices, axis=1)
 
     @cached_property
     def group_allowed(self) -> NDArray[np.bool_]:
-        """(G, D) bool: devices where all the ops of a group may run; every group has at least one."""
+        """(G, D) bool: devices that are allowed for all ops of a group; every group has at least one."""
         table = np.ones((self.grouping.num_groups, self.host.num_devices), dtype=np.bool_)
         if self.allowed is not None:
             np.logical_and.at(table, self.grouping.op_group, self.allowed)
         return table
 
     def draw_groups(self, generator: np.random.Generator, count: int) -> NDArray[np.int32]:
-        """(count, G) int32: every group on one of its devices, drawn uniformly."""
+        """(count, G) int32: for every group one of its allowed devices, drawn uniformly."""
         shape = (count, self.grouping.num_groups)
         if self.allowed is None:
             return generator.integers(0, self.host.num_devices, shape, dtype=np.int32)
@@ -116,7 +116,7 @@ class Problem:
         return listed[np.arange(shape[1]), chosen].astype(np.int32)
 
     def nearest_groups(self, group_devices: NDArray[np.integer]) -> NDArray[np.int32]:
-        """`group_devices` (..., G), but with groups that may not be there on the next device where they may be."""
+        """`group_devices` (..., G), with each forbidden device replaced by the next allowed one."""
         groups = np.asarray(group_devices, dtype=np.int32)
         if self.allowed is None:
             return groups
@@ -138,16 +138,17 @@ class Problem:
         progress: Say | bool | None = None,
         profiler: Callable[[OpGraph, Host, Say], Costs] | None = None,
     ) -> Problem:
-        """The problem with costs and link figures measured on this machine, from real steps and real copies.
+        """A problem with costs and link speeds that are measured on this machine, with real steps and copies.
 
         Args:
-            graph: with its program.
-            host: of this machine, or a word for it (`auto`, `cores`, ...), as of `--host`.
-            num_groups: how many groups to aim at.
-            grouping: the rule that groups are made by, a word of `GroupingRule`.
+            graph: a graph with its program.
+            host: a host of this machine, or a HOST word for it (`auto`, `cores`, ...).
+            num_groups: number of groups to aim at.
+            grouping: the rule of the groups, a word of `GroupingRule`.
             acyclic: keep the graph of groups without cycles.
             constraints: pins, exclusions, and ops that stay together.
-            progress: told which part is being profiled; True prints to stderr, False nothing, None to a terminal only.
+            progress: called with the part that is being profiled; True prints to stderr, False prints nothing, None
+                prints only to a terminal.
             profiler: makes the costs; by default `profile_costs`, which runs steps in this process.
 
         Raises:
@@ -175,7 +176,7 @@ class Problem:
         acyclic: bool = False,
         constraints: Constraints | None = None,
     ) -> Problem:
-        """The problem with roofline costs, for a host that need not be here; arguments as in `profile`.
+        """A problem with roofline costs, also for a host that is not this machine; arguments as in `profile`.
 
         Raises:
             UserError: a rule or constraint that does not fit, or a device without the figures that an estimate needs.
@@ -198,7 +199,7 @@ class Problem:
         acyclic: bool = False,
         constraints: Constraints | None = None,
     ) -> Problem:
-        """The problem with given costs, its groups made by a rule for this host's routes and memory.
+        """A problem with given costs; a rule makes its groups for the routes and memory of this host.
 
         Raises:
             UserError: a rule or constraint that does not fit.
@@ -256,11 +257,11 @@ class Problem:
     def check_groups(
         self, group_devices: NDArray[np.integer], *, where: str = "placement of groups"
     ) -> NDArray[np.int32]:
-        """`group_devices` (..., G) as int32, checked; groups may be where pins bar them.
+        """`group_devices` (..., G) as int32, checked; pins are not checked.
 
         Args:
             group_devices: devices of groups.
-            where: who made them, for messages.
+            where: their source, for messages.
 
         Raises:
             InvalidValue: wrong length, no integers, or a device out of range.
@@ -272,7 +273,7 @@ class Problem:
         """`devices` (..., N) as int32, checked.
 
         Raises:
-            InvalidValue: wrong length, no integers, a device out of range, or a co-location rule broken.
+            InvalidValue: wrong length, no integers, a device out of range, or a violated co-location rule.
         """
         devices = check_range(devices, self.graph.num_ops, self.host.num_devices, one="op", where="placement")
         check_together(devices, self.graph, *self._together)
@@ -304,7 +305,7 @@ def check_range(devices: NDArray[Any], length: int, num_devices: int, *, one: st
         length: of the last axis.
         num_devices: of the host.
         one: the kind of their entries, for messages.
-        where: who made them, for messages.
+        where: their source, for messages.
 
     Raises:
         InvalidValue: wrong length, no integers, or a device out of range.
@@ -402,10 +403,10 @@ def over_routes(
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """One global sequence of ops and transfers; every static order is this sequence, filtered.
+    """One global sequence of ops and transfers. It determines the order on every device and link.
 
-    The order of ops on a device, of transfers on a link and of launches on a dispatcher are sub-sequences of
-    `sequence`. Since it is one topological order, no set of threads that follow it can deadlock.
+    The orders of ops on a device, of transfers on a link and of launches on a dispatcher are sub-sequences of
+    `sequence`. Because `sequence` is a topological order, threads that follow it cannot deadlock.
 
     Attributes:
         devices: (N,) int32, device of each op.
@@ -425,7 +426,7 @@ class Plan:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of devices, transfers and every order: equal plans run alike."""
+        """A hash of devices, transfers and all orders: plans with equal fingerprints run in the same way."""
         digest = hashlib.sha256()
         for array in (self.devices, self.transfer_tensor, self.transfer_destination, self.sequence):
             digest.update(len(array).to_bytes(8, "little") + array.tobytes())
@@ -451,7 +452,7 @@ class Timeline:
         transfer_tensor, transfer_source, transfer_destination: (K,) int32.
         transfer_start_s, transfer_end_s: (K,) float64.
         memory_time_s, memory_device, memory_bytes: (P,) float64, int32, int64: allocated bytes of a device from each
-            instant on; empty where memory was not followed.
+            instant on; empty if memory was not recorded.
         source: `simulated` or `measured`.
     """
 
@@ -470,7 +471,7 @@ class Timeline:
 
     @classmethod
     def empty(cls, num_ops: int) -> Timeline:
-        """A simulated step of no time in which every op is on device 0 and nothing is sent."""
+        """A simulated step of zero length, with every op on device 0 and without transfers."""
         ops, none, no_times = np.zeros(num_ops), np.zeros(0, dtype=np.int32), np.zeros(0)
         return cls(
             op_device=np.zeros(num_ops, dtype=np.int32),

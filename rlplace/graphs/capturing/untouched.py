@@ -35,9 +35,10 @@ from rlplace.graphs.program import tensors_in
 
 @contextlib.contextmanager
 def untouched(model: nn.Module, loss_fn: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Afterwards all that `forward` or the loss set (attributes, collections in them, caches) is what it was.
+    """Afterwards everything that `forward` or the loss changed (attributes, collections in them, caches) has its old
+    value.
 
-    While active it would hold traces. What `forward` writes to the model's buffers is part of the step.
+    While active it would hold traces. Writes of `forward` to the model's buffers are part of the step.
 
     Raises:
         CaptureError: a plain tensor attribute was written in place, or the loss changed a buffer of its own, which the

@@ -107,7 +107,8 @@ class Coarsening:
         growth: int = merging.FREELY,
         is_rule: bool = False,
     ) -> bool:
-        """Merges pairs in order, by a rule whatever is left then; False if some were undone to avoid a cycle."""
+        """Merges pairs in order, until `num_groups` groups are left or, with `is_rule`, without this limit; False if
+        some merges were undone to avoid a cycle."""
         before = self.roots()
         weight_s = np.zeros(len(pairs[0])) if weight_s is None else weight_s
         merging.merge_along(

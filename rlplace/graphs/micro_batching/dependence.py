@@ -161,14 +161,14 @@ def _drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Stepped:
-    """A loss and the gradients of all trainable parameters, in their order; what a step computes."""
+    """The result of a step: a loss, and the gradients of all trainable parameters in their order."""
 
     loss: Tensor
     gradients: tuple[Tensor, ...]
 
     @classmethod
     def of_output(cls, output: Any) -> Stepped:
-        """What inference computes, as a step without a loss."""
+        """The output of inference, in the form of a step without a loss."""
         return cls(torch.zeros(()), tuple(leaf.double() for leaf in tensors_in(output) if not leaf.is_complex()))
 
     @property

@@ -215,7 +215,7 @@ def marked(function: Callable[..., Any], label: str) -> Callable[..., Any]:
 
 
 def read_events(records: Records, origin: Any) -> Iterator[Event]:
-    """What a thread did, in its order; time zero is that of the record `origin`."""
+    """The records of a thread, in order of time; time zero is that of the record `origin`."""
     open_marks: dict[int, str] = {}
     for record in records:
         kind, label = record.kind(), next(reversed(open_marks.values()), "")

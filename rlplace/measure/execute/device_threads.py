@@ -65,7 +65,7 @@ class Channel:
         return tensor.clone() if self._is_copy else tensor
 
     def wait_arrived(self) -> None:
-        """Has what the calling thread does next wait for the copy; between cores, the taken tensor is there."""
+        """Makes the next work of the calling thread wait for the copy; between cores, the tensor is already there."""
 
     def wait_copied(self) -> bool:
         """Returns when the destination no longer reads the original, which an op is about to overwrite."""

@@ -189,7 +189,7 @@ class Advice:
 
 @record(frozen=True)
 class Explanation:
-    """Where the time and memory of one placed step go; what `explanation.json` holds."""
+    """The time and memory of one placed step, by parts; the content of `explanation.json`."""
 
     schema: FirstSchema
     graph_fingerprint: str

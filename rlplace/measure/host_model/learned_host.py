@@ -493,7 +493,8 @@ def knowledge_of(learned: Sequence[LearnedHost], source: CostSource) -> HostKnow
 
 
 def _seen(run: LearnedHost) -> SeenRun:
-    """What the measured steps of a run say; without its equations, one for each factor that it learned something of."""
+    """The information in the measured steps of a run; without its equations, one equation for each factor that the
+    steps inform about."""
     rows: list[Any] = [equation.slopes for equation in run.equations]
     targets = [equation.target for equation in run.equations]
     for place, factor in enumerate(() if run.equations else run.factors):

@@ -1,6 +1,6 @@
 """The factors on a problem's figures that a host model learns (`Scales`), and their prior distribution.
 
-`Prior` and `Priors` hold the prior's figures for any host, `HostKnowledge` what other workloads taught about this one.
+`Prior` and `Priors` hold the prior's figures for any host, `HostKnowledge` the results of other workloads on this host.
 """
 
 from __future__ import annotations

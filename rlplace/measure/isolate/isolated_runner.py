@@ -62,7 +62,7 @@ def describe(request: Request, problem: Problem, contender: int, stacks: str, *,
     """A contender in words, for its own measurement: the cause, and the op where stacks name it.
 
     Args:
-        request: what the worker was asked.
+        request: the request to the worker.
         problem: of the plans.
         contender: its index, `REFERENCE` or `IDLE`.
         stacks: the worker's output.
@@ -103,7 +103,7 @@ def wait_for(
         request: the request.
         problem: of the plans.
         timers: of this process, by their number among the request's others; it waits while one of them runs.
-        limit_s: how long the contender that is at work may take, by what the worker wrote.
+        limit_s: time limit of the running contender, as the worker wrote it.
         say: told the worker's messages for people.
     """
     board = process.board

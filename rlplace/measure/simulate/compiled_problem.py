@@ -470,7 +470,7 @@ def new_scratch(p: Compiled) -> Scratch:
 
 
 class FastScratch(Block):
-    """What only the fast planner needs."""
+    """Arrays that only the fast planner needs."""
 
     slot_tail: Ints  # (slots,)
     arrived: Ints  # (K,) tensors that arrive at one instant
@@ -493,7 +493,7 @@ def new_fast_scratch(p: Compiled) -> FastScratch | None:
 
 
 class EventScratch(Block):
-    """What only the general planner needs, and timing event by event.
+    """Arrays that only the general planner and the event-by-event simulation need.
 
     A lane is a list of items in plan order that take turns: one for each single device, for each link and, where
     launches cost time, for each dispatcher (`dispatch_order="plan"`) or device's launching thread (`"request"`).

@@ -605,7 +605,7 @@ def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> N
 
 @part
 def _count_data(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> None:
-    """Count what every item waits for: inputs, and the other users of a tensor that it updates."""
+    """Count the dependencies of every item: inputs, and the other users of a tensor that it updates."""
     n = p.num_ops
     data_waiting, transfer_tensor = pointer(v.data_waiting), pointer(s.transfer_tensor)
     first_transfer, next_transfer = pointer(v.first_transfer), pointer(v.next_transfer)

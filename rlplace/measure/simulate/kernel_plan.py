@@ -316,7 +316,7 @@ def come_nearer(
     device: int,
     met: int,
 ) -> int:
-    """Take off what the op waits for, if `met` is 1; where nothing is left, push it and give its device's bit."""
+    """Remove one dependency of the op, if `met` is 1. If none is left, push the op and return its device's bit."""
     left = waiting[op] - met
     waiting[op] = left
     return push(leaf, middle, top, num_leaf, num_middle, num_top, device, rank[op], met & int(left == 0))
