@@ -74,25 +74,24 @@ def advise(
     say: Say | None = None,
     isolated: bool | None = None,
 ) -> Verdict:
-    """Whether the step of `problem` is worth placing on its host, with the reason and the gain to expect.
+    """Decides whether placing the step of `problem` on its host is worth it, with the reason and the expected gain.
 
-    On a host of this machine, one device, eager PyTorch and the best placement that a short search finds are raced; on
-    a simulated one the simulator says. Where the problem is not cut, and `cuts` is empty, an even split of its batch is
-    estimated.
+    On a real host, a race measures one device, eager PyTorch and the best placement of a short search. On a simulated
+    host, they are simulated. If the batch is not cut, and `cuts` is empty, an even split of the batch is estimated.
 
     Args:
         problem: the step to place.
-        seconds: all of it takes about so long; a part that has begun runs to its end.
+        seconds: approximate time of the whole call; a part that has begun is completed.
         evaluations: placements that each search may simulate.
         seed: of the search.
-        cuts: makes the problem with another number of micro-batches, by number; tried while there is time.
-        words: how the step is called where it was asked for; by default as in Python.
-        say: told of results; no messages by default.
+        cuts: for each number of micro-batches, a function that makes the problem; they are tried while there is time.
+        words: names for the message; by default those of the Python API.
+        say: called with messages about results; no messages by default.
         isolated: whether placements run in a worker process; see `Evaluator`.
 
     Raises:
         InvalidValue: no time, or no evaluations.
-        RunnerError: nothing could be run to its end.
+        RunnerError: no placement could be run.
     """
     Budget(evaluations, seconds)  # which refuses what is out of range
     say = say or (lambda _: None)

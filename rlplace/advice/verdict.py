@@ -141,7 +141,7 @@ def decide(figures: Figures, words: Words | None = None) -> Verdict:
 
 
 def _choose(f: Figures, words: Words) -> tuple[Choice, str, str]:
-    """Verdict, reason, and what to do next."""
+    """Verdict, reason, and the recommended next step."""
     if math.isinf(f.best_s) and f.single_s is None and f.eager_s is None:
         return _nothing_fits(f, words)
     promise = _or_inf(f.split_s) if f.counts == (1,) else math.inf
