@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from rlplace.errors import InvalidValue
 from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest, rank_devices
 from rlplace.graphs import FORWARD, OpGraph
-from rlplace.graphs.grouping.module_classes import ModuleClasses, module_classes
+from rlplace.graphs.grouping.module_classes import ModuleClasses
 from rlplace.graphs.interpreter import require_program
 from rlplace.measure import Host, Measurement, Problem, Simulator
 from rlplace.say import format_bytes, format_ms, say
@@ -65,7 +65,7 @@ def project(problem: Problem, devices: NDArray[np.int32]) -> Projection:
         problem: of the placement.
         devices: (N,) device of each op.
     """
-    classes = module_classes(problem.graph)
+    classes = ModuleClasses(problem.graph)
     members = np.flatnonzero(classes.op_class >= 0)
     of, weight_s = classes.op_class[members], problem.costs.op_time_s.mean(axis=1)
     votes_s = np.zeros((classes.num_classes, problem.host.num_devices))

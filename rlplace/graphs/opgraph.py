@@ -103,15 +103,14 @@ class OpGraph:
         if len(self.micro_batch) == 0:
             object.__setattr__(self, "micro_batch", np.full(self.num_ops, -1, dtype=np.int32))
         for name, dtype in DTYPES.items():
-            array = np.ascontiguousarray(getattr(self, name), dtype=dtype)
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, read_only(getattr(self, name), dtype))
         check_columns(vars(self), num_phases=len(PHASES))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How to pickle it: without its program, which runs in this process alone."""
-        facts = {each.name: getattr(self, each.name) for each in fields(self)}
-        return partial(OpGraph, **(facts | {"program": None})), ()
+        return partial(
+            OpGraph, **{each.name: getattr(self, each.name) for each in fields(self)} | {"program": None}
+        ), ()
 
     def __copy__(self) -> OpGraph:
         return self
@@ -265,6 +264,13 @@ _AMOUNTS = (
     *("flops", "bytes_moved", "parameter_bytes", "gradient_bytes", "state_bytes", "workspace_bytes"),
     "tensor_bytes",
 )
+
+
+def read_only(values: Any, dtype: Any) -> NDArray[Any]:
+    """The values as a contiguous array that cannot be written to; one that is already so comes back itself."""
+    array = np.ascontiguousarray(values, dtype=dtype)
+    array.flags.writeable = False
+    return array
 
 
 def edge_readers(input_offsets: NDArray[np.int32]) -> NDArray[np.int32]:

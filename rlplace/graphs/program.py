@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -158,21 +157,6 @@ class OptimizerSpec:
                 object.__setattr__(self, option, value if self.name == name else 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Autocast:
-    """`torch.autocast` as it was around a capture: its casts are ops of the graph, a plain step has to enter it again.
-
-    Attributes:
-        dtype: the dtype of casts.
-    """
-
-    dtype: torch.dtype
-
-    def entered(self, device_type: str) -> AbstractContextManager[object]:
-        """The same for a step that runs on `device_type`, `cpu` or `cuda`."""
-        return torch.autocast(device_type, dtype=self.dtype)
-
-
 class LossByName(functools.partial[torch.Tensor]):
     """A loss that takes its targets by name, as one that takes them in order.
 
@@ -256,7 +240,8 @@ class Origin:
         kwargs: keyword arguments.
         loss_fn: of the model's output and the targets; None for inference.
         targets: labels and further arguments of the loss.
-        autocast: active around the capture.
+        autocast: the dtype of the `torch.autocast` that was active around the capture: its casts are ops of the graph,
+            a plain step has to enter it again.
         micro: how the step is cut along its batch; None for one that is not.
         frozen: attributes that the step may change as Python does; placed steps leave them as they are.
     """
@@ -266,7 +251,7 @@ class Origin:
     kwargs: dict[str, Any]
     loss_fn: Callable[..., torch.Tensor] | None
     targets: tuple[torch.Tensor, ...] = ()
-    autocast: Autocast | None = None
+    autocast: torch.dtype | None = None
     micro: MicroBatches | None = None
     frozen: tuple[str, ...] = ()
 

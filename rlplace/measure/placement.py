@@ -64,8 +64,7 @@ class PlacementFile:
 
     def __post_init__(self) -> None:
         num_devices, total = len(self.devices), len(self.op_device) + len(self.transfers)
-        destinations = [device for _, device in self.transfers]
-        for name, used in (("op_device", self.op_device), ("transfers", destinations)):
+        for name, used in (("op_device", self.op_device), ("transfers", [device for _, device in self.transfers])):
             if max(used, default=0) >= num_devices:
                 raise InvalidValue(name, max(used), f"devices in 0..{num_devices - 1}")
         if sorted(self.sequence) != list(range(total)):
@@ -254,7 +253,6 @@ def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "pl
         found = order[np.minimum(np.searchsorted(keys[order], edge_keys), len(keys) - 1)]
         source = np.where(crossing, n + found, source)
     late = position[source] > position[graph.edge_op]
-    sent_early = position[graph.tensor_op[plan.transfer_tensor]] > position[n:]
-    if np.any(late) or np.any(sent_early):
+    if np.any(late) or np.any(position[graph.tensor_op[plan.transfer_tensor]] > position[n:]):
         raise InvalidValue("sequence", "out of order", "every op after what it reads", where=where)
     return plan

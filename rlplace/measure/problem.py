@@ -22,6 +22,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs import Constraints, Grouping, OpGraph, group_ops
 from rlplace.graphs.grouping.groups import DEVICE_MAP, LATENCY_S, S_PER_BYTE, GroupingRule
 from rlplace.graphs.grouping.module_classes import tied_as_modules
+from rlplace.graphs.opgraph import read_only
 from rlplace.measure.costs.costs import Costs, allocated
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import check_runs_here, resolve_host
@@ -66,11 +67,9 @@ class Problem:
         if self.op_order not in OP_ORDERS:
             raise InvalidValue("op_order", self.op_order, f"one of {', '.join(OP_ORDERS)}", where="problem")
         if self.allowed is not None:
-            table = np.ascontiguousarray(self.allowed, dtype=np.bool_)
-            table.flags.writeable = False
-            object.__setattr__(self, "allowed", table)
-            if table.shape != (n, d):
-                raise InvalidValue("allowed", table.shape, f"shape {(n, d)}", where="problem")
+            object.__setattr__(self, "allowed", read_only(self.allowed, np.bool_))
+            if self.allowed.shape != (n, d):
+                raise InvalidValue("allowed", self.allowed.shape, f"shape {(n, d)}", where="problem")
             lost = ~self.group_allowed.any(axis=1)
             if np.any(lost):
                 group = int(np.argmax(lost))
@@ -124,8 +123,7 @@ class Problem:
         devices = np.arange(self.host.num_devices)
         following = (devices[:, None] + devices[None, :]) % self.host.num_devices  # (D, D): from device, after steps
         steps = self.group_allowed[:, following].argmax(axis=2)  # (G, D): steps to the next allowed device
-        at = np.arange(self.grouping.num_groups)
-        return np.asarray(following[groups, steps[at, groups]], dtype=np.int32)
+        return np.asarray(following[groups, steps[np.arange(self.grouping.num_groups), groups]], dtype=np.int32)
 
     @classmethod
     def profile(
@@ -210,10 +208,9 @@ class Problem:
         latency_s, s_per_byte = mean_transfer(host)
         allowed = None
         if constraints:
-            resolved = constraints.resolve(graph, *_names(host))
-            allowed = resolved.allowed
+            allowed, colocation = constraints.resolve(graph, *_names(host))
             # what is together is a co-location class: every search keeps those
-            graph = dataclasses.replace(graph, colocation=resolved.colocation)
+            graph = dataclasses.replace(graph, colocation=colocation)
         if GroupingRule.parse(grouping).name == DEVICE_MAP:  # a constraint: searches that move single ops keep it, too
             if graph.num_micro_batches > 1:
                 raise InvalidValue(
@@ -425,9 +422,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in ("devices", "transfer_tensor", "transfer_destination", "sequence"):
-            array = np.ascontiguousarray(getattr(self, name), dtype=np.int32)
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, read_only(getattr(self, name), np.int32))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -544,5 +539,4 @@ def capacity_bytes(host: Host, device: int) -> int:
         for other in host.devices
         if other is not described and described.memory_pool and other.memory_pool == described.memory_pool
     ]
-    smallest = min(each.memory_bytes for each in (described, *others))
-    return smallest - sum(other.context_bytes for other in others)
+    return min(each.memory_bytes for each in (described, *others)) - sum(other.context_bytes for other in others)

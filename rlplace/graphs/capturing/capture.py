@@ -358,7 +358,7 @@ def _check_writes(graph: OpGraph) -> None:
                 op=graph.names[op],
             )
         readers = graph.edge_op[graph.input_tensors == tensor]
-        late = [reader for reader in readers.tolist() if graph.phases[reader] == BACKWARD]
+        late = readers[graph.phases[readers] == BACKWARD].tolist()
         if late:
             raise CaptureError(
                 f"the backward (op {graph.names[late[0]]}) reads {name} as it was before `forward` changed it, which a "

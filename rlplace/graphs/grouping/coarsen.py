@@ -365,5 +365,4 @@ def components(graph: OpGraph, roots: Longs) -> Longs:
     source, target = order_edges(graph, roots)
     n = graph.num_ops
     adjacency = csr_array((np.ones(len(source), dtype=np.int8), (source, target)), shape=(n, n))
-    _, component = connected_components(adjacency, directed=True, connection="strong")
-    return np.asarray(component, dtype=np.int64)[roots]
+    return np.asarray(connected_components(adjacency, connection="strong")[1], dtype=np.int64)[roots]

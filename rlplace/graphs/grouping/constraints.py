@@ -18,19 +18,6 @@ from rlplace.graphs.opgraph import OpGraph
 
 
 @dataclass(frozen=True)
-class Resolved:
-    """Constraints on the ops of one graph and the devices of one host.
-
-    Attributes:
-        allowed: (N, D) bool, devices where each op may be; at least one for each.
-        colocation: (N,) int32, the graph's co-location classes, merged where ops are to be together; -1 is free.
-    """
-
-    allowed: NDArray[np.bool_]
-    colocation: NDArray[np.int32]
-
-
-@dataclass(frozen=True)
 class Constraints:
     """Pins, exclusions, and ops that stay together.
 
@@ -78,10 +65,16 @@ class Constraints:
         for _, word in (*self.pins, *self.exclusions):
             _devices(word, device_names, device_kinds)
 
-    def resolve(self, graph: OpGraph, device_names: Sequence[str], device_kinds: Sequence[str]) -> Resolved:
+    def resolve(
+        self, graph: OpGraph, device_names: Sequence[str], device_kinds: Sequence[str]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
         """The constraints on the ops of `graph` and these D devices.
 
         Ops that must be together may run only on the devices that are allowed for all of them.
+
+        Returns:
+            (N, D) bool, devices where each op may be, at least one for each; and (N,) int32, the graph's co-location
+            classes, merged where ops are to be together, -1 for an op in none.
 
         Raises:
             InvalidValue: a pattern that matches no op, or an op without any allowed device.
@@ -112,7 +105,7 @@ class Constraints:
                 "at least one device where all of them may be",
                 hint=f"Together these rule out every device: {'; '.join(reasons)}.",
             )
-        return Resolved(shared[tied], _classes(graph, tied, together))
+        return shared[tied], _classes(graph, tied, together)
 
 
 def _pair(field: str, word: str) -> tuple[str, str]:

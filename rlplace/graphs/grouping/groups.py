@@ -23,7 +23,7 @@ from rlplace.graphs.grouping.coarsen import Coarsening
 from rlplace.graphs.grouping.constraints import modules_matching
 from rlplace.graphs.grouping.merging import mirrored_twins
 from rlplace.graphs.grouping.module_classes import tied_as_modules
-from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
+from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph, read_only
 from rlplace.say import counted
 
 CAP_SLACK = 1.5
@@ -55,10 +55,9 @@ class Grouping:
     dropped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        op_group = np.ascontiguousarray(self.op_group, dtype=np.int32)
-        op_group.flags.writeable = False
-        object.__setattr__(self, "op_group", op_group)
-        if len(op_group) and (op_group.min() < 0 or len(np.unique(op_group)) != op_group.max() + 1):
+        object.__setattr__(self, "op_group", read_only(self.op_group, np.int32))
+        numbers = np.unique(self.op_group)
+        if not np.array_equal(numbers, np.arange(len(numbers))):
             raise InvalidValue(
                 "op_group", "gaps or negative groups", "groups numbered 0..G-1 without gaps", where="grouping"
             )
@@ -216,10 +215,9 @@ def _parts(groups: Coarsening, num_groups: int) -> NDArray[np.int64]:
     roots = np.unique(groups.roots())
     source, target, weight_s = groups.edges()
     numbers = np.searchsorted(roots, np.concatenate((source, target)))
-    parts = metis_parts(
+    return metis_parts(
         len(roots), numbers[: len(source)], numbers[len(source) :], weight_s, groups.shares()[roots], num_groups
-    )
-    return parts[groups.op_group()]
+    )[groups.op_group()]
 
 
 def _shared_runs(graph: OpGraph, count: int) -> NDArray[np.int64]:
@@ -382,10 +380,14 @@ def run_metis(
     }
     if shares is not None:
         question |= {"tpwgts": shares.tolist(), "recursive": False}
-    command = [sys.executable, "-c", program]
     try:
         done = subprocess.run(
-            command, input=json.dumps(question), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            [sys.executable, "-c", program],
+            input=json.dumps(question),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RunnerError(f"metis: it could not finish: {error}") from error

@@ -27,7 +27,7 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -68,8 +68,8 @@ class Race:
 
     plans: Sequence[Plan]
     """The plan to run."""
-    peaks: Sequence[Sequence[int]]
-    """(D,) of each, simulated, in bytes."""
+    peaks: Mapping[str, Sequence[int]]
+    """(D,) simulated bytes of each and of the reference, by fingerprint."""
     others: Sequence[EagerRecipe | None]
     """Recipes; None for a timer that runs in the process that asks."""
     protocol: RaceProtocol
@@ -78,8 +78,6 @@ class Race:
     """On `time.monotonic`."""
     reference: Plan | None = None
     """The reference of the race."""
-    reference_peaks: Sequence[int] = ()
-    """(D,) its simulated peaks in bytes."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,8 @@ class Trace:
 
     plan: Plan
     """The plan to run."""
-    peaks: Sequence[int]
-    """(D,) simulated, in bytes."""
+    peaks: Mapping[str, Sequence[int]]
+    """(D,) its simulated bytes, by its fingerprint."""
     num_steps: int
     """That are traced."""
     warmup: int

@@ -36,7 +36,6 @@ from rlplace.measure.simulate.compiled_problem import (
     new_fast_scratch,
     new_scratch,
     stack_plans,
-    unplanned,
 )
 from rlplace.measure.simulate.kernel_batch import critical_path, evaluate, load_plan
 from rlplace.measure.simulate.kernel_plan import is_updater, shares_memory
@@ -252,7 +251,9 @@ class Simulator:
             return simulated_timeline(self._compiled, memory[0], plan)
 
     def _unplanned(self, placements: NDArray[np.int32]) -> PlanBatch:
-        return unplanned(self.problem.check_placement(np.atleast_2d(placements)))
+        empty, offsets = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
+        devices = np.ascontiguousarray(self.problem.check_placement(np.atleast_2d(placements)))
+        return PlanBatch(devices, empty, offsets, empty, empty, offsets)
 
     @contextmanager
     def _scratch(self) -> Iterator[Memory]:
@@ -351,7 +352,7 @@ def check(p: Compiled, s: Scratch, devices: Ints) -> int:
     """
     n, num_devices = p.num_ops, p.num_devices
     input_offsets, input_tensors, output_offsets = p.input_offsets, p.input_tensors, p.output_offsets
-    tensor_op, u, sequence, state, done = p.tensor_op, p.updates, s.sequence, s.users, s.waiting
+    tensor_op, sequence, state, done = p.tensor_op, s.sequence, s.users, s.waiting
     done[:] = 0
     state[:] = 0
     missing, there = 1, 2
@@ -373,18 +374,18 @@ def check(p: Compiled, s: Scratch, devices: Ints) -> int:
             for a in range(input_offsets[item], input_offsets[item + 1]):
                 if state[input_tensors[a] * num_devices + devices[item]] != there:
                     return position
-            for a in range(u.updated_offsets[item], u.updated_offsets[item + 1]):
-                t = u.updated_tensors[a]
+            for a in range(p.updated_offsets[item], p.updated_offsets[item + 1]):
+                t = p.updated_tensors[a]
                 source = devices[tensor_op[t]]
                 for e in range(num_devices):
-                    if not shares_memory(u, source, e) and state[t * num_devices + e] == missing:
+                    if not shares_memory(p, source, e) and state[t * num_devices + e] == missing:
                         return position
                 for b in range(p.reader_offsets[t], p.reader_offsets[t + 1]):
                     reader = p.reader_ops[b]
-                    if not done[reader] and not is_updater(u, reader, t) and shares_memory(u, source, devices[reader]):
+                    if not done[reader] and not is_updater(p, reader, t) and shares_memory(p, source, devices[reader]):
                         return position
-                for b in range(u.updater_offsets[t], u.updater_offsets[t + 1]):
-                    if u.updater_ops[b] < item and not done[u.updater_ops[b]]:
+                for b in range(p.updater_offsets[t], p.updater_offsets[t + 1]):
+                    if p.updater_ops[b] < item and not done[p.updater_ops[b]]:
                         return position
             for t in range(output_offsets[item], output_offsets[item + 1]):
                 state[t * num_devices + devices[item]] = there

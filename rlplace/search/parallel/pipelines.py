@@ -17,7 +17,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.measure import Plan, Problem, Simulator, upward_ranks
 from rlplace.measure.simulate.compiled_problem import default_priorities
-from rlplace.search.parallel.layouts import CUTS, SUM, Chain, Layout, StepRoles, cut_stages, placement_of, step_roles
+from rlplace.search.parallel.layouts import CUTS, SUM, Chain, Layout, StepRoles, cut_by, placement_of, step_roles
 from rlplace.search.rules.baselines import plain_devices
 
 
@@ -277,10 +277,7 @@ def _stagings(
     for stages in range(2, min(len(usable), count) + 1):
         for line in (usable[:stages], fastest[:stages], fastest[:stages][::-1]):
             for cut in CUTS:
-                if cut == "memory":
-                    stage_of = cut_stages(fixed + saved, chain.room[line])
-                else:
-                    stage_of = cut_stages(work_s, chain.speed[line], crossing_s if cut == "crossing" else None)
+                stage_of = cut_by(cut, work_s, crossing_s, chain.speed[line], fixed + saved, chain.room[line])
                 key = tuple(line), stage_of.tobytes()
                 if key not in seen:
                     seen.add(key)
