@@ -164,9 +164,7 @@ def true_problems(problems: Sequence[Problem], truth: Truth) -> list[Problem]:
     if spread.signature_sigma is not None:
         words = [problem.graph.signatures for problem in problems]
         signatures = _factors(generator, words, kinds, runs, spread.signature_sigma)
-    latency: Mapping[str, float] = {}
-    if spread.latency_range is not None:
-        latency = _of_links(generator, spread.latency_range, host)
+    latency = {} if spread.latency_range is None else _of_links(generator, spread.latency_range, host)
     links = tuple(
         dataclasses.replace(
             link,

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlplace.errors import InvalidValue
 from rlplace.measure.host_model.learned_host import Posterior
-from rlplace.measure.host_model.path_terms import PathTerms
+from rlplace.measure.host_model.path_terms import PathTerms, step_times_s
 from rlplace.measure.host_model.scales import Scales
 from rlplace.measure.host_model.traced_steps import TracedSteps
 from rlplace.measure.hosts.host import AtLeastOne, NotNegative, Positive
@@ -134,8 +134,9 @@ class HostModel:
         for _ in range(len(starts) + self.config.restarts):
             if not starts and 2.0 * loss <= count + 2.0 * math.sqrt(2.0 * count):
                 break
-            start = starts.pop() if starts else z + RESTART * generator.standard_normal(len(z))
-            other_z, other = self._settle(start, pull)
+            other_z, other = self._settle(
+                starts.pop() if starts else z + RESTART * generator.standard_normal(len(z)), pull
+            )
             if other < loss:
                 z, loss = other_z, other
         self._z = z
@@ -179,9 +180,7 @@ class HostModel:
             other.add([self._plans[k] for k in rest], np.exp(self._target[rest]), self._noise[rest])
             batch = self._checker.check_plans([self._plans[k] for k in out])
             for row, known in enumerate((Posterior.prior(self.scales), other.fit())):
-                outcomes = Simulator(known.problem, threads=1).retime_batch(batch)
-                said_s = np.array([outcome.step_time_s for outcome in outcomes])
-                errors[row, out] = np.abs(np.log(said_s) - self._target[out])
+                errors[row, out] = np.abs(np.log(step_times_s(known.problem, batch)) - self._target[out])
         errors = errors[:, np.isfinite(errors).all(axis=0)]
         return (float(errors[0].mean()), float(errors[1].mean())) if errors.size else (0.0, 0.0)
 
@@ -281,8 +280,7 @@ class HostModel:
 
     def _deviation(self) -> NDArray[np.float64]:
         """(B,) of the log ratios that are expected of simulated and measured step times."""
-        behind = self._target - self._target.min()
-        expected = np.hypot(self._noise, self.config.misfit + self.config.far * behind)
+        expected = np.hypot(self._noise, self.config.misfit + self.config.far * (self._target - self._target.min()))
         return np.asarray(np.maximum(expected, LEAST_DEVIATION))
 
 

@@ -11,6 +11,7 @@ from scipy.sparse import csr_matrix
 
 from rlplace.jit import Floats, Ints, Longs, kernel
 from rlplace.measure.host_model.scales import LARGEST, Scales
+from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.compiled_problem import PlanBatch
 from rlplace.measure.simulate.simulator import Simulator
 
@@ -129,20 +130,23 @@ class PathTerms:
         other no more than the step time there, as the longest path is never shorter than this one. Plans beyond
         memory have an infinite step time and no terms.
         """
-        problem = self.scales.apply(x)
-        paths = Simulator(problem, threads=1).critical_paths(batch)
+        paths = Simulator(self.scales.apply(x), threads=1).critical_paths(batch)
         terms, seconds = np.zeros((len(paths.step_s), self.num_terms)), self.seconds(x)
         add_terms(self.layout, batch, paths.items, paths.offsets, terms)
         fits = np.isfinite(paths.step_s)
         for place, term in self._others.items():
             moved = np.array(x)
             moved[place] += DIFFERENCE
-            outcomes = Simulator(self.scales.apply(moved), threads=1).retime_batch(batch)
-            slower_s = np.array([outcome.step_time_s for outcome in outcomes])
+            slower_s = step_times_s(self.scales.apply(moved), batch)
             both = fits & np.isfinite(slower_s)  # slower, a plan may keep more in memory at once
             terms[both, term] = (slower_s[both] - paths.step_s[both]) / (np.expm1(DIFFERENCE) * seconds[term])
         terms[fits, -1] = paths.step_s[fits] - terms[fits] @ seconds
         return paths.step_s, terms
+
+
+def step_times_s(problem: Problem, batch: PlanBatch) -> NDArray[np.float64]:
+    """(B,) simulated step times of plans on a problem."""
+    return np.array([outcome.step_time_s for outcome in Simulator(problem, threads=1).retime_batch(batch)])
 
 
 class TermLayout(NamedTuple):

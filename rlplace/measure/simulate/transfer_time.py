@@ -1,8 +1,4 @@
-"""How long a transfer takes: the one formula of the simulator's kernels and of the list schedulers.
-
-A transfer holds every link of its route for the latency of the route and the time of its bytes on the slowest link
-(docs/step-time-model.md, rule 2). `Problem.transfer_latency_s` and `Problem.transfer_s_per_byte` are the figures.
-"""
+"""The time of a transfer: the one formula of the simulator's kernels and of the list schedulers."""
 
 from __future__ import annotations
 
@@ -12,6 +8,9 @@ from rlplace.jit import Floats, inlined
 @inlined
 def transfer_seconds(latency_s: Floats, s_per_byte: Floats, route: int | tuple[int, int], num_bytes: float) -> float:
     """Seconds that `num_bytes` are on their way.
+
+    A transfer holds every link of its route for the latency of the route and the time of its bytes on the slowest link
+    (docs/step-time-model.md, rule 2). `Problem.transfer_latency_s` and `Problem.transfer_s_per_byte` are the figures.
 
     Args:
         latency_s: of every route, (D * D,) or (D, D) float64.
