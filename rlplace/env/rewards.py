@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, check_known
 from rlplace.measure import Measurement, Measurer, Problem
 from rlplace.measure.measurement import Status, StepTimer
 from rlplace.records import Number, record
@@ -92,8 +92,7 @@ def make_reward(name: str, baseline_s: float, failure_slowdown: float = 10.0) ->
         UnknownName: no reward has that name.
         InvalidValue: `baseline_s` or `failure_slowdown` is not a finite number above 0.
     """
-    if name not in _REWARDS:
-        raise UnknownName("reward", name, REWARD_NAMES)
+    check_known("reward", name, REWARD_NAMES)
     return _REWARDS[name](baseline_s, failure_slowdown)
 
 
@@ -153,17 +152,13 @@ class Scorer:
     Attributes:
         reference_s: the unit of step times from a measurer that times a reference beside every placement: the
             ratio to the reference times this, so that a drift of the machine is no reward. None takes them as they are.
-        num_measured: placements that were measured, as opposed to looked up.
     """
 
     def __init__(
         self, measurer: Measurer, reward: Reward, *, deterministic: bool, reference_s: float | None = None
     ) -> None:
-        self.measurer = measurer
-        self.reference_s = reference_s
-        self.reward = reward
-        self.deterministic = deterministic
-        self.num_measured = 0
+        self.measurer, self.reference_s = measurer, reference_s
+        self.reward, self.deterministic = reward, deterministic
         self._known: dict[bytes, tuple[float, Status]] = {}
 
     @property
@@ -202,18 +197,15 @@ class Scorer:
         while len(self._known) > CACHE_ENTRIES:
             del self._known[next(iter(self._known))]
         step_time_s = np.array([step_time_s for step_time_s, _ in found], dtype=np.float64)
-        rewards = rewards_of(self.reward, step_time_s)
-        return Scores(step_time_s, rewards, tuple(status for _, status in found), placements)
+        return Scores(step_time_s, rewards_of(self.reward, step_time_s), tuple(one for _, one in found), placements)
 
     def _measure(self, placements: NDArray[np.int32]) -> list[tuple[float, Status]]:
-        self.num_measured += len(placements)
         if not isinstance(self.measurer, StepTimer):
-            return [_outcome(self._seconds(m), m.status) for m in self.measurer.measure(placements)]
+            return [_outcome(self._seconds(one), one.status) for one in self.measurer.measure(placements)]
         step_time_s = self.measurer.step_times(placements)
         outcomes = [_outcome(float(seconds), "ok") for seconds in step_time_s]
-        failed = np.flatnonzero(~np.isfinite(step_time_s)).tolist()
-        if failed:
-            for row, measurement in zip(failed, self.measurer.measure(placements[failed]), strict=True):
+        if len(failed := np.flatnonzero(~np.isfinite(step_time_s))):
+            for row, measurement in zip(failed.tolist(), self.measurer.measure(placements[failed]), strict=True):
                 outcomes[row] = _outcome(measurement.step_time_s, measurement.status)
         return outcomes
 
@@ -250,8 +242,10 @@ def make_scorer(
             where="environment",
             hint="For the simulator's step times: `Simulator(problem)`.",
         )
-    given: object = reward
-    if not isinstance(given, str) and not callable(given):
+    if isinstance(reward, str):
+        check_known("reward", reward, REWARD_NAMES)  # before anything is measured
+        reward = make_reward(reward, single_device_s(measurer) if baseline_s is None else baseline_s)
+    elif not callable(reward):
         raise InvalidValue(
             "reward",
             reward,
@@ -259,9 +253,6 @@ def make_scorer(
             where="environment",
             hint=f"A function from (B,) seconds to (B,) rewards, or one of {', '.join(REWARD_NAMES)}.",
         )
-    if isinstance(reward, str):
-        make_reward(reward, 1.0)  # a mistyped name is refused before anything is measured
-        reward = make_reward(reward, single_device_s(measurer) if baseline_s is None else baseline_s)
     return Scorer(measurer, reward, deterministic=deterministic)
 
 

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor, nn
 
-from rlplace.env.schedule_batch import GROUPINGS, ListSchedules, Pair
+from rlplace.env.sequential import GROUPINGS, ListSchedules, Pair
 from rlplace.errors import FileProblem
 from rlplace.files import jsonable, os_errors, read_json, write_bytes_atomic, write_json_atomic
 from rlplace.graphs import OpGraph

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.env import Scorer, make_reward
-from rlplace.env.schedule_batch import ListSchedules
+from rlplace.env.sequential import ListSchedules
 from rlplace.measure import Problem
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy import LearnConfig, Policy
 from rlplace.policy.base import pretrained_path
-from rlplace.policy.learn.learner_state import LearnerFile
+from rlplace.policy.learn.learners import LearnerFile
 from rlplace.policy.policies import checked_learner, checked_policy
 from rlplace.policy.schedule import propose
 from rlplace.policy.schedule_network import KIND, load_network
@@ -219,7 +219,7 @@ def search_zero_shot(
     evaluations = task.budget.evaluations
     count = MOST_GUESSES if math.isinf(evaluations) else min(max(GUESSES, GUESSES_SHARE * evaluations), evaluations)
     guesses = propose(task.problem, network, int(min(count, MOST_GUESSES)), schedules=schedules)
-    pairs = [(schedules.schedulers[name], np.array(weights)) for name, weights in guesses.pairs]
+    pairs = [(schedules[name], np.array(weights)) for name, weights in guesses.pairs]
     seen: set[bytes] = set()
     leaders = score_weights(task, pairs[:1], seen, until=1.0)
     parallel_starts(task)

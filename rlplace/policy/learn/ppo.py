@@ -28,7 +28,7 @@ from rlplace.env.problem_features import index_space
 from rlplace.errors import InvalidValue
 from rlplace.policy.base import GroupPolicy
 from rlplace.policy.gnn import PlacerPolicy
-from rlplace.policy.learn.learners import EliteLearner, Elites, cloning_loss, descend, imitate, settle
+from rlplace.policy.learn.learners import EliteLearner, Elites, cloning_loss, descend, settle
 from rlplace.policy.options import PPOConfig
 
 
@@ -72,15 +72,11 @@ class GroupPPO(EliteLearner):
             policy,
             learning_rate=self.config.learning_rate,
             num_elites=self.config.num_elites,
+            flips=self.config.flips,
             optimizer=optimizer,
         )
         self._rng = np.random.default_rng(seed)
         self._num_updates = 0
-
-    def imitate(self, group_devices: NDArray[np.integer]) -> None:
-        """Clones placements of groups, (G,) or (M, G), before learning from rewards."""
-        imitate(self.policy, group_devices)
-        settle(self.policy, self.config.flips)
 
     def update(
         self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
@@ -100,7 +96,7 @@ class GroupPPO(EliteLearner):
             parts = self._minibatches(len(rows_BG))
             if not all(self._step(rows_BG[part], advantages_B[part], old_BG[part], log) for part in parts):
                 break
-        settle(self.policy, self.config.flips, self.elites)
+        settle(self.policy, self._flips, self.elites)
         figures = {name: float(np.mean(values)) for name, values in log.items()}
         return figures | {"best_reward": float(self.elites.rewards[0]), "n_updates": float(self._num_updates)}
 
@@ -114,28 +110,18 @@ class GroupPPO(EliteLearner):
         self._num_updates = operator.index(facts["n_updates"])
 
     def _minibatches(self, num_rows: int) -> Iterator[NDArray[np.int64]]:
-        size = self.config.batch_size
-        if size is None or size >= num_rows:
-            yield np.arange(num_rows)
-            return
-        order = self._rng.permutation(num_rows)
-        for first in range(0, num_rows, size):
-            yield order[first : first + size]
+        size = min(self.config.batch_size or num_rows, num_rows)
+        order = np.arange(num_rows) if size == num_rows else self._rng.permutation(num_rows)
+        return (order[first : first + size] for first in range(0, num_rows, size))
 
     def _step(
         self, rows_BG: NDArray[np.int64], advantages_B: Tensor, old_BG: Tensor, log: dict[str, list[float]]
     ) -> bool:
-        """Takes a gradient step; False, and no step, where the policy has gone too far from the one that sampled."""
-        loss, approx_kl = self._loss(rows_BG, advantages_B, old_BG, log)
-        if self.config.target_kl is not None and approx_kl > 1.5 * self.config.target_kl:
-            return False
-        descend(self._optimizer, loss, self.config.max_grad_norm)
-        return True
+        """Takes a gradient step on a minibatch, and logs its figures.
 
-    def _loss(
-        self, rows_BG: NDArray[np.int64], advantages_B: Tensor, old_BG: Tensor, log: dict[str, list[float]]
-    ) -> tuple[Tensor, float]:
-        """The loss of a minibatch, and the mean divergence of a group from the policy that it started from."""
+        Returns:
+            False, and there is no step, where the policy has gone too far from the one that the update began with.
+        """
         config = self.config
         log_prob_BG, entropy_BG = self.policy.evaluate(rows_BG)
         log_ratio_BG = log_prob_BG - old_BG
@@ -149,7 +135,10 @@ class GroupPPO(EliteLearner):
         figures |= {"approx_kl": approx_kl, "clip_fraction": clip_fraction}
         for name, value in figures.items():
             log[name].append(value.item())
-        return loss, float(approx_kl)
+        if config.target_kl is not None and float(approx_kl) > 1.5 * config.target_kl:
+            return False
+        descend(self._optimizer, loss, config.max_grad_norm)
+        return True
 
 
 def relative_advantages(rewards: NDArray[np.floating], *, normalize: bool) -> Tensor:

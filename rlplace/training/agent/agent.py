@@ -37,7 +37,7 @@ from rlplace.training.agent.agent_config import AgentConfig
 from rlplace.training.agent.proposals import AverageTimer, Proposer, choose_batch, log_step_times
 
 if TYPE_CHECKING:
-    from rlplace.policy.learn.learner_state import LearnerFile
+    from rlplace.policy.learn.learners import LearnerFile
 
 FREE = 10.0
 """By how much deviations grow where the prior is not to count."""

@@ -30,7 +30,7 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge, LearnedHost, Prior
 from rlplace.measure.measurement import MeasurementLog
 from rlplace.measure.timing.threads import one_thread_here, usable_cores
-from rlplace.policy.learn.learner_state import LearnerFile
+from rlplace.policy.learn.learners import LearnerFile
 from rlplace.report.console import Progress, make_progress
 from rlplace.say import format_clock
 from rlplace.search import Budget, Method, Task

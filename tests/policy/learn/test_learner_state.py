@@ -34,7 +34,7 @@ from rlplace.policy import (
     resume_learner,
     save_learner,
 )
-from rlplace.policy.learn.learner_state import Resumable
+from rlplace.policy.learn.learners import Resumable
 
 PROBLEM = fork_problem(0)
 SIMULATOR = Simulator(PROBLEM, threads=1)

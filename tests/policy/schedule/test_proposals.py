@@ -7,7 +7,7 @@ import pytest
 import torch
 from search_problems import barred, fork_problem
 
-from rlplace.env.schedule_batch import FIRST_WEIGHTS, ListSchedules
+from rlplace.env.sequential import FIRST_WEIGHTS, ListSchedules
 from rlplace.policy.schedule import choose, propose
 from rlplace.policy.schedule_network import Components, ScheduleNetwork, new_network
 
