@@ -6,19 +6,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from rlplace.errors import InvalidValue, check_known
 from rlplace.measure import Measurement, Measurer, Problem
 from rlplace.measure.measurement import Status, StepTimer
-from rlplace.records import Number, record
+from rlplace.records import Positive, record
 
 FloatArray = NDArray[np.float64]
-Positive = Annotated[Number, Field(gt=0)]
 
 
 class Reward(Protocol):

@@ -392,8 +392,6 @@ class SequentialBatch:
     come first. The schedule then waits, and is the same in the end.
 
     Attributes:
-        problem: the problem to place.
-        grouping: G groups.
         num_episodes: B.
         num_groups: G, steps of an episode.
         num_devices: D.
@@ -430,13 +428,12 @@ class SequentialBatch:
         """
         if num_episodes < 1:
             raise InvalidValue("num_episodes", num_episodes, "at least 1", where="SequentialBatch")
-        self.problem = problem
-        self.grouping = problem.grouping if grouping is None else grouping
+        grouping = problem.grouping if grouping is None else grouping
         self.num_episodes = num_episodes
-        self.num_groups, self.num_devices = self.grouping.num_groups, problem.host.num_devices
+        self.num_groups, self.num_devices = grouping.num_groups, problem.host.num_devices
         self._sequence = None if order is None else self._by_priority(order)
-        self._layout = group_layout(problem, self.grouping)
-        self._bounds = schedule_bounds(problem, self.grouping, self._layout, memory_mask)
+        self._layout = group_layout(problem, grouping)
+        self._bounds = schedule_bounds(problem, grouping, self._layout, memory_mask)
         self._schedules = new_schedules(self._layout, self._bounds, num_episodes)
         self.placed, self.num_steps = self._schedules.placed, 0
         self.partial_s, self.bound_s = self._schedules.finish_s, self._schedules.bound_s

@@ -20,7 +20,7 @@ from rlplace.errors import InvalidValue, UserError
 from rlplace.measure import Measurement, Plan, Problem
 from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.placement import check_plan
-from rlplace.records import Count, Number, NumberOrNan, Seconds, Seed, Whole, readable, record
+from rlplace.records import Count, Number, NumberOrNan, Positive, Seconds, Seed, Whole, readable, record
 from rlplace.search.task import BestSoFar, Failure, Saveable
 from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.workloads import Size
@@ -149,7 +149,6 @@ _APART = Field(exclude=True)
 """Of fields that are kept apart from the record: arrays, and races."""
 
 Arrays = Mapping[str, NDArray[np.generic]]
-Positive = Annotated[Number, Field(gt=0)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from rlplace.errors import FileProblem, InvalidValue, MissingExtra, check_known
 from rlplace.files import jsonable, parse_json, write_bytes_atomic
 from rlplace.measure import Measurement, Plan, Problem, Timeline
 from rlplace.measure.measurement import MeasurementKey, Status
-from rlplace.records import Count, Number, Seconds, described, read_record, record
+from rlplace.records import Count, Number, Positive, Seconds, described, read_record, record
 from rlplace.store.folders import machine_key
 
 LARGEST_OPS = 10_000_000
@@ -44,7 +44,6 @@ def _fingerprint(value: str) -> str:
 
 
 Fingerprint = Annotated[str, AfterValidator(_fingerprint)]
-Positive = Annotated[Number, Field(gt=0)]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlplace.records import Number, Whole, record
+from rlplace.records import Number, Positive, Share, Whole, record
 
 MOST_EVALUATIONS, MOST_KEPT = 10**9, 10_000
 """Placements that are simulated; plans, draws and candidates that are held at once."""
@@ -16,8 +16,6 @@ LEAST_COMPARED = 6
 
 Kept = Annotated[Whole, Field(ge=1, le=MOST_KEPT)]
 Evaluations = Annotated[Whole, Field(ge=1, le=MOST_EVALUATIONS)]
-Share = Annotated[Number, Field(ge=0, le=1)]
-Weight = Annotated[Number, Field(gt=0)]
 
 
 @record(frozen=True)
@@ -39,7 +37,7 @@ class AgentConfig:
     """Share of a batch that is searched under the most probable factors; the others under draws of the posterior."""
     later_evaluations: Evaluations = 400
     """As `evaluations`, for plans after the first `early` ones; other budgets are shared out in this proportion."""
-    first_weight: Weight = 2.0
+    first_weight: Positive = 2.0
     """As `evaluations`, for plans of the first batch, in proportion: a search that goes on from a good one stays
     good."""
     early: Kept = 16
@@ -60,7 +58,7 @@ class AgentConfig:
     """Candidates at most."""
     averaged: Kept = 4
     """Draws of the posterior over which a search for a plan that is fast under all of them averages."""
-    mean_weight: Weight = 3.0
+    mean_weight: Positive = 3.0
     """Simulated placements of that search, for each one of a search under a single draw."""
 
     def on(self, *, is_known: bool) -> AgentConfig:
