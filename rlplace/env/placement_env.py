@@ -357,7 +357,7 @@ class OneShotEnv(PlacementEnv[NDArray[np.int64]]):
         Raises:
             UnknownName: no reward, render mode or observation has that name.
             InvalidValue: not exactly one of `measurer`, `problem` and `workload`.
-            UserError: a workload or host that cannot be had.
+            UserError: no such workload or host.
         """
         found = find_measurer(measurer, problem, workload, host, num_groups, workload_seed, runs=not deterministic)
         super().__init__(found, reward, baseline_s, deterministic, render_mode)

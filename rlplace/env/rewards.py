@@ -171,22 +171,23 @@ class Scorer:
             InvalidValue: wrong length, no integers, or a device out of range; a reward that is not finite.
         """
         rows = np.ascontiguousarray(self.problem.check_groups(group_devices))
-        barred = np.asarray(~self.problem.group_allowed[np.arange(rows.shape[1]), rows].all(axis=1))
-        return self._score(self.problem.grouping.expand(rows), [row.tobytes() for row in rows], barred)
+        is_allowed = self.problem.group_allowed[np.arange(rows.shape[1]), rows]
+        return self._score(
+            self.problem.grouping.expand(rows), [row.tobytes() for row in rows], np.all(is_allowed, axis=1)
+        )
 
     def score_placements(self, placements: NDArray[np.integer]) -> Scores:
         """Outcomes of `placements` (B, N), devices of ops, in order; not kept, for any measurer."""
         rows = np.ascontiguousarray(placements, dtype=np.int32)
-        barred = np.zeros(len(rows), dtype=np.bool_)
-        if self.problem.allowed is not None:
-            barred = np.asarray(~self.problem.allowed[np.arange(rows.shape[1]), rows].all(axis=1))
-        return self._score(rows, [row.tobytes() for row in rows], barred, is_kept=False)
+        allowed = self.problem.allowed
+        is_allowed = np.ones(rows.shape, dtype=np.bool_) if allowed is None else allowed[np.arange(rows.shape[1]), rows]
+        return self._score(rows, [row.tobytes() for row in rows], np.all(is_allowed, axis=1), is_kept=False)
 
     def _score(
-        self, placements: NDArray[np.int32], keys: list[bytes], barred: NDArray[np.bool_], *, is_kept: bool = True
+        self, placements: NDArray[np.int32], keys: list[bytes], is_allowed: NDArray[np.bool_], *, is_kept: bool = True
     ) -> Scores:
         outcomes = self._known if self.deterministic and is_kept else {}
-        outcomes.update((keys[row], _outcome(np.inf, "error")) for row in np.flatnonzero(barred).tolist())
+        outcomes.update((keys[row], _outcome(np.inf, "error")) for row in np.flatnonzero(~is_allowed).tolist())
         new = {key: row for row, key in reversed(list(enumerate(keys))) if key not in outcomes}
         if new:
             fresh = sorted(new.values())

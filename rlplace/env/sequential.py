@@ -123,7 +123,7 @@ class SequentialEnv(PlacementEnv[np.int64]):
             UnknownName: no reward, potential, mask or render mode has that name.
             InvalidValue: not exactly one of `measurer`, `problem` and `workload`, or not one finite number a group in
                 `order`.
-            UserError: a workload or host that cannot be had.
+            UserError: no such workload or host.
         """
         found = find_measurer(measurer, problem, workload, host, num_groups, workload_seed, runs=not deterministic)
         super().__init__(found, reward, baseline_s, deterministic, render_mode)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from rlplace.env import ProblemFeatures
-from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.errors import FileProblem, InvalidValue, check_known
 from rlplace.files import check_header, read_json, read_plain, write_bytes_atomic, write_json_atomic
 from rlplace.records import read_record, shortened
 
@@ -60,14 +60,10 @@ def load_checkpoint(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, 
     """
     path = Path(path)
     about_path = path.with_suffix(".json")
-    if not os.path.isfile(path):
-        raise FileProblem(path, "no such file.")
-    if not os.path.isfile(about_path):
-        raise FileProblem(about_path, f"no such file. It describes the weights of {path.name}: put it beside them.")
-    about = read_json(about_path)
+    data = read_plain(path, largest_bytes=LARGEST_BYTES, holds="weights", follows_links=True)
+    about = read_json(about_path, hint=f"It describes the weights of {path.name}: put it beside them.")
     if not isinstance(about, dict) or about.get("schema") != SCHEMA or about.get("kind") != kind:
         raise FileProblem(about_path, _another(about, kind))
-    data = read_plain(path, largest_bytes=LARGEST_BYTES, holds="weights", follows_links=True)
     check_header(data, path)
     with refusing(path, f"not the weights of {about_path.name}"):
         return about, load(data)
@@ -158,10 +154,8 @@ def pretrained_path(kind: str) -> Path:
     Raises:
         UnknownName: there are none for that policy.
     """
-    if kind not in (known := pretrained_kinds()):
-        raise UnknownName(
-            "pretrained policy", kind, known, hint="Others begin with weights of a run: FILE.safetensors."
-        )
+    hint = "Others begin with weights of a run: FILE.safetensors."
+    check_known("pretrained policy", kind, pretrained_kinds(), hint=hint)
     with as_file(files("rlplace.policy.weights") / f"{kind}.safetensors") as path:
         return path
 
