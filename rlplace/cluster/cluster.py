@@ -50,8 +50,8 @@ class Node:
     Attributes:
         id: Ray's, hexadecimal.
         name: of the machine.
-        num_cpus: that Ray may use.
-        num_gpus: likewise.
+        num_cpus: CPUs that Ray may use.
+        num_gpus: GPUs that Ray may use.
         is_here: whether this process is connected through it.
     """
 
@@ -372,7 +372,7 @@ def _last_started(environ: Mapping[str, str]) -> str | None:
     folder = environ.get("RAY_TMPDIR") or environ.get("TMPDIR") or tempfile.gettempdir()
     path = Path(folder) / "ray" / "ray_current_cluster"
     try:
-        # The folder is everybody's: what is read is what was checked, and nothing that a link or a pipe leads to.
+        # All users can write to the folder: the file that was checked is the one that is read, no link and no pipe.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             noted = file.read(_MOST_BYTES).decode().strip() if _is_own(os.fstat(descriptor)) else ""

@@ -159,7 +159,7 @@ class _Worker:
     """A node that measures.
 
     Attributes:
-        name: as people are told.
+        name: of the node, for messages.
         actor: Ray's handle.
         answer: to the last request; None while it is idle.
         job: that it has; None while it is being prepared.
@@ -352,7 +352,7 @@ class _Asked:
     """A plan that was asked for.
 
     Attributes:
-        plan: it.
+        plan: the plan.
         round: the batch that it came with.
         outcome: the measurement; None before.
         num_lost: workers that were lost with it alone.
@@ -514,16 +514,16 @@ FOREVER_S = 1e12
 
 @dataclass(frozen=True)
 class Sent:
-    """All that a node needs before it is asked anything; it travels packed, its tensors beside it.
+    """The data that a node needs before its first request; it travels packed, its tensors beside it.
 
     Attributes:
         problem: the problem that is measured; its graph travels without its program.
         program: of its graph, without the user's model.
         reference: (N,) placement that every plan is timed beside.
         seed: of random ops.
-        settings: of PyTorch in the process that asks.
+        settings: of PyTorch in the process that sends the requests.
         is_isolated: whether plans run in a worker process on the node.
-        driver: the machine that asks.
+        driver: the machine that sends the requests.
     """
 
     problem: Problem
@@ -567,12 +567,12 @@ class MeasuringNode:
         self._held = contextlib.ExitStack()
 
     def prepare(self, data: bytes, index: Section, path: Sequence[str]) -> str:
-        """Makes the node ready for `measure`; returns why it cannot measure for the driver, empty where it can.
+        """Makes the node ready for `measure`; the reason why it cannot measure for the driver, empty where it can.
 
         Args:
-            data: of `pack`.
-            index: likewise.
-            path: import path of the driver; folders that are here too are searched last.
+            data: the bytes that `pack` returned.
+            index: the place of their index, which `pack` returned.
+            path: import path of the driver; folders that this machine has too are searched last.
         """
         sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
         try:
@@ -629,14 +629,14 @@ def _unpacked(data: bytes, index: Section) -> Sent:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine, as another one is told of it.
+    """A machine, described for other machines.
 
     Attributes:
-        name: its host name.
-        start: names the start of its system, which tells machines of one name apart.
+        name: the host name.
+        start: an id of the start of the system, which tells machines of one name apart.
         versions: of rlplace, PyTorch and Python.
-        facts: its processor, number of cores and memory, by name.
-        host: the devices that are found there.
+        facts: processor, number of cores and memory, by name.
+        host: the devices of the machine.
         fingerprint: of that host.
     """
 
@@ -658,7 +658,7 @@ class Machine:
         return (self.name, self.start) == (other.name, other.start)
 
     def differences(self, other: Machine) -> list[str]:
-        """The facts in which `other` differs from this machine, in words."""
+        """The facts in which `other` differs from this machine, each as text."""
         found = [] if self.versions == other.versions else [f"{other.versions}, here {self.versions}"]
         theirs = dict(other.facts)
         found += [f"{name} {theirs.get(name)}, here {fact}" for name, fact in self.facts if theirs.get(name) != fact]
@@ -668,8 +668,7 @@ class Machine:
 
 
 class Believed(MeasurementLog):
-    """A log that answers nothing and keeps only which plans it was told of: an `Evaluator` says which figures it
-    believes."""
+    """A log that recalls nothing and keeps only the names of plans: those whose figures an `Evaluator` believes."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
