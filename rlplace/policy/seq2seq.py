@@ -262,19 +262,17 @@ def seq2seq_inputs(problem: Problem) -> Seq2SeqInputs:
     crosses_E = producer_E != reader_E
     reads_GG = np.zeros((num_groups, num_groups), dtype=np.float32)
     reads_GG[reader_E[crosses_E], producer_E[crosses_E]] = 1
-    leaves_T = np.zeros(graph.num_tensors, dtype=np.bool_)
-    leaves_T[graph.input_tensors[crosses_E]] = True
-    leaves_T[graph.output_tensors] = True
+    leaving = np.unique(np.concatenate((graph.input_tensors[crosses_E], graph.output_tensors)))
     return Seq2SeqInputs(
         type_shares=(counts_GV / counts_GV.sum(axis=1, keepdims=True)).astype(np.float32),
-        output_shapes=_output_shapes(problem, np.flatnonzero(leaves_T)),
+        output_shapes=_output_shapes(problem, leaving),
         adjacency=np.concatenate((reads_GG, reads_GG.T), axis=1),
         allowed=problem.group_allowed,
         types=tuple(types.tolist()),
     )
 
 
-def _output_shapes(problem: Problem, leaving: NDArray[np.int64]) -> NDArray[np.float32]:
+def _output_shapes(problem: Problem, leaving: NDArray[np.integer]) -> NDArray[np.float32]:
     """(G, 25) float32 of the tensors `leaving`, ascending."""
     graph, op_group = problem.graph, problem.grouping.op_group
     shapes = np.zeros((problem.grouping.num_groups, MOST_OUTPUTS, MOST_DIMS))
