@@ -117,11 +117,17 @@ class GroupPPO(EliteLearner):
     def _step(
         self, rows_BG: NDArray[np.int64], advantages_B: Tensor, old_BG: Tensor, log: dict[str, list[float]]
     ) -> bool:
-        """Takes a gradient step on a minibatch, and logs its figures.
+        """Takes a gradient step; False, and no step, where the policy has gone too far from the one that sampled."""
+        loss, approx_kl = self._loss(rows_BG, advantages_B, old_BG, log)
+        if self.config.target_kl is not None and approx_kl > 1.5 * self.config.target_kl:
+            return False
+        descend(self._optimizer, loss, self.config.max_grad_norm)
+        return True
 
-        Returns:
-            False, and there is no step, where the policy has gone too far from the one that the update began with.
-        """
+    def _loss(
+        self, rows_BG: NDArray[np.int64], advantages_B: Tensor, old_BG: Tensor, log: dict[str, list[float]]
+    ) -> tuple[Tensor, float]:
+        """The loss of a minibatch, and the mean divergence of a group from the policy that it started from."""
         config = self.config
         log_prob_BG, entropy_BG = self.policy.evaluate(rows_BG)
         log_ratio_BG = log_prob_BG - old_BG
@@ -135,10 +141,7 @@ class GroupPPO(EliteLearner):
         figures |= {"approx_kl": approx_kl, "clip_fraction": clip_fraction}
         for name, value in figures.items():
             log[name].append(value.item())
-        if config.target_kl is not None and float(approx_kl) > 1.5 * config.target_kl:
-            return False
-        descend(self._optimizer, loss, config.max_grad_norm)
-        return True
+        return loss, float(approx_kl)
 
 
 def relative_advantages(rewards: NDArray[np.floating], *, normalize: bool) -> Tensor:
