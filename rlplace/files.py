@@ -33,7 +33,8 @@ _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 @contextmanager
 def os_errors(path: str | os.PathLike[str], what: str) -> Iterator[None]:
-    """While active, an OSError becomes a `FileProblem`: `path` cannot be `what` (`read`, `written`, ...)."""
+    """While active, an OSError becomes a `FileProblem` with the message that `path` cannot be read, written, ... (the
+    verb is `what`)."""
     try:
         yield
     except OSError as error:

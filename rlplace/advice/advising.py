@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -75,25 +76,24 @@ def advise(
     say: Say | None = None,
     isolated: bool | None = None,
 ) -> Verdict:
-    """Whether the step of `problem` is worth placing on its host, with the reason and the gain to expect.
+    """Decides whether placing the step of `problem` on its host is worth it, with the reason and the expected gain.
 
-    On a host of this machine, one device, eager PyTorch and the best placement that a short search finds are raced; on
-    a simulated one the simulator says. Where the problem is not cut, and `cuts` is empty, an even split of its batch is
-    estimated.
+    On a real host, a race measures one device, eager PyTorch and the best placement of a short search. On a simulated
+    host, they are simulated. If the batch is not cut, and `cuts` is empty, an even split of the batch is estimated.
 
     Args:
         problem: the step to place.
-        seconds: all of it takes about so long; a part that has begun runs to its end.
+        seconds: approximate time of the whole call; a part that has begun is completed.
         evaluations: placements that each search may simulate.
         seed: of the search.
-        cuts: makes the problem with another number of micro-batches, by number; tried while there is time.
-        words: how the step is called where it was asked for; by default as in Python.
-        say: told of results; no messages by default.
+        cuts: for each number of micro-batches, a function that makes the problem; they are tried while there is time.
+        words: names for the message; by default those of the Python API.
+        say: called with messages about results; no messages by default.
         isolated: whether placements run in a worker process; see `Evaluator`.
 
     Raises:
         InvalidValue: no time, or no evaluations.
-        RunnerError: nothing could be run to its end.
+        RunnerError: no placement could be run.
     """
     if not seconds > 0:
         raise InvalidValue("seconds", seconds, "more than 0", where="advise")
@@ -215,11 +215,8 @@ def _race(
         check_has_values(problem.graph)
     except RlplaceError as error:
         eager, why = [], str(error)
-    evaluator = Evaluator(problem, simulator, seed=seed, isolated=isolated)
-    try:
+    with closing(Evaluator(problem, simulator, seed=seed, isolated=isolated)) as evaluator:
         outcomes = evaluator.measure_plans(plans, RACE, others=eager, deadline_s=deadline_s)
-    finally:
-        evaluator.close()
     plain = outcomes[len(plans)] if eager else None
     if plain is not None and not plain.ok:
         why = plain.why or plain.status
@@ -323,10 +320,9 @@ def _cut(steps: Steps, make: Make, count: int) -> Problem:
 
 def _estimated(spec: WorkloadSpec, host: Host, constraints: Constraints | None, *, is_quiet: bool) -> Make:
     """Makes problems on a simulated host; that it is one is said once."""
-    loud, quiet = make_progress(is_quiet=is_quiet), make_progress(is_quiet=True)
 
     def make(graph: OpGraph, count: int) -> Problem:
-        progress = loud if count == 1 else quiet
+        progress = make_progress(is_quiet=is_quiet or count > 1)
         return make_problem(graph, host, 256, progress.say, spec=spec, count=count, constraints=constraints)
 
     return make

@@ -24,8 +24,7 @@ from rlplace.env.sequential import (
     SequentialObservation,
     SequentialVecEnv,
 )
-from rlplace.search.schedule.greedy import DECISION_FEATURES, FEATURE_NOTES
-from rlplace.search.schedule.partial_schedule import MEMORY_MASKS
+from rlplace.search.schedule.partial_schedule import DECISION_FEATURES, FEATURE_NOTES, MEMORY_MASKS
 
 __all__ = [
     "DECISION_FEATURES",

@@ -297,7 +297,7 @@ class Option:
     Attributes:
         small: its value in the size `small`.
         paper: its value in the size `paper`.
-        doc: what it is.
+        doc: its description.
         least: its smallest value, of an integer.
         divides: the option that it must divide.
         leaves_even: whether the quotient must be even as well: rotary positions take a head's features in pairs.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs import OpGraph
+from rlplace.graphs.opgraph import OpGraph, read_only
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.say import counted
 
@@ -33,20 +33,19 @@ class Costs:
     workspace_bytes: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        op_time_s = np.ascontiguousarray(self.op_time_s, dtype=np.float64)
-        op_time_s.flags.writeable = False
+        op_time_s = read_only(self.op_time_s, np.float64)
         object.__setattr__(self, "op_time_s", op_time_s)
         if op_time_s.ndim != 2:
             raise InvalidValue("op_time_s", op_time_s.shape, "an array of shape (N, D)", where="costs")
         if not np.all(np.isfinite(op_time_s)) or np.any(op_time_s < 0):
             raise InvalidValue("op_time_s", "a negative or non-finite entry", "finite seconds >= 0", where="costs")
         if self.workspace_bytes is not None:
-            table = np.array(self.workspace_bytes, dtype=np.int64)
-            table.flags.writeable = False
+            table = read_only(np.array(self.workspace_bytes), np.int64)
             object.__setattr__(self, "workspace_bytes", table)
             if table.shape != op_time_s.shape:
-                expected = f"shape {op_time_s.shape}, as of `op_time_s`"
-                raise InvalidValue("workspace_bytes", table.shape, expected, where="costs")
+                raise InvalidValue(
+                    "workspace_bytes", table.shape, f"shape {op_time_s.shape}, as of `op_time_s`", where="costs"
+                )
             if np.any(table < 0):
                 raise InvalidValue("workspace_bytes", int(table.min()), "bytes >= 0", where="costs")
 

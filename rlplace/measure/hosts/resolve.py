@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.measure.hosts.host import Device, Host
@@ -41,17 +41,17 @@ def list_presets() -> tuple[str, ...]:
 
 
 def resolve_host(text: str | Host, *, gangs: bool = False) -> Host:
-    """The host that a HOST word names; a `Host` itself comes back as it is.
+    """The host of a HOST word; a `Host` is returned unchanged.
 
     Args:
         text: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2` (two devices of one core), `cores:2x4`
             (two devices of four cores), `cuda` (its GPUs), `cuda/4` (each GPU as four devices), `auto+cpu`, `cuda+cpu`,
             `cuda/4+cpu` (the CPU as one more device), a preset, or the path of a host file.
-        gangs: Whether the cores of this machine may also work as gangs; presets and files say so themselves.
+        gangs: Whether the cores of this machine may also work as gangs; presets and files define this themselves.
 
     Raises:
-        UnknownName: No host is called that.
-        InvalidValue: No word and no host; a malformed `cores:...` or `cuda...`, devices that this machine has not got,
+        UnknownName: No host has this name.
+        InvalidValue: Neither a word nor a host; a malformed `cores:...` or `cuda...`; devices that this machine lacks;
             or a host file with a wrong value.
         FileProblem: A host file that is missing or malformed.
     """
@@ -88,7 +88,7 @@ def is_host_file(text: str) -> bool:
     return text.endswith(ENDINGS) or (os.sep in text and not text.startswith(_HERE))
 
 
-def describe_hosts() -> list[dict[str, object]]:
+def describe_hosts() -> list[dict[str, Any]]:
     """One row for each preset, as `rlplace hosts` lists them; `Host.to_dict` has all the facts of one.
 
     Keys: `name`, `num_devices`, `kinds` (how many of each), `memory_bytes` (of each device), `num_links`,
@@ -111,7 +111,7 @@ def _detect(text: str, gangs: bool) -> Host:
     return detect_host("cores", num_devices=num_devices, cores_per_device=cores_per_device, gangs=gangs)
 
 
-def _row(host: Host) -> dict[str, object]:
+def _row(host: Host) -> dict[str, Any]:
     bandwidth = {link.name: link.bandwidth_bytes_per_s for link in host.links}
     rates = [min(bandwidth[name] for name in route.links) for route in host.routes if route.links]
     return {

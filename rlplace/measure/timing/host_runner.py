@@ -1,6 +1,6 @@
 """`HostRunner`: a `Measurer` that runs placements for real on this machine.
 
-`FirstLosses` tells a placement that breaks the arithmetic from a model that gives NaN wherever it runs. `LoadedPlans`
+It tells a placement that breaks the arithmetic from a model that gives NaN wherever it runs. `LoadedPlans`
 loads and unloads plans where the host's memory does not hold all of them. `as_measurement` is the outcome of a
 contender as a `Measurement`, and `lost_of` tells whether devices of the host are lost.
 """
@@ -31,7 +31,7 @@ from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline
-from rlplace.measure.timing.eager_step import Other, Recipe
+from rlplace.measure.timing.eager_step import EagerRecipe, Other
 from rlplace.measure.timing.race import REFERENCE, Lane, RaceProtocol, Suspensions, Timer, Watch, race, watched
 from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
 
@@ -63,6 +63,7 @@ class HostRunner:
         seed: of random ops.
         watch: told which contender of a race is at work.
         is_fatal: whether an error of a contender ends the race for all, and is raised.
+        with_model: the graph with the user's model, for recipes; by default the problem's has it.
 
     Attributes:
         problem: what placements are measured on.
@@ -83,6 +84,7 @@ class HostRunner:
         seed: int = 0,
         watch: Watch | None = None,
         is_fatal: Callable[[Exception], bool] = cuda.is_lost,
+        with_model: Callable[[], OpGraph] | None = None,
     ) -> None:
         check_runs_here(problem.host)
         keep_freed_memory()
@@ -93,7 +95,8 @@ class HostRunner:
         self._seed = seed
         self._watch = watch or Watch()
         self._is_fatal = is_fatal
-        self._losses = FirstLosses()
+        self._with_model = with_model or (lambda: self.problem.graph)
+        self._saw_numbers = False  # whether a first step returned no NaN: the model itself is fine then
         self._crew = Crew(problem.host.devices)
         self._residents = Residents(problem.graph, problem.host, seed=seed)
         self._loaded = LoadedPlans(problem.graph, problem.host, self._residents)
@@ -139,9 +142,11 @@ class HostRunner:
         timers += [partial(self._with_room, self._other(each, len(plans) + k), None) for k, each in enumerate(others)]
         suspensions = Suspensions()
         timers = [watched(timer, k, self._watch, suspensions) for k, timer in enumerate(timers)]
-        reference = None
-        if self.reference is not None:
-            reference = watched(self._timer(self.reference, _First()), REFERENCE, self._watch, suspensions)
+        reference = (
+            None
+            if self.reference is None
+            else watched(self._timer(self.reference, _First()), REFERENCE, self._watch, suspensions)
+        )
         try:
             with suspensions.watching():
                 lanes = race(
@@ -158,8 +163,8 @@ class HostRunner:
         if (lost := lost_of(self.problem.host)) is not None:
             return all_lost(len(timers), lost)
         for lane, each in zip(lanes, first):  # where another was free of NaN, but only later
-            if each.is_nan and lane.error is None and self._losses.saw_numbers:
-                lane.error = NotANumber()
+            if each.is_nan and lane.error is None and self._saw_numbers:
+                lane.error = RunnerError(WHY_NAN)
         return [as_measurement(lane, has_reference=reference is not None) for lane in lanes]
 
     def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2) -> list[Timeline]:
@@ -227,17 +232,22 @@ class HostRunner:
             first.is_done = True
             self._residents.reset()
             seconds = self._timed(step, peak_bytes, self.num_steps)
-            first.is_nan = self._losses.is_nan(step.result)
+            # later steps are not looked at: all placements of a race train the same parameters, and the loss may run
+            # away in the turn of any of them
+            first.is_nan = has_nan(step.result)
+            if first.is_nan and self._saw_numbers:
+                raise RunnerError(WHY_NAN)
+            self._saw_numbers |= not first.is_nan
             return seconds
 
         return timer
 
     def _other(self, other: Other, contender: int) -> Timer:
-        if not isinstance(other, Recipe):
+        if not isinstance(other, EagerRecipe):
             return other
         self._watch.begin(contender, is_made=False)
         try:
-            timer = other.timer(self.problem.graph, self.problem.host, self.widest_worker())
+            timer = other.timer(self._with_model(), self.problem.host, self.widest_worker())
         except Exception as error:
             if self._is_fatal(error):
                 raise
@@ -275,7 +285,7 @@ class _First:
 
     Attributes:
         is_done: whether it was run.
-        is_nan: whether it returned a NaN before another plan had returned a number.
+        is_nan: whether it returned a NaN.
     """
 
     is_done: bool = False
@@ -289,47 +299,10 @@ def _raises(error: Exception) -> Callable[[], float]:
     return timer
 
 
-WHY = (
+WHY_NAN = (
     "the loss is NaN after the first step from the captured parameters, where another placement of the same step gives "
     "a number"
 )
-
-
-class NotANumber(RunnerError):
-    """A placement whose first step returned NaN, where others of the same step return numbers."""
-
-    def __init__(self) -> None:
-        super().__init__(WHY)
-
-
-class FirstLosses:
-    """The results of the first step of every placement, each from the captured parameters.
-
-    Later steps are not looked at: placements of one race train the same parameters on one batch, so a loss that runs
-    away there says nothing about the placement whose turn it was.
-
-    Attributes:
-        saw_numbers: whether any step returned no NaN: the model itself is fine then.
-    """
-
-    def __init__(self) -> None:
-        self.saw_numbers = False
-
-    def is_nan(self, result: Any) -> bool:
-        """Whether a first step's result (the loss, or the output) holds a NaN and no earlier result was free of them.
-
-        Args:
-            result: tensors, nested.
-
-        Raises:
-            NotANumber: it holds one, and an earlier result was free of them.
-        """
-        if not has_nan(result):
-            self.saw_numbers = True
-            return False
-        if self.saw_numbers:
-            raise NotANumber
-        return True
 
 
 def has_nan(result: Any) -> bool:
