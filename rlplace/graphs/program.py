@@ -140,8 +140,8 @@ class OptimizerSpec:
         lr: learning rate.
         betas: moment decays of `adam` and `adamw`.
         eps: denominator term of `adam` and `adamw`.
-        momentum: of `momentum`, where it is 0.9 by default; 0 is plain SGD. `sgd` with a momentum runs as `momentum`.
-        weight_decay: L2 term, decoupled for `adamw`, where it is 0.01 by default; else 0.
+        momentum: of the optimizer `momentum`, 0.9 by default; 0 is plain SGD. `sgd` with a momentum runs as `momentum`.
+        weight_decay: L2 term, decoupled for `adamw`. The default is 0.01 for `adamw`, and 0 for the others.
     """
 
     name: str

@@ -305,9 +305,6 @@ def find_winners(
     return Found(chosen, task.evaluations + timer.count)
 
 
-Kind = Literal["baseline", "scheduler", "exact", "search"]
-
-
 @dataclass(frozen=True)
 class Method:
     """A way to find a placement.
@@ -323,7 +320,7 @@ class Method:
 
     name: str
     home: str | Callable[..., Saveable | None]
-    kind: Kind
+    kind: Literal["baseline", "scheduler", "exact", "search"]
     source: str
     min_micro_batches: int = 1
 
@@ -572,7 +569,7 @@ def find(
         method: a name of `METHODS`.
         timer: scores placements.
         budget: the budget; unlimited by default.
-        seed: of every random draw.
+        seed: of all random draws.
         options: options of the method.
 
     Raises:

@@ -322,7 +322,7 @@ def capture_module(
     """A forward and its backward; where no output has a gradient, the forward alone.
 
     Args:
-        model: in the mode that it is to run in.
+        model: the model, in the mode (`train` or `eval`) that the step will use.
         args: positional arguments.
         kwargs: keyword arguments.
         has_backward: whether to add one.

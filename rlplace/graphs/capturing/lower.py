@@ -85,9 +85,9 @@ class LoweredStep:
     """A traced step as ops, its updates not among them.
 
     Attributes:
-        ops: what runs; its first tensors are the placeholders of the trace, in their order.
-        results: what the `Ref`s in the trace's result stand for.
-        gradients: of each trainable parameter; None for one that the step does not reach.
+        ops: the ops to run; the first tensors are the placeholders of the trace, in their order.
+        results: the tensors that the `Ref`s in the trace's result refer to.
+        gradients: of each trainable parameter; None for a parameter that the loss does not depend on.
         input_gradients: of the inputs that have one, likewise.
         statistics: of batch norms that hand out theirs, in the order of the trace.
         trace: the lowered trace.
@@ -454,11 +454,10 @@ def register_cost(
     bytes_moved: CostFn | None = None,
     workspace_bytes: CostFn | None = None,
 ) -> None:
-    """Registers the costs of an op, for graphs captured from now on; the last registration of an op counts.
+    """Registers the costs of an op for later captures; the last registration of an op counts.
 
-    Each function is called as the op is, with fake tensors in place of tensors, and with `output=` the results of the
-    op. Costs that are left out are estimated: one operation for each element, each input and output moved once, no
-    workspace.
+    Each function is called with the arguments of the op (fake tensors), and with `output=`, the results of the op.
+    Missing costs are estimated: one operation for each element, each input and output moved once, no workspace.
 
     Args:
         op: `"mylib::op"`, `"mylib::op.overload"`, `torch.ops.mylib.op`, or the result of `torch.library.custom_op`.
@@ -468,7 +467,7 @@ def register_cost(
 
     Raises:
         UnknownName: no such op is defined.
-        InvalidValue: `op` is something else, or a figure is no function.
+        InvalidValue: `op` has another type, or a cost is not a function.
 
     >>> register_cost("aten::trace", flops=lambda matrix, output: matrix.shape[0])
     >>> unregister_cost("aten::trace")

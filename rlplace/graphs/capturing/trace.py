@@ -89,7 +89,7 @@ def trace_step(
     """The step of `model` as an fx graph; every node knows its module path and phase.
 
     Args:
-        model: in the mode that it is to run in.
+        model: the model, in the mode (`train` or `eval`) that the step will use.
         args: positional arguments of the model.
         kwargs: keyword arguments.
         loss_fn: of the output and the targets.

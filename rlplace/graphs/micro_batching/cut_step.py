@@ -387,7 +387,7 @@ def fake_output(
     """The results of `model` as fake tensors; in training they require gradients as real ones would.
 
     Args:
-        model: in the mode that it is to run in.
+        model: the model, in the mode (`train` or `eval`) that the step will use.
         args: positional arguments.
         kwargs: keyword arguments.
         is_training: whether there are gradients.

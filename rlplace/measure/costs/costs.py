@@ -22,7 +22,7 @@ class Costs:
     """Seconds per (op, device).
 
     Attributes:
-        op_time_s: (N, D) float64, >= 0; launching (`Host.dispatch_s`) not included.
+        op_time_s: (N, D) float64, >= 0, without launches (`Host.dispatch_s`).
         source: `estimated` (roofline), `profiled` (measured) or `given` (by the graph file).
         workspace_bytes: (N, D) int64, >= 0: scratch that each op was seen to take on each device while it ran; None:
             as the graph says.
@@ -51,7 +51,7 @@ class Costs:
 
     @staticmethod
     def given(times_s: NDArray[np.float64], host: Host) -> Costs:
-        """The times (N,) that a graph file gives its ops, the same on every device."""
+        """Costs from the times (N,) of a graph file, the same on every device."""
         return Costs(np.repeat(times_s[:, None], host.num_devices, axis=1), "given")
 
     def __repr__(self) -> str:

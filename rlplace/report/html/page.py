@@ -579,7 +579,7 @@ def write_report(folder: RunFolder | Path, session: Session | None = None) -> Pa
         session: of the run, if it is already open.
 
     Raises:
-        FileProblem: no run there, one without a result, or a file that cannot be read or written.
+        FileProblem: no run in the folder, a run without a result, or a file that cannot be read or written.
         InvalidValue, UnknownName: its session is malformed.
         MissingExtra: plotly is not installed.
     """
