@@ -3,7 +3,6 @@
 `Elites`: the best placements seen. `EliteLearner`: a base class of learners that keep them. `CloneLearner`: clones
 them, and nothing else. `Reinforce`: the learner of Mirhoseini et al. 2017, for any policy with log-probabilities.
 `imitate`: teaches a policy a placement before it learns from step times.
-
 `LearnerState`: everything that a learner and its policy need to go on to the bit, as tensors and plain data.
 `save_learner` and `resume_learner` keep it in one file; `LearnerFile` does so from time to time.
 """
@@ -627,10 +626,8 @@ def _unpack(data: bytes, path: str | os.PathLike[str], learner: Resumable) -> No
 
 LARGEST_BYTES = 1 << 30
 """A larger file is not read: that of a policy with its optimizer has some ten megabytes."""
-EVERY_S = 5.0
-"""Least time between two writes ..."""
-SHARE = 0.05
-"""... and the largest share of the time that they take."""
+EVERY_S, SHARE = 5.0, 0.05
+"""Least time between two writes, and the largest share of the time that they take."""
 
 
 class Files(Protocol):
