@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,10 @@ from rlplace.files import write_json_atomic
 from rlplace.measure import Device, Host, Link, Placement, Problem, Route, Simulator
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.search import Budget, find
-from rlplace.session.cut import WHOLE
 from rlplace.session.prepare import Prepared, graph_for
 from rlplace.session.session import Session
 from rlplace.session.session_records import Request
+from rlplace.session.setup import WHOLE
 from rlplace.training import TrainConfig
 from rlplace.training.elastic.placed_again import PORTFOLIO, KnownRun, Replaced, replaced, search_again
 from rlplace.workloads import parse_workload
@@ -124,7 +123,7 @@ def run_of(workload: str) -> KnownRun:
     session.keep(request=Request(str(spec), FROM.name, FROM.fingerprint, "small"), config=TrainConfig())
     session.keep_problem(Prepared(problem, WHOLE))
     session.keep_placement(placement)
-    return KnownRun.of(session, Path("run"), spec)
+    return KnownRun.of(session, spec)
 
 
 def from_nothing(made: Replaced, count: int, seed: int) -> float:

@@ -22,8 +22,7 @@ from rlplace.training import TrainConfig
 if TYPE_CHECKING:
     from rlplace.graphs import Constraints
     from rlplace.measure import Host
-    from rlplace.session.cut import CutOptions, Loss
-    from rlplace.session.setup import Setup
+    from rlplace.session.setup import CutOptions, Loss, Setup
     from rlplace.workloads import WorkloadSpec
 
 GRANULARITIES = ("op", "module")
@@ -176,7 +175,7 @@ class BatchOptions:
             InvalidValue: a word of another form, or an option of a cut without one.
             UnknownName: no such loss.
         """
-        from rlplace.session.cut import CutOptions, parse_batch_dims, parse_count
+        from rlplace.session.setup import CutOptions, parse_batch_dims, parse_count
 
         count, dims = parse_count(self.micro_batches), parse_batch_dims(self.batch_dims)
         return CutOptions(count, dims, cast("Loss", self.loss), self.exact)

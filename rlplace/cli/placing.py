@@ -29,7 +29,7 @@ from rlplace.errors import FileProblem, InvalidValue
 from rlplace.policy import LearnConfig
 from rlplace.say import counted, format_ms, say
 from rlplace.training import SearchConfig, TrainConfig
-from rlplace.training.agent.agent_config import AgentConfig
+from rlplace.training.config import AgentConfig
 
 if TYPE_CHECKING:
     from rlplace.training.train_and_resume import Named
@@ -193,7 +193,7 @@ def _elsewhere(
     found = find_host(host, gangs=placing.gangs)
     has_own = bool(placing.pin or placing.exclude or placing.together)
     constraints = placing.constraints(found) if has_own else None
-    from rlplace.training.elastic.elsewhere import folder_for, resume_elsewhere
+    from rlplace.training.place_and_replace import folder_for, resume_elsewhere
 
     return resume_elsewhere(
         folder,
@@ -292,7 +292,7 @@ def place(
         setup = setup_of(
             target, host, placing, batch, grouping, no_wait=no_wait, seed=seed, workload_seed=workload_seed
         )
-        from rlplace.training.place_workload import place_workload
+        from rlplace.training.place_and_replace import place_workload
 
         method, count = method or METHOD, evaluations or EVALUATIONS
         result = place_workload(setup, path, method=method, evaluations=count, is_quiet=quiet)
@@ -308,7 +308,7 @@ def place(
         has_own = bool(placing.pin or placing.exclude or placing.together)
         constraints = placing.constraints(found) if has_own else None
         path = None if path is None else _free(path, overwrite)
-        from rlplace.training.elastic.elsewhere import replace_run
+        from rlplace.training.place_and_replace import replace_run
 
         result = replace_run(
             folder,

@@ -26,7 +26,7 @@ def explain(folder: tyro.conf.Positional[Path], top: int = 12, json: bool = Fals
         top: most modules of the critical path to show
         json: print one JSON object on stdout
     """
-    from rlplace.session.explained import read_explanation
+    from rlplace.session.session import read_explanation
 
     if top < 1:
         raise InvalidValue("top", top, "at least 1")

@@ -30,7 +30,7 @@ from rlplace.say import say
 if TYPE_CHECKING:
     from rlplace.graphs import OpGraph
     from rlplace.measure import Host, Problem
-    from rlplace.session.cut import CutOptions
+    from rlplace.session.setup import CutOptions
     from rlplace.workloads import WorkloadSpec
 
 DEFAULT_HOST = "4xV100-pcie"
@@ -80,8 +80,8 @@ def graph(
     from rlplace.measure import Problem
     from rlplace.measure.costs.costs import estimate_costs
     from rlplace.report.console import graph_table, show, targets_table
-    from rlplace.session.cut import number_only
     from rlplace.session.prepare import given_costs, judged
+    from rlplace.session.setup import number_only
 
     if isinstance(asked.count, str):
         raise number_only(asked.count, "`auto` is chosen by a search: `rlplace train` and `compare` do.")

@@ -38,11 +38,10 @@ from rlplace.measure import Costs, Host, Problem, RaceProtocol, Simulator
 from rlplace.measure.costs.costs import estimate_costs
 from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.isolate.isolated_runner import make_runner, profile_isolated
-from rlplace.say import Say, format_seconds
+from rlplace.say import Say, format_seconds, sayer
 from rlplace.search import Budget, find, single
 from rlplace.search.rules.baselines import nearest_allowed
-from rlplace.session.cut import WHOLE, CutOptions, number_only
-from rlplace.session.setup import ProblemOptions
+from rlplace.session.setup import WHOLE, CutOptions, ProblemOptions, number_only
 from rlplace.workloads import CATALOG, Workload, WorkloadSpec, build, build_for, default_size
 
 
@@ -135,6 +134,11 @@ class Steps:
         if count not in self._graphs:
             self._graphs[count] = self._make(count)
         return self._graphs[count]
+
+    @property
+    def first_graph(self) -> OpGraph:
+        """The graph of the number of micro-batches that is asked for, of the whole batch where that is `auto`."""
+        return self.graph(1 if self.asked.count == "auto" else self.asked.count)
 
     def _make(self, count: int) -> OpGraph:
         if self._workload is not None:
@@ -286,30 +290,30 @@ def judge_twin(spec: WorkloadSpec, built: Workload, count: int, asked: CutOption
 
 def _judge_function(spec: WorkloadSpec, built: Workload, count: int, asked: CutOptions, seed: int) -> LossVerdict:
     """Calls the function again, this time with memory for its tensors, where these are small."""
-    twin = built
-    why = f"its parameters and inputs take {_num_bytes(built) / 1e6:,.0f} MB"
+    held = (*built.model.parameters(), *built.model.buffers(), *_tensors(built))
+    num_bytes, twin, why = sum(tensor.nbytes for tensor in held), built, ""
     if asked.loss == "accumulated":
-        why = ""  # nothing is to be checked
-    elif _num_bytes(built) <= MOST_BYTES:
+        pass  # nothing is to be checked
+    elif num_bytes > MOST_BYTES:
+        why = f"its parameters and inputs take {num_bytes / 1e6:,.0f} MB"
+    else:
         try:
-            twin, why = build(spec, seed=seed), ""
+            twin = build(spec, seed=seed)
         except UserError as error:
             why = f"called once more, {error}"
-    args, kwargs = as_call(twin.inputs)
-    given = (twin.model, args, kwargs, twin.loss_fn, twin.targets)
-    slicing = plan_slices(*given, count, asked.batch_dims)
-    return (
-        unchecked(twin.model, twin.loss_fn, asked.loss, why) if why else judge_loss(*given, slicing, asked=asked.loss)
-    )
+    return _judge(twin, count, asked.batch_dims, asked.loss, why)
+
+
+def _judge(workload: Workload, count: int, dims: BatchDims | None, asked: str, why: str = "") -> LossVerdict:
+    """How `count` micro-batches make the loss of a workload; not checked where `why` says the reason."""
+    args, kwargs = as_call(workload.inputs)
+    given = (workload.model, args, kwargs, workload.loss_fn, workload.targets)
+    slicing = plan_slices(*given, count, dims)
+    return unchecked(workload.model, workload.loss_fn, asked, why) if why else judge_loss(*given, slicing, asked=asked)
 
 
 def _tensors(workload: Workload) -> list[torch.Tensor]:
     return [*pytree.tree_leaves(workload.inputs), *workload.targets]
-
-
-def _num_bytes(workload: Workload) -> int:
-    held = (*workload.model.parameters(), *workload.model.buffers(), *_tensors(workload))
-    return sum(tensor.nbytes for tensor in held)
 
 
 def judge_workload(spec: WorkloadSpec, *, asked: str = "auto", batch_dims: BatchDims | None = None) -> LossVerdict:
@@ -326,10 +330,8 @@ def judge_workload(spec: WorkloadSpec, *, asked: str = "auto", batch_dims: Batch
         UserError: the workload cannot be cut, or not so; or a package that it needs is not installed.
     """
     workload = build(_twin(spec))
-    args, kwargs = as_call(workload.inputs)
-    given = (workload.model, args, kwargs, workload.loss_fn, workload.targets)
-    slicing = plan_slices(*given, _CUT, workload.batch_dims if batch_dims is None else batch_dims)
-    return judge_loss(*given, slicing, asked=workload.loss if asked == "auto" else asked)
+    dims = workload.batch_dims if batch_dims is None else batch_dims
+    return _judge(workload, _CUT, dims, workload.loss if asked == "auto" else asked)
 
 
 def _twin(spec: WorkloadSpec) -> WorkloadSpec:
@@ -345,10 +347,6 @@ COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of micro-batches that `auto` may stand for."""
 MANY_DEVICES = 16
 """From so many devices on, a search tries as many micro-batches; on fewer, up to eight."""
-
-
-def _nothing(line: str) -> None:
-    pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -443,7 +441,7 @@ def prepare(
             graph,
             host,
             options.num_groups,
-            _nothing if host.is_simulated and len(made) > 1 else say,  # what it says of the host is said once
+            sayer(False) if host.is_simulated and len(made) > 1 else say,  # what it says of the host is said once
             spec=steps.spec,
             count=count,
             grouping=options.grouping,
@@ -465,7 +463,7 @@ def chosen_problem(
     *,
     seed: int,
     evaluations: float | None = None,
-    say: Say = _nothing,
+    say: Say = lambda line: None,
     isolated: bool | None = None,
 ) -> Prepared:
     """The problem of the number of micro-batches that is asked for, and the result of the choice.

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 from urllib.parse import quote
 
 from rlplace.errors import FileProblem
@@ -345,6 +346,42 @@ def told(path: Path, schema: Schema = STORE) -> Iterator[None]:
         ) from error
 
 
+class Connected:
+    """Has a connection to a database, which it closes at the end of a `with`.
+
+    Attributes:
+        path: of the database, for messages.
+
+    Args:
+        connection: to the database.
+        path: see there.
+        schema: of the database; says what to do where it cannot be read.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
+        connection.row_factory = sqlite3.Row
+        self.path, self._connection, self._schema = path, connection, schema
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection; what was kept stays."""
+        self._connection.close()
+
+    def _selected(self, statement: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[Any]:
+        """The rows of a query.
+
+        Raises:
+            FileProblem: the database cannot be read.
+        """
+        with told(self.path, self._schema):
+            return self._connection.execute(statement, values).fetchall()
+
+
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """Everything that is written while active, or nothing of it; within another one it is part of that."""
@@ -498,14 +535,12 @@ def _piece(path: Path, start: int, size: int) -> bytes:
 
 def _is_open_here(path: Path) -> bool:
     """Whether a descriptor of this process leads to the file."""
-    try:
-        wanted, entries = path.stat(), os.listdir("/dev/fd")
-    except OSError:
-        return False
-    for entry in entries:
-        with suppress(OSError, ValueError):
-            if os.path.samestat(os.stat(int(entry)), wanted):
-                return True
+    with suppress(OSError):
+        wanted = path.stat()
+        for entry in os.listdir("/dev/fd"):
+            with suppress(OSError, ValueError):
+                if os.path.samestat(os.stat(int(entry)), wanted):
+                    return True
     return False
 
 

@@ -32,10 +32,9 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy import LearnConfig
 from rlplace.say import Say, counted
 from rlplace.search import Budget, SearchResult, Task
-from rlplace.session.cut import CutOptions
+from rlplace.session.calibrate import reference_s, steadied
 from rlplace.session.prepare import capture_workload, only_simulated, read_graph
 from rlplace.session.session import Session
-from rlplace.session.session_records import Request
 from rlplace.session.setup import Setup
 from rlplace.store import Filter, MeasurementStore
 from rlplace.training.config import TrainConfig
@@ -96,7 +95,7 @@ class Replaced:
         graph, problem = self.problem.graph, _problem_of(known, self.problem.graph)
         same = match_devices(known.host, known.host)
         learned = carried_learned(known.learned, known.costs.source, same)
-        plan = check_plan(graph, known.host.num_devices, known.placement.plan, where=str(known.folder))
+        plan = check_plan(graph, known.host.num_devices, known.placement.plan, where=str(known.session.path))
         return Simulator(_believed(problem, learned), threads=1).retime(plan).step_time_s
 
 
@@ -137,7 +136,7 @@ def replaced(
     known = _with_learned(known, graph, say)
     carried = carried_costs(graph, known.host, known.costs, host)
     if carried is None:
-        say(f"{known.folder} knows no op times for {host.name}: profiling there")
+        say(f"{known.session.path.parent} knows no op times for {host.name}: profiling there")
         with measuring_alone(host, say=say, is_waiting=is_waiting):
             problem = Problem.profile(
                 graph,
@@ -159,7 +158,7 @@ def replaced(
             acyclic=config.acyclic,
             constraints=constraints,
         )
-    problem = dataclasses.replace(problem, op_order=known.op_order)
+    problem = dataclasses.replace(problem, op_order=known.session.facts.op_order)
     learned = carried_learned(known.learned, problem.costs.source, match)
     return Replaced(known, problem, match, carried, learned)
 
@@ -193,18 +192,19 @@ def step_of(known: KnownRun, host: Host) -> OpGraph:
         FingerprintMismatch: it is another step now.
         UserError: as `replaced`.
     """
+    count, asked = known.session.cut
     if known.spec.is_file:
         if not host.is_simulated:
             raise only_simulated(known.spec)
         # a file may hold a step that was cut when it was captured, and is read as it is
-        graphs = (read_graph(known.spec, count) for count in dict.fromkeys((1, known.count)))
+        graphs = (read_graph(known.spec, each) for each in dict.fromkeys((1, count)))
         graph = next((each for each in graphs if each.fingerprint == known.session.facts.graph_fingerprint), None)
         graph = read_graph(known.spec) if graph is None else graph
     else:
         has_values = not (known.host.is_simulated and host.is_simulated)
         with nullcontext() if has_values else without_memory():
-            workload = build(known.spec, seed=known.request.workload_seed)
-        graph = capture_workload(workload, known.count, known.asked)
+            workload = build(known.spec, seed=known.session.request.workload_seed)
+        graph = capture_workload(workload, count, asked)
     known.session.require_graph(graph)
     return dataclasses.replace(graph, name=str(known.spec))
 
@@ -212,7 +212,7 @@ def step_of(known: KnownRun, host: Host) -> OpGraph:
 def _problem_of(known: KnownRun, graph: OpGraph) -> Problem:
     """The run's problem, all ops in one group: where nothing is searched, groups do not matter."""
     whole = Grouping(np.zeros(graph.num_ops, dtype=np.int32))
-    return Problem(graph, known.host, known.costs, whole, op_order=known.op_order)
+    return Problem(graph, known.host, known.costs, whole, op_order=known.session.facts.op_order)
 
 
 def _with_learned(known: KnownRun, graph: OpGraph, say: Say) -> KnownRun:
@@ -256,28 +256,18 @@ class KnownRun:
     """The state of a run.
 
     Attributes:
-        folder: where it is kept.
         session: of the run, as it is now; it cannot be changed.
         spec: its workload, with the size that it had.
-        request: of the user.
         config: how it searched.
-        count: micro-batches of its step.
-        asked: how these were cut.
-        op_order: of its problem.
         host: with the link figures that were measured or given.
         costs: (N, D) as profiled, estimated or given.
         placement: its best one; None where it stopped before there was one.
         learned: the host model from its measured steps; None where there is none.
     """
 
-    folder: Path
     session: Session
     spec: WorkloadSpec
-    request: Request
     config: TrainConfig
-    count: int
-    asked: CutOptions
-    op_order: str
     host: Host
     costs: Costs
     placement: Placement | None
@@ -285,28 +275,29 @@ class KnownRun:
 
     def setup(self, host: Host, host_word: str, *, gangs: bool) -> Setup:
         """The run's step on another host."""
-        asked, seed = self.request.asked, self.request.workload_seed
-        return Setup(spec=self.spec, host=host, host_word=host_word, gangs=gangs, asked=asked, workload_seed=seed)
+        request = self.session.request
+        return Setup(
+            spec=self.spec,
+            host=host,
+            host_word=host_word,
+            gangs=gangs,
+            asked=request.asked,
+            workload_seed=request.workload_seed,
+        )
 
     @classmethod
-    def of(cls, session: Session, folder: Path, spec: WorkloadSpec) -> KnownRun:
-        """The state in the session of the run in a folder; `spec` is its workload.
+    def of(cls, session: Session, spec: WorkloadSpec) -> KnownRun:
+        """The state in the session of a run; `spec` is its workload.
 
         Raises:
             FileProblem: the run stopped before it had a problem.
             InvalidValue, UnknownName: something in the session is malformed.
             FingerprintMismatch: its placement is of another graph or host.
         """
-        count, asked = session.cut
         return cls(
-            folder,
             session,
             spec,
-            session.request,
             session.required("config", TrainConfig),
-            count,
-            asked,
-            session.facts.op_order,
             session.host,
             session.costs,
             session.best_placement() if session.has("placement") else None,
@@ -332,7 +323,7 @@ def read_known(folder: Path, workload: str | None = None) -> KnownRun:
         request = session.request
         command = shlex.join(["--workload", request.workload])
         spec = parse_kept_workload(request.workload, workload, where=str(session.path), command=command)
-        return KnownRun.of(session, folder, sized(spec, request.default_size))
+        return KnownRun.of(session, sized(spec, request.default_size))
     except BaseException:
         session.close()
         raise
@@ -387,17 +378,8 @@ def _measured(store: MeasurementStore, problem: Problem) -> tuple[list[Plan], li
                 found[row.plan] = check_plan(graph, host.num_devices, plan), row.measurement
         if len(found) == MOST:
             break
-    references = [outcome.reference_s for _, outcome in found.values() if outcome.reference_s > 0]
-    reference_s = float(np.median(references)) if references else 0.0
-    return [plan for plan, _ in found.values()], [_steadied(outcome, reference_s) for _, outcome in found.values()]
-
-
-def _steadied(outcome: Measurement, reference_s: float) -> Measurement:
-    if not outcome.reference_s > 0:
-        return outcome
-    factor = reference_s / outcome.reference_s
-    samples_s = tuple(sample_s * factor for sample_s in outcome.samples_s)
-    return dataclasses.replace(outcome, step_time_s=outcome.step_time_s * factor, samples_s=samples_s)
+    scale_s = reference_s(outcome for _, outcome in found.values())
+    return [plan for plan, _ in found.values()], [steadied(outcome, scale_s) for _, outcome in found.values()]
 
 
 MOST_LINES = 6

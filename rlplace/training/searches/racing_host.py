@@ -147,8 +147,7 @@ class RacingHost:
 
     def promising(self, count: int) -> NDArray[np.int32]:
         """(<= count, N): the best simulated placements that were never run."""
-        chosen = [candidate.devices for candidate in self.raced.candidates.next_to_measure(count)]
-        return np.array(chosen, dtype=np.int32).reshape(len(chosen), self.problem.graph.num_ops)
+        return self.raced.candidates.next_to_measure(count)
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """Races `placements` (B, N) on the host."""
@@ -403,11 +402,11 @@ class Candidates:
         if len(self._fresh) >= 2 * self._capacity:  # sorted now and then: a search scores thousands a second
             self._prune()
 
-    def next_to_measure(self, count: int) -> list[Candidate]:
-        """The `count` best simulated placements that were never measured, unlike each other if possible."""
-        (devices, simulated_s), fresh = self.fresh(), list(self._fresh.values())
+    def next_to_measure(self, count: int) -> NDArray[np.int32]:
+        """(<= count, N): the best simulated placements that were never measured, unlike each other if possible."""
+        devices, simulated_s = self.fresh()
         seen = [candidate.devices for candidate in self._measured.values()]
-        return [fresh[row] for row in choose_diverse(devices, simulated_s, count, seen)]
+        return devices[choose_diverse(devices, simulated_s, count, seen)]
 
     def fresh(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """The placements (C, N) that may be measured next, the best first, and their simulated step times (C,)."""

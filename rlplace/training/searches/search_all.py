@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +21,6 @@ from numpy.typing import NDArray
 from rlplace.cluster import Cluster
 from rlplace.cluster.cluster_evaluator import ClusterEvaluator
 from rlplace.errors import UserError
-from rlplace.files import write_bytes_atomic
 from rlplace.measure import Plan, Problem, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge, LearnedHost, Prior
@@ -41,7 +37,7 @@ from rlplace.session.session import MethodKeeper
 from rlplace.session.session_records import MethodResult, ratio_of
 from rlplace.training.agent.agent import Agent
 from rlplace.training.method_choice import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO, SCHEDULE
-from rlplace.training.outputs import Leader, TrainingRun, compile_kernels
+from rlplace.training.outputs import Leader, SavedFiles, TrainingRun, compile_kernels
 from rlplace.training.searches.racing_host import LoopBudget, RacingHost
 from rlplace.training.tracking import NoTracker, Tracker
 
@@ -334,7 +330,7 @@ def search_all(
             if run.log is not None:
                 run.log.keep_learned(problem.graph.fingerprint, LearnedHost.of(learned.posterior))
 
-    keepers = {name: MethodKeeper(session, name, problem.host.num_devices, keep_learned) for name in options}
+    keepers = {name: MethodKeeper(session, name, keep_learned) for name in options}
     if evaluator.is_measured:
         return _in_turn(run, evaluator, options, single_s, leader, keepers)
     budget = Budget(seconds=config.budget_s) if config.evaluations is None else Budget(config.evaluations)
@@ -348,7 +344,7 @@ def search_all(
         progress=run.progress,
         tracker=run.tracker,
         single_s=single_s,
-        on_best=lambda method, plan, step_s: leader.of(method)(plan, step_s, ratio_of(step_s, single_s)),
+        on_best=lambda method, plan, step_s: leader.keep(method, plan, step_s, ratio_of(step_s, single_s)),
         before={name: result for name, result in before.items() if result is not None},
         keepers=keepers,
     )
@@ -381,7 +377,7 @@ def _in_turn(
                 progress=run.progress,
                 tracker=run.tracker,
                 single_s=single_s,
-                on_best=leader.of(method),
+                on_best=partial(leader.keep, method),
                 options=options,
                 before=before,
                 keeper=keepers[method],
@@ -462,10 +458,6 @@ def search_and_measure(
     while (count := min(BATCH * host.num_workers, task.measurements_left)) > 0 and len(batch := host.promising(count)):
         task.measure(batch)
     return host.end(host.decide(), learned)
-
-
-LEARNED_FILE = "policy.safetensors"
-"""A learned policy or host model is saved under this name before it travels."""
 
 
 def make_evaluator(
@@ -576,22 +568,6 @@ def search_on_cluster(
     return {name: found[name] for name in methods}
 
 
-@dataclass(frozen=True)
-class SavedFiles:
-    """A policy or host model that was learned elsewhere, as its files.
-
-    Attributes:
-        files: contents by name; one of them is `LEARNED_FILE`.
-    """
-
-    files: Mapping[str, bytes]
-
-    def save(self, path: Path) -> None:
-        """Writes them to `path` and beside it, under its own name without the suffix."""
-        for name, data in self.files.items():
-            write_bytes_atomic(path.with_suffix(Path(name).suffix), data)
-
-
 def _searched(
     methods: Sequence[Method],
     options: Mapping[str, Mapping[str, Any]],
@@ -614,9 +590,5 @@ def _searched(
         single_s=single_s,
         threads=1,
     )[name]
-    if found.learned is None:
-        return found
-    with tempfile.TemporaryDirectory() as folder:
-        found.learned.save(Path(folder) / LEARNED_FILE)
-        files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
-    return dataclasses.replace(found, learned=SavedFiles(files))
+    # a policy travels as files: its own class may not be importable there
+    return found if found.learned is None else dataclasses.replace(found, learned=SavedFiles.of(found.learned))

@@ -21,10 +21,10 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.methods import find
 from rlplace.search.task import Budget
-from rlplace.session.cut import WHOLE
 from rlplace.session.prepare import Prepared
 from rlplace.session.session import Session
 from rlplace.session.session_records import Request
+from rlplace.session.setup import WHOLE
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.placed_again import KnownRun, replaced, search_again
 from rlplace.workloads import parse_workload
@@ -50,7 +50,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> KnownRun:
     session.keep(request=request, config=TrainConfig(num_groups=64))
     session.keep_problem(Prepared(problem, WHOLE))
     session.keep_placement(Placement.of(problem, simulator.plan(devices), "portfolio"))
-    return KnownRun.of(session, folder, parse_workload(request.workload))
+    return KnownRun.of(session, parse_workload(request.workload))
 
 
 def step_s(problem: Problem, devices: np.ndarray | None) -> float:
