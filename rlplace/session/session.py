@@ -497,15 +497,14 @@ class Session(Connected):
         data = self.file("timeline.json")
         if data is None:
             return None
-        unpacker = zlib.decompressobj()
+        unpacker, where = zlib.decompressobj(), self._where("timeline")
         try:
             text = unpacker.decompress(data, LARGEST_JSON_BYTES).decode("utf-8")
         except (zlib.error, UnicodeDecodeError) as error:
-            raise FileProblem(self._where("timeline"), f"no compressed JSON: {error}.") from error
+            raise FileProblem(where, f"no compressed JSON: {error}.") from error
         if not unpacker.eof:
-            expected = f"at most {LARGEST_JSON_BYTES}"
-            raise FileProblem(self._where("timeline"), f"more bytes than it says, or cut off; expected {expected}.")
-        return parse_json(text, self._where("timeline"))
+            raise FileProblem(where, f"more bytes than it says, or cut off; expected at most {LARGEST_JSON_BYTES}.")
+        return parse_json(text, where)
 
     def keep_timeline(self, text: str) -> None:
         """Keeps a step of the best placement, a Chrome trace as JSON."""

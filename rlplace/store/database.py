@@ -41,6 +41,8 @@ LOCAL_FILE_SYSTEMS = (
 _LEAST_PAGE_BYTES = 512
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 _MOUNTS = Path("/proc/self/mountinfo")
+_MOUNT = re.compile(r"^(?:\S+ ){4}(\S+) \S.*? - (\S+)", re.MULTILINE)
+"""The mount point in a line of it, and the kind of file system."""
 _RETRY_S = 0.05
 _MOST_OPERATIONS = 1_000_000
 """Steps of SQLite's until the tables of a file are known; those of a store take some thousand."""
@@ -322,17 +324,13 @@ def is_local(folder: Path, mounts: str) -> bool:
         folder: that is there.
         mounts: as `/proc/self/mountinfo` of Linux says them; empty elsewhere.
     """
-    kind, deepest, real = "", -1, os.path.realpath(folder)
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        words = before.split(" ")
-        if len(words) < 6 or not after:
-            continue
-        # spaces in it are written in octal: proc(5)
-        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), words[4])
-        if len(point) >= deepest and (real == point or real.startswith(point.rstrip("/") + "/")):
-            kind, deepest = after.split(" ")[0], len(point)  # of two mounts at one place the later is seen
-    return not kind or kind in LOCAL_FILE_SYSTEMS
+    real = os.path.realpath(folder)
+    found = _MOUNT.findall(mounts)
+    # spaces in a mount point are written in octal: proc(5)
+    named = ((re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point), kind) for point, kind in found)
+    around = [(len(point), kind) for point, kind in named if f"{real}/".startswith(f"{point.rstrip('/')}/")]
+    # of two mounts at one place the later is seen
+    return not around or sorted(around, key=lambda pair: pair[0])[-1][1] in LOCAL_FILE_SYSTEMS
 
 
 @contextmanager

@@ -292,12 +292,15 @@ def summarise(problem: Problem, timeline: Timeline) -> dict[str, Any]:
         (graph.targets[op], names[int(timeline.op_device[op])], (1, float(op_s[op])))
         for op in np.flatnonzero(runs).tolist()
     )
-    routes = zip(timeline.transfer_source.tolist(), timeline.transfer_destination.tolist(), strict=True)
-    num_bytes = graph.tensor_bytes[timeline.transfer_tensor].tolist()
-    copy_s = (timeline.transfer_end_s - timeline.transfer_start_s).tolist()
     copies = (
         (names[source], names[destination], (1, size, seconds))
-        for (source, destination), size, seconds in zip(routes, num_bytes, copy_s, strict=True)
+        for source, destination, size, seconds in zip(
+            timeline.transfer_source.tolist(),
+            timeline.transfer_destination.tolist(),
+            graph.tensor_bytes[timeline.transfer_tensor].tolist(),
+            (timeline.transfer_end_s - timeline.transfer_start_s).tolist(),
+            strict=True,
+        )
     )
     ends = (*timeline.op_end_s[runs].tolist(), *timeline.transfer_end_s.tolist())
     peaks = np.zeros(len(names), dtype=np.int64)
@@ -358,10 +361,8 @@ def as_parquet(rows: Sequence[StoredMeasurement]) -> bytes:
         "peak_bytes": pyarrow.list_(pyarrow.int64()),
         "is_whole": pyarrow.bool_(),
     }
-    schema = pyarrow.schema([(name, kinds[name]) for name in COLUMNS])
-    table = pyarrow.Table.from_pylist([row.to_dict() for row in rows], schema=schema)
-    sink = io.BytesIO()
-    parquet.write_table(table, sink)
+    schema, sink = pyarrow.schema([(name, kinds[name]) for name in COLUMNS]), io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist([row.to_dict() for row in rows], schema=schema), sink)
     return sink.getvalue()
 
 

@@ -599,5 +599,4 @@ def _of_row(name: str, row: Mapping[str, Any] | None, kind: Kind) -> Alternative
     step_s = row.get("step_time_s")
     if row.get("status") == "ok" and step_s is not None:
         return Alternative(name, float(step_s), kind)
-    why = str(row.get("why") or "")
-    return Alternative(name, None, kind, why or str(row.get("status", "")))
+    return Alternative(name, None, kind, str(row.get("why") or row.get("status", "")))

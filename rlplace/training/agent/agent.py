@@ -269,10 +269,9 @@ class Agent:
 
 def _scaled(budget: Budget, share: float) -> Budget:
     """So much of it, at least one placement simulated."""
-    evaluations = budget.evaluations * share
-    if math.isfinite(evaluations):  # whole: a rounding error must not change a search
-        evaluations = max(round(evaluations), 1)
-    return Budget(evaluations, budget.seconds * share)
+    part = budget.evaluations * share
+    # whole: a rounding error must not change a search
+    return Budget(max(round(part), 1) if math.isfinite(part) else part, budget.seconds * share)
 
 
 def learn_host(

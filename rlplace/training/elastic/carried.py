@@ -155,24 +155,20 @@ def _widened(equations: Sequence[Equation], num_factors: int, more: Sequence[Lea
     for place, factor in enumerate(more):
         if (found := likelihood(factor, LEAST_LEARNED)) is not None:
             slope = 1.0 / math.sqrt(found[1])
-            at = num_factors + place
-            slopes = tuple(slope if column == at else 0.0 for column in range(num_factors + len(more)))
-            wide.append(Equation(found[0] * slope, slopes))
+            slopes = np.where(np.arange(num_factors + len(more)) == num_factors + place, slope, 0.0)
+            wide.append(Equation(found[0] * slope, tuple(slopes.tolist())))
     return wide
 
 
 def _like(link: Link, others: list[Link]) -> Link:
-    if not others:
-        return link
-    bandwidth = float(np.median([other.bandwidth_bytes_per_s for other in others]))
-    return Link(link.name, bandwidth, float(np.median([other.latency_s for other in others])))
+    medians = np.median([(other.bandwidth_bytes_per_s, other.latency_s) for other in others or [link]], axis=0)
+    return Link(link.name, *medians.tolist())
 
 
 def _estimated_s(graph: OpGraph, kind: str, host: Host) -> NDArray[np.float64]:
     """(N,) seconds on a device of a kind, from its data sheet."""
     device = next(device for device in host.devices if device.kind == kind)
-    alone = Host(host.name, (dataclasses.replace(device, members=()),))
-    return estimate_costs(graph, alone).op_time_s[:, 0]
+    return estimate_costs(graph, Host(host.name, (dataclasses.replace(device, members=()),))).op_time_s[:, 0]
 
 
 GONE = -1
@@ -206,8 +202,11 @@ class DeviceMatch:
     @property
     def renamed(self) -> dict[str, str]:
         """Old names to new ones, of all pairs."""
-        pairs = zip(self.old.devices, self.to, strict=True)
-        return {device.name: self.new.devices[index].name for device, index in pairs if index != GONE}
+        return {
+            device.name: self.new.devices[index].name
+            for device, index in zip(self.old.devices, self.to, strict=True)
+            if index != GONE
+        }
 
     @property
     def same_links(self) -> dict[str, str]:
@@ -381,10 +380,8 @@ def _leaders(problem: Problem, fine: Grouping, kept: NDArray[np.int32]) -> NDArr
 
 def _pinned(problem: Problem, fine: Grouping, leaders: NDArray[np.int32]) -> Problem:
     """The problem over atoms, with those that are somewhere pinned there."""
-    allowed = allowed_devices(problem, fine)
-    placed = np.flatnonzero(leaders != GONE)
-    allowed[placed] = False
-    allowed[placed, leaders[placed]] = True
+    is_there = leaders[:, None] == np.arange(problem.host.num_devices)
+    allowed = allowed_devices(problem, fine) & (is_there | (leaders[:, None] == GONE))
     return dataclasses.replace(problem, grouping=fine, allowed=allowed[fine.op_group])
 
 

@@ -26,14 +26,13 @@ from rlplace.locks import measuring_alone
 from rlplace.measure import Costs, Host, Measurement, Placement, Plan, Problem, Simulator
 from rlplace.measure.host_model import HostModel, LearnedHost, Posterior, Scales, knowledge_of, prior_of
 from rlplace.measure.hosts.resolve import check_present
-from rlplace.measure.isolate.isolated_runner import profile_isolated
 from rlplace.measure.placement import check_plan
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy import LearnConfig
 from rlplace.say import Say, counted
 from rlplace.search import Budget, SearchResult, Task
 from rlplace.session.calibrate import reference_s, steadied
-from rlplace.session.prepare import capture_workload, only_simulated, read_graph
+from rlplace.session.prepare import capture_workload, make_problem, only_simulated, read_graph
 from rlplace.session.session import Session
 from rlplace.session.setup import Setup
 from rlplace.store import Filter, MeasurementStore
@@ -93,8 +92,7 @@ class Replaced:
         if known.placement is None:
             return float("nan")
         graph, problem = self.problem.graph, _problem_of(known, self.problem.graph)
-        same = match_devices(known.host, known.host)
-        learned = carried_learned(known.learned, known.costs.source, same)
+        learned = carried_learned(known.learned, known.costs.source, match_devices(known.host, known.host))
         plan = check_plan(graph, known.host.num_devices, known.placement.plan, where=str(known.session.path))
         return Simulator(_believed(problem, learned), threads=1).retime(plan).step_time_s
 
@@ -118,7 +116,7 @@ def replaced(
         host: where its step is to go.
         say: told of long work.
         constraints: pins, exclusions, and ops that stay together; those of the run where None.
-        isolated: whether ops are profiled in a worker process; see `profile_isolated`.
+        isolated: whether ops are profiled in a worker process; see `make_problem`.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
 
     Raises:
@@ -138,15 +136,15 @@ def replaced(
     if carried is None:
         say(f"{known.session.path.parent} knows no op times for {host.name}: profiling there")
         with measuring_alone(host, say=say, is_waiting=is_waiting):
-            problem = Problem.profile(
+            problem = make_problem(
                 graph,
                 host,
-                num_groups=config.num_groups,
+                config.num_groups,
+                say,
                 grouping=config.grouping,
                 acyclic=config.acyclic,
                 constraints=constraints,
-                progress=say,
-                profiler=lambda graph, host, say: profile_isolated(graph, host, on_progress=say, isolated=isolated),
+                isolated=isolated,
             )
     else:
         problem = Problem.grouped(
@@ -415,8 +413,11 @@ def moves(problem: Problem, match: DeviceMatch, before: NDArray[np.int32], after
         }
         for key, count, second_s in sorted(zip(keys, counts, seconds, strict=True), key=lambda one: (-one[2], one[0]))
     ]
-    share = float(mean_s[has_moved].sum()) / whole_s
-    return {"num_ops": int(np.count_nonzero(has_moved)), "share": share, "pairs": pairs}
+    return {
+        "num_ops": int(np.count_nonzero(has_moved)),
+        "share": float(mean_s[has_moved].sum()) / whole_s,
+        "pairs": pairs,
+    }
 
 
 def describe_devices(match: DeviceMatch) -> dict[str, Any]:
