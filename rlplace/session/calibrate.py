@@ -64,11 +64,11 @@ class Calibration:
     def say(self) -> list[str]:
         """The error before and after and which of the two is used, in a line; then the learned factors, a line each."""
         used = "the fit is used" if self.is_kept else "the fit is worse, so the simulator stays as profiled"
-        first = (
+        return [
             f"calibrated on {self.num_measured} placements: mean error on those that a fit has not seen "
-            f"{self.error_before:.1%} before, {self.error_after:.1%} after: {used}"
-        )
-        return [first, *describe(self.posterior)]
+            f"{self.error_before:.1%} before, {self.error_after:.1%} after: {used}",
+            *describe(self.posterior),
+        ]
 
 
 def calibrate_on(known: Known, prior: Prior | None = None, knowledge: HostKnowledge | None = None) -> Calibration:
@@ -115,8 +115,8 @@ def calibrated(
         RunnerError: too few placements could be measured.
     """
     simulator = Simulator(problem)
-    generator = np.random.default_rng(seed)
-    groups, _ = draw_mix(problem, majority_devices(problem, eft(problem)), max(count, LEAST), generator)
+    start = majority_devices(problem, eft(problem))
+    groups, _ = draw_mix(problem, start, max(count, LEAST), np.random.default_rng(seed))
     plans = plans_of(problem, simulator, groups)
     by_name = {plan.fingerprint: plan for plan in plans}
     kept = [(by_name[name], outcome) for name, outcome in before if name in by_name]

@@ -182,8 +182,9 @@ def _check_entries(root: Path, overwrite: bool) -> None:
     entries = sorted(entry.name for entry in root.iterdir() if not _is_passing(entry.name)) if root.is_dir() else []
     if entries and not overwrite:
         shown = ", ".join(entries[:3]) + (", ..." if len(entries) > 3 else "")
-        hint = "name another, or pass --overwrite to replace the run in it"
-        raise FileProblem(root, f"this folder is not empty ({shown}): {hint}.")
+        raise FileProblem(
+            root, f"this folder is not empty ({shown}): name another, or pass --overwrite to replace the run in it."
+        )
 
 
 def _remove_run(root: Path) -> None:

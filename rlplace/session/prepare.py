@@ -78,8 +78,11 @@ def check_exact(graph: OpGraph, asked: CutOptions) -> OpGraph:
     micro = None if graph.program is None else graph.program.origin.micro
     if not asked.is_exact or micro is None or micro.equals_whole:
         return graph
-    own_statistics = "Batch norm takes the statistics of each micro-batch"
-    why = own_statistics if micro.verdict.normalises_batch else "Their losses are accumulated"
+    why = (
+        "Batch norm takes the statistics of each micro-batch"
+        if micro.verdict.normalises_batch
+        else "Their losses are accumulated"
+    )
     raise InvalidValue(
         "micro_batches",
         graph.num_micro_batches,
@@ -117,9 +120,8 @@ class Steps:
                 where="micro-batches",
                 hint="A file holds no tensors and no loss: the micro-batches of a layer profile are as its step is.",
             )
-        self.spec, self.host, self.asked = spec, host, asked
+        self.spec, self.host, self.asked, self._seed = spec, host, asked, seed
         self._workload = None if spec.is_file else build_for(spec, host, seed)
-        self._seed = seed
         is_sized = spec.is_file or spec.is_function or spec.parts or spec.options or spec.size
         self._name = str(spec) if is_sized else f"{spec}@{default_size(host)}"
         self._named_verdict: LossVerdict | None = None
@@ -588,9 +590,8 @@ def is_cut_faster(
             say(f"micro-batches are not raced: {error}")
             return False
     beside = min(rivals_s, key=lambda rival: rival.step_time_s)
-    count = cut.graph.num_micro_batches
     say(
-        f"measured: {format_seconds(outcome.step_time_s)} in {count} micro-batches, "
+        f"measured: {format_seconds(outcome.step_time_s)} in {cut.graph.num_micro_batches} micro-batches, "
         f"{format_seconds(beside.step_time_s)} with the whole batch"
     )
     return outcome.ok and outcome.step_time_s <= beside.step_time_s

@@ -254,8 +254,8 @@ class Session(Connected):
     @property
     def op_group(self) -> NDArray[np.int32]:
         """(N,) group of each op."""
-        shape = (self.facts.num_ops,)
-        return _shaped(self._arrays("problem"), "op_group", np.int32, shape, self._where("problem")).astype(np.int32)
+        arrays, where = self._arrays("problem"), self._where("problem")
+        return _shaped(arrays, "op_group", np.int32, (self.facts.num_ops,), where).astype(np.int32)
 
     @property
     def allowed(self) -> NDArray[np.bool_] | None:
@@ -388,9 +388,11 @@ class Session(Connected):
         """The methods' results by name, without plans and races."""
         apart: dict[str, Any] = {"plan": None, "learned": None, "races": (), "start": None, "unmeasured": None}
         # in the order in which they were first kept
-        rows = self._selected("SELECT substr(name, 8) AS name FROM facts WHERE name GLOB 'method/*' ORDER BY rowid")
-        names = [str(row["name"]) for row in rows]
-        return {name: dataclasses.replace(self.required(f"method/{name}", MethodResult), **apart) for name in names}
+        statement = "SELECT substr(name, 8) FROM facts WHERE name GLOB 'method/*' ORDER BY rowid"
+        return {
+            name: dataclasses.replace(self.required(f"method/{name}", MethodResult), **apart)
+            for (name,) in self._selected(statement)
+        }
 
     def of(self, method: str, budget: float) -> MethodResult | None:
         """The result of a method so far; None where it has not begun. With a larger budget it is not done any more."""
@@ -521,8 +523,9 @@ class Session(Connected):
         return f"{self.path}: {name}"
 
     def _unfinished(self, name: str) -> FileProblem:
-        hint = "it stopped before that was kept. Run it again to the end."
-        return FileProblem(self.path, f"this run has no {name}: {hint}")
+        return FileProblem(
+            self.path, f"this run has no {name}: it stopped before that was kept. Run it again to the end."
+        )
 
     def required(self, name: str, kind: type[T]) -> T:
         """As `fact`, of a record without which nothing goes on.

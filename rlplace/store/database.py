@@ -258,8 +258,11 @@ def open_for_reading(path: Path, *schemas: Schema) -> sqlite3.Connection:
         FileProblem: there is none, it cannot be read, or is of another kind or version.
     """
     if not os.path.lexists(path):
-        hint = "Searches on this machine keep what they measure in one; name it, or a run folder that has one."
-        raise FileProblem(path, f"no such store. {hint}")
+        raise FileProblem(
+            path,
+            "no such store. Searches on this machine keep what they measure in one; name it, or a run folder that has "
+            "one.",
+        )
     return _opened(path, schemas, is_writable=False)
 
 
@@ -313,8 +316,11 @@ def connect_safely(path: Path, *, is_writable: bool) -> sqlite3.Connection:
                 _copy(path, copy)
                 return _for_reading(copy)
         except OSError as error:
-            hint = "free some space in the temporary folder, or set TMPDIR to another."
-            raise FileProblem(path, f"cannot be copied to be read ({error.strerror or error}): {hint}") from error
+            raise FileProblem(
+                path,
+                f"cannot be copied to be read ({error.strerror or error}): free some space in the temporary folder, or "
+                "set TMPDIR to another.",
+            ) from error
 
 
 def is_local(folder: Path, mounts: str) -> bool:
@@ -582,8 +588,11 @@ def _copy_file(path: Path, copy: Path, most: int) -> int:
     with file, copy.open("wb") as out:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            hint = "`rlplace measurements prune --older-than 90d` makes your own smaller."
-            raise FileProblem(path, f"{size} bytes, expected at most {most}: {hint}")
+            raise FileProblem(
+                path,
+                f"{size} bytes, expected at most {most}: `rlplace measurements prune --older-than 90d` makes your own "
+                "smaller.",
+            )
         left = size
         while left and (piece := file.read(min(left, 1 << 20))):
             out.write(piece)

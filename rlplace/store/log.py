@@ -85,8 +85,7 @@ class StoreLog(MeasurementLog):
         own: MeasurementStore | None = None,
     ) -> None:
         self.num_recalled = 0
-        self._shelves = [] if own is None else [_Shelf(own, is_own=True)]
-        self._shelves += [_Shelf(store) for store in stores]
+        self._shelves = [*([] if own is None else [_Shelf(own, is_own=True)]), *map(_Shelf, stores)]
         self._session, self._say = session, say
 
     def recall(self, key: MeasurementKey, reference: str) -> Measurement | None:

@@ -231,8 +231,7 @@ class MeasurementStore(Connected):
                 left -= len(str(row["model"]))
                 if left < 0:
                     break
-                where = f"{self.path}: host model {row['number']}"
-                found.append(read_record(LearnedHost, str(row["model"]), where))
+                found.append(read_record(LearnedHost, str(row["model"]), f"{self.path}: host model {row['number']}"))
         return found
 
     def prune(self, chosen: Filter) -> int:

@@ -123,8 +123,8 @@ def searching_within(config: TrainConfig, left_s: float, spent_s: float = 0.0) -
     """
     if config.total_s is None:
         return config
-    budget_s = min(config.budget_s, max(left_s, LEAST_SEARCH_SHARE * config.total_s) + spent_s)
-    return dataclasses.replace(config, budget_s=budget_s)
+    most_s = max(left_s, LEAST_SEARCH_SHARE * config.total_s) + spent_s
+    return dataclasses.replace(config, budget_s=min(config.budget_s, most_s))
 
 
 def within_rest(config: TrainConfig, begin_s: float) -> TrainConfig:

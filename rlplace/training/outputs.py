@@ -429,8 +429,13 @@ def timeline_of(evaluator: Evaluator, plan: Plan, say: Callable[[str], None], *,
 
 def keep_table(session: Session, table: Table) -> None:
     """Keeps the final table: a measured run that goes on does not measure it again."""
-    plans = {method: plan.fingerprint for method, plan in table.plans.items()}
-    session.keep(table=FinalTable(tuple(Row.of(row) for row in table.rows), table.best, plans))
+    session.keep(
+        table=FinalTable(
+            tuple(Row.of(row) for row in table.rows),
+            table.best,
+            {method: plan.fingerprint for method, plan in table.plans.items()},
+        )
+    )
 
 
 def kept_table(session: Session, plans: Mapping[str, Plan]) -> Table | None:

@@ -43,7 +43,7 @@ from rlplace.training.elastic.placed_again import (
     without_policy,
 )
 from rlplace.training.method_choice import METHODS, POLICY, PORTFOLIO, method_of
-from rlplace.training.outputs import WEIGHTS
+from rlplace.training.outputs import WEIGHTS, compile_kernels
 from rlplace.training.train_and_resume import (
     EVERYTHING,
     INIT,
@@ -125,8 +125,6 @@ def _placed(problem: Problem, simulator: Simulator, found: SearchResult, option:
 
 SECONDS = 5.0
 """Default seconds of search."""
-WARM_UP_EVALUATIONS = 400
-"""Enough for every kernel of `portfolio` to be compiled, or read from disk, before the clock starts."""
 
 
 def replace_run(
@@ -185,7 +183,7 @@ def replace_run(
             seconds = SECONDS
         simulator = Simulator(made.believed)
         if math.isfinite(seconds):
-            find(made.believed, PORTFOLIO, simulator, Budget(WARM_UP_EVALUATIONS))
+            compile_kernels(made.believed, simulator)
         found = search_again(made, Budget(evaluations=evaluations, seconds=seconds), method=method, seed=seed)
         plan, figures = _placed(made.believed, simulator, found, "seconds")
         placement = Placement.of(made.problem, plan, method)

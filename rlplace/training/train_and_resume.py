@@ -158,8 +158,7 @@ class Job:
         """The content of `config.json`: the request in the user's words, and the same with all defaults."""
         config, request = self.config, dataclasses.asdict(self.request)
         learn = dataclasses.replace(config.learn, **dataclasses.asdict(config.learn.recipe))
-        method = method_of(config, is_simulated=self.host.is_simulated)
-        search = dataclasses.replace(config.search, method=method)
+        search = dataclasses.replace(config.search, method=method_of(config, is_simulated=self.host.is_simulated))
         asked = request.pop("asked") and self.request.asked.to_dict()
         return {
             "schema": 1,
@@ -238,15 +237,17 @@ def run_job(
         with written(weights) as made.weights:
             result = train_in(made, workload=str(job.spec), known_hosts=known_hosts)
         if not job.spec.is_function and not job.spec.is_file:  # anybody can build the workload
-            program = script(
-                str(job.spec),
-                default_size=job.request.default_size,
-                seed=job.request.workload_seed,
-                cut=prepared.cut,
-                host=job.request.host,
-                is_simulated=job.host.is_simulated,
+            write_text_atomic(
+                run.path("step.py"),
+                script(
+                    str(job.spec),
+                    default_size=job.request.default_size,
+                    seed=job.request.workload_seed,
+                    cut=prepared.cut,
+                    host=job.request.host,
+                    is_simulated=job.host.is_simulated,
+                ),
             )
-            write_text_atomic(run.path("step.py"), program)
         taken = dataclasses.replace(result.durations, profiling_s=profiling_s)
         expected = result.expected if expected is None else expected
         session.keep_durations(expected.to_dict(), taken.to_dict())

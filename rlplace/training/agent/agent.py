@@ -204,8 +204,7 @@ class Agent:
 
     def _drawn(self) -> Simulator:
         """A host that measurements do not rule out; any that the prior allows, where the fit is not used."""
-        problem = (self._model if self._is_better else self._prior).draw(self._generator)
-        return Simulator(problem, threads=1)
+        return Simulator((self._model if self._is_better else self._prior).draw(self._generator), threads=1)
 
     def _more(
         self, mean: Simulator, best: Plan, size: int, known: set[str], seen: list[NDArray[np.int32]]

@@ -150,8 +150,7 @@ def _mean(factors: list[LearnedFactor], name: str) -> LearnedFactor:
 
 def _widened(equations: Sequence[Equation], num_factors: int, more: Sequence[LearnedFactor]) -> list[Equation]:
     """The equations over further factors too, and one for each of these that something is known of."""
-    none = (0.0,) * len(more)
-    wide = [Equation(equation.target, equation.slopes + none) for equation in equations]
+    wide = [Equation(equation.target, (*equation.slopes, *[0.0] * len(more))) for equation in equations]
     for place, factor in enumerate(more):
         if (found := likelihood(factor, LEAST_LEARNED)) is not None:
             slope = 1.0 / math.sqrt(found[1])
@@ -305,8 +304,9 @@ def op_type_factors(graph: OpGraph, measured_s: Sequence[NDArray[np.float64]]) -
 def _unit_times(graph: OpGraph, *, is_compute: bool) -> NDArray[np.float64]:
     """(N,) seconds at 1 FLOP/s, or at 1 byte/s, with everything else free."""
     flops, bandwidth = (1.0, ENDLESS) if is_compute else (ENDLESS, 1.0)
-    peaks = {"float32": flops}
-    device = Device("unit", "unit", "simulated", 1, peak_flops_per_s=peaks, memory_bandwidth_bytes_per_s=bandwidth)
+    device = Device(
+        "unit", "unit", "simulated", 1, peak_flops_per_s={"float32": flops}, memory_bandwidth_bytes_per_s=bandwidth
+    )
     return estimate_costs(graph, Host("unit", (device,))).op_time_s[:, 0]
 
 
@@ -404,8 +404,9 @@ def _moved(
     problem: Problem, fine: Grouping, leaders: NDArray[np.int32], devices: NDArray[np.int32], match: DeviceMatch
 ) -> list[NDArray[np.int32]]:
     """The atoms of each device that is gone on one that is left, for every way to rotate these; (N,) int32."""
-    first_op = np.unique(fine.op_group, return_index=True)[1]
-    before = devices[first_op]  # of atoms; one that came from several devices is nowhere for another reason
+    before = devices[
+        np.unique(fine.op_group, return_index=True)[1]
+    ]  # of atoms; one that came from several devices is nowhere for another reason
     is_free = leaders == GONE
     rank = np.cumsum(np.array(match.to) == GONE)
     count = problem.host.num_devices

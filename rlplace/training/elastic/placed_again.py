@@ -82,8 +82,8 @@ class Replaced:
         """(N,) int32: the run's best placement, carried over; None where it has none."""
         if self.known.placement is None:
             return None
-        devices = self.known.placement.devices
-        return carried_placement(self.believed, devices, self.match, Simulator(self.believed, threads=1))
+        simulator = Simulator(self.believed, threads=1)
+        return carried_placement(self.believed, self.known.placement.devices, self.match, simulator)
 
     @cached_property
     def before_s(self) -> float:

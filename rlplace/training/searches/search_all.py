@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -176,19 +177,19 @@ def _left_s(tasks: Collection[Task]) -> float:
     return max(task.elapsed_s * task.evaluations_left / max(task.evaluations, 1) for task in tasks)
 
 
+@dataclass
 class _Figures:
     """A task's observer that keeps and passes on the learner's figures."""
 
-    def __init__(self, tracker: Tracker) -> None:
-        self.learning: list[Mapping[str, float]] = []
-        self._tracker = tracker
+    tracker: Tracker
+    learning: list[Mapping[str, float]] = field(default_factory=list)
 
     def scored(self, placements: NDArray[np.int32], step_s: NDArray[np.float64]) -> None:
         pass
 
     def learned(self, figures: Mapping[str, float]) -> None:
         self.learning.append(figures)
-        self._tracker.log({f"train/{name}": value for name, value in figures.items()})
+        self.tracker.log({f"train/{name}": value for name, value in figures.items()})
 
 
 def resume_task(task: Task, before: MethodResult, planner: Simulator) -> None:
@@ -324,9 +325,12 @@ def search_all(
     def keep_learned(learned: Saveable) -> None:
         leader.keep_learned(learned)
         if isinstance(learned, Agent):
-            lines = ["what was learned about the host:", *learned.say()]
-            nothing = "the host is as profiled, as far as the measured steps tell"
-            run.progress.say("\n  ".join(lines) if lines[1:] else nothing)
+            factors = "".join(f"\n  {line}" for line in learned.say())
+            run.progress.say(
+                f"what was learned about the host:{factors}"
+                if factors
+                else "the host is as profiled, as far as the measured steps tell"
+            )
             if run.log is not None:
                 run.log.keep_learned(problem.graph.fingerprint, LearnedHost.of(learned.posterior))
 
@@ -547,8 +551,13 @@ def search_on_cluster(
         if math.isinf(budget.seconds):
             return
         left_s = max(begin_s + budget.seconds - time.monotonic(), 0.0)
-        placements = sum(result.num_scored for result in found.values())
-        progress.update(placements=placements, best_s=best_s, single_s=single_s, left_s=left_s, budget_s=budget.seconds)
+        progress.update(
+            placements=sum(result.num_scored for result in found.values()),
+            best_s=best_s,
+            single_s=single_s,
+            left_s=left_s,
+            budget_s=budget.seconds,
+        )
 
     task = partial(_searched, [METHODS[name] for name in names], options, problem, budget, seed, single_s)
     for index, result in cluster.map(task, names, on_wait=tell):
