@@ -404,9 +404,8 @@ def _moved(
     problem: Problem, fine: Grouping, leaders: NDArray[np.int32], devices: NDArray[np.int32], match: DeviceMatch
 ) -> list[NDArray[np.int32]]:
     """The atoms of each device that is gone on one that is left, for every way to rotate these; (N,) int32."""
-    before = devices[
-        np.unique(fine.op_group, return_index=True)[1]
-    ]  # of atoms; one that came from several devices is nowhere for another reason
+    # of atoms; one that came from several devices is nowhere for another reason
+    before = devices[np.unique(fine.op_group, return_index=True)[1]]
     is_free = leaders == GONE
     rank = np.cumsum(np.array(match.to) == GONE)
     count = problem.host.num_devices
