@@ -17,7 +17,7 @@ from rlplace.files import write_json_atomic
 from rlplace.measure import Device, Host, Link, Placement, Problem, Route, Simulator
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.search import Budget, find
-from rlplace.session.prepare import Prepared, graph_for
+from rlplace.session.prepare import Prepared, Steps
 from rlplace.session.session import Session
 from rlplace.session.session_records import Request
 from rlplace.session.setup import WHOLE
@@ -113,7 +113,7 @@ def placed_again(workload: str) -> list[dict[str, Any]]:
 def run_of(workload: str) -> KnownRun:
     """A run on four cores, as its folder would tell of it."""
     spec = parse_workload(workload)
-    problem = Problem.estimate(graph_for(spec, FROM, 0), FROM)
+    problem = Problem.estimate(Steps(spec, FROM, 0).graph(1), FROM)
     simulator = Simulator(problem, threads=1)
     found = find(problem, PORTFOLIO, simulator, Budget(RUN_EVALUATIONS))
     assert found.devices is not None

@@ -167,21 +167,6 @@ def read_graph(spec: WorkloadSpec, count: int = 1, dims: Mapping[str, int] | Non
     return load_graph(spec.path, dims=dims, micro_batches=count)
 
 
-def graph_for(spec: WorkloadSpec, host: Host, seed: int) -> OpGraph:
-    """The graph of one step that is not cut: captured from the model that `spec` names, or read from the graph file.
-
-    Args:
-        spec: the workload.
-        host: decides the size of a name without one; a simulated one needs no memory for the model.
-        seed: of the model's weights and inputs.
-
-    Raises:
-        InvalidValue: the host is not simulated, and this machine lacks a device of it, or `spec` is a graph file.
-        UserError: the workload cannot be built or captured, or the file is malformed.
-    """
-    return Steps(spec, host, seed).graph(1)
-
-
 def make_problem(
     graph: OpGraph,
     host: Host,

@@ -182,10 +182,7 @@ class Session(Connected):
         Raises:
             FileProblem: as `facts`.
         """
-        data = self.plain("host")
-        if data is None:
-            raise self._unfinished("host")
-        return host_from_dict(data, self._where("host"))
+        return host_from_dict(self._kept("host", self.plain("host")), self._where("host"))
 
     @property
     def cut(self) -> tuple[int, CutOptions]:
@@ -447,9 +444,8 @@ class Session(Connected):
             FingerprintMismatch: it is of another graph or host.
             InvalidValue: it has more or fewer ops or devices than the problem.
         """
-        placement, facts, host = self.placement, self.facts, self.host
-        if placement is None:
-            raise self._unfinished("placement")
+        facts, host = self.facts, self.host
+        placement = self._kept("placement", self.placement)
         for kind, actual, wanted in (
             ("graph", placement.graph_fingerprint, facts.graph_fingerprint),
             ("host", placement.host_fingerprint, host.fingerprint),
@@ -522,10 +518,17 @@ class Session(Connected):
     def _where(self, name: str) -> str:
         return f"{self.path}: {name}"
 
-    def _unfinished(self, name: str) -> FileProblem:
-        return FileProblem(
-            self.path, f"this run has no {name}: it stopped before that was kept. Run it again to the end."
-        )
+    def _kept(self, name: str, found: T | None) -> T:
+        """What was found under a name.
+
+        Raises:
+            FileProblem: nothing was.
+        """
+        if found is None:
+            raise FileProblem(
+                self.path, f"this run has no {name}: it stopped before that was kept. Run it again to the end."
+            )
+        return found
 
     def required(self, name: str, kind: type[T]) -> T:
         """As `fact`, of a record without which nothing goes on.
@@ -534,10 +537,7 @@ class Session(Connected):
             FileProblem: the run was stopped before it was kept.
             InvalidValue, UnknownName: it is malformed.
         """
-        found = self.fact(name, kind)
-        if found is None:
-            raise self._unfinished(name)
-        return found
+        return self._kept(name, self.fact(name, kind))
 
     def _value(self, table: str, name: str) -> Any:
         """Of a row of `facts` or `arrays`; None where there is none."""
