@@ -23,6 +23,7 @@ from rlplace.measure.placement import check_plan
 from rlplace.records import Count, Number, NumberOrNan, Seconds, Seed, Whole, readable, record
 from rlplace.search.task import BestSoFar, Failure, Saveable
 from rlplace.session.setup import WHOLE, CutOptions
+from rlplace.store.rows import ARRAYS, Positive
 from rlplace.workloads import Size
 
 
@@ -142,12 +143,10 @@ class Ending:
     taken: dict[str, Seconds]
 
 
-PLAN = ("devices", "transfer_tensor", "transfer_destination", "sequence")
 _APART = Field(exclude=True)
 """Of fields that are kept apart from the record: arrays, and races."""
 
 Arrays = Mapping[str, NDArray[np.generic]]
-Positive = Annotated[Number, Field(gt=0)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,7 +285,7 @@ def arrays_of(result: MethodResult) -> dict[str, NDArray[np.generic]]:
     """The arrays of a method's result; devices in a byte each, if they are few enough."""
     arrays: dict[str, NDArray[np.generic]] = {}
     if result.plan is not None:
-        arrays |= {f"plan.{part}": getattr(result.plan, part) for part in PLAN}
+        arrays |= {f"plan.{part}": getattr(result.plan, part) for part in ARRAYS}
     if result.start is not None:
         arrays["start"] = _narrow(result.start)
     if result.unmeasured is not None:
@@ -317,7 +316,7 @@ def with_arrays(
             raise InvalidValue("simulated_s", "another array", "seconds for every candidate", where=where)
         found["unmeasured"] = Unmeasured(problem.check_placement(devices), simulated_s.astype(np.float64))
     if "plan.devices" in arrays:
-        parts = {part: whole_numbers(arrays, f"plan.{part}", 2**31, where) for part in PLAN}
+        parts = {part: whole_numbers(arrays, f"plan.{part}", 2**31, where) for part in ARRAYS}
         found["plan"] = checked_plan(problem, Plan(**parts), where)
     return replace(result, races=tuple(races), **found)
 
@@ -344,7 +343,7 @@ def checked_plan(problem: Problem, plan: Plan, where: str) -> Plan:
     Raises:
         InvalidValue: it cannot.
     """
-    for part in PLAN:
+    for part in ARRAYS:
         if getattr(plan, part).ndim != 1:
             raise InvalidValue(part, f"{getattr(plan, part).ndim} dimensions", "1", where=where)
     if len(plan.transfer_tensor) != len(plan.transfer_destination):

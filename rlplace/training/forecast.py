@@ -178,9 +178,8 @@ def ahead(
     once = "" if is_compiled else "; kernels are compiled first, once"
     how = "search side by side" if is_simulated else "search in turn"
     who = f"{' and '.join(methods)} {how if methods[1:] else 'searches'}"
-    if evaluations is not None:
-        return f"{evaluations:,} placements for each method; {who}{once}"
-    return f"about {format_clock(expected.total_s)} {whole}: {expected}; {who}{once}"
+    spent = f"about {format_clock(expected.total_s)} {whole}: {expected}"
+    return f"{spent if evaluations is None else f'{evaluations:,} placements for each method'}; {who}{once}"
 
 
 def afterwards(taken: Durations, expected: Durations, evaluations: int | None = None) -> str:

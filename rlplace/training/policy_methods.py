@@ -112,9 +112,8 @@ class PolicySearch:
     @property
     def imitation_share(self) -> float:
         """Share of a budget of seconds that teaching the policy a placement takes; 0 under one of evaluations."""
-        if math.isfinite(self._task.budget.evaluations):
-            return 0.0
-        return min(self._imitation_s / self._task.budget.seconds, 0.2)
+        budget = self._task.budget
+        return min(self._imitation_s / budget.seconds, 0.2) if math.isinf(budget.evaluations) else 0.0
 
     def imitate(self, devices: NDArray[np.int32]) -> None:
         """Teaches the policy a placement of ops, (N,)."""

@@ -24,14 +24,14 @@ from rlplace.errors import UserError
 from rlplace.graphs import Constraints, Grouping, OpGraph
 from rlplace.locks import measuring_alone
 from rlplace.measure import Costs, Host, Measurement, Placement, Plan, Problem, Simulator
-from rlplace.measure.host_model import HostModel, LearnedHost, Posterior, Scales, knowledge_of, prior_of
+from rlplace.measure.host_model import LearnedHost, Posterior, Scales, knowledge_of
 from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.placement import check_plan
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy import LearnConfig
 from rlplace.say import Say, counted
 from rlplace.search import Budget, SearchResult, Task
-from rlplace.session.calibrate import reference_s, steadied
+from rlplace.session.calibrate import LEAST, Known, calibrate_on, reference_s, steadied
 from rlplace.session.prepare import capture_workload, make_problem, only_simulated, read_graph
 from rlplace.session.session import Session
 from rlplace.session.setup import Setup
@@ -342,8 +342,6 @@ def sized(spec: WorkloadSpec, size: Size) -> WorkloadSpec:
 
 MOST = 64
 """The latest plans are enough, and fitted within seconds."""
-LEAST = 6
-"""Fewer plans say too little."""
 
 
 def fitted_host(measurements: MeasurementStore, problem: Problem) -> LearnedHost | None:
@@ -356,16 +354,12 @@ def fitted_host(measurements: MeasurementStore, problem: Problem) -> LearnedHost
     Raises:
         FileProblem, InvalidValue, UnknownName: they cannot be read, or are malformed.
     """
-    plans, outcomes = _measured(measurements, problem)
-    if len(plans) < LEAST:
-        return None
-    model = HostModel(Scales(problem, prior_of(problem)))
-    model.learn(plans, outcomes)
-    before, after = model.held_out_errors()
-    return None if after > before else LearnedHost.of(model.fit())
+    known = _measured(measurements, problem)
+    found = calibrate_on(known) if len(known.plans) >= LEAST else None
+    return LearnedHost.of(found.posterior) if found is not None and found.is_kept else None
 
 
-def _measured(store: MeasurementStore, problem: Problem) -> tuple[list[Plan], list[Measurement]]:
+def _measured(store: MeasurementStore, problem: Problem) -> Known:
     """The latest plans that ran, and the step time of each, as beside one reference: a drift of the machine cancels."""
     graph, host = problem.graph, problem.host
     found: dict[str, tuple[Plan, Measurement]] = {}
@@ -377,7 +371,9 @@ def _measured(store: MeasurementStore, problem: Problem) -> tuple[list[Plan], li
         if len(found) == MOST:
             break
     scale_s = reference_s(outcome for _, outcome in found.values())
-    return [plan for plan, _ in found.values()], [steadied(outcome, scale_s) for _, outcome in found.values()]
+    return Known(
+        problem, [plan for plan, _ in found.values()], [steadied(outcome, scale_s) for _, outcome in found.values()]
+    )
 
 
 MOST_LINES = 6
