@@ -226,11 +226,6 @@ def decode_measurement(row: Mapping[str, object], where: str) -> StoredMeasureme
     return read_record(StoredMeasurement, values, where)
 
 
-def encode_list(values: tuple[float, ...]) -> str:
-    """As `decode_measurement` reads it."""
-    return json.dumps(values, allow_nan=False)
-
-
 def encode_array(array: NDArray[np.int32]) -> bytes:
     """As `decode_plan` reads it."""
     return zlib.compress(array.astype("<i4").tobytes(), 1)
@@ -333,7 +328,7 @@ def as_csv(rows: Sequence[StoredMeasurement]) -> bytes:
     writer.writeheader()
     for row in rows:
         facts = row.to_dict()
-        writer.writerow(facts | {name: json.dumps(facts[name]) for name in ("samples_s", "peak_bytes")})
+        writer.writerow(facts | {name: json.dumps(facts[name]) for name in LISTS})
     return text.getvalue().encode("utf-8")
 
 

@@ -31,7 +31,6 @@ from rlplace.store.rows import (
     decode_measurement,
     decode_plan,
     encode_array,
-    encode_list,
 )
 
 AHEAD_S = 86400.0
@@ -99,7 +98,7 @@ class MeasurementStore(Connected):
     def add(self, session_id: int, plan: Plan, row: StoredMeasurement) -> None:
         """Keeps a measurement of a plan, both or neither."""
         columns = {name: getattr(row, name) for name in _OWN}
-        self._add("measurements", session_id, columns | {name: encode_list(columns[name]) for name in LISTS}, plan)
+        self._add("measurements", session_id, columns | {name: json.dumps(columns[name]) for name in LISTS}, plan)
 
     def add_plan(self, plan: Plan) -> None:
         """Keeps a plan; once is enough. The caller begins and commits."""

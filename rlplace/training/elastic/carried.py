@@ -98,8 +98,10 @@ def carried_host(match: DeviceMatch) -> Host:
     if match.old.is_simulated or match.new.is_simulated:
         return match.new
     before = {link.name: link for link in match.old.links}
-    links = tuple(_like(link, [before[name] for name in match.links[link.name]]) for link in match.new.links)
-    return dataclasses.replace(match.new, links=links)
+    return dataclasses.replace(
+        match.new,
+        links=tuple(_like(link, [before[name] for name in match.links[link.name]]) for link in match.new.links),
+    )
 
 
 def carried_learned(learned: LearnedHost | None, source: CostSource, match: DeviceMatch) -> LearnedHost | None:
@@ -132,8 +134,15 @@ def carried_learned(learned: LearnedHost | None, source: CostSource, match: Devi
         if (alike := [by_name[kind, old] for old in match.links[new] if (kind, old) in by_name])
     ]
     equations = tuple(_widened(learned.equations, len(factors), means)) if learned.equations else ()
-    new = match.new
-    return LearnedHost(new.name, new.fingerprint, source, learned.prior, (*factors, *means), (), equations=equations)
+    return LearnedHost(
+        match.new.name,
+        match.new.fingerprint,
+        source,
+        learned.prior,
+        (*factors, *means),
+        (),
+        equations=equations,
+    )
 
 
 def _mean(factors: list[LearnedFactor], name: str) -> LearnedFactor:
