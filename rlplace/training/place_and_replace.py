@@ -246,7 +246,8 @@ def _keep(
     job = Job.of(known.setup(host, host_word, gangs=gangs), config, placed_again=str(known.session.path.parent))
     prepared = Prepared(made.problem, known.session.request.asked, 0, placement.devices)
     with closing(RunFolder.create(root, overwrite=overwrite)) as run, Session.open(run) as session:
-        job.keep(session, run, prepared)
+        job.keep(session, run)
+        job.keep_problem(prepared, session, run)
         session.keep_placement(placement)
         save_placement(placement, run.path("placement.json"))
 
@@ -308,7 +309,8 @@ def resume_elsewhere(
             run = RunFolder.create(new_folder, overwrite=overwrite)
             with closing(run), going_on(run, job, progress), Session.open(run) as session:
                 session.keep_files(weights)
-                job.keep(session, run, prepared)
+                job.keep(session, run)
+                session.keep_problem(prepared)
                 known_hosts = () if made.learned is None else (made.learned,)
                 return run_job(job, prepared, run, session, progress, shown=shown, known_hosts=known_hosts)
 

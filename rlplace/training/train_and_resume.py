@@ -146,13 +146,16 @@ class Job:
         (self.config.constraints or Constraints()).resolve(steps.first_graph, *self._names)
         return steps
 
-    def keep(self, session: Session, run: RunFolder, prepared: Prepared | None = None) -> None:
-        """Keeps the request, and the problem if there is one; writes `config.json`, and `problem.json` likewise."""
+    def keep(self, session: Session, run: RunFolder) -> None:
+        """Keeps the request in the session of its run, and writes `config.json`."""
         session.keep(request=self.request, config=self.config)
-        run.write_json("config.json", self.told((prepared or self.request.asked).to_dict()))
-        if prepared is not None:
-            session.keep_problem(prepared)
-            run.write_json("problem.json", prepared.describe())
+        run.write_json("config.json", self.told(self.request.asked.to_dict()))
+
+    def keep_problem(self, prepared: Prepared, session: Session, run: RunFolder) -> None:
+        """Keeps the problem in the session of its run, and writes `config.json` and `problem.json`."""
+        session.keep_problem(prepared)
+        run.write_json("config.json", self.told(prepared.to_dict()))
+        run.write_json("problem.json", prepared.describe())
 
     def told(self, cut: dict[str, Any]) -> dict[str, Any]:
         """The content of `config.json`: the request in the user's words, and the same with all defaults."""
@@ -229,7 +232,7 @@ def run_job(
         watch = Stopwatch()
         prepared = steps if isinstance(steps, Prepared) else _prepared(job, steps, session, progress, is_resumed)
         profiling_s = watch.lap_s()
-        job.keep(session, run, prepared)
+        job.keep_problem(prepared, session, run)
         made = TrainingRun(
             session, run, prepared.problem, within_rest(config, begin_s), progress, tracker, prepared.start, is_resumed
         )
