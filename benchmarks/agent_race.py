@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -56,11 +57,8 @@ def race(workload: str, seconds: float, seed: int) -> list[dict[str, Any]]:
     generator = np.random.default_rng(seed)
     groups, _ = draw_mix(profiled, majority_devices(profiled, eft(profiled)), NUM_FIRST, generator)
     plans = plans_of(profiled, simulator, groups)
-    evaluator = Evaluator(profiled, simulator, seed=seed)
-    try:
+    with closing(Evaluator(profiled, simulator, seed=seed)) as evaluator:
         outcomes = measure_all(evaluator, plans, rounds=7, seed=seed)
-    finally:
-        evaluator.close()
     rows = []
     for start, problem in (("profiled", profiled), ("wrong", true_problem(profiled, WRONG))):
         known = Known(problem, plans, outcomes)
@@ -87,20 +85,12 @@ def learned(known: Known, seconds: float, seed: int, *, is_wrong: bool) -> Plan:
 
 def searched(method: str, problem: Problem, budget: LoopBudget, seed: int, options: dict[str, Any]) -> Plan:
     """The plan that a method ends with."""
-    simulator = Simulator(problem)
-    evaluator = Evaluator(problem, simulator, baselines.best_single(problem, simulator), seed=seed)
-    try:
+    simulator, progress = Simulator(problem), make_progress(is_quiet=True)
+    single = baselines.best_single(problem, simulator)
+    with closing(Evaluator(problem, simulator, single, seed=seed)) as evaluator:
         found = search_and_measure(
-            method,
-            evaluator,
-            budget,
-            seed=seed,
-            progress=make_progress(is_quiet=True),
-            tracker=NoTracker(),
-            options=options,
+            method, evaluator, budget, seed=seed, progress=progress, tracker=NoTracker(), options=options
         )
-    finally:
-        evaluator.close()
     assert found.plan is not None
     return found.plan
 
@@ -109,11 +99,9 @@ def final(problem: Problem, plans: list[Plan], seed: int) -> dict[str, Any]:
     """Step times of both plans and of one device in one race; paired ratio with its 95 % interval."""
     simulator = Simulator(problem)
     single = simulator.plan(baselines.best_single(problem, simulator))
-    evaluator, before = Evaluator(problem, simulator, seed=seed), idle_share()
-    try:
+    with closing(Evaluator(problem, simulator, seed=seed)) as evaluator:
+        before = idle_share()
         outcomes = evaluator.measure_plans([*plans, single], ROUNDS)
-    finally:
-        evaluator.close()
     old, new, one = (np.array(outcome.samples_s) for outcome in outcomes)
     logs = np.log(new / old)
     half = float(student.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 from record import RESULTS, as_markdown, record
@@ -31,12 +32,9 @@ HEADER = """| workload | placement | fused, ms | apart, ms | fused / apart | pai
 
 def captured(workload: str, *, is_fused: bool) -> OpGraph:
     """The workload's step."""
-    fused = portable.fused_attention
-    try:
-        portable.fused_attention = fused if is_fused else partial(sdpa_kernel, SDPBackend.MATH)  # its definition
+    way = portable.fused_attention if is_fused else partial(sdpa_kernel, SDPBackend.MATH)  # its definition
+    with patch.object(portable, "fused_attention", way):
         return capture_workload(build(parse_workload(workload), default_size="small"))
-    finally:
-        portable.fused_attention = fused
 
 
 class Side:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from suites import key_of, problem_of
 from rlplace.cluster import Cluster
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.timing.race import idle_share
+from rlplace.say import say
 
 PROBLEM = ("bert", "4xA100-nvlink")
 BATCH = 1000
@@ -184,10 +184,6 @@ def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> str:
         "beside one that is stopped (SIGSTOP) is to its own rate before. Idle is the share of the machine's processor\n"
         "time that was free before.\n\n"
     ) + table(("what", "placements a second", "ratio", "idle before"), *cells)
-
-
-def say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
 
 
 def main() -> None:

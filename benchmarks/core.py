@@ -11,6 +11,7 @@ import sys
 import time
 from collections import defaultdict
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 import core_micro
@@ -134,20 +135,15 @@ def spreads(suite: str, rows: Rows) -> list[str]:
     if seeds < 2:
         return []
     columns = sorted({(row["budget"], row["method"]) for row in drawn})
-    text = [f"\nSpread over {seeds} seeds, the slowest result over the fastest, less one:\n\n| problem |"]
-    text += [f" {method} {budget:,} |" for budget, method in columns] + ["\n|---|" + "---|" * len(columns) + "\n"]
-    for workload, host in SUITES[suite]:
-        key = key_of(workload, host)
-        text.append(f"| {key} |")
-        for column in columns:
-            times = [
-                row["step_time_s"]
-                for row in drawn
-                if (row["budget"], row["method"]) == column and row["problem"] == key
-            ]
-            text.append(f" {max(times) / min(times) - 1:.1%} |" if times else " – |")
-        text.append("\n")
-    return text
+    times: dict[tuple[str, int, str], list[float]] = defaultdict(list)
+    for row in drawn:
+        times[row["problem"], row["budget"], row["method"]].append(row["step_time_s"])
+    spread = {case: f"{max(of) / min(of) - 1:.1%}" for case, of in times.items()}
+    lines = ((key, *(spread.get((key, *column), "–") for column in columns)) for key in starmap(key_of, SUITES[suite]))
+    return [
+        f"\nSpread over {seeds} seeds, the slowest result over the fastest, less one:\n\n",
+        table(("problem", *(f"{method} {budget:,}" for budget, method in columns)), *lines),
+    ]
 
 
 def _ms(seconds: float | None) -> str:

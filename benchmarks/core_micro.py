@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 from best_known import encode
 from core_micro_table import markdown
-from core_true import append, read_lines, whole_command
+from core_true import append, finished, read_lines
 from numpy.typing import NDArray
-from record import RESULTS, argument, parse, record
+from record import RESULTS, argument, parse, record, save
 from suites import CORE, CORE_DEV, WORKLOADS, graph_of, key_of
 
 from rlplace.errors import UserError
-from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.graphs import OpGraph
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.search import Budget, find
@@ -90,13 +89,9 @@ def search(workload: str, host: str, evaluations: int, threads: int) -> Line:
     choice_s = time.monotonic() - begin
     left = max(evaluations - chosen.spent, 1)
     found = find(chosen.problem, SEARCH, Simulator(chosen.problem, threads=threads), Budget(evaluations=left))
-    devices, step_s = min(((found.devices, found.step_time_s), (chosen.devices, chosen.step_time_s)), key=_step_s)
+    best = min((found, chosen), key=lambda one: one.step_time_s)
     facts = {"choice_evaluations": chosen.spent, "choice_s": choice_s}
-    return _answer(chosen.problem, devices, step_s, begin, chosen.spent + found.evaluations) | facts
-
-
-def _step_s(answer: tuple[NDArray[np.int32] | None, float]) -> float:
-    return answer[1]
+    return _answer(chosen.problem, best.devices, best.step_time_s, begin, chosen.spent + found.evaluations) | facts
 
 
 def by_hand(method: str, workload: str, host: str, evaluations: int, threads: int) -> Line:
@@ -165,14 +160,8 @@ def run(
 
 def render(path: Path) -> None:
     """Writes the table, from what was finished, or from the committed results where there is nothing else."""
-    results, lines = path.with_suffix(".json"), read_lines(path)
-    if lines:
-        facts = [line["run"] for line in lines if "run" in line][-1]
-        rows = list({key(line): line for line in lines if "method" in line}.values())
-        facts["command"] = whole_command(facts["command"])
-        write_json_atomic(results, {"schema": 1, **facts, "rows": rows}, indent=None)
-    kept = read_json(results)
-    write_text_atomic(path.with_suffix(".md"), markdown(kept["rows"], kept))
+    kept = finished(path, key)
+    save(path.with_suffix(""), kept, markdown(kept["rows"], kept), indent=None)
 
 
 def main(arguments: Sequence[str]) -> None:

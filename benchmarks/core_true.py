@@ -11,11 +11,10 @@ from __future__ import annotations
 import fcntl
 import json
 import shlex
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from rlplace.compare.hidden_truth import TrueConfig, compare_true
 from rlplace.files import jsonable, read_json
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.truth import KINDS, Truth, true_problem
+from rlplace.say import say
 from rlplace.search import Budget, find
 
 REFERENCE = "reference"
@@ -113,7 +113,7 @@ def run(cases: list[Case], settings: Settings, path: Path, cluster: Cluster | No
             found = search_truth(problem_for(case.workload, case.host), case.truth, settings.reference)
             append(path, reference | found)
         spent_s = time.monotonic() - begin
-        print(f"{case.facts['problem']} {case.truth}: {number + 1} of {len(cases)}, {spent_s:.0f} s", file=sys.stderr)
+        say(f"{case.facts['problem']} {case.truth}: {number + 1} of {len(cases)}, {spent_s:.0f} s")
 
 
 def _compare(
@@ -177,17 +177,28 @@ def render(suite: str, path: Path, note: str | None = None) -> None:
         path: of what was finished.
         note: what readers should know of these runs, kept with them; what was said before by default.
     """
-    results, lines = path.with_suffix(".json"), read_lines(path)
-    kept = read_json(results) if results.exists() or not lines else {}
-    if lines:
-        runs = [line["run"] for line in lines if "run" in line]
-        commands = list(dict.fromkeys(whole_command(run["command"]) for run in runs))
-        rows = list({key(line): line for line in lines if "method" in line}.values())
-        facts = {"schema": 1, **runs[-1], "commands": commands, "note": kept.get("note", ""), "suite": suite}
-        kept = facts | {"rows": rows}
+    results = path.with_suffix(".json")
+    before = read_json(results) if results.exists() else {}
+    kept = {"note": before.get("note", ""), "suite": suite} | finished(path, key)
     if note is not None:
         kept |= {"note": note}
     save(path.with_suffix(""), kept, markdown(suite, kept["rows"], kept), indent=None)
+
+
+def finished(path: Path, key: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """The results of what was finished, or the committed results where there is nothing else.
+
+    Args:
+        path: of the lines.
+        key: equal for two lines that answer the same question, of which the last one counts.
+    """
+    lines = read_lines(path)
+    runs = [line["run"] for line in lines if "run" in line]
+    if not runs:
+        return dict(read_json(path.with_suffix(".json")))
+    commands = list(dict.fromkeys(whole_command(run["command"]) for run in runs))
+    rows = list({key(line): line for line in lines if "run" not in line}.values())
+    return {"schema": 1, **runs[-1], "commands": commands, "rows": rows}
 
 
 def whole_command(command: str) -> str:
@@ -230,7 +241,7 @@ def main() -> None:
     measured = tuple(int(part) for part in options.measured.split(","))
     settings = Settings(tuple(options.methods.split(",")), measured, options.evaluations, options.reference)
     append(path, {"run": record()})
-    with reach(options.cluster, say=partial(print, file=sys.stderr)) as cluster:
+    with reach(options.cluster, say=say) as cluster:
         run(cases[shard - 1 :: shards], settings, path, cluster)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 import time
+from statistics import geometric_mean
 from typing import Any
 
-import numpy as np
 from record import record
 
 from rlplace.files import write_json_atomic
@@ -72,7 +72,7 @@ def main(out: str) -> None:
     result = {"schema": 1, **record(), "from": FROM.name, "run_evaluations": RUN_EVALUATIONS, "rows": rows}
     for count in EVALUATIONS:
         here = [row for row in rows if row["evaluations"] == count]
-        means = {name: _mean([row[name] for row in here]) for name in ("over_nothing", "over_carried")}
+        means = {name: geometric_mean(row[name] for row in here) for name in ("over_nothing", "over_carried")}
         result[f"mean_{count}"] = means
         print(count, means)
     write_json_atomic(out, result)
@@ -101,8 +101,8 @@ def placed_again(workload: str) -> list[dict[str, Any]]:
                     "carried_s": carried_s,
                     "again_s": again,
                     "nothing_s": nothing,
-                    "over_nothing": _mean(again) / _mean(nothing),
-                    "over_carried": _mean(again) / carried_s,
+                    "over_nothing": geometric_mean(again) / geometric_mean(nothing),
+                    "over_carried": geometric_mean(again) / carried_s,
                     "seconds": spent_s,
                 }
             )
@@ -129,11 +129,6 @@ def run_of(workload: str) -> KnownRun:
 def from_nothing(made: Replaced, count: int, seed: int) -> float:
     """Step time of what `portfolio` finds without the run's placement."""
     return find(made.believed, PORTFOLIO, Simulator(made.believed), Budget(count), seed=seed).step_time_s
-
-
-def _mean(values: list[float]) -> float:
-    """Of ratios or times: the geometric one."""
-    return float(np.exp(np.mean(np.log(values))))
 
 
 if __name__ == "__main__":

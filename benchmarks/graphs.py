@@ -66,7 +66,9 @@ def measure(name: str, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def timed(call: Callable[[], Result]) -> tuple[Result, float]:
-    return call(), time.perf_counter() - time.perf_counter()
+    """The result of a call, and its seconds."""
+    begin_s = time.perf_counter()
+    return call(), time.perf_counter() - begin_s
 
 
 def memory_of(make: Callable[[], OpGraph]) -> int:

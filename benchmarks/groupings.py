@@ -12,8 +12,8 @@ from record import as_markdown, record, save, table
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.measure.costs.costs import estimate_costs
 from rlplace.search import Budget, SearchResult, anneal_from, find
-from rlplace.session.prepare import capture_workload
-from rlplace.workloads import build_for, parse_workload
+from rlplace.session.prepare import graph_for
+from rlplace.workloads import parse_workload
 
 NMT = "nmt@layers=4,units=1024,batch=64,steps=20,vocab=32000"
 CELLS = "encoder.layers.*,decoder.layers.*,decoder.attention,projection"
@@ -31,7 +31,7 @@ HEAD = (
 
 def main(workload: str = NMT, host_word: str = "4xV100-pcie", out: str = "groupings", *rules: str) -> None:
     host = resolve_host(host_word)
-    graph = capture_workload(build_for(parse_workload(workload), host, 0))
+    graph = graph_for(parse_workload(workload), host, 0)
     costs = estimate_costs(graph, host)
     rows: list[dict[str, Any]] = []
     Problem.grouped(graph, host, costs)  # compiles the kernels

@@ -6,6 +6,7 @@ Writes `results/isolation.json`; the machine should be idle.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rlplace.measure.isolate.isolated_runner import IsolatedRunner
 from rlplace.measure.timing.race import idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.search import eft
+from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
 from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build, parse_workload
@@ -58,11 +60,13 @@ def compared(workload: str) -> list[dict[str, Any]]:
         "single": baselines.best_single(problem, simulator),
         "eft": eft(problem),
         "groups at random": problem.grouping.expand(problem.draw_groups(np.random.default_rng(0), 1))[0],
-        "blocks": problem.grouping.expand(problem.nearest_groups(_majority(problem, blocks))),
+        "blocks": problem.grouping.expand(majority_devices(problem, blocks)),
     }
-    here, worker = HostRunner(problem, simulator), IsolatedRunner(problem, simulator)
     rows = []
-    try:
+    with (
+        closing(HostRunner(problem, simulator)) as here,
+        closing(IsolatedRunner(problem, simulator)) as worker,
+    ):
         for name, devices in placements.items():
             plan = simulator.plan(devices)
             step = here.load(plan)
@@ -70,16 +74,7 @@ def compared(workload: str) -> list[dict[str, Any]]:
             step.unload()
             rows.append(_row(workload, name, isolated, own))
             print(rows[-1])
-    finally:
-        here.close()
-        worker.close()
     return rows
-
-
-def _majority(problem: Problem, devices: np.ndarray) -> np.ndarray:
-    """(G,) the device of each group's first op."""
-    _, first = np.unique(problem.grouping.op_group, return_index=True)
-    return devices[first].astype(np.int32)
 
 
 def _row(workload: str, name: str, isolated: Measurement, own: Measurement) -> dict[str, Any]:

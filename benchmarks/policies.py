@@ -17,13 +17,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from core_true import append, read_lines, seeds_of
+from core_true import append, finished, read_lines, seeds_of
 from policies_table import markdown, save_curves
 from random_weights import solve as solve_random_weights
-from record import RESULTS, argument, parse, record
+from record import RESULTS, argument, parse, record, save
 from suites import SUITES, key_of, problem_of
 
-from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.measure import Simulator
 from rlplace.policy import POLICIES, LearnConfig
 from rlplace.policy.base import pretrained_kinds
@@ -133,14 +132,9 @@ def run(questions: Iterable[Question], by_row: dict[str, Contender], path: Path)
 
 def render(path: Path, suite: str) -> None:
     """Writes table and picture, of what was finished, or of the committed results where there is nothing else."""
-    results, lines = path.with_suffix(".json"), read_lines(path)
-    if lines:
-        runs = [line["run"] for line in lines if "run" in line]
-        facts = runs[-1] | {"command": "\n    ".join(dict.fromkeys(one["command"] for one in runs))}
-        rows = list({key(line): line for line in lines if "row" in line}.values())
-        write_json_atomic(results, {"schema": 1, **facts, "rows": rows}, indent=None)
-    kept = read_json(results)
-    write_text_atomic(path.with_suffix(".md"), markdown(suite, kept["rows"], kept, picture=f"{path.stem}.png"))
+    kept = finished(path, key)
+    page = markdown(suite, kept["rows"], kept, picture=f"{path.stem}.png")
+    save(path.with_suffix(""), kept, page, indent=None)
     save_curves(path.with_suffix(".png"), kept["rows"])
 
 

@@ -12,28 +12,20 @@ from typing import Any
 
 import numpy as np
 from record import RESULTS, as_markdown, record
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace.files import write_json_atomic, write_text_atomic
-from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.policy import LearnConfig
 from rlplace.report import Curve, save_best_so_far_png
 from rlplace.search import Budget, SearchResult, find
 from rlplace.search.rules import baselines
+from rlplace.session.prepare import graph_for
 from rlplace.training.method_choice import METHODS, POLICY
-from rlplace.workloads import build, parse_workload
+from rlplace.workloads import parse_workload
 
 WORKLOAD, HOST = "nmt@small", "4xV100-pcie"
 LEARN = LearnConfig(policy="seq2seq")
 RECIPE, PORTFOLIO = "seq2seq + reinforce", "portfolio"
-
-
-def graph() -> OpGraph:
-    """The captured training step, never allocated."""
-    with FakeTensorMode():
-        work = build(parse_workload(WORKLOAD), default_size="small")
-    return capture(work.model, work.inputs, work.loss_fn, work.optimizer)
 
 
 def row(name: str, seed: int, found: SearchResult, single_s: float) -> dict[str, Any]:
@@ -52,18 +44,17 @@ def row(name: str, seed: int, found: SearchResult, single_s: float) -> dict[str,
 def main(seconds: float, seeds: int) -> None:
     """Runs everything and writes `results/recipe_2017.{json,md,png}`."""
     assert POLICY in METHODS
-    problem = Problem.estimate(graph(), resolve_host(HOST))
+    host = resolve_host(HOST)
+    problem = Problem.estimate(graph_for(parse_workload(WORKLOAD), host, 0), host)
     simulator = Simulator(problem, threads=1)
     single_s = float(simulator.step_times(baselines.best_single(problem, simulator)[None])[0])
     find(problem, PORTFOLIO, simulator, Budget(evaluations=200))  # kernels are compiled before any clock starts
     rows: list[dict[str, Any]] = []
     for seed in range(seeds):
-        learned = find(problem, POLICY, simulator, Budget(seconds=seconds), seed=seed, config=LEARN)
-        rows.append(row(RECIPE, seed, learned, single_s))
-        searched = find(problem, PORTFOLIO, simulator, Budget(seconds=seconds), seed=seed)
-        rows.append(row(PORTFOLIO, seed, searched, single_s))
-        print({key: value for key, value in rows[-2].items() if key != "history"})
-        print({key: value for key, value in rows[-1].items() if key != "history"})
+        for name, method, options in ((RECIPE, POLICY, {"config": LEARN}), (PORTFOLIO, PORTFOLIO, {})):
+            found = find(problem, method, simulator, Budget(seconds=seconds), seed=seed, **options)
+            rows.append(row(name, seed, found, single_s))
+            print({key: value for key, value in rows[-1].items() if key != "history"})
     facts = record()
     write_json_atomic(
         RESULTS / "recipe_2017.json", {"record": facts, "workload": WORKLOAD, "host": HOST, "rows": rows}, indent=None
@@ -84,11 +75,12 @@ def page(rows: list[dict[str, Any]], problem: Problem, seconds: float, facts: di
         "",
         "| method | seed | placements | step time, ms | vs single |",
         "|---|---|---|---|---|",
+        *(
+            f"| {one['method']} | {one['seed']} | {one['evaluations']:,} | {one['step_time_s'] * 1e3:.3f} "
+            f"| {one['vs_single']:.3f} |"
+            for one in rows
+        ),
     ]
-    for one in rows:
-        step_ms = one["step_time_s"] * 1e3
-        count = f"{one['evaluations']:,}"
-        lines.append(f"| {one['method']} | {one['seed']} | {count} | {step_ms:.3f} | {one['vs_single']:.3f} |")
     means = {
         name: np.exp(np.mean([np.log(one["step_time_s"]) for one in rows if one["method"] == name]))
         for name in (RECIPE, PORTFOLIO)

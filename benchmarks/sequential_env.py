@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 from record import as_markdown, record, save
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace.env import DECISION_FEATURES, SequentialBatch, SequentialEnv, SequentialVecEnv
 from rlplace.graphs import Grouping
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.measure.simulate.compiled_problem import list_order
-from rlplace.session.prepare import capture_workload
-from rlplace.workloads import build, parse_workload
+from rlplace.session.prepare import Steps
+from rlplace.workloads import parse_workload
 
 WORKLOAD, HOST = "nmt@paper,steps=34", "8xV100-dgx1"
 NUM_GROUPS, MOST_OPS, NUM_EPISODES = 256, 20, 64
@@ -31,9 +30,8 @@ ROUNDS, EPISODES = 5, 10
 
 def problem() -> Problem:
     """The training step with its default groups."""
-    with FakeTensorMode():
-        graph = capture_workload(build(parse_workload(WORKLOAD), default_size="paper"))
-    return Problem.estimate(graph, resolve_host(HOST), num_groups=NUM_GROUPS)
+    host = resolve_host(HOST)
+    return Problem.estimate(Steps(parse_workload(WORKLOAD), host, 0).graph(1), host, num_groups=NUM_GROUPS)
 
 
 def in_even_groups(of: Problem) -> Problem:

@@ -310,8 +310,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _says(error: BaseException, words: tuple[str, ...]) -> bool:
-    text = str(error).lower()
-    return any(each in text for each in words)
+    return any(each in str(error).lower() for each in words)
 
 
 def is_lost(error: BaseException) -> bool:
@@ -325,8 +324,7 @@ def is_lost(error: BaseException) -> bool:
 
 def is_late(cause: BaseException) -> bool:
     """Whether a GPU or a library of it reported `cause`, maybe after other ops had been launched."""
-    text = str(cause).lower()
-    return is_sticky(cause) or (not is_out_of_memory(cause) and any(word in text for word in _LIBRARIES))
+    return is_sticky(cause) or (not is_out_of_memory(cause) and _says(cause, _LIBRARIES))
 
 
 def advice(cause: BaseException) -> str:

@@ -48,9 +48,8 @@ class UnknownName(UserError):
         self.kind, self.name, self.known = kind, name, tuple(sorted(known))
         self.nearest = tuple(nearest_names(name, self.known))
         guess = f"did you mean {' or '.join(map(repr, self.nearest))}?" if self.nearest else "no name comes close."
-        known_names = f" Known: {_listed(self.known)}." if self.known else " There is none that could be meant."
-        suffix = f" {hint}" if hint else ""
-        super().__init__(f"unknown {kind} {_shown(name)!r}: {guess}{known_names}{suffix}")
+        known_names = f"Known: {_listed(self.known)}." if self.known else "There is none that could be meant."
+        super().__init__(f"unknown {kind} {_shown(name)!r}: {guess} {known_names} {hint}".rstrip())
 
 
 def check_known(kind: str, name: str, known: Collection[str], *, hint: str = "") -> None:
@@ -70,8 +69,7 @@ class InvalidValue(UserError):
         self.field, self.actual, self.expected = field, actual, expected
         self.where, self.hint = where, hint
         prefix = f"{where}: " if where else ""
-        suffix = f" {hint}" if hint else ""
-        super().__init__(f"{prefix}{_shown(field)} is {_shown(repr(actual))}, expected {expected}.{suffix}")
+        super().__init__(f"{prefix}{_shown(field)} is {_shown(repr(actual))}, expected {expected}. {hint}".rstrip())
 
 
 class FileProblem(UserError):
@@ -123,9 +121,8 @@ class DeviceLost(RunnerError):
 
     def __init__(self, devices: Iterable[str], why: str, *, offer: str = "") -> None:
         self.devices, self.why = tuple(devices), why
-        named = ", ".join(self.devices) or "a device"
-        were = "were" if len(self.devices) > 1 else "was"
-        super().__init__(f"{named} {were} lost: {why}{f'. {offer}' if offer else ''}")
+        were_lost = f"{', '.join(self.devices) or 'a device'} {'were' if len(self.devices) > 1 else 'was'} lost"
+        super().__init__(f"{were_lost}: {why}{f'. {offer}' if offer else ''}")
 
 
 def _shown(text: str) -> str:

@@ -7,7 +7,7 @@ import glob
 import hashlib
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast, dataclass_transform, get_args, get_type_hints
 
@@ -43,7 +43,6 @@ Longs = NDArray[np.int64]
 Floats = NDArray[np.float64]
 BoolTable = Annotated[NDArray[np.bool_], 2]
 IntTable = Annotated[NDArray[np.int32], 2]
-LongTable = Annotated[NDArray[np.int64], 2]
 FloatTable = Annotated[NDArray[np.float64], 2]
 """Fields of a `Block`: arrays of two dimensions; those above have one."""
 
@@ -66,8 +65,7 @@ def part(function: Function) -> Function:
 
 def inlined(function: Function) -> Function:
     """A part in the place of each call: a call would count references to every array that it passes."""
-    compiled = njit(nogil=True, forceinline=True, pipeline_class=_PartCompiler)(function)
-    return cast(Function, _of_types(compiled))
+    return cast(Function, _of_types(njit(nogil=True, forceinline=True, pipeline_class=_PartCompiler)(function)))
 
 
 def is_kept(function: Callable[..., Any]) -> bool:
@@ -154,7 +152,7 @@ class Block:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How to pickle it: by its fields, as addresses hold in one process alone."""
-        return _block, (type(self), self.to_dict())
+        return partial(type(self), **self.to_dict()), ()
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name."""
@@ -163,10 +161,6 @@ class Block:
     def replace(self, **changed: Any) -> Any:
         """The same with other values of some fields."""
         return type(self)(**{**self.to_dict(), **changed})
-
-
-def _block(kind: type[Block], fields: dict[str, Any]) -> Block:
-    return kind(**fields)
 
 
 class _BlockType(types.Type):

@@ -6,11 +6,10 @@ settings from the current folder, which may be a stranger's.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _OWN: set[int] = set()
 
@@ -30,7 +29,7 @@ def close_own(descriptor: int) -> None:
 
 def _close_copies() -> None:
     for descriptor in _OWN:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.close(descriptor)
     _OWN.clear()
 

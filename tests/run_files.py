@@ -223,10 +223,7 @@ def data_of(config: Mapping[str, Any], result: Mapping[str, Any], **parts: Any) 
         config,
         rows,
         result.get("best", {}).get("method", ""),
-        result.get("measured", False),
-        result.get("time"),
-        expected=told.get("expected", {}),
-        taken=told.get("taken", {}),
+        Ending(result.get("measured", False), result.get("time", 0.0), told.get("expected", {}), told.get("taken", {})),
         **parts,
     )
 

@@ -33,8 +33,8 @@ def test_its_figures_are_those_of_the_code() -> None:
 
 
 def test_every_command_that_measures_has_the_option() -> None:
-    from rlplace.cli.comparing import compare, fidelity, measure
-    from rlplace.cli.placing import train
+    from rlplace.cli.runs import train
+    from rlplace.cli.workload import compare, fidelity, measure
 
     for command in (compare, fidelity, measure, train):
         assert "in_process" in inspect.signature(command).parameters

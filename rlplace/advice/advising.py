@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -215,11 +216,8 @@ def _race(
         check_has_values(problem.graph)
     except RlplaceError as error:
         eager, why = [], str(error)
-    evaluator = Evaluator(problem, simulator, seed=seed, isolated=isolated)
-    try:
+    with closing(Evaluator(problem, simulator, seed=seed, isolated=isolated)) as evaluator:
         outcomes = evaluator.measure_plans(plans, RACE, others=eager, deadline_s=deadline_s)
-    finally:
-        evaluator.close()
     plain = outcomes[len(plans)] if eager else None
     if plain is not None and not plain.ok:
         why = plain.why or plain.status
@@ -323,10 +321,9 @@ def _cut(steps: Steps, make: Make, count: int) -> Problem:
 
 def _estimated(spec: WorkloadSpec, host: Host, constraints: Constraints | None, *, is_quiet: bool) -> Make:
     """Makes problems on a simulated host; that it is one is said once."""
-    loud, quiet = make_progress(is_quiet=is_quiet), make_progress(is_quiet=True)
 
     def make(graph: OpGraph, count: int) -> Problem:
-        progress = loud if count == 1 else quiet
+        progress = make_progress(is_quiet=is_quiet or count > 1)
         return make_problem(graph, host, 256, progress.say, spec=spec, count=count, constraints=constraints)
 
     return make

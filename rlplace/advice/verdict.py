@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from rlplace.say import format_bytes, format_seconds
 
-SCHEMA = 1
 WORTH = 1.05
 """A step that is this many times as long as the placed one is worth placing."""
 PROMISING = 0.9
@@ -123,7 +122,7 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `rlplace advise --json` prints."""
-        return {"schema": SCHEMA, **asdict(self)}
+        return {"schema": 1, **asdict(self)}
 
 
 def decide(figures: Figures, words: Words | None = None) -> Verdict:
@@ -175,19 +174,17 @@ def _nothing_fits(f: Figures, words: Words) -> tuple[Choice, str, str]:
     )
     if f.counts == (1,):
         return "cut-batch", f"{needs}; in micro-batches its activations take less", words.advise()
-    tried = ", ".join(str(count) for count in f.counts)
+    tried = ", ".join(map(str, f.counts))
     return (
         "cut-batch",
         f"{needs}, cut into {tried} micro-batches: it needs a smaller batch, or more memory",
-        ("a smaller batch, then the same again"),
+        "a smaller batch, then the same again",
     )
 
 
 def _eager_reason(f: Figures) -> str:
-    eager = f"plain PyTorch takes {format_seconds(_or_inf(f.eager_s))} a step"
-    if math.isinf(f.best_s):
-        return f"{eager}, and no placement of {f.num_placements:,} fits"
-    return f"{eager}, {_found(f)}{_single(f)}"
+    found = f"and no placement of {f.num_placements:,} fits" if math.isinf(f.best_s) else _found(f) + _single(f)
+    return f"plain PyTorch takes {format_seconds(_or_inf(f.eager_s))} a step, {found}"
 
 
 def _single_reason(f: Figures) -> str:

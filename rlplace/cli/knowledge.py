@@ -1,23 +1,26 @@
-"""`rlplace measurements`: what was measured on this machine: listed, written for other tools, or forgotten.
+"""The commands on what is known beside a run: of machines, models and measurements, and what is learned from them.
 
-`rlplace pretrain`: weights of a policy that suit any problem.
-
-`rlplace fit-priors`: what to expect of a new host, from what runs learned about theirs.
+`measurements`: what was measured on this machine: listed, written for other tools, or forgotten. `pretrain`: weights of
+a policy that suit any problem. `fit-priors`: what to expect of a new host, from what runs learned about theirs.
+`hosts`: the machines to place on. `workloads`: the models to place. `doctor`: whether this machine and this
+installation are fit for placing. `bench`: how fast rlplace itself is.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import time
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from rlplace.cli.option_groups import parse_duration, print_json
-from rlplace.errors import FileProblem, InvalidValue
+from rlplace.cli.option_groups import answer, parse_duration, print_json
+from rlplace.errors import FileProblem, InvalidValue, check_known
+from rlplace.measure import resolve_host
 from rlplace.policy.options import PretrainConfig
 from rlplace.records import shortened
 from rlplace.say import clean, counted, format_seconds, say
@@ -106,11 +109,10 @@ def _list(path: Path, chosen: Filter, most: int, json: bool) -> None:
 
     with MeasurementStore.read(path) as store:
         count, rows = store.count(chosen), list(islice(store.measurements(chosen), most))
-    if json:
-        print_json({"schema": 1, "store": str(path), "count": count, "measurements": [row.to_dict() for row in rows]})
-    else:
+    if not json:
         _show(rows)
-        say(f"{path}: {counted(count, 'measurement')}{f', the latest {most}' * (count > most)}")
+    result = {"schema": 1, "store": str(path), "count": count, "measurements": [row.to_dict() for row in rows]}
+    answer(result, f"{path}: {counted(count, 'measurement')}{f', the latest {most}' * (count > most)}", json)
 
 
 def _export(path: Path, chosen: Filter, form: str | None, out: Path | None, json: bool) -> None:
@@ -129,10 +131,8 @@ def _export(path: Path, chosen: Filter, form: str | None, out: Path | None, json
         sys.stdout.buffer.flush()
         return
     write_table(rows, out, kind)
-    if json:
-        print_json({"schema": 1, "store": str(path), "out": str(out), "format": kind, "count": len(rows)})
-    else:
-        say(f"{out}: {counted(len(rows), 'measurement')}")
+    result = {"schema": 1, "store": str(path), "out": str(out), "format": kind, "count": len(rows)}
+    answer(result, f"{out}: {counted(len(rows), 'measurement')}", json)
 
 
 def _prune(path: Path, chosen: Filter, every: bool, dry_run: bool, json: bool) -> None:
@@ -151,10 +151,8 @@ def _prune(path: Path, chosen: Filter, every: bool, dry_run: bool, json: bool) -
     is_read = dry_run or not path.exists()
     with MeasurementStore.read(path) if is_read else MeasurementStore.open(path) as store:
         count = store.count(chosen) if is_read else store.prune(chosen)
-    if json:
-        print_json({"schema": 1, "store": str(path), "pruned": 0 if dry_run else count, "matched": count})
-    else:
-        say(f"{path}: {count} measurement{'s' * (count != 1)} {'would be ' * dry_run}forgotten")
+    result = {"schema": 1, "store": str(path), "pruned": 0 if dry_run else count, "matched": count}
+    answer(result, f"{path}: {count} measurement{'s' * (count != 1)} {'would be ' * dry_run}forgotten", json)
 
 
 def _show(rows: list[StoredMeasurement]) -> None:
@@ -245,11 +243,108 @@ def fit_priors(
             learned += [host for host in kept.learned_hosts(least_idle=LEAST_IDLE) if host not in learned]
     priors, fitted = fit(learned, load_priors())
     save_priors(priors, out)
+    result = {"schema": 1, "out": str(out), "num_runs": len(learned), "fitted": [asdict(figure) for figure in fitted]}
+    lines = [
+        f"{one.section:10} {one.name:16} {one.value:<10g} {priors.section(one.section)[one.name].source}"
+        for one in fitted
+    ]
+    lines += [f"{out}: {counted(len(fitted), 'figure')} fitted, the others as they ship"]
+    answer(result, "\n".join(lines), json)
+
+
+def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
+    """List the words for this machine and the presets, or show one host.
+
+    Args:
+        name: a word for this machine (`auto`, `cores`, `cuda/2`, ...), a preset or a host file; empty lists them
+        json: print one JSON object on stdout; that of one host is a host file
+    """
+    from rlplace.measure.hosts.host_file import host_to_dict
+    from rlplace.measure.hosts.resolve import HOST_WORDS, describe_hosts
+
+    if name:
+        host = resolve_host(name)
+        result = host_to_dict(host)
+        lines = [f"{one.name:12} {one.kind:28} {one.memory_bytes / 2**30:8.1f} GiB" for one in host.devices]
+        lines += [
+            f"{one.name:28} {one.bandwidth_bytes_per_s / 1e9:8.1f} GB/s {one.latency_s * 1e6:8.1f} us"
+            for one in host.links
+        ]
+    else:
+        rows = describe_hosts()
+        result = {"schema": 1, "words": HOST_WORDS, "hosts": rows}
+        kinds = [", ".join(f"{count} x {kind}" for kind, count in row["kinds"].items()) for row in rows]
+        names = [*HOST_WORDS, *(row["name"] for row in rows)]
+        lines = [f"{name:18} {words}" for name, words in zip(names, (*HOST_WORDS.values(), *kinds), strict=True)]
+    answer(result, "\n".join(lines), json)
+
+
+def doctor(json: bool = False) -> None:
+    """Check this machine and this installation: what works, what is missing, what would disturb measuring.
+
+    It takes a few seconds, changes nothing and asks no server. The exit code is 1 where a check failed.
+
+    Args:
+        json: print one JSON object on stdout
+    """
+    from rlplace import __version__
+    from rlplace.doctor import CHECKS, System, run_checks, worst
+    from rlplace.report.console import doctor_table, show
+
+    findings = run_checks(System(), CHECKS)
+    facts: dict[str, Any] = {
+        "schema": 1,
+        "rlplace": __version__,
+        "verdict": worst(findings),
+        "checks": [asdict(finding) for finding in findings],
+    }
     if json:
-        figures = [dataclasses.asdict(figure) for figure in fitted]
-        print_json({"schema": 1, "out": str(out), "num_runs": len(learned), "fitted": figures})
+        print_json(facts)
+    else:
+        show(doctor_table(facts["checks"]))
+        verdicts = Counter(finding.verdict for finding in findings)
+        say(f"{len(findings)} findings: {verdicts['fail']} failed, {counted(verdicts['warn'], 'warning')}")
+    if facts["verdict"] == "fail":
+        raise SystemExit(1)
+
+
+def workloads(json: bool = False) -> None:
+    """List the named workloads: their sizes, options, and counts of ops and edges of a training step.
+
+    Args:
+        json: print one JSON object on stdout
+    """
+    from rlplace.workloads import describe_workloads
+
+    rows = describe_workloads()
+    if json:
+        print_json({"schema": 1, "workloads": rows})
         return
-    for figure in fitted:
-        source = priors.section(figure.section)[figure.name].source
-        say(f"{figure.section:10} {figure.name:16} {figure.value:<10g} {source}")
-    say(f"{out}: {len(fitted)} figure{'s' * (len(fitted) != 1)} fitted, the others as they ship")
+    for row in rows:
+        if row["problem"]:
+            say(f"{row['name']:13} {row['problem']}")
+            continue
+        for size in ("small", "paper"):
+            options = ",".join(f"{key}={str(value).lower()}" for key, value in row[size].items())
+            counts = row["counts"].get(size)
+            counted = f"{counts['num_ops']:7,} ops {counts['num_edges']:7,} edges" if counts else f"{'not counted':>25}"
+            say(f"{row['name']:13} {size:6} {counted}  {options}")
+        if not row["is_installed"]:
+            say(f"{'':13} needs pip install 'rlplace[{row['extra']}]'")
+    say("several as one: multi:NAME[@...][*WEIGHT],NAME,...; your own: package.module:function, or a graph file")
+
+
+def bench(subject: tyro.conf.Positional[str] = "simulator", quick: bool = False, json: bool = False) -> None:
+    """Time rlplace itself.
+
+    Args:
+        subject: simulator
+        quick: fewer sizes
+        json: print one JSON object on stdout
+    """
+    check_known("benchmark", subject, ("simulator",))
+    from rlplace.measure.simulate.bench_simulator import bench_simulator
+
+    result = bench_simulator(is_quick=quick, on_row=lambda row: say(str(row)))
+    if json:
+        print_json({"schema": 1, **result})

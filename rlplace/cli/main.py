@@ -23,13 +23,10 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from rlplace import __version__
-from rlplace.cli.comparing import compare, fidelity, measure, simulate
-from rlplace.cli.knowledge import fit_priors, measurements, pretrain
-from rlplace.cli.machine import bench, doctor, hosts, workloads
+from rlplace.cli.knowledge import bench, doctor, fit_priors, hosts, measurements, pretrain, workloads
 from rlplace.cli.option_groups import only_json_on_stdout, options_given
-from rlplace.cli.placing import place, train
-from rlplace.cli.run_folder import explain, export, report
-from rlplace.cli.workload import advise, graph
+from rlplace.cli.runs import explain, export, place, report, train
+from rlplace.cli.workload import advise, compare, fidelity, graph, measure, simulate
 from rlplace.errors import RlplaceError, UserError
 from rlplace.say import say
 
@@ -56,6 +53,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "doctor": doctor,
 }
 
+REFUSED_ALLOCATION = ("not enough memory", "can't allocate memory", "out of memory")
+"""Words of a refused allocation of PyTorch's, which is a `RuntimeError`."""
 AGAIN_S = 0.05
 """After how long a Ctrl-C that was lost comes again."""
 
@@ -100,17 +99,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 use_underscores=False,
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
-    except UserError as error:
-        say(" ".join((f"rlplace: error: {error}", *getattr(error, "__notes__", ()))))
-        return 2
-    except (RlplaceError, TimeoutError) as error:  # a step or a thread of ours that did not end in time
-        say(" ".join((f"rlplace: failed: {str(error) or type(error).__name__}", *getattr(error, "__notes__", ()))))
-        return 1
+    except (RlplaceError, TimeoutError) as error:  # or a step or a thread of ours did not end in time
+        kind, code = ("error", 2) if isinstance(error, UserError) else ("failed", 1)
+        say(" ".join((f"rlplace: {kind}: {str(error) or type(error).__name__}", *getattr(error, "__notes__", ()))))
+        return code
     except KeyboardInterrupt:
         print(f"rlplace: {'terminated' if terminated.is_set() else 'interrupted'}", file=sys.stderr)
         return 143 if terminated.is_set() else 130
     except (MemoryError, RuntimeError) as error:
-        if not _is_of_memory(error):
+        if not (isinstance(error, MemoryError) or any(words in str(error) for words in REFUSED_ALLOCATION)):
             raise
         asked = next((line for line in str(error).splitlines() if line.strip()), "an allocation was refused")
         say(
@@ -122,12 +119,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
-
-
-def _is_of_memory(error: Exception) -> bool:
-    """Whether an error is a refused allocation: PyTorch reports its own as `RuntimeError`."""
-    words = ("not enough memory", "can't allocate memory", "out of memory")
-    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Parts of several commands: groups of options, durations, JSON on stdout, and the lookup of WORKLOAD and HOST."""
+"""Parts of several commands: groups of options, durations, answers, and the lookup of WORKLOAD and HOST."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from rlplace.errors import InvalidValue, check_known
 from rlplace.files import jsonable
+from rlplace.measure import Host, resolve_host
 from rlplace.records import check_seed
+from rlplace.say import say
+from rlplace.session.setup import CutOptions, Loss, Setup, parse_batch_dims, parse_count
 from rlplace.training import TrainConfig
+from rlplace.workloads import parse_workload
 
 if TYPE_CHECKING:
     from rlplace.graphs import Constraints
-    from rlplace.measure import Host
-    from rlplace.session.setup import CutOptions, Loss, Setup
-    from rlplace.workloads import WorkloadSpec
 
 GRANULARITIES = ("op", "module")
 """The unit of placement:  single ops in groups, or modules."""
@@ -34,8 +35,8 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 _STDOUT: ContextVar[TextIO | None] = ContextVar("stdout", default=None)
 """Where `print_json` writes while stdout is redirected."""
-_GIVEN: ContextVar[frozenset[str]] = ContextVar("given", default=frozenset())
-"""Options of the command that runs."""
+GIVEN: ContextVar[frozenset[str]] = ContextVar("given", default=frozenset())
+"""Names of the options that the user gave, without dashes: an option may be given with the value that it has."""
 
 Seed = Annotated[
     int,
@@ -108,6 +109,10 @@ class PlacementOptions:
         constraints.check_devices([device.name for device in host.devices], [device.kind for device in host.devices])
         return constraints
 
+    def own_constraints(self, host: Host) -> Constraints | None:
+        """The user's constraints; None where none was given, so that those of a run stay."""
+        return self.constraints(host) if self.pin or self.exclude or self.together else None
+
 
 @dataclass(frozen=True)
 class GroupingOptions:
@@ -175,8 +180,6 @@ class BatchOptions:
             InvalidValue: a word of another form, or an option of a cut without one.
             UnknownName: no such loss.
         """
-        from rlplace.session.setup import CutOptions, parse_batch_dims, parse_count
-
         count, dims = parse_count(self.micro_batches), parse_batch_dims(self.batch_dims)
         return CutOptions(count, dims, cast("Loss", self.loss), self.exact)
 
@@ -247,10 +250,8 @@ def setup_of(
     Raises:
         UserError: a mistake in one of them.
     """
-    from rlplace.session.setup import Setup
-
     grouping, storing = grouping or GroupingOptions(), storing or StoreOptions(no_wait=no_wait)
-    spec, asked, found = check_workload(workload), batch.parse(), find_host(host, gangs=placing.gangs)
+    spec, asked, found = parse_workload(workload), batch.parse(), resolve_host(host, gangs=placing.gangs)
     return Setup(
         spec=spec,
         host=found,
@@ -275,20 +276,23 @@ def print_json(data: dict[str, Any]) -> None:
     stdout.flush()
 
 
+def answer(result: dict[str, Any], words: str, is_json: bool) -> None:
+    """The answer of a command: its object on stdout where `--json` asks for that, else words on stderr."""
+    if is_json:
+        print_json(result)
+    else:
+        say(words)
+
+
 @contextmanager
 def options_given(arguments: Sequence[str]) -> Iterator[None]:
-    """While active, `given_options` are those among `arguments`, the words of a command line."""
+    """While active, the options in `GIVEN` are those among `arguments`, the words of a command line."""
     words = (word.partition("=")[0] for word in arguments)
-    token = _GIVEN.set(frozenset(word[2:].replace("_", "-") for word in words if word.startswith("--") and word[2:]))
+    token = GIVEN.set(frozenset(word[2:].replace("_", "-") for word in words if word.startswith("--") and word[2:]))
     try:
         yield
     finally:
-        _GIVEN.reset(token)
-
-
-def given_options() -> frozenset[str]:
-    """Names of the options that the user gave, without dashes: an option may be given with the value that it has."""
-    return _GIVEN.get()
+        GIVEN.reset(token)
 
 
 @contextmanager
@@ -303,21 +307,3 @@ def only_json_on_stdout() -> Iterator[None]:
             yield
     finally:
         _STDOUT.reset(token)
-
-
-def check_workload(text: str) -> WorkloadSpec:
-    """The workload that WORKLOAD names, checked without importing torch.
-
-    Raises:
-        UnknownName, InvalidValue: a mistake in it.
-    """
-    from rlplace.workloads import parse_workload
-
-    return parse_workload(text)
-
-
-def find_host(text: str, *, gangs: bool = False) -> Host:
-    """The host that HOST stands for."""
-    from rlplace.measure import resolve_host
-
-    return resolve_host(text, gangs=gangs)

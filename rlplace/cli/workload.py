@@ -1,6 +1,8 @@
-"""`rlplace graph`: what a workload's step is made of.
+"""The commands that examine a workload, and keep no run.
 
-`rlplace advise`: whether a workload is worth placing on a host.
+`graph`: what its step is made of. `advise`: whether it is worth placing on a host. `compare`: every method on it, at
+equal budgets, beside a proven bound. `simulate`, `measure`: the step time of one placement. `fidelity`: the error of
+the simulator on this machine.
 """
 
 from __future__ import annotations
@@ -14,29 +16,30 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from rlplace.cli.option_groups import (
+    GIVEN,
     Batched,
     Duration,
+    Grouped,
     GroupingOptions,
     Placing,
     Seed,
-    check_workload,
-    find_host,
+    Stored,
+    answer,
     print_json,
     setup_of,
 )
-from rlplace.errors import InvalidValue
-from rlplace.say import say
+from rlplace.errors import InvalidValue, RunnerError, UnknownName
+from rlplace.measure import Host, resolve_host
+from rlplace.say import format_ms, say
+from rlplace.session.setup import CutOptions, number_only
+from rlplace.workloads import WorkloadSpec, parse_workload
 
 if TYPE_CHECKING:
     from rlplace.graphs import OpGraph
-    from rlplace.measure import Host, Problem
-    from rlplace.session.setup import CutOptions
-    from rlplace.workloads import WorkloadSpec
+    from rlplace.measure import Problem
 
 DEFAULT_HOST = "4xV100-pcie"
 """Whose devices costs are estimated on where no host is named, or the host has no published figures."""
-
-
 PUBLISHED = "published"
 """Target of the ops of a dnn-partitioning file."""
 
@@ -73,7 +76,7 @@ def graph(
         save: write the graph here, as .json or .graphml
         json: print one JSON object on stdout
     """
-    spec, sizes, asked = check_workload(workload), parse_dims(dims), batch.parse()
+    spec, sizes, asked = parse_workload(workload), parse_dims(dims), batch.parse()
     from rlplace.graphs import save_graph
     from rlplace.graphs.formats import format_to_write
     from rlplace.graphs.formats.graph_files import save_dot
@@ -81,7 +84,6 @@ def graph(
     from rlplace.measure.costs.costs import estimate_costs
     from rlplace.report.console import graph_table, show, targets_table
     from rlplace.session.prepare import given_costs, judged
-    from rlplace.session.setup import number_only
 
     if isinstance(asked.count, str):
         raise number_only(asked.count, "`auto` is chosen by a search: `rlplace train` and `compare` do.")
@@ -90,7 +92,7 @@ def graph(
             raise InvalidValue(field, value, "at least 1")
     if save is not None:
         format_to_write(save)
-    found = costs_host(find_host(host))
+    found = costs_host(resolve_host(host))
     say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
     captured, capture_s = read_or_capture(spec, sizes, workload_seed, asked.count, asked)
     say(f"{captured.num_ops} ops, {captured.num_edges} edges after {capture_s:.1f} s; estimating and grouping")
@@ -100,8 +102,8 @@ def graph(
     if problem is None:
         costs = given_costs(spec, found, asked.count) or estimate_costs(captured, found)
         problem = Problem.grouped(captured, found, costs, groups)
-    facts = describe(problem, top) | {"workload": str(spec), "is_file": spec.is_file, "capture_s": capture_s}
-    facts["workload_seed"] = workload_seed
+    asked_for = {"workload": str(spec), "is_file": spec.is_file, "workload_seed": workload_seed}
+    facts = describe(problem, top) | asked_for | {"capture_s": capture_s}
     if dot is not None:
         save_dot(captured, dot, max_ops=dot_ops)
     if save is not None:
@@ -141,14 +143,11 @@ def published(spec: WorkloadSpec, graph: OpGraph) -> Problem | None:
     """The problem of a dnn-partitioning file, whose costs and devices are its own; None for any other workload."""
     if not spec.is_file or set(graph.targets) != {PUBLISHED}:
         return None
-    from rlplace.files import read_json
-    from rlplace.graphs.formats.graph_files import is_dnn_partitioning
     from rlplace.graphs.formats.published import load_dnn_partitioning
-    from rlplace.partitioning import published_problem
+    from rlplace.partitioning import is_published_file, published_problem
 
-    if spec.path.suffix.lower() != ".json" or not is_dnn_partitioning(read_json(spec.path)):
-        return None  # such a graph saved in a format of ours, which holds no costs
-    return published_problem(load_dnn_partitioning(spec.path))
+    # such a graph saved in a format of ours holds no costs
+    return published_problem(load_dnn_partitioning(spec.path)) if is_published_file(spec.path) else None
 
 
 def read_or_capture(
@@ -185,7 +184,7 @@ def read_or_capture(
 def costs_host(host: Host) -> Host:
     """The host itself if the figures of its devices are known, else the default preset."""
     has_figures = all(device.peak_flops_per_s and device.memory_bandwidth_bytes_per_s > 0 for device in host.devices)
-    return host if has_figures else find_host(DEFAULT_HOST)
+    return host if has_figures else resolve_host(DEFAULT_HOST)
 
 
 def parse_dims(text: str) -> dict[str, int]:
@@ -258,3 +257,283 @@ def advise(
     from rlplace.report.console import advice_panel, show
 
     show(advice_panel(told, WORDS[told["verdict"]]))
+
+
+def compare(
+    workload: tyro.conf.Positional[str],
+    placing: Placing,
+    grouping: Grouped,
+    batch: Batched,
+    storing: Stored,
+    host: str | None = None,
+    methods: str = "all",
+    evaluations: int | None = None,
+    seconds: float | None = None,
+    seeds: int | None = None,
+    objective: str | None = None,
+    true: str | None = None,
+    measured: int | None = None,
+    seed: Seed = 0,
+    workload_seed: Seed = 0,
+    save: Path | None = None,
+    plot: Path | None = None,
+    in_process: bool = False,
+    cluster: str = "off",
+    json: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Compare search methods, solvers and PyTorch baselines, at equal budgets, beside a proven bound.
+
+    Args:
+        workload: a name with an optional size, `package.module:function`, or a graph file
+        placing: where ops may run
+        grouping: how ops are grouped
+        batch: how the batch of a step is cut
+        storing: whether measurements are kept
+        host: `auto` (the default), `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file; a
+            dnn-partitioning file has its own
+        methods: `all`, or names with commas between them
+        evaluations: placements that each method may score with each seed
+        seconds: wall time of all methods and seeds together; 60 where no budget is given
+        seeds: how many seeds each method that draws is run with, from `--seed` on; one by default
+        objective: latency (the default), throughput, or for dnn-partitioning files max-load or piece-latency
+        true: KIND:SEED, a truth that methods do not see (moderate, hard or misfit): on a preset, step times are off by
+            factors drawn from it, each method measures a few plans, and its score is the true time of the one it names
+        measured: plans that `learned` measures on this machine; with --true, plans that each method may measure
+        seed: of every method's draws and of random ops; with --true, that of the truth where none is given
+        workload_seed: of the workload's weights and inputs
+        save: write METHOD-SEED.placement.json into this folder (and split files for dnn-partitioning files)
+        plot: write a picture of every search's best so far, over placements and seconds, to this PNG file
+        in_process: measure in this process instead of a worker: for debuggers; a placement that crashes ends it
+        cluster: whose workers search: off, auto (the Ray cluster that runs here, else one that is started here), or the
+            ADDRESS of one
+        json: print one JSON object on stdout
+        quiet: no progress; the table stays, but beside `--json`
+    """
+    spec, asked = parse_workload(workload), batch.parse()
+    from rlplace.compare import OBJECTIVES, CompareConfig
+    from rlplace.compare.run_compare import Output, run_compare, run_true_compare, split_methods, true_config
+    from rlplace.partitioning import is_published_file, run_published
+
+    minimised = "latency" if objective is None else objective
+    if minimised not in OBJECTIVES:
+        raise UnknownName("objective", minimised, OBJECTIVES)
+    output = Output(save, plot, is_quiet=quiet, is_table=not (quiet and json))
+    if spec.is_file and is_published_file(spec.path):
+        for field, value, expected, hint in (
+            ("host", host, None, "A dnn-partitioning file carries its own host."),
+            ("true", true, None, "A dnn-partitioning file says what its steps take."),
+            ("measured", measured, None, "A dnn-partitioning file says what its steps take."),
+            ("cluster", cluster, "off", "Problems of the published benchmark are solved on this machine."),
+            ("micro_batches", asked.count, 1, "A dnn-partitioning file holds a step as it was cut by others."),
+        ):
+            if value != expected:
+                raise InvalidValue(
+                    field,
+                    value,
+                    f"{'none' if expected is None else expected} with such a file",
+                    where="compare",
+                    hint=hint,
+                )
+        result = run_published(
+            spec.path,
+            minimised,
+            methods,
+            evaluations=evaluations,
+            seconds=seconds,
+            seeds=1 if seeds is None else seeds,
+            seed=seed,
+            output=output,
+        )
+    else:
+        setup = setup_of(
+            workload,
+            host or "auto",
+            placing,
+            batch,
+            grouping,
+            storing,
+            in_process=in_process,
+            seed=seed,
+            workload_seed=workload_seed,
+        )
+        if true is not None or (measured is not None and setup.host.is_simulated):
+            drawn = seed if "seed" in GIVEN.get() else None
+            hidden = true_config(
+                true, measured, methods, evaluations, seconds, seeds=seeds, objective=objective, seed=drawn
+            )
+            result = run_true_compare(setup, output, hidden, cluster=cluster)
+        elif minimised not in ("latency", "throughput"):
+            raise InvalidValue(
+                "objective",
+                minimised,
+                "latency or throughput",
+                where="compare",
+                hint="max-load and piece-latency are for files of the published benchmark.",
+            )
+        else:
+            searches, baselines = split_methods(methods)
+            config = CompareConfig(
+                searches,
+                evaluations,
+                seconds,
+                1 if seeds is None else seeds,
+                minimised,
+                isolated=setup.isolated,
+                seed=seed,
+                measured=measured,
+            )
+            result = run_compare(setup, output, config, baselines, cluster=cluster)
+    if json:
+        print_json(result)
+    if result["interrupted"]:
+        raise KeyboardInterrupt
+    failed = [row for row in result["rows"] if row["status"] == "error"]
+    if failed and not any(row["status"] == "ok" for row in result["rows"]):
+        raise RunnerError(f"no method found a placement that runs; {failed[0]['method']}: {failed[0].get('why', '')}")
+
+
+def simulate(
+    workload: tyro.conf.Positional[str],
+    placing: Placing,
+    batch: Batched,
+    placement: Path | None = None,
+    host: str = "auto",
+    workload_seed: Seed = 0,
+    timeline: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Simulate one step of a placement.
+
+    Args:
+        workload: a name with an optional size, `package.module:function`, or for a simulated host a graph file
+        placing: where ops may run
+        batch: how the batch of a step is cut
+        placement: a placement file; without one, everything runs on the best single device
+        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file
+        workload_seed: of the workload's weights and inputs
+        timeline: write a Chrome trace of the simulated step here, or a picture of it if the name ends in .png
+        json: print one JSON object on stdout
+    """
+    from rlplace.compare.simulated_and_measured import time_placement
+
+    setup = setup_of(workload, host, placing, batch, workload_seed=workload_seed)
+    show_step_time(time_placement(setup, placement, is_measured=False, timeline=timeline), json)
+
+
+def show_step_time(result: dict[str, Any], json: bool) -> None:
+    """Prints the results of `simulate` and `measure`: as JSON on stdout, or in a line for people."""
+    words = f"{result['status']}: {result['why']}"
+    if result["status"] == "ok":
+        spread = f" ± {format_ms(result['spread_s'])}" if result["kind"] == "measured" else ""
+        bound = f"bound {format_ms(result['lower_bound_s'])} ms ({result['lower_bound']})"
+        words = f"{format_ms(result['step_time_s'])} ms{spread}, {bound}"
+    answer(result, f"{result['placement']}, {result['kind']}: {words}", json)
+
+
+def measure(
+    workload: tyro.conf.Positional[str],
+    placing: Placing,
+    batch: Batched,
+    storing: Stored,
+    placement: Path | None = None,
+    host: str = "auto",
+    seed: Seed = 0,
+    workload_seed: Seed = 0,
+    timeline: Path | None = None,
+    in_process: bool = False,
+    json: bool = False,
+) -> None:
+    """Run steps of a placement on this machine and time them.
+
+    Args:
+        workload: a name with an optional size, or `package.module:function`
+        placing: where ops may run
+        batch: how the batch of a step is cut
+        storing: whether measurements are kept
+        placement: a placement file; without one, everything runs on the best single device
+        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2` or `cuda+cpu`
+        seed: of random ops
+        workload_seed: of the workload's weights and inputs
+        timeline: write a Chrome trace of a measured and of a simulated step here; a picture of the measured one if the
+            name ends in .png
+        in_process: run in this process instead of a worker: for debuggers; a placement that crashes ends it
+        json: print one JSON object on stdout
+    """
+    from rlplace.compare.simulated_and_measured import time_placement
+
+    setup = setup_of(
+        workload,
+        host,
+        placing,
+        batch,
+        storing=storing,
+        in_process=in_process,
+        seed=seed,
+        workload_seed=workload_seed,
+    )
+    show_step_time(time_placement(setup, placement, is_measured=True, timeline=timeline), json)
+
+
+def fidelity(
+    workload: tyro.conf.Positional[str],
+    placing: Placing,
+    batch: Batched,
+    storing: Stored,
+    host: str = "auto",
+    placements: int = 40,
+    fit: int = 16,
+    seed: Seed = 0,
+    workload_seed: Seed = 0,
+    plot: Path = Path("fidelity.png"),
+    in_process: bool = False,
+    json: bool = False,
+) -> None:
+    """Simulate and measure many unseen placements: how far the simulator can be trusted here.
+
+    Args:
+        workload: a name with an optional size, or `package.module:function`
+        placing: where ops may run
+        batch: how the batch of a step is cut
+        storing: whether measurements are kept
+        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2` or `cuda+cpu`
+        placements: how many unseen placements
+        fit: how many other placements the simulator is calibrated on first
+        seed: of the placements that are drawn, and of random ops
+        workload_seed: of the workload's weights and inputs
+        plot: where the scatter plot goes
+        in_process: run in this process instead of a worker: for debuggers; a placement that crashes ends it
+        json: print one JSON object on stdout
+    """
+    from rlplace.compare.simulated_and_measured import run_fidelity
+
+    setup = setup_of(
+        workload,
+        host,
+        placing,
+        batch,
+        storing=storing,
+        in_process=in_process,
+        seed=seed,
+        workload_seed=workload_seed,
+    )
+    result = run_fidelity(setup, num_placements=placements, num_fit=fit, plot=plot)
+    answer(result, fidelity_words(result), json)
+
+
+def fidelity_words(result: dict[str, Any]) -> str:
+    """The words of `fidelity` for people, from its JSON object."""
+    overall, ceiling, best, best_ceiling = (
+        "none" if result[f"spearman{which}"] is None else f"{result[f'spearman{which}']:.{digits}f}"
+        for which, digits in (("", 3), ("_ceiling", 3), ("_best_quartile", 2), ("_ceiling_best_quartile", 2))
+    )
+    return (
+        f"{result['num_placements']} unseen placements, simulated against measured:\n"
+        f"  rank correlation {overall} (two measurements of the same placements: {ceiling}); "
+        f"among the best quarter {best} ({best_ceiling})\n"
+        f"  error of the step time: median {result['median_abs_rel_error']:.1%}, "
+        f"90th percentile {result['p90_abs_rel_error']:.1%}\n"
+        f"  the simulator's favourite is {result['pick_regret']:.1%} slower than the best measured\n"
+        f"  largest error of a device's peak memory {result['peak_bytes_max_rel_error']:.1%}\n"
+        f"  scatter plot: {result['plot']}"
+    )

@@ -151,7 +151,7 @@ class Comparison:
 
     def _row(self, row: Row, *, is_published: bool) -> dict[str, Any]:
         value_s = row.value_s if row.ok else None
-        facts: dict[str, Any] = {
+        facts = {
             "method": row.method,
             "seed": row.seed,
             "placement": row.is_placement,
@@ -164,16 +164,18 @@ class Comparison:
             "history": [best.to_list() for best in row.history],
             "status": row.status,
         }
-        if self.is_measured:
-            facts["spread_s"] = row.spread_s if row.ok else None
-        if self.is_measured or self.truth:
-            facts["simulated_s"] = row.simulated_s
-        if self.truth or row.measured is not None:
-            facts["measured"] = row.measured
-        return facts | {name: told for name, told in (("why", row.why), ("traceback", row.traceback)) if told}
+        optional = (
+            ("spread_s", row.spread_s if row.ok else None, self.is_measured),
+            ("simulated_s", row.simulated_s, self.is_measured or self.truth),
+            ("measured", row.measured, self.truth or row.measured is not None),
+            ("why", row.why, row.why),
+            ("traceback", row.traceback, row.traceback),
+        )
+        return facts | {name: value for name, value, is_told in optional if is_told}
 
 
 DRAWS = 10_000
+"""Of the bootstrap."""
 
 
 def collected(
@@ -301,6 +303,5 @@ def _by_workload(
     if not np.all(np.isfinite(values)) or np.any(values <= 0):
         raise InvalidValue("ratios", values.tolist(), "positive finite numbers")
     logs: NDArray[np.float64] = np.log(values)
-    names, cluster = np.unique(np.asarray(workloads), return_inverse=True)
-    sums = np.bincount(cluster, weights=logs, minlength=len(names)).astype(np.float64)
-    return logs, sums, np.bincount(cluster, minlength=len(names)).astype(np.float64)
+    cluster = np.unique(np.asarray(workloads), return_inverse=True)[1]
+    return logs, np.bincount(cluster, weights=logs).astype(np.float64), np.bincount(cluster).astype(np.float64)

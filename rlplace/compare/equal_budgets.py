@@ -46,6 +46,8 @@ ORDER_EVALUATIONS = 300
 """Plans that the op order is improved with, where the budget is in seconds."""
 ROUNDING = 1e-9
 """The share by which two sums of the same seconds may differ."""
+Run = tuple[str, int]
+"""A method and a seed."""
 
 
 @record(frozen=True)
@@ -105,9 +107,7 @@ class CompareConfig:
     @property
     def total_s(self) -> float:
         """Wall time of the whole command; infinite where only evaluations count."""
-        if self.seconds is not None:
-            return self.seconds
-        return DEFAULT_SECONDS if self.evaluations is None else math.inf
+        return self.seconds or (DEFAULT_SECONDS if self.evaluations is None else math.inf)
 
     @property
     def budget(self) -> dict[str, float | None]:
@@ -128,22 +128,19 @@ class CompareConfig:
         return self.objective == "latency" and not {"all", OP_ORDER}.isdisjoint(self.methods)
 
     @property
-    def num_quick(self) -> int:
-        """How many of `runs`, the first ones, need no budget."""
-        return sum(METHODS[name].kind in ("baseline", "scheduler") for name in self.names)
+    def quick_runs(self) -> tuple[Run, ...]:
+        """The methods that need no budget, each with the first seed."""
+        return tuple((name, self.seed) for name in self.names if METHODS[name].kind in ("baseline", "scheduler"))
 
     @property
-    def runs(self) -> tuple[tuple[str, int], ...]:
+    def runs(self) -> tuple[Run, ...]:
         """Methods and seeds in the order in which they run: those without a budget first."""
         kinds = {name: METHODS[name].kind for name in self.names}
-        return (
-            *((name, self.seed) for name in self.names if kinds[name] in ("baseline", "scheduler")),
-            *(
-                (name, seed)
-                for seed in range(self.seed, self.seed + self.seeds)
-                for name in self.names
-                if kinds[name] == "search" or (kinds[name] == "exact" and seed == self.seed)
-            ),
+        return self.quick_runs + tuple(
+            (name, seed)
+            for seed in range(self.seed, self.seed + self.seeds)
+            for name in self.names
+            if kinds[name] == "search" or (kinds[name] == "exact" and seed == self.seed)
         )
 
 
@@ -261,7 +258,7 @@ def _searched(
 def _on_cluster(simulator: Simulator, config: CompareConfig, cluster: Cluster) -> Iterator[tuple[int, Row]]:
     """Where time counts, searches begin after the methods that need no budget, and share the remaining time."""
     deadline_s = time.monotonic() + config.total_s
-    cut = 0 if math.isinf(config.total_s) else config.num_quick
+    cut = 0 if math.isinf(config.total_s) else len(config.quick_runs)
     for first, runs in ((0, config.runs[:cut]), (cut, config.runs[cut:])):
         if runs:
             budget = _budget(config, deadline_s, math.ceil(len(runs) / cluster.num_workers))
@@ -327,10 +324,6 @@ def _timed(row: Row, outcome: Measurement, simulated_s: float | None = None) -> 
         why=outcome.why or row.why,
         simulated_s=simulated_s,
     )
-
-
-Run = tuple[str, int]
-"""A method and a seed."""
 
 
 def spread_rows(

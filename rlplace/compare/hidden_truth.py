@@ -18,7 +18,7 @@ from pydantic import Field
 
 from rlplace.cluster import Cluster
 from rlplace.compare.comparison import AtLeastOne, Comparison, Row, collected, row_or_failure
-from rlplace.errors import InvalidValue, RunnerError, UnknownName
+from rlplace.errors import InvalidValue, RunnerError, check_known
 from rlplace.measure import Measurement, Plan, Problem, Simulator
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.measurement import PlanMeasurer
@@ -58,8 +58,7 @@ class TrueConfig:
 
     def __post_init__(self) -> None:
         for name in self.methods:
-            if name != "all" and name not in ROWS:
-                raise UnknownName("method with a hidden truth", name, ("all", *ROWS))
+            check_known("method with a hidden truth", name, ("all", *ROWS))
 
     @property
     def drawn_from(self) -> int:
@@ -69,8 +68,7 @@ class TrueConfig:
     @property
     def names(self) -> tuple[str, ...]:
         """The rows, `all` spelt out, each once, in the order in which they run."""
-        named = ROWS if "all" in self.methods else self.methods
-        return tuple(name for name in ROWS if name in named)
+        return tuple(name for name in ROWS if not {"all", name}.isdisjoint(self.methods))
 
     def budget(self, count: int = 1) -> Budget:
         """Of one row, where `count` of them run at once."""
@@ -200,15 +198,15 @@ class Meter:
         for plan, outcome in zip(plans, outcomes, strict=True):
             self.kept.append((plan, outcome))
             if outcome.ok and outcome.step_time_s < (self.history[-1].best_s if self.history else math.inf):
-                seconds = time.monotonic() - self._begin
-                self.history.append(BestSoFar(0, len(self.kept), seconds, outcome.step_time_s))
+                now_s = time.monotonic() - self._begin
+                self.history.append(BestSoFar(0, len(self.kept), now_s, outcome.step_time_s))
         return outcomes
 
     @property
     def best(self) -> Plan | None:
         """The plan with the least measured step time; None where none fitted into memory."""
-        ok = [(outcome.step_time_s, plan) for plan, outcome in self.kept if outcome.ok]
-        return min(ok, key=lambda pair: pair[0])[1] if ok else None
+        ok = (pair for pair in self.kept if pair[1].ok)
+        return min(ok, key=lambda pair: pair[1].step_time_s, default=(None,))[0]
 
 
 @dataclass(frozen=True)

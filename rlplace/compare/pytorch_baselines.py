@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
@@ -68,12 +68,12 @@ def pytorch_baselines(
     with ExitStack() as stack:
         entries: list[Entry] = []
         for name in names:
-            if problem.host.is_simulated:
-                entries.append((_simulated(problem, spec, name, default_size, seed), None))
-                continue
             try:
-                timer = _timer(problem, spec, name, default_size, seed, say, stack)
-                entries.append((Row(name, 0, "ok", is_placement=False), timer))
+                if problem.host.is_simulated:
+                    entries.append((_simulated(problem, spec, name, default_size, seed), None))
+                else:
+                    timer = _timer(problem, spec, name, default_size, seed, say, stack)
+                    entries.append((Row(name, 0, "ok", is_placement=False), timer))
             except Exception as error:
                 if not (is_oom := cuda.is_out_of_memory(error)) and not isinstance(error, RlplaceError):
                     raise
@@ -115,9 +115,7 @@ def _timer(
     devices = replica_devices(problem)
     share = _share(spec, len(devices), default_size)
     say(f"starting {len(devices)} data-parallel replicas")
-    team = ReplicaTeam(share, devices, default_size=default_size, seed=seed)
-    stack.callback(team.close)
-    return team
+    return stack.enter_context(closing(ReplicaTeam(share, devices, default_size=default_size, seed=seed)))
 
 
 def replica_devices(problem: Problem) -> list[Device]:
@@ -140,13 +138,15 @@ def _share(spec: WorkloadSpec | None, count: int, default_size: Size) -> Workloa
 
 
 def _simulated(problem: Problem, spec: WorkloadSpec | None, name: str, default_size: Size, seed: int) -> Row:
-    try:
-        if name != "ddp":
-            raise UserError("the host is simulated: nothing runs on it; one device is the row `single`")
-        share = _share(spec, len(replica_devices(problem)), default_size)
-        return simulated_replicas(problem, share, default_size=default_size, seed=seed)
-    except RlplaceError as error:
-        return Row(name, 0, "skipped", is_placement=False, why=str(error))
+    """The row of a baseline on a simulated host.
+
+    Raises:
+        RlplaceError: says why it cannot be estimated.
+    """
+    if name != "ddp":
+        raise UserError("the host is simulated: nothing runs on it; one device is the row `single`")
+    share = _share(spec, len(replica_devices(problem)), default_size)
+    return simulated_replicas(problem, share, default_size=default_size, seed=seed)
 
 
 START_TIMEOUT_S = 300.0
@@ -170,7 +170,7 @@ def with_batch_share(spec: WorkloadSpec, count: int, default_size: Size) -> Work
         )
     if batch % count:
         raise InvalidValue("batch", batch, f"a multiple of {count}, one share a replica", where="ddp")
-    options = {**dict(spec.options), "batch": batch // count}
+    options = dict(spec.options) | {"batch": batch // count}
     return dataclasses.replace(spec, options=tuple(options.items()), size=spec.size or default_size)
 
 
@@ -296,13 +296,13 @@ class ReplicaTeam:
 @contextmanager
 def _path_without_current_folder() -> Iterator[None]:
     """While active, Python starts without looking for modules in the current folder, which may be a stranger's."""
-    before = dict(os.environ)
-    os.environ["PYTHONSAFEPATH"] = "1"
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = before or "1"
     try:
         yield
     finally:
-        os.environ.pop("PYTHONSAFEPATH")
-        os.environ.update(before)
+        if not before:
+            del os.environ["PYTHONSAFEPATH"]
 
 
 def _replica(

@@ -18,7 +18,8 @@ from rlplace.compare.comparison import Comparison, Row
 from rlplace.compare.equal_budgets import OP_ORDER, CompareConfig, check_measured, compare
 from rlplace.compare.hidden_truth import ROWS, TrueConfig, compare_true
 from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines
-from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.errors import FileProblem, InvalidValue, check_known
+from rlplace.files import os_errors
 from rlplace.measure import Placement, Problem, Simulator, save_placement
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import Truth, check_no_gangs, true_problem
@@ -59,8 +60,7 @@ def method_words(text: str, known: Collection[str], what: str = "method") -> tup
     if not words:
         raise InvalidValue("methods", text, "`all`, or names with commas between them", where="compare")
     for word in words:
-        if word != "all" and word not in known:
-            raise UnknownName(what, word, ("all", *known))
+        check_known(what, word, ("all", *known))
     return words
 
 
@@ -132,17 +132,14 @@ class Output:
             InvalidValue: the picture is not called `.png`.
             FileProblem: something else is in the place of a folder or of the picture, or a folder cannot be made.
         """
-        folders = {"placements": self.save, "pictures": None if self.plot is None else self.plot.parent}
         if self.plot is not None and self.plot.suffix.lower() != ".png":
             raise InvalidValue("plot", str(self.plot), "a file name that ends in .png", where="compare")
         if self.plot is not None and self.plot.is_dir():
             raise FileProblem(self.plot, "is a folder: name a file in it.")
-        for what, folder in folders.items():
-            try:
-                if folder is not None:
+        for what, folder in (("placements", self.save), ("pictures", self.plot and self.plot.parent)):
+            if folder is not None:
+                with os_errors(folder, f"a folder for {what}"):
                     folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise FileProblem(folder, f"cannot be a folder for {what}: {error.strerror or error}.") from error
 
     def conclude(self, comparison: Comparison, problem: Problem, progress: Progress) -> dict[str, Any]:
         """Keeps placements and picture, and prints the table on stderr, as asked; returns the object of `--json`.

@@ -59,9 +59,8 @@ def time_placement(setup: Setup, path: Path | None, *, is_measured: bool, timeli
             breaks a constraint.
     """
     spec, host = setup.spec, setup.host
-    if is_measured and host.is_simulated:
-        raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`, `cuda`)", where="measure")
     if is_measured:
+        _require_real(host, "measure")
         check_store(setup.store)
     placement = None if path is None else load_placement(path)
     progress = make_progress()
@@ -90,8 +89,8 @@ def time_placement(setup: Setup, path: Path | None, *, is_measured: bool, timeli
             progress.say(line)
         if placement is not None:
             problem.check_placement(placement.plan.devices)
-        if placement is not None and placement.cut is not None:
-            problem = dataclasses.replace(problem, op_order=placement.cut.op_order)
+            if placement.cut is not None:
+                problem = dataclasses.replace(problem, op_order=placement.cut.op_order)
         simulator = Simulator(problem)
         plan = placement.plan if placement is not None else simulator.plan(baselines.best_single(problem, simulator))
         measurement, traces = simulator.retime(plan), {"simulated": simulator.timeline(plan)}
@@ -127,6 +126,11 @@ def time_placement(setup: Setup, path: Path | None, *, is_measured: bool, timeli
         **({"seed": setup.seed} if is_measured else {}),
         "micro_batches": describe_cut(graph, setup.asked),
     }
+
+
+def _require_real(host: Host, where: str) -> None:
+    if host.is_simulated:
+        raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`, `cuda`)", where=where)
 
 
 def _graph_of(
@@ -259,8 +263,7 @@ def run_fidelity(setup: Setup, *, num_placements: int, num_fit: int, plot: Path)
         RunnerError: a placement failed.
     """
     spec, host, seed = setup.spec, setup.host, setup.seed
-    if host.is_simulated:
-        raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`, `cuda`)", where="fidelity")
+    _require_real(host, "fidelity")
     if num_placements < 8 or num_fit < 4:
         raise InvalidValue("placements", (num_placements, num_fit), "at least 8, and 4 to fit", where="fidelity")
     check_store(setup.store)

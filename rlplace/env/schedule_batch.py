@@ -17,14 +17,16 @@ from rlplace.graphs import Grouping
 from rlplace.jit import Longs
 from rlplace.measure import Problem
 from rlplace.search.improve.starting_points import FIRST_WEIGHTS, GROUPINGS, Pair, Schedulers
-from rlplace.search.schedule.greedy import DECISION_FEATURES, FEATURES, observe
 from rlplace.search.schedule.list_schedulers import ESTIMATES, Estimator
 from rlplace.search.schedule.partial_schedule import (
+    DECISION_FEATURES,
+    FEATURES,
     clear,
     decide,
     group_layout,
     new_schedules,
     next_groups,
+    observe,
     schedule_bounds,
 )
 

@@ -28,7 +28,7 @@ from rlplace.env.rewards import Reward, rewards_of
 from rlplace.env.schedule_batch import SequentialBatch, SequentialObservation
 from rlplace.errors import InvalidValue, check_known
 from rlplace.measure import Host, Measurer, Problem
-from rlplace.search.schedule.greedy import DECISION_FEATURES
+from rlplace.search.schedule.partial_schedule import DECISION_FEATURES
 
 
 class SequentialEnv(PlacementEnv[np.int64]):

@@ -4,8 +4,15 @@
 plain PyTorch. `FORMATS` (`formats`, `device_map`, `pipeline`, `torchrec`) are file formats; `export_run` writes one.
 """
 
-from rlplace.export.export_run import CheckResult, check_export
-from rlplace.export.formats import FORMATS, CapturedRun, Exported, ExportFormat, ExportRequest
+from rlplace.export.formats import (
+    FORMATS,
+    CapturedRun,
+    CheckResult,
+    Exported,
+    ExportFormat,
+    ExportRequest,
+    check_export,
+)
 from rlplace.export.place_model import place
 from rlplace.export.placed.placed_model import PlacedModel, matching_host, to_step
 from rlplace.export.placed.placed_module import PlacedModule, to_module

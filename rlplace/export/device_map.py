@@ -1,23 +1,24 @@
-"""`project`: a placement of ops as one of modules, and the device map that says it.
+"""Placements as other libraries' maps to devices: Hugging Face's device map and torchrec's sharding plan.
 
-`map_places`: the names of a host's devices in a device map.
+`DEVICE_MAP`: the format of device maps. `project` makes a placement of ops one of modules, `device_map` writes it with
+the names of `map_places`. `device_memory` is the memory of a step under it on each device, part by part, with
+`cache_by_module`, the keys and values that a model of `transformers` keeps while it generates.
 
-`DEVICE_MAP`: the export format of that name.
-
-`cache_by_module`: the memory of keys and values that a model of `transformers` keeps while it generates.
-
-`device_memory`: the memory of a step under a device map on each device, part by part.
+`TABLES`: the format of sharding plans, which say where the embedding tables are. Its words are those of torchrec 1.x
+(`torchrec/distributed/types.py`: `ShardingPlan`, `EmbeddingModuleShardingPlan`, `ParameterSharding`, `ShardingType`;
+`embedding_types.py`: `EmbeddingComputeKernel`), which is not needed to write them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
-from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest
+from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest, rank_devices
 from rlplace.graphs import FORWARD, OpGraph
 from rlplace.graphs.grouping.module_classes import ModuleClasses, module_classes
 from rlplace.graphs.interpreter import require_program
@@ -199,7 +200,7 @@ def exported(request: ExportRequest) -> Exported:
     entries = device_map(problem.graph, projection, places)
     simulator = Simulator(dataclasses.replace(problem, allowed=None), threads=1)
     ops = simulator.retime(plan)
-    is_kept = bool((projection.devices == plan.devices).all())
+    is_kept = (projection.devices == plan.devices).all()
     modules = ops if is_kept else simulator.measure(projection.devices[None])[0]
     memory = device_memory(problem, projection.devices, places, _cache(problem, projection, request.cache_tokens))
     ratio = modules.step_time_s / ops.step_time_s if ops.ok and modules.ok else None
@@ -216,14 +217,14 @@ def exported(request: ExportRequest) -> Exported:
         },
         "memory": [{**dataclasses.asdict(each), "fits": each.fits} for each in memory],
     }
+    counts = ", ".join(f"{count} on {_called(place)}" for place, count in Counter(entries.values()).items())
     lines = (
-        _in_words(entries),
+        f"the whole model is on {_called(entries[''])}" if "" in entries else f"{len(entries)} entries: {counts}",
         _projected(ops, modules, projection, ratio),
         *(_held(each) for each in memory if each.peak_bytes > each.context_bytes),
         *_warnings(memory, modules, projection, places, entries),
     )
-    for line in lines:
-        say(line)
+    say("\n".join(lines))
     return Exported(json.dumps(entries, indent=2) + "\n", figures)
 
 
@@ -244,11 +245,6 @@ def _shapes(problem: Problem) -> list[list[int]]:
     return [list(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-def _in_words(entries: dict[str, Place]) -> str:
-    shown = ", ".join(f"{count} on {_called(place)}" for place, count in Counter(entries.values()).items())
-    return f"the whole model is on {_called(entries[''])}" if "" in entries else f"{len(entries)} entries: {shown}"
-
-
 def _called(place: Place) -> str:
     return f"GPU {place}" if isinstance(place, int) else place
 
@@ -257,10 +253,9 @@ def _projected(ops: Measurement, modules: Measurement, projection: Projection, r
     step, before = (f"{format_ms(each.step_time_s)} ms" if each.ok else each.status for each in (modules, ops))
     if ratio is None:
         return f"simulated: single ops {before}, whole modules {step}"
-    if projection.moved == 0.0:
-        return f"simulated: {step} a step; the placement was one of modules, nothing is lost"
-    share = f"{projection.moved:.1%} of the op time moved"
-    return f"simulated: {step} a step, {ratio:.3f} of the {before} with single ops placed ({share})"
+    lost = f", {ratio:.3f} of the {before} with single ops placed ({projection.moved:.1%} of the op time moved)"
+    kept = "; the placement was one of modules, nothing is lost"
+    return f"simulated: {step} a step{lost if projection.moved else kept}"
 
 
 def _held(memory: DeviceMemory) -> str:
@@ -437,3 +432,147 @@ def _gradients(graph: OpGraph) -> NDArray[np.int32]:
     """The tensors that hold gradients of parameters."""
     program = require_program(graph)
     return np.unique([program.base(ref) for ref in program.gradients.values()]).astype(np.int32)
+
+
+WHERE = "export torchrec"
+LOOKUPS = ("aten.embedding", "aten._embedding_bag")
+"""How the targets of ops that look rows up in a table begin."""
+KERNELS = {"table_wise": "fused", "data_parallel": "dense"}
+"""The kernel that torchrec has for a way of sharding: updates within the backward, or by the model's own optimizer."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """An embedding table of a placement.
+
+    Attributes:
+        path: of the module that looks it up; its parameter is `weight`.
+        shape: rows and columns.
+        sharding: whole on one device, or a copy on each.
+        device: where the table and its update are.
+        lookup_devices: where it is looked up, ascending.
+        is_tied: whether it is read otherwise in the forward, which torchrec's collections of tables cannot do.
+    """
+
+    path: str
+    shape: tuple[int, int]
+    sharding: Literal["table_wise", "data_parallel"]
+    device: int
+    lookup_devices: tuple[int, ...]
+    is_tied: bool = False
+
+
+def tables_of(graph: OpGraph, devices: NDArray[np.int32]) -> list[Table]:
+    """The tables of a placement, in the order of the graph.
+
+    One whose lookups are dealt out over devices by micro-batch is data-parallel: the placement sends a copy of it to
+    each of them, and adds its gradients. Any other is whole where its update is.
+
+    Args:
+        graph: with its program.
+        devices: (N,) of its ops.
+    """
+    sources = require_program(graph).sources
+    looks = np.array([target.startswith(LOOKUPS) for target in graph.targets]) & (graph.phases == FORWARD)
+    producer, reader = graph.tensor_op[graph.input_tensors], graph.edge_op
+    found = []
+    for op in np.unique(producer[looks[reader] & (graph.parameter_bytes[producer] > 0)]).tolist():
+        shape = graph.tensor_shapes[int(graph.output_offsets[op])]
+        lookups = reader[looks[reader] & (producer == op)]
+        by_slice: dict[int, set[int]] = defaultdict(set)
+        for lookup in lookups.tolist():
+            by_slice[int(graph.micro_batch[lookup])].add(int(devices[lookup]))
+        where = tuple(sorted(set(devices[lookups].tolist())))
+        is_dealt = len({frozenset(used) for used in by_slice.values()}) > 1
+        path = sources[op].key.removesuffix(".weight")
+        sharding: Literal["table_wise", "data_parallel"] = "data_parallel" if is_dealt else "table_wise"
+        others = (producer == op) & ~looks[reader] & (graph.phases[reader] == FORWARD)
+        found.append(Table(path, (shape[0], shape[1]), sharding, int(devices[op]), where, bool(others.any())))
+    return found
+
+
+def plan_of(tables: Sequence[Table], host: Host) -> dict[str, Any]:
+    """The sharding plan as plain data: by path of the module that holds tables, by name of the table.
+
+    Ranks are those of `rank_devices`. `ranks` and `sharding_spec` of a data-parallel table are what torchrec's planner
+    gives it: every rank, and none.
+
+    Args:
+        tables: of the placement.
+        host: that it is of.
+
+    Raises:
+        InvalidValue: a table is on a device that is no rank.
+    """
+    places = rank_devices(host, WHERE)
+    ranks = {index: rank for rank, index in enumerate(places)}
+    plan: dict[str, dict[str, Any]] = {}
+    for table in tables:
+        if table.device not in ranks:
+            known = ", ".join(host.devices[index].name for index in places)
+            raise InvalidValue(
+                "table",
+                f"{table.path} on {host.devices[table.device].name}",
+                f"on a device with a process: {known}",
+                where=WHERE,
+                hint="Train again with `--pin` or `--exclude`, so that no table is there.",
+            )
+        rank = ranks[table.device]
+        is_whole = table.sharding == "table_wise"
+        shard = {
+            "shard_offsets": [0, 0],
+            "shard_sizes": list(table.shape),
+            "placement": f"rank:{rank}/{places[table.device]}",
+        }
+        module, _, name = table.path.rpartition(".")
+        plan.setdefault(module, {})[name] = {
+            "sharding_type": table.sharding,
+            "compute_kernel": KERNELS[table.sharding],
+            "ranks": [rank] if is_whole else sorted(ranks.values()),
+            "sharding_spec": {"shards": [shard]} if is_whole else None,
+        }
+    return plan
+
+
+def torchrec_plan(request: ExportRequest) -> Exported:
+    """The text of `torchrec.json` for a run; says on stderr where the tables are.
+
+    Raises:
+        InvalidValue: the model looks up no embedding table.
+        UserError: the run lacks a file or is malformed, or its workload cannot be built.
+    """
+    run = CapturedRun.of(request)
+    tables = tables_of(run.graph, request.placement.devices)
+    if not tables:
+        raise InvalidValue(
+            "workload",
+            str(request.spec),
+            "a model that looks up embedding tables",
+            where=WHERE,
+            hint="`--format csv` and `--format script` are for any model.",
+        )
+    plan = plan_of(tables, run.host)
+    names = [run.host.devices[index].name for index in rank_devices(run.host, WHERE)]
+    say("\n".join(_said(tables, run.host)))
+    text = json.dumps({"schema": 1, "world_size": len(names), "devices": names, "plan": plan}, indent=2) + "\n"
+    return Exported(text, {"world_size": len(names), "num_tables": len(tables), "plan": plan})
+
+
+def _said(tables: Sequence[Table], host: Host) -> Iterator[str]:
+    whole = [table for table in tables if table.sharding == "table_wise"]
+    for device in sorted({table.device for table in whole}):
+        own = [table for table in whole if table.device == device]
+        cells = sum(math.prod(table.shape) for table in own)
+        yield f"{host.devices[device].name}: {len(own)} tables, {cells:,} numbers"
+    if copied := len(tables) - len(whole):
+        yield f"every device: a copy of {copied} tables"
+    if away := [table.path for table in whole if set(table.lookup_devices) != {table.device}]:
+        yield (
+            f"{len(away)} tables are looked up on another device than theirs in the placement; torchrec looks a table "
+            f"up where it is: {', '.join(away[:5])}{', ...' if len(away) > 5 else ''}"
+        )
+    if tied := [table.path for table in tables if table.is_tied]:
+        yield f"read by other ops too, which torchrec's tables are not: {', '.join(tied)}"
+
+
+TABLES = ExportFormat("torchrec.json", "where the embedding tables are, as a sharding plan of torchrec", torchrec_plan)

@@ -1,34 +1,56 @@
-"""`FORMATS`: the formats that a run's placement can be exported to; each format is a row here and a file of its own.
+"""`FORMATS`: the formats that a run's placement can be exported to; each is a row here, the long ones in other files.
 
 `CapturedRun`: the model that a run placed, built and captured again from its folder.
 
 `rank_devices`: which devices of a host are processes of `torch.distributed`, for formats that run in several.
 
 `csv`: one row an op, for spreadsheets and data frames.
+
+`export_run`: the command `rlplace export` on a run folder: it writes a format, or checks the placed step.
+
+`check_export`: does the placed model train as plain PyTorch does? `SeededDraws` has plain PyTorch draw the random
+numbers of a placed step, so that the two can be compared.
 """
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplace.errors import InvalidValue
+from rlplace.export.placed.placed_model import PlacedModel, matching_host
+from rlplace.files import write_text_atomic
 from rlplace.graphs import Grouping, OpGraph
-from rlplace.measure import Host, Placement, Problem
+from rlplace.graphs.capturing.capture import capture_step
+from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.program import Call, LossByName, Origin
+from rlplace.measure import Host, Placement, Plan, Problem, resolve_host
+from rlplace.measure.execute.device_threads import torch_device
+from rlplace.measure.execute.residents import seeded
+from rlplace.measure.timing.eager_step import EagerStep
+from rlplace.measure.timing.threads import one_thread_here
 from rlplace.registry import Registry
+from rlplace.say import clean, say
 from rlplace.session.folder import EXPORTED, RUN_FILES, RunFolder
 from rlplace.session.prepare import capture_workload, only_simulated
 from rlplace.session.session import Session
 from rlplace.session.step_script import script
-from rlplace.workloads import Workload, WorkloadSpec, build, build_for, parse_kept_workload
+from rlplace.workloads import Workload, WorkloadSpec, build_for, parse_kept_workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +85,6 @@ class ExportRequest:
     def is_simulated(self) -> bool:
         """Whether the run was of a simulated host, so that its placement runs nowhere here."""
         return self.session.host.is_simulated
-
-    def captured(self) -> OpGraph:
-        """The graph of the run's workload, captured now.
-
-        Raises:
-            UserError: the workload cannot be built again.
-        """
-        asked = self.session.request
-        workload = build(self.spec, default_size=asked.default_size, seed=asked.workload_seed)
-        return capture_workload(workload, *self.session.cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +193,11 @@ def _csv(request: ExportRequest) -> str:
     Raises:
         FileProblem, InvalidValue: the session has no complete problem.
     """
-    session, devices = request.session, request.placement.devices.tolist()
-    facts, groups, times_s = session.facts, session.op_group.tolist(), session.costs.op_time_s.tolist()
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for op, device in enumerate(devices):
-        name = request.placement.device_names[device]
-        writer.writerow((facts.names[op], facts.modules[op], groups[op], name, times_s[op][device]))
+    session, devices, written = request.session, request.placement.devices, io.StringIO()
+    names = [request.placement.device_names[device] for device in devices.tolist()]
+    times_s = session.costs.op_time_s[np.arange(devices.size), devices].tolist()
+    rows = zip(session.facts.names, session.facts.modules, session.op_group.tolist(), names, times_s, strict=True)
+    csv.writer(written, lineterminator="\n").writerows([COLUMNS, *rows])
     return written.getvalue()
 
 
@@ -212,8 +221,355 @@ FORMATS = Registry[ExportFormat](
         "csv": ExportFormat("placement.csv", "one row an op: its module, group, device and seconds there", _csv),
         "device_map": "rlplace.export.device_map:DEVICE_MAP",
         "pipeline": "rlplace.export.pipeline:PIPELINE",
-        "torchrec": "rlplace.export.torchrec:TABLES",
+        "torchrec": "rlplace.export.device_map:TABLES",
     },
     group="rlplace.export_formats",
     entry_type=ExportFormat,
 )
+
+
+LIST = "list"
+"""The word for all formats."""
+
+
+@one_thread_here()
+def export_run(
+    folder: Path, *, workload: str | None, is_check: bool, format: str = "script", cache_tokens: int = 0
+) -> dict[str, Any]:
+    """Writes a run's placement in a format, or compares its placed step with eager; returns the object of `--json`.
+
+    Args:
+        folder: of the run.
+        workload: the workload again, where the run is of a user's function.
+        is_check: compare, and write nothing.
+        format: a name of `FORMATS`; or `list`, which writes nothing and names the formats.
+        cache_tokens: tokens of each sequence whose keys and values a format counts.
+
+    Raises:
+        UnknownName: there is no such format.
+        FileProblem: no run there, or a malformed one; or the file cannot be written.
+        FingerprintMismatch: its placement is for another graph or host.
+        InvalidValue: the run is of a user's function, and `workload` does not name it again; or of a graph file, and
+            the format needs the model; or `is_check` with another format than `script`; or the format takes no
+            `cache_tokens`, or they are negative.
+    """
+    if format == LIST:
+        return listed()
+    chosen = FORMATS[format]
+    if is_check and format != "script":
+        raise InvalidValue(
+            "format",
+            format,
+            "none with a check",
+            where="export",
+            hint="A check runs the placed step and writes nothing: leave one of the two out.",
+        )
+    if cache_tokens < 0 or (cache_tokens and "cache_tokens" not in chosen.options):
+        raise InvalidValue(
+            "cache_tokens",
+            cache_tokens,
+            "0 or more" if cache_tokens < 0 else f"0 with {format}",
+            where="export",
+            hint="The format `device_map` counts keys and values.",
+        )
+    run = RunFolder.open(folder)
+    path = run.root / chosen.file
+    with Session.read(folder) as session:
+        request = ExportRequest(run, session, session.best_placement(), workload, cache_tokens)
+        _warn_of_unchecked_loss(session)
+        if is_check:
+            return _check(request)
+        made = chosen.text(request)
+        exported = made if isinstance(made, Exported) else Exported(made)
+        if workload is not None:  # it may be another one, or have changed since
+            CapturedRun.of(request)
+        write_text_atomic(path, exported.text)
+        how = f"run it with python {path}" if format == "script" else chosen.summary
+        if format == "script" and request.is_simulated:
+            host = clean(session.request.host)
+            how = f"the run is of {host}, which was simulated: it runs on such a host only, not on this machine"
+    say(f"wrote {path}: {how}")
+    return {"schema": 1, "format": format, "path": str(path)} | exported.figures
+
+
+def listed() -> dict[str, Any]:
+    """Every format with its file and its purpose, printed on stderr; returns the object of `--format list --json`."""
+    formats, width = dict(FORMATS.items()), max(map(len, FORMATS))
+    say("\n".join(f"{name:{width}}  {one.file}: {one.summary}" for name, one in formats.items()))
+    return {"schema": 1, "formats": {name: {"file": one.file, "is": one.summary} for name, one in formats.items()}}
+
+
+def _warn_of_unchecked_loss(session: Session) -> None:
+    verdict = session.facts.verdict
+    if verdict is not None and not verdict.is_checked:
+        say(
+            f"warning: the loss of the run's {session.facts.num_micro_batches} micro-batches was not checked, it is "
+            f"taken as {verdict.kind} ({clean(verdict.why)}): the step may be refused where it is captured with "
+            "values, or be another than was searched. Train again on a host of this machine, which checks it, or with "
+            "`--loss accumulated`, which needs no check."
+        )
+
+
+def _check(request: ExportRequest) -> dict[str, Any]:
+    placement = request.placement
+    if request.is_simulated:
+        raise InvalidValue(
+            "host",
+            request.session.request.host,
+            "one of this machine",
+            where="export --check",
+            hint="A check runs the placed step: train on a host of this machine (`--host auto`) first.",
+        )
+    graph, host = CapturedRun.of(request).graph, matching_host(placement)
+    placement.require(graph, host)
+    checked = check_export(graph, host, placement.plan)
+    slices = f" gradient accumulation over {graph.num_micro_batches} slices" if checked.is_accumulation else ""
+    eager = f"eager{slices}"
+    verdict = f"agrees with {eager}" if checked.ok else f"DIFFERS from {eager}"
+    seeded = f", {checked.num_random_ops} random ops given the same seeds" if checked.num_random_ops else ""
+    say(
+        f"{checked.num_steps} placed steps{seeded}: {verdict}; largest relative difference of the loss "
+        f"{checked.max_loss_rel_diff:.2e}, of parameters {checked.max_param_rel_diff:.2e} (float64)"
+    )
+    return checked.to_dict()
+
+
+LOSS_TOLERANCE, PARAMETER_TOLERANCE = 1e-5, 1e-4
+SMALLEST_SCALE = 1e-3
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Largest relative differences over the steps; per tensor max |a - b| / max(max |a|, 1e-3).
+
+    Attributes:
+        max_loss_rel_diff: of the losses, or of the outputs of an inference.
+        max_param_rel_diff: of parameters and buffers after the last step.
+        num_steps: how many steps were compared.
+        num_random_ops: ops of a step that draw random numbers; both steps were given the same.
+        is_accumulation: whether plain PyTorch accumulated gradients over the same micro-batches, as the placed step is
+            no step of the whole batch (batch norm, an accumulated loss).
+    """
+
+    max_loss_rel_diff: float
+    max_param_rel_diff: float
+    num_steps: int
+    num_random_ops: int = 0
+    is_accumulation: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether both are within tolerance."""
+        return self.max_loss_rel_diff <= LOSS_TOLERANCE and self.max_param_rel_diff <= PARAMETER_TOLERANCE
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `rlplace export --check --json` prints."""
+        return {
+            "schema": 1,
+            "max_loss_rel_diff": self.max_loss_rel_diff,
+            "max_param_rel_diff": self.max_param_rel_diff,
+            "num_steps": self.num_steps,
+            "num_random_ops": self.num_random_ops,
+            "compared_with": "gradient accumulation" if self.is_accumulation else "the whole batch",
+            "ok": self.ok,
+        }
+
+
+def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int = 5) -> CheckResult:
+    """Compares `num_steps` placed steps with eager ones on one device, both in float64 with equal intra-op threads.
+
+    In float64, differences of rounding are far below the tolerances, so a larger difference is a fault of the placed
+    step. The random ops of the eager step (dropout) draw from the seeds of the placed one. A step in micro-batches is
+    compared with one of the whole batch; where that differs (batch norm, an accumulated loss, random ops), with
+    eager steps in the same micro-batches.
+
+    Args:
+        graph: with its program.
+        host: of this machine, or a word for it.
+        plan: the plan to run.
+        num_steps: steps from the same start.
+
+    Raises:
+        InvalidValue: in float64 the model captures to other ops, it was captured under autocast, or it draws random
+            numbers with other ops than plain PyTorch, or on another kind of device.
+    """
+    host = resolve_host(host)
+    origin, optimizer = require_program(graph).origin, require_program(graph).optimizer
+    if origin.autocast is not None:
+        raise InvalidValue(
+            "model",
+            "captured under autocast",
+            "one that can run in float64",
+            where="export check",
+            hint="Capture it without autocast to check it: what is placed and what runs where is the same.",
+        )
+    model, loss_fn = copy.deepcopy(origin.model).double(), origin.loss_fn
+    if isinstance(loss_fn, LossByName) and isinstance(loss_fn.func, nn.Module):
+        loss_fn = LossByName(copy.deepcopy(loss_fn.func).double(), loss_fn.names)
+    elif isinstance(loss_fn, nn.Module):
+        loss_fn = copy.deepcopy(loss_fn).double()
+    args, kwargs, targets = pytree.tree_map_only(
+        torch.Tensor,
+        lambda tensor: tensor.double() if tensor.dtype.is_floating_point else tensor,
+        (origin.args, origin.kwargs, origin.targets),
+    )
+    with _double_by_default(), _Double():
+        again = Origin(model, args, kwargs, loss_fn, targets, micro=origin.micro, frozen=origin.frozen)
+        double = capture_step(again, optimizer)
+    if double.targets != graph.targets:
+        raise InvalidValue(
+            "model",
+            "other ops in float64",
+            "the ops of the placed graph",
+            where="export check",
+            hint="Autocast inside of `forward`, and casts to a type by its name, do: turn them off to check.",
+        )
+    labels = {"targets": origin.as_given(targets)} if targets else {}
+    drawing, loss_difference = random_ops(double), 0.0
+    is_accumulation = origin.micro is not None and not origin.micro.equals_whole
+    eager = EagerStep(
+        double,
+        host,
+        num_threads=max(len(host.devices[0].cores), 1),
+        in_micro_batches=is_accumulation or (origin.micro is not None and bool(drawing)),
+    )
+    draws = SeededDraws(double, eager.place) if drawing else None
+    with PlacedModel(double, host, plan) as placed:
+        _check_kinds(drawing, host, plan, eager.place)
+        for number in range(num_steps):
+            with _double_by_default():
+                result = placed(*args, **kwargs, **labels)
+                with _Double(), nullcontext() if draws is None else draws.of_step(number):
+                    eager()
+            pairs = zip(_tensors(eager.loss), _tensors(result), strict=True)
+            loss_difference = max([loss_difference, *(_difference(a, b) for a, b in pairs)])
+        expected, actual = eager.state_dict(), placed.state_dict()
+        state_difference = max((_difference(expected[name], actual[name]) for name in actual), default=0.0)
+        return CheckResult(loss_difference, state_difference, num_steps, len(drawing), is_accumulation)
+
+
+def _check_kinds(drawing: list[int], host: Host, plan: Plan, place: torch.device) -> None:
+    """Refuses random ops on another kind of device than plain PyTorch runs on: they draw other numbers there."""
+    others = {host.devices[plan.devices[op]].name for op in drawing} - {
+        device.name for device in host.devices if torch_device(device).type == place.type
+    }
+    if others:
+        raise InvalidValue(
+            "placement",
+            f"random ops (dropout) on {', '.join(sorted(others))}",
+            f"all of them on devices of type {place.type}, as in plain PyTorch",
+            where="export check",
+            hint="Check it with `model.eval()`, or with p=0.",
+        )
+
+
+@contextmanager
+def _double_by_default() -> Iterator[None]:
+    """While active, tensors that are made without a type (`torch.zeros(shape)`) are float64 where they were float32."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(_double_of(default))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+class _Double(TorchFunctionMode):
+    """While active, float32 means float64: models that compute parts in float32 for any input stay alike."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        args, kwargs = pytree.tree_map_only(torch.dtype, _double_of, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _double_of(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float32 else dtype
+
+
+def _difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
+    expected, actual = expected.detach().double().cpu(), actual.detach().double().cpu()
+    if not expected.numel():
+        return 0.0
+    if not bool(torch.isfinite(expected).all()) or not bool(torch.isfinite(actual).all()):
+        return float("inf")
+    return float((expected - actual).abs().max()) / max(float(expected.abs().max()), SMALLEST_SCALE)
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    """The tensors among a model's outputs, which may hold None and plain constants too."""
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+
+
+def random_ops(graph: OpGraph) -> list[int]:
+    """The ops that draw random numbers, in the order of plain PyTorch: slice after slice, then shared ones."""
+    drawing, last = _drawing(graph), graph.num_micro_batches
+    slices = graph.micro_batch.tolist()
+    return sorted(drawing, key=lambda op: (slices[op] if slices[op] >= 0 else last, op))
+
+
+class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active, the random ops of an eager step draw from (seed, op, step), as those of the placed step do.
+
+    The first random op that PyTorch calls is the first one of the graph, and so on. On CPUs, and between alike GPUs,
+    equal seeds give equal numbers.
+
+    Args:
+        graph: the placed one, with its program.
+        place: where the eager step runs.
+        seed: of the placed step.
+    """
+
+    def __init__(self, graph: OpGraph, place: torch.device, seed: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._place, self._seed, self._step, self._next = place, seed, 0, 0
+        self._targets, self._ops = _drawing(graph), random_ops(graph)
+
+    @contextmanager
+    def of_step(self, number: int) -> Iterator[None]:
+        """While active, one eager step draws as the placed one with that number does.
+
+        Raises:
+            InvalidValue: plain PyTorch calls other random ops than the graph has, or more or fewer of them.
+        """
+        self._step, self._next = number, 0
+        with self:
+            yield
+        if self._next < len(self._ops):
+            raise _unlike(f"{self._next} random ops in plain PyTorch", f"{len(self._ops)}, as in the graph")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        if self._next >= len(self._ops):
+            raise _unlike(f"more random ops in plain PyTorch ({_name(func)})", f"{len(self._ops)}, as in the graph")
+        op = self._ops[self._next]
+        self._next += 1
+        if _name(func) != (wanted := _name(self._targets[op])):
+            raise _unlike(f"{_name(func)} in plain PyTorch", f"{wanted}, as in the graph")
+        return seeded(func, self._place, seed=self._seed, op=op)(self._step, *args, **(kwargs or {}))
+
+
+def _drawing(graph: OpGraph) -> dict[int, Callable[..., Any]]:
+    """Targets by op, of those that draw random numbers."""
+    calls = require_program(graph).calls
+    return {op: call.target for op, call in calls.items() if isinstance(call, Call) and call.is_random}
+
+
+def _name(target: Callable[..., Any]) -> str:
+    """An op without its overload, also of its in-place form."""
+    return str(getattr(getattr(target, "overloadpacket", None), "__name__", target)).removesuffix("_")
+
+
+def _unlike(actual: str, expected: str) -> InvalidValue:
+    return InvalidValue(
+        "model",
+        actual,
+        expected,
+        where="export check",
+        hint="Check it with `model.eval()`, or with p=0: what is placed, and what runs where, is the same.",
+    )

@@ -66,8 +66,6 @@ class PipelinePlan:
         stages: in order, one a rank.
         schedule: the order of micro-batches.
         micro: the K micro-batches, and how their losses make that of the batch.
-        batch: samples of the whole batch.
-        dims: of every input, then every target, the dimension of the batch; None for one that all micro-batches share.
         shared: parameters that several stages hold a copy of, whose gradients are added.
         source: the source of op times.
         step_s: simulated step time.
@@ -77,8 +75,6 @@ class PipelinePlan:
     stages: tuple[Stage, ...]
     schedule: Schedule
     micro: MicroBatches
-    batch: int
-    dims: tuple[int | None, ...]
     shared: tuple[str, ...]
     source: CostSource
     step_s: float
@@ -120,9 +116,9 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
             f"one that is cut into equal micro-batches, e.g. {', '.join(map(str, candidates(host)[1:]))}",
             where=WHERE,
         )
-    step = whole_step(workload)
-    inputs = workload.inputs.values() if isinstance(workload.inputs, dict) else workload.inputs
-    tensors = [*inputs, *workload.targets]
+    assert workload.loss_fn is not None  # its devices are usable
+    step = WholeStep(workload.model, workload.loss_fn, tuple(kwargs) or None, len(workload.targets))
+    tensors = [*args, *kwargs.values(), *workload.targets]
     paths = boundaries(step, _first(tensors, whole, counts[0]))
     if not paths:
         raise InvalidValue(
@@ -161,20 +157,11 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
         ),
         schedule=found.schedule,
         micro=micro,
-        batch=whole.batch,
-        dims=whole.dims,
         shared=check_split(step, _first(tensors, whole, graph.num_micro_batches), begins),
         source=source,
         step_s=found.step_s,
         placement_s=Simulator(run.problem(), threads=1).retime(run.request.placement.plan).step_time_s,
     )
-
-
-def whole_step(workload: Workload) -> WholeStep:
-    """The workload's model with its loss, which must be there."""
-    assert workload.loss_fn is not None
-    names = tuple(workload.inputs) if isinstance(workload.inputs, dict) else None
-    return WholeStep(workload.model, workload.loss_fn, names, len(workload.targets))
 
 
 def _usable(workload: Workload, host: Host) -> dict[int, str]:
@@ -242,18 +229,15 @@ def boundaries(step: WholeStep, tensors: Sequence[torch.Tensor]) -> list[str]:
     except Exception as error:  # of the user's model, traced
         raise _refused(step, "trace it", error) from error
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
-    first: dict[str, int] = {}
-    repeated: set[str] = set()
-    for place, node in enumerate(nodes):
-        for key, (path, _) in node.meta.get("nn_module_stack", {}).items():
-            first.setdefault(path.partition("@")[0], place)
-            if "@" in key or "@" in path:
-                repeated.add(path.partition("@")[0])
-    once = first.keys() & dict(step.named_modules()).keys() - repeated
-    outermost: dict[int, str] = {}
-    for path, place in sorted(first.items(), key=lambda item: item[0].count(".")):
-        if place > 0 and path.startswith(MODEL) and path in once:
-            outermost.setdefault(place, path)
+    calls = [
+        (place, path.partition("@")[0], "@" in key or "@" in path)
+        for place, node in enumerate(nodes)
+        for key, (path, _) in node.meta.get("nn_module_stack", {}).items()
+    ]
+    first = {path: place for place, path, _ in reversed(calls)}
+    once = first.keys() & dict(step.named_modules()).keys() - {path for _, path, is_again in calls if is_again}
+    inner_first = sorted(sorted(once), key=lambda path: path.count("."), reverse=True)
+    outermost = {first[path]: path for path in inner_first if first[path] > 0 and path.startswith(MODEL)}
     return [outermost[place] for place in sorted(outermost)]
 
 
@@ -266,12 +250,9 @@ def places_of(graph: OpGraph, step: StepRoles, paths: Sequence[str]) -> tuple[li
         paths: of modules, as `boundaries` gives them.
     """
     is_link = (step.follows >= 0) & ~graph.is_source & (graph.phases == FORWARD)
-    begin: dict[str, int] = {}
-    for op in np.flatnonzero(is_link).tolist():
-        words = graph.modules[op].split(".")
-        for end in range(1, len(words) + 1):
-            path, place = MODEL + ".".join(words[:end]), int(step.op_position[op])
-            begin[path] = min(begin.get(path, place), place)
+    ops = sorted(np.flatnonzero(is_link).tolist(), key=step.op_position.__getitem__, reverse=True)
+    chains = [(graph.modules[op].split("."), int(step.op_position[op])) for op in ops]
+    begin = {MODEL + ".".join(words[:end]): place for words, place in chains for end in range(1, len(words) + 1)}
     kept: dict[int, str] = {}
     for path in paths:
         if (place := begin.get(path, 0)) > max(kept, default=0):
@@ -305,7 +286,7 @@ def check_split(step: WholeStep, tensors: Sequence[torch.Tensor], begins: Sequen
 
 def _refused(step: WholeStep, what: str, error: Exception) -> InvalidValue:
     cause = error.__cause__ or error
-    said = str(cause).strip().partition("\n")[0]
+    said, *_ = str(cause).strip().splitlines() or [""]
     return InvalidValue(
         "model",
         type(step.model).__name__,
@@ -605,10 +586,8 @@ def pipeline_script(request: ExportRequest) -> Exported:
     plan = plan_pipeline(run)
     if request.session.allowed is not None:
         say("the run's pins, exclusions and what is together are not followed by stages")
-    for line in said(plan):
-        say(line)
-    command = f"torchrun --standalone --nproc-per-node {len(plan.stages)}"
-    say(f"run it with {command} {request.run.root / PIPELINE.file}")
+    command = f"torchrun --standalone --nproc-per-node {len(plan.stages)} {request.run.root / PIPELINE.file}"
+    say("\n".join((*said(plan), f"run it with {command}")))
     return Exported(text_of(run, plan), figures(plan))
 
 
@@ -634,11 +613,11 @@ def text_of(run: CapturedRun, plan: PipelinePlan) -> str:
         begins=tuple(stage.begin for stage in plan.stages[1:]),
         devices=tuple(stage.place for stage in plan.stages),
         cores=tuple(stage.device.cores if stage.device.backend == "cpu" else () for stage in plan.stages),
-        dims=plan.dims,
+        dims=plan.micro.slicing.dims,
         stages="\n\n".join(inspect.getsource(each) for each in PARTS),
         size=run.request.session.request.default_size,
         seed=run.request.session.request.workload_seed,
-        batch=plan.batch,
+        batch=plan.micro.slicing.batch,
         optimizer=optimizer,
         options=", ".join(f"{name}={getattr(spec, name)}" for name in names),
         averages=not sums_losses,
@@ -650,18 +629,20 @@ def said(plan: PipelinePlan) -> list[str]:
     """The description of a plan for people, in lines."""
     begins = ", ".join(stage.begin.removeprefix("model.") for stage in plan.stages[1:])
     work = ", ".join(f"{stage.device.name} {stage.work_s * 1e3:.4g} ms" for stage in plan.stages)
-    lines = [
+    verdict, warning = plan.micro.verdict, ""
+    if not verdict.is_checked:
+        warning = f"warning: the loss of micro-batches was not checked ({verdict.why})"
+    elif "accumulation" in verdict.why:
+        warning = f"warning: another step than that of the whole batch: {verdict.why}"
+    copied = f"several stages hold a copy of {', '.join(plan.shared)}; their gradients are added each step"
+    lines = (
         f"{len(plan.stages)} stages, cut before {begins}; work of each ({plan.source}): {work}",
         f"{plan.num_micro_batches} micro-batches, {SCHEDULES[plan.schedule]}: {plan.step_s * 1e3:.4g} ms a step by the "
         f"simulator, {plan.ratio:.3g} of the run's placement of ops ({plan.placement_s * 1e3:.4g} ms)",
-    ]
-    if not plan.micro.verdict.is_checked:
-        lines.append(f"warning: the loss of micro-batches was not checked ({plan.micro.verdict.why})")
-    elif "accumulation" in plan.micro.verdict.why:
-        lines.append(f"warning: another step than that of the whole batch: {plan.micro.verdict.why}")
-    if plan.shared:
-        lines.append(f"several stages hold a copy of {', '.join(plan.shared)}; their gradients are added each step")
-    return lines
+        warning,
+        copied if plan.shared else "",
+    )
+    return [line for line in lines if line]
 
 
 def figures(plan: PipelinePlan) -> dict[str, Any]:

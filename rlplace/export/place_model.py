@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from torch import nn
 
 from rlplace.errors import FileProblem, FingerprintMismatch
 from rlplace.export.placed.placed_model import PlacedModel
-from rlplace.graphs import Constraints, Grouping, OpGraph, OptimizerSpec, capture
+from rlplace.graphs import Constraints, OpGraph, OptimizerSpec, capture
 from rlplace.graphs.capturing.trace import LossFn
 from rlplace.measure import Costs, Host, Placement, Problem, load_placement, resolve_host, save_placement
 from rlplace.measure.costs.profile import profile_costs
@@ -125,16 +126,13 @@ def place(
             graph_of(count), where, grouping=grouping, constraints=constraints, progress=progress.say, profiler=profiler
         )
 
-    try:
+    with progress if is_own else nullcontext():
         prepared = chosen_problem(asked, where, problem_of, seed=seed, say=progress.say)
         problem = prepared.problem
         result = train(problem, within_rest(config, begin_s), start=prepared.start, progress=progress)
         if file is not None:
             _save(result.placement, file)
         progress.conclude(result.summary)
-    finally:
-        if is_own:
-            progress.close()
     return PlacedModel(
         problem.graph,
         problem.host,
@@ -158,12 +156,9 @@ def _check(placement: Placement, graph: OpGraph, host: Host, constraints: Constr
         error.add_note(f"It is {file}: remove it to search again, or name another.")
         raise
     if constraints is not None:
-        names = [device.name for device in host.devices], [device.kind for device in host.devices]
-        resolved = constraints.resolve(graph, *names)
-        tied = dataclasses.replace(graph, colocation=resolved.colocation)
-        costs = Costs(np.zeros((graph.num_ops, host.num_devices)), "estimated")  # never read
-        own = Grouping(np.arange(graph.num_ops, dtype=np.int32))
-        Problem(tied, host, costs, own, resolved.allowed).check_placement(placement.devices)
+        costs = Costs(np.zeros((graph.num_ops, host.num_devices)), "estimated")  # they decide nothing
+        problem = Problem.grouped(graph, host, costs, grouping="none", constraints=constraints)
+        problem.check_placement(placement.devices)
 
 
 def _save(placement: Placement, file: Path) -> None:

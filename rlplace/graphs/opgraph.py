@@ -164,6 +164,11 @@ class OpGraph:
         counts = np.bincount(self.input_tensors, minlength=self.num_tensors)
         return np.concatenate(([0], np.cumsum(counts))).astype(np.int32), self.edge_op[order]
 
+    def readers_of(self, op: int) -> IntArray:
+        """The ops that read an output of `op`, tensor by tensor."""
+        offsets, readers = self.readers
+        return readers[offsets[self.output_offsets[op]] : offsets[self.output_offsets[op + 1]]]
+
     @cached_property
     def output_bytes(self) -> LongArray:
         """(N,) int64: bytes of all the outputs of each op."""

@@ -44,9 +44,7 @@ def is_published_file(path: Path) -> bool:
     Raises:
         FileProblem: the file is missing, or no JSON.
     """
-    if path.suffix.lower() != ".json":
-        return False
-    data = read_json(path)
+    data = read_json(path) if path.suffix.lower() == ".json" else None
     return isinstance(data, dict) and "maxFPGAs" in data
 
 
@@ -73,18 +71,19 @@ def run_published(
     problem = published_problem(record)
     progress = make_progress(is_quiet=output.is_quiet)
     progress.say(f"{path.name}: {record.graph.num_ops} ops, {record.graph.num_edges} edges on its own host")
-    config = CompareConfig((), evaluations, seconds, seeds, objective, seed=seed)
-    if objective not in PUBLISHED:
-        config = dataclasses.replace(config, methods=_names(methods, (*STEP_METHODS, OP_ORDER)))
-        output.check()
-        comparison = compare(problem, config, workload=path.name, on_row=lambda row: progress.say(say_row(row)))
-    else:
-        if output.plot is not None:
-            hint = f"Under {objective} methods do not tell what they find on the way."
-            raise InvalidValue("plot", str(output.plot), "none", where="compare", hint=hint)
-        names = _names(methods, METHODS)
-        output.check()
+    is_published = objective in PUBLISHED
+    if is_published and output.plot is not None:
+        hint = f"Under {objective} methods do not tell what they find on the way."
+        raise InvalidValue("plot", str(output.plot), "none", where="compare", hint=hint)
+    known = METHODS if is_published else (*STEP_METHODS, OP_ORDER)
+    names = method_words(methods, known, "method for this file and objective")
+    names = known if "all" in names else names
+    config = CompareConfig(() if is_published else names, evaluations, seconds, seeds, objective, seed=seed)
+    output.check()
+    if is_published:
         comparison = _solved(record, path.name, names, config)
+    else:
+        comparison = compare(problem, config, workload=path.name, on_row=lambda row: progress.say(say_row(row)))
     if output.save is not None:
         simulator, planned = Simulator(problem), []
         for row in comparison.rows:
@@ -94,11 +93,6 @@ def run_published(
             planned.append(row)
         comparison = dataclasses.replace(comparison, rows=tuple(planned))
     return output.conclude(comparison, problem, progress)
-
-
-def _names(methods: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    words = method_words(methods, known, "method for this file and objective")
-    return known if "all" in words else words
 
 
 def _solved(record: DnnPartitioning, workload: str, names: tuple[str, ...], config: CompareConfig) -> Comparison:

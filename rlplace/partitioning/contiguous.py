@@ -70,10 +70,10 @@ def dp(
     edges = contraction.source_offsets, contraction.sources, contraction.reader_offsets, contraction.readers
     lattice = enumerate_ideals(*edges, most=most_ideals)
     exact = _solve(units, lattice, in_turn, linear.value_ms, most_pairs) if lattice is not None else None
-    if lattice is None or exact is None:
+    if exact is None:
         return linear
     best = exact if exact.value_ms < linear.value_ms else linear
-    return ContiguousSplit(best.devices, best.value_ms, best.devices is not None, lattice.num_ideals)
+    return ContiguousSplit(best.devices, best.value_ms, best.devices is not None, exact.num_ideals)
 
 
 def _orders(contraction: Contraction) -> Iterator[Ints]:
@@ -101,8 +101,7 @@ def _solve(
     units: UnitGraph, lattice: Lattice, in_turn: bool, limit_ms: float, most_pairs: int
 ) -> ContiguousSplit | None:
     """The best split along `lattice` that is no worse than `limit_ms`; None where `most_pairs` do not suffice."""
-    record = units.record
-    count, width = lattice.num_ideals, record.num_accelerators + 1
+    count, width = lattice.num_ideals, units.num_accelerators + 1
     value = np.full((count, 2 * width), np.inf)
     parent = np.full((count, 2 * width), -1, dtype=np.int32)
     value[0, 0] = 0.0
@@ -118,10 +117,11 @@ def _solve(
         units.net_ms,
         units.net_source,
         np.diff(units.net_offsets).astype(np.int32),
-        *units.unit_nets,
-        record.num_accelerators,
-        record.num_cpus > 0,
-        record.capacity_bytes,
+        units.unit_offsets,
+        units.unit_nets,
+        units.num_accelerators,
+        units.num_devices > units.num_accelerators,
+        units.capacity_bytes,
         in_turn,
         slack,
         most_pairs,
@@ -139,7 +139,6 @@ def _solve(
 
 def _trace(units: UnitGraph, lattice: Lattice, parent: Ints, state: int) -> Ints:
     """(U,) devices of units along the chain of ideals that ends at the full one in `state`."""
-    record = units.record
     arrivals, step = np.unique(lattice.step_ideal, return_index=True)
     step_of = dict(zip(arrivals.tolist(), step.tolist(), strict=True))
     ideal_of_step = np.repeat(np.arange(lattice.num_ideals), np.diff(lattice.offsets))
@@ -152,11 +151,11 @@ def _trace(units: UnitGraph, lattice: Lattice, parent: Ints, state: int) -> Ints
         return inside
 
     devices = np.full(units.num_units, -1, dtype=np.int32)
-    width, ideal, inside = record.num_accelerators + 1, lattice.num_ideals - 1, members(lattice.num_ideals - 1)
+    width, ideal, inside = units.num_accelerators + 1, lattice.num_ideals - 1, members(lattice.num_ideals - 1)
     while ideal:
         link = int(parent[ideal, state])
         before = members(abs(link) - 1)
-        devices[inside & ~before] = state % width - 1 if link > 0 else record.num_accelerators
+        devices[inside & ~before] = state % width - 1 if link > 0 else units.num_accelerators
         state -= 1 if link > 0 else width
         ideal, inside = abs(link) - 1, before
     return devices
@@ -212,12 +211,9 @@ def _relax(
             if reached > limit_ms:
                 continue
             used = state % width
-            is_beaten = False
-            for fewer in range(state - used, state):
-                is_beaten = is_beaten or value[start, fewer] <= reached
+            is_beaten = np.any(value[start, state - used : state] <= reached)
             if state >= width:
-                for fewer in range(used + 1):
-                    is_beaten = is_beaten or value[start, fewer] <= reached
+                is_beaten = is_beaten or np.any(value[start, : used + 1] <= reached)
             if not is_beaten:
                 active[num_active] = state
                 num_active += 1
@@ -438,6 +434,4 @@ def _topological_rank(count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]
     source, reader = pairs[np.lexsort((-pairs[:, 1], pairs[:, 0]))].T  # the last reader made ready goes first
     offsets = np.searchsorted(source, np.arange(count + 1))
     order, _ = depth_first_order(count, offsets, np.ascontiguousarray(reader))
-    rank = np.zeros(count, dtype=np.int64)
-    rank[order] = np.arange(count)
-    return rank
+    return np.argsort(order)

@@ -13,13 +13,16 @@ from numpy.typing import NDArray
 
 from rlplace.errors import check_known
 from rlplace.graphs.formats.published import DnnPartitioning
-from rlplace.jit import Block, Bools, Floats, FloatTable, Ints, IntTable, kernel
+from rlplace.jit import Block, Floats, FloatTable, Ints, IntTable, kernel
 from rlplace.partitioning.contiguous import contract
 from rlplace.partitioning.objectives import (
     OBJECTIVES,
     MaxLoad,
     PieceLatency,
     PublishedTimer,
+    UnitGraph,
+    csr,
+    cut_device,
     finish_pieces,
     unit_graph,
     work_ms,
@@ -28,34 +31,13 @@ from rlplace.partitioning.objectives import (
 Words = NDArray[np.uint64]
 
 
-class LoadGraph(Block):
-    """The arrays of a `UnitGraph`, units in an order in which neighbours are near.
+class LoadGraph(UnitGraph):
+    """Units and nets, and an order of the units in which neighbours are near.
 
     Attributes:
-        num_accelerators: K; device K is the pooled CPUs.
-        num_devices: K, or K + 1 where there are CPUs.
-        capacity_bytes: of an accelerator.
-        accelerator_ms, cpu_ms, size_bytes: (U,)
-        supported: (U,)
-        net_ms, net_source: (M,)
-        net_offsets, net_sinks: CSR of each net's sinks.
-        unit_offsets, unit_nets: CSR of each unit's nets.
-        order, place: (U,) units in topological order, and where each is in it.
+        order, place: (U,) int32, units in topological order, and where each is in it.
     """
 
-    num_accelerators: int
-    num_devices: int
-    capacity_bytes: float
-    accelerator_ms: Floats
-    cpu_ms: Floats
-    size_bytes: Floats
-    supported: Bools
-    net_ms: Floats
-    net_source: Ints
-    net_offsets: Ints
-    net_sinks: Ints
-    unit_offsets: Ints
-    unit_nets: Ints
     order: Ints
     place: Ints
 
@@ -294,82 +276,29 @@ def _grow(g: LoadGraph, s: Loads, cluster: Ints, mark: NDArray[np.int64], step: 
     return size
 
 
-class PieceGraph(Block):
-    """A workload's ops, in topological order, and the units that they move in.
+class PieceGraph(LoadGraph):
+    """The same, and a workload's ops, in topological order, that move in these units.
 
     Attributes:
-        num_accelerators: K; device K is the CPUs.
-        num_devices: K, or K + 1 where there are CPUs.
-        capacity_bytes: of an accelerator.
         work_ms: (2, N), on an accelerator and on a CPU.
         transfer_ms: (N,)
         source_offsets, sources, reader_offsets, readers: CSRs of the edges at each op.
-        op_unit: (N,)
-        unit_offsets, unit_ops: CSR of each unit's ops.
-        unit_bytes: (U,)
-        supported: (U,)
-        order, place: (U,) units in a topological order, and where each is in it.
+        op_offsets, unit_ops: CSR of each unit's ops.
     """
 
-    num_accelerators: int
-    num_devices: int
-    capacity_bytes: float
     work_ms: FloatTable
     transfer_ms: Floats
     source_offsets: Ints
     sources: Ints
     reader_offsets: Ints
     readers: Ints
-    op_unit: Ints
-    unit_offsets: Ints
+    op_offsets: Ints
     unit_ops: Ints
-    unit_bytes: Floats
-    supported: Bools
-    order: Ints
-    place: Ints
 
 
 @kernel
-def cut_device(g: PieceGraph, devices: Ints, device: int, depth: Ints, piece: Ints) -> None:
-    """Fill `piece` (N,) for the ops on `device`: which of its pieces each is in, from 1."""
-    n = len(devices)
-    first, last = n, -1
-    for v in range(n):
-        if devices[v] == device:
-            first = min(first, v)
-            last = v
-    for v in range(first, last + 1):
-        inside = devices[v] == device
-        deepest = 1 if inside else 0
-        for edge in range(g.source_offsets[v], g.source_offsets[v + 1]):
-            u = g.sources[edge]
-            if u >= first:
-                deepest = max(deepest, depth[u] + (1 if inside and devices[u] != device else 0))
-        depth[v] = deepest
-        if inside:
-            piece[v] = deepest
-
-
-@kernel
-def latency(g: PieceGraph, devices: Ints, piece: Ints, number: Ints, part: Ints, finish_ms: Floats) -> float:
-    """The latest finish, for ops cut into `piece`; infinite where pieces wait for each other.
-
-    `number` (K N + N,) is -1 throughout, and is left so.
-    """
-    n, num_parts = len(devices), 0
-    for v in range(n):
-        if devices[v] == g.num_accelerators:
-            part[v] = num_parts
-            num_parts += 1
-            continue
-        key = devices[v] * n + piece[v] - 1
-        if number[key] < 0:
-            number[key] = num_parts
-            num_parts += 1
-        part[v] = number[key]
-    for v in range(n):
-        if devices[v] != g.num_accelerators:
-            number[devices[v] * n + piece[v] - 1] = -1
+def latency(g: PieceGraph, devices: Ints, piece: Ints, number: Ints) -> float:
+    """As `finish_pieces`."""
     return finish_pieces(
         devices,
         g.num_accelerators,
@@ -379,10 +308,22 @@ def latency(g: PieceGraph, devices: Ints, piece: Ints, number: Ints, part: Ints,
         g.sources,
         g.reader_offsets,
         g.readers,
-        part,
-        num_parts,
-        finish_ms,
+        piece,
+        number,
     )
+
+
+@kernel
+def _swap(g: PieceGraph, unit_device: Ints, devices: Ints, held: Floats, cluster: Ints, goes: Ints, size: int) -> None:
+    """Exchange the devices of the first `size` units of `cluster` with those in `goes`; twice undoes it."""
+    for a in range(size):
+        unit = cluster[a]
+        old = unit_device[unit]
+        held[old] -= g.size_bytes[unit]
+        held[goes[a]] += g.size_bytes[unit]
+        unit_device[unit], goes[a] = goes[a], old
+        for b in range(g.op_offsets[unit], g.op_offsets[unit + 1]):
+            devices[g.unit_ops[b]] = unit_device[unit]
 
 
 @kernel
@@ -396,22 +337,19 @@ def anneal_latency(
     for each other when it is; the rest is Metropolis' rule on the logarithm of the latency.
     """
     num_units, n = len(unit_device), len(g.op_unit)
-    devices = np.empty(n, dtype=np.int32)
+    devices = unit_device[g.op_unit]
     piece, kept = np.ones(n, dtype=np.int32), np.ones(n, dtype=np.int32)
-    depth, part = np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.int32)
+    depth = np.zeros(n, dtype=np.int32)
     number = np.full((g.num_accelerators + 1) * n, -1, dtype=np.int32)
-    finish_ms = np.empty(n)
     held = np.zeros(g.num_accelerators + 1)
     cluster, goes = np.empty(num_units, dtype=np.int32), np.empty(num_units, dtype=np.int32)
     mark = np.full(num_units, -1, dtype=np.int64)
     touched = np.zeros(g.num_accelerators + 1, dtype=np.bool_)
-    for v in range(n):
-        devices[v] = unit_device[g.op_unit[v]]
     for unit in range(num_units):
-        held[unit_device[unit]] += g.unit_bytes[unit]
+        held[unit_device[unit]] += g.size_bytes[unit]
     for device in range(g.num_accelerators):
-        cut_device(g, devices, device, depth, piece)
-    current = latency(g, devices, piece, number, part, finish_ms)
+        cut_device(devices, device, g.source_offsets, g.sources, depth, piece)
+    current = latency(g, devices, piece, number)
     best[:] = unit_device
     best_ms = current
     temperature, ratio = hot, cold / hot
@@ -454,26 +392,17 @@ def anneal_latency(
             is_possible = is_possible and (goes[a] == g.num_accelerators or g.supported[cluster[a]])
         if not is_possible or size == 0:
             continue
-        # the move, at first for bytes alone: what does not fit need not be cut into pieces
         touched[:] = False
         for a in range(size):
-            moved = cluster[a]
-            old = unit_device[moved]
-            held[old] -= g.unit_bytes[moved]
-            held[goes[a]] += g.unit_bytes[moved]
-            touched[old] = True
+            touched[unit_device[cluster[a]]] = True
             touched[goes[a]] = True
-            unit_device[moved], goes[a] = goes[a], old
-        fits = np.all(held[: g.num_accelerators] <= g.capacity_bytes)
-        if fits:
-            for a in range(size):
-                for b in range(g.unit_offsets[cluster[a]], g.unit_offsets[cluster[a] + 1]):
-                    devices[g.unit_ops[b]] = unit_device[cluster[a]]
+        _swap(g, unit_device, devices, held, cluster, goes, size)
+        if np.all(held[: g.num_accelerators] <= g.capacity_bytes):  # what does not fit need not be cut into pieces
             kept[:] = piece
             for device in range(g.num_accelerators):
                 if touched[device]:
-                    cut_device(g, devices, device, depth, piece)
-            after = latency(g, devices, piece, number, part, finish_ms)
+                    cut_device(devices, device, g.source_offsets, g.sources, depth, piece)
+            after = latency(g, devices, piece, number)
             if after <= current or draw(random) < (current / after) ** (1.0 / temperature):
                 current = after
                 if current < best_ms * (1 - 1e-12):
@@ -481,14 +410,7 @@ def anneal_latency(
                     best[:] = unit_device
                 continue
             piece[:] = kept
-        for a in range(size):
-            moved = cluster[a]
-            held[unit_device[moved]] -= g.unit_bytes[moved]
-            held[goes[a]] += g.unit_bytes[moved]
-            unit_device[moved] = goes[a]
-            if fits:
-                for b in range(g.unit_offsets[moved], g.unit_offsets[moved + 1]):
-                    devices[g.unit_ops[b]] = goes[a]
+        _swap(g, unit_device, devices, held, cluster, goes, size)
     unit_device[:] = best
     return best_ms
 
@@ -496,7 +418,7 @@ def anneal_latency(
 @kernel
 def _neighbour(g: PieceGraph, unit: int, random: Words) -> int:
     """A unit that an edge joins with `unit`, or the unit itself where the draw finds none."""
-    first, last = g.unit_offsets[unit], g.unit_offsets[unit + 1]
+    first, last = g.op_offsets[unit], g.op_offsets[unit + 1]
     op = g.unit_ops[first + int(draw(random) * (last - first))]
     before = g.source_offsets[op + 1] - g.source_offsets[op]
     after = g.reader_offsets[op + 1] - g.reader_offsets[op]
@@ -528,7 +450,7 @@ def _grow_by_latency(
     while head < size and size < most:
         unit = cluster[head]
         head += 1
-        for b in range(g.unit_offsets[unit], g.unit_offsets[unit + 1]):
+        for b in range(g.op_offsets[unit], g.op_offsets[unit + 1]):
             op = g.unit_ops[b]
             for way in range(2):
                 first = g.source_offsets[op] if way == 0 else g.reader_offsets[op]
@@ -604,23 +526,7 @@ class MaxLoadSearch(Search):
 
     def __init__(self, record: DnnPartitioning) -> None:
         super().__init__(MaxLoad(record))
-        units = self.units
-        self._graph = LoadGraph(
-            record.num_accelerators,
-            record.num_devices,
-            record.capacity_bytes,
-            units.accelerator_ms,
-            units.cpu_ms,
-            units.size_bytes,
-            units.supported,
-            units.net_ms,
-            units.net_source,
-            units.net_offsets,
-            units.net_sinks,
-            *units.unit_nets,
-            self.order,
-            self.place,
-        )
+        self._graph = LoadGraph(**self.units.to_dict(), order=self.order, place=self.place)
 
     def _anneal(self, devices: Ints, best: Ints, random: Words, steps: int, hot: float, cold: float) -> float:
         width = self._graph.num_accelerators + 1
@@ -640,23 +546,20 @@ class PieceLatencySearch(Search):
 
     def __init__(self, record: DnnPartitioning) -> None:
         super().__init__(PieceLatency(record))
-        units, graph = self.units, record.graph
+        reader_offsets, readers = record.graph.readers
+        op_offsets, unit_ops = csr(self.units.num_units, self.units.op_unit, np.arange(record.num_ops))
         self._graph = PieceGraph(
-            record.num_accelerators,
-            record.num_devices,
-            record.capacity_bytes,
-            work_ms(record),
-            record.transfer_ms,
-            graph.input_offsets,
-            graph.input_tensors,
-            *graph.readers,
-            units.op_unit,
-            np.concatenate(([0], np.cumsum(np.bincount(units.op_unit)))).astype(np.int32),
-            np.argsort(units.op_unit, kind="stable").astype(np.int32),
-            units.size_bytes,
-            units.supported,
-            self.order,
-            self.place,
+            **self.units.to_dict(),
+            order=self.order,
+            place=self.place,
+            work_ms=work_ms(record),
+            transfer_ms=record.transfer_ms,
+            source_offsets=record.graph.input_offsets,
+            sources=record.graph.input_tensors,
+            reader_offsets=reader_offsets,
+            readers=readers,
+            op_offsets=op_offsets,
+            unit_ops=unit_ops,
         )
 
     def _anneal(self, devices: Ints, best: Ints, random: Words, steps: int, hot: float, cold: float) -> float:

@@ -10,9 +10,8 @@ contiguous pieces.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue
 from rlplace.graphs import Grouping
 from rlplace.graphs.formats.published import TRANSFER_BYTES_PER_MS, DnnPartitioning
-from rlplace.jit import Floats, Ints, kernel
+from rlplace.jit import Block, Bools, Floats, Ints, kernel
 from rlplace.measure import Costs, Device, Host, Link, Problem, Route
 
 OBJECTIVES = ("max-load", "piece-latency")
@@ -34,19 +33,16 @@ def published_host(record: DnnPartitioning) -> Host:
     Between accelerators a transfer goes through host memory: the source's link up and the destination's link down.
     """
     count = record.num_accelerators
-    accelerators = [f"accelerator:{k}" for k in range(count)]
     capacity = max(int(record.capacity_bytes), 1)
-    devices = [Device(name, "accelerator", "simulated", capacity) for name in accelerators]
+    devices = [Device(f"accelerator:{k}", "accelerator", "simulated", capacity) for k in range(count)]
     if record.num_cpus:
         devices.append(Device("cpu", f"{record.num_cpus} cpus", "simulated", HOST_MEMORY_BYTES))
     rate = TRANSFER_BYTES_PER_MS * 1e3
     links = [Link(f"{way}:{k}", rate) for k in range(count) for way in ("up", "down")]
-    routes = []
-    for i, source in enumerate(devices):
-        for j, destination in enumerate(devices):
-            if i != j:
-                hops = (f"up:{i}",) * (i < count) + (f"down:{j}",) * (j < count)
-                routes.append(Route(source.name, destination.name, hops))
+    routes = (
+        Route(source.name, destination.name, (f"up:{i}",) * (i < count) + (f"down:{j}",) * (j < count))
+        for (i, source), (j, destination) in itertools.permutations(enumerate(devices), 2)
+    )
     return Host("dnn-partitioning", tuple(devices), tuple(links), tuple(routes))
 
 
@@ -105,8 +101,7 @@ def work_ms(record: DnnPartitioning) -> NDArray[np.float64]:
     return np.stack((record.accelerator_ms, record.cpu_ms))
 
 
-@dataclass(frozen=True, eq=False)
-class UnitGraph:
+class UnitGraph(Block):
     """U units and M nets; max-load of a placement of units is max-load of the placement of ops that it stands for.
 
     A net is one op's output: it costs `net_ms` on the source's accelerator when a sink is elsewhere, and on every other
@@ -114,37 +109,36 @@ class UnitGraph:
     without readers elsewhere, and free transfers, are no nets.
 
     Attributes:
-        record: the workload.
+        num_accelerators: K; device K is the pooled CPUs.
+        num_devices: K, or K + 1 where there are CPUs.
+        capacity_bytes: of an accelerator.
         op_unit: (N,) int32, the unit of each op.
         accelerator_ms, cpu_ms, size_bytes: (U,) float64, sums over the unit's ops.
         supported: (U,) bool, whether an accelerator can run all of them.
         net_ms: (M,) float64.
         net_source: (M,) int32.
         net_offsets, net_sinks: CSR (M + 1,), (S,) int32 of each net's sinks, ascending, without its source.
+        unit_offsets, unit_nets: CSR (U + 1,), (S + M,) int32 of each unit's nets, whether it is their source or a sink.
     """
 
-    record: DnnPartitioning
+    num_accelerators: int
+    num_devices: int
+    capacity_bytes: float
     op_unit: Ints
     accelerator_ms: Floats
     cpu_ms: Floats
     size_bytes: Floats
-    supported: NDArray[np.bool_]
+    supported: Bools
     net_ms: Floats
     net_source: Ints
     net_offsets: Ints
     net_sinks: Ints
+    unit_offsets: Ints
+    unit_nets: Ints
 
     @property
     def num_units(self) -> int:
         return len(self.accelerator_ms)
-
-    @cached_property
-    def unit_nets(self) -> tuple[Ints, Ints]:
-        """CSR (U + 1,), (S + M,): the nets of each unit, whether it is their source or a sink."""
-        sinks_net = np.repeat(np.arange(len(self.net_ms)), np.diff(self.net_offsets))
-        unit = np.concatenate((self.net_source, self.net_sinks))
-        net = np.concatenate((np.arange(len(self.net_ms)), sinks_net))
-        return csr(self.num_units, unit, net)
 
     def expand(self, devices: Ints) -> Ints:
         """Devices of ops (..., N) from devices of units (..., U)."""
@@ -177,8 +171,12 @@ def unit_graph(record: DnnPartitioning, op_unit: Ints) -> UnitGraph:
             key = (source, *sorted(sinks))
             costs[key] = costs.get(key, 0.0) + float(record.transfer_ms[op])
     keys = sorted(costs)
+    ends = np.array([(unit, net) for net, key in enumerate(keys) for unit in key], dtype=np.int32).reshape(-1, 2)
+    unit_offsets, unit_nets = csr(count, *ends.T)
     return UnitGraph(
-        record=record,
+        num_accelerators=record.num_accelerators,
+        num_devices=record.num_devices,
+        capacity_bytes=record.capacity_bytes,
         op_unit=np.ascontiguousarray(op_unit, dtype=np.int32),
         accelerator_ms=np.bincount(op_unit, weights=record.accelerator_ms, minlength=count).astype(np.float64),
         cpu_ms=np.bincount(op_unit, weights=record.cpu_ms, minlength=count).astype(np.float64),
@@ -188,6 +186,8 @@ def unit_graph(record: DnnPartitioning, op_unit: Ints) -> UnitGraph:
         net_source=np.array([key[0] for key in keys], dtype=np.int32),
         net_offsets=np.cumsum([0, *(len(key) - 1 for key in keys)]).astype(np.int32),
         net_sinks=np.array([sink for key in keys for sink in key[1:]], dtype=np.int32),
+        unit_offsets=unit_offsets,
+        unit_nets=unit_nets,
     )
 
 
@@ -230,37 +230,27 @@ def fill_loads(
 
 
 @kernel
-def find_pieces(
-    devices: Ints, num_accelerators: int, source_offsets: Ints, sources: Ints, depth: Ints, part: Ints
-) -> int:
-    """Fill `part` (N,), the piece of each op, a CPU op being one by itself; the number of pieces comes back.
+def cut_device(devices: Ints, device: int, source_offsets: Ints, sources: Ints, depth: Ints, piece: Ints) -> None:
+    """Fill `piece` (N,) for the ops on `device`: which of its pieces each is in, from 1.
 
-    A member of a set S whose paths from outside re-enter S k times is in piece k + 1 of S.
+    An op of the device whose paths from outside enter the device k times again is in piece k + 1.
     """
     n = len(devices)
-    number = np.empty(n + 1, dtype=np.int32)
-    num_parts = 0
-    for device in range(num_accelerators):
-        if not np.any(devices == device):
-            continue
-        number[:] = -1
-        for v in range(n):
-            inside = devices[v] == device
-            deepest = 1 if inside else 0
-            for edge in range(source_offsets[v], source_offsets[v + 1]):
-                u = sources[edge]
-                deepest = max(deepest, depth[u] + (1 if inside and devices[u] != device else 0))
-            depth[v] = deepest
-            if inside:
-                if number[deepest] < 0:
-                    number[deepest] = num_parts
-                    num_parts += 1
-                part[v] = number[deepest]
+    first, last = n, -1
     for v in range(n):
-        if devices[v] == num_accelerators:
-            part[v] = num_parts
-            num_parts += 1
-    return num_parts
+        if devices[v] == device:
+            first = min(first, v)
+            last = v
+    for v in range(first, last + 1):
+        inside = devices[v] == device
+        deepest = 1 if inside else 0
+        for edge in range(source_offsets[v], source_offsets[v + 1]):
+            u = sources[edge]
+            if u >= first:
+                deepest = max(deepest, depth[u] + (1 if inside and devices[u] != device else 0))
+        depth[v] = deepest
+        if inside:
+            piece[v] = deepest
 
 
 @kernel
@@ -273,12 +263,29 @@ def finish_pieces(
     sources: Ints,
     reader_offsets: Ints,
     readers: Ints,
-    part: Ints,
-    num_parts: int,
-    finish_ms: Floats,
+    piece: Ints,
+    number: Ints,
 ) -> float:
-    """The latest finish of the pieces, infinite where they form a cycle; `finish_ms` (>= num_parts,) is filled."""
-    n = len(devices)
+    """The latest finish of ops cut into `piece`, infinite where pieces wait for each other.
+
+    A CPU op is a piece by itself. `number` (K N + N,) is -1 throughout, and is left so.
+    """
+    n, num_parts = len(devices), 0
+    part = np.empty(n, dtype=np.int32)
+    for v in range(n):
+        if devices[v] == num_accelerators:
+            part[v] = num_parts
+            num_parts += 1
+            continue
+        key = devices[v] * n + piece[v] - 1
+        if number[key] < 0:
+            number[key] = num_parts
+            num_parts += 1
+        part[v] = number[key]
+    for v in range(n):
+        if devices[v] != num_accelerators:
+            number[devices[v] * n + piece[v] - 1] = -1
+    finish_ms = np.empty(num_parts)
     first = np.zeros(num_parts + 1, dtype=np.int32)
     for v in range(n):
         first[part[v] + 1] += 1
@@ -378,8 +385,10 @@ class PieceLatency(PublishedTimer):
 
     def _value_ms(self, devices: NDArray[np.int32]) -> float:
         record, graph, count = self.record, self.record.graph, self.record.num_accelerators
-        part, depth = np.empty_like(devices), np.empty_like(devices)
+        depth, piece = np.zeros_like(devices), np.zeros_like(devices)
         sources = graph.input_offsets, graph.input_tensors
-        num_parts = find_pieces(devices, count, *sources, depth, part)
-        args = self._work_ms, record.transfer_ms, *sources, *graph.readers, part, num_parts, np.empty(len(devices))
-        return float(finish_pieces(devices, count, *args))
+        for device in range(count):
+            cut_device(devices, device, *sources, depth, piece)
+        args = self._work_ms, record.transfer_ms, *sources, *graph.readers
+        number = np.full((count + 1) * len(devices), -1, dtype=np.int32)
+        return float(finish_pieces(devices, count, *args, piece, number))

@@ -22,14 +22,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-from scipy.sparse import coo_array
+from scipy.sparse import block_array, coo_array, diags_array, eye_array, hstack, kron
 
-from rlplace.errors import InvalidValue, UserError, check_known
+from rlplace.errors import UserError, check_known
 from rlplace.graphs.formats.published import DnnPartitioning
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.partitioning.contiguous import MOST_PAIRS, dp
 from rlplace.partitioning.kernel_anneal import Search, make_search
 from rlplace.partitioning.objectives import UnitGraph, unit_graph
+from rlplace.records import check_seed
 from rlplace.search import Budget
 from rlplace.search.task import Failure
 
@@ -117,12 +118,12 @@ def solve(
     for method in methods:
         check_known("method", method, METHODS)
     Budget(math.inf if evaluations is None else evaluations, seconds)  # which refuses what is out of range
-    if seed < 0:
-        raise InvalidValue("seed", seed, "at least 0", where="budget")
+    check_seed(seed, "budget")
     if evaluations is None and not math.isfinite(seconds):
         evaluations = FIRST_STEPS
-    run = _Run(record, objective, seconds, evaluations, seed, [name for name in METHODS if name in methods])
-    rows = tuple(run.row(name) for name in METHODS if name in methods)
+    ordered = [name for name in METHODS if name in methods]
+    run = _Run(record, objective, seconds, evaluations, seed, ordered)
+    rows = tuple(map(run.row, ordered))
     return PublishedResult(rows, *max(lower_bound_ms(record, objective), (run.solver_bound_ms, "milp")))
 
 
@@ -191,25 +192,18 @@ class _Run:
 
     def _seconds_for(self, method: str) -> float:
         """The method's share of the time that is left."""
-        left = self._deadline - time.monotonic()
-        if not math.isfinite(left):
-            return math.inf
+        left_s = max(self._deadline - time.monotonic(), 0.01)
         later = self._methods[self._methods.index(method) :]
-        return max(left, 0.01) * SHARES[method] / sum(SHARES.get(name, 0.0) for name in later)
+        return left_s * SHARES[method] / sum(SHARES.get(name, 0.0) for name in later)
 
     def _dp(self) -> _Answer:
-        seconds = self._deadline - time.monotonic()
         in_turn = self._objective == "piece-latency"
-        most = MOST_PAIRS // 4 if in_turn else MOST_PAIRS
-        if math.isfinite(seconds):
-            most = int(most * min(seconds / 60, 1.0))
-        split = dp(self._record, in_turn=in_turn, most_pairs=most)
-        sets = f"{split.num_ideals} ideals"
-        why = f"best of all contiguous splits, {sets}" if split.is_exact else f"best in one order of the graph, {sets}"
-        if in_turn:
-            why += ", devices in turn"
+        most = (MOST_PAIRS // 4 if in_turn else MOST_PAIRS) * min((self._deadline - time.monotonic()) / 60, 1.0)
+        split = dp(self._record, in_turn=in_turn, most_pairs=int(most))
         if split.devices is None:
             return _Answer(why="no contiguous split fits")
+        among = "best of all contiguous splits" if split.is_exact else "best in one order of the graph"
+        why = f"{among}, {split.num_ideals} ideals{', devices in turn' if in_turn else ''}"
         return _Answer(self._search.units.shrink(split.devices)[None], why=why)
 
     def _milp(self) -> _Answer:
@@ -234,8 +228,8 @@ class _Run:
         for name in names:
             if (name in QUICK and name not in self._found) or (name == "dp" and name not in self._methods):
                 rows += self._scored(self._answer(name).devices)
-        rows = [row for row in rows if math.isfinite(row[1])]
-        return [row for row, _ in sorted(rows, key=lambda row: row[1])[:MOST_STARTS]]
+        best = sorted(rows, key=lambda row: row[1])[:MOST_STARTS]
+        return [devices for devices, value_ms in best if math.isfinite(value_ms)]
 
     def _rounds(self, method: str, starts: Sequence[str], heats: Sequence[float]) -> _Answer:
         """Rounds of chains side by side, from starts in turn; the last of each turn of heats from the best so far.
@@ -292,10 +286,8 @@ class _Run:
 
 def largest_unit_ms(units: UnitGraph) -> float:
     """The longest unit where it is fastest: a unit is on one device, whose load is at least the unit's work."""
-    record = units.record
-    can = units.supported & (record.num_accelerators > 0) & (units.size_bytes <= record.capacity_bytes)
-    accelerator_ms = np.where(can, units.accelerator_ms, np.inf)
-    return float(np.max(np.minimum(accelerator_ms, units.cpu_ms if record.num_cpus else np.inf), initial=0.0))
+    fits = units.supported & (units.size_bytes <= units.capacity_bytes)
+    return float(np.max(_fastest_ms(units, fits, units.accelerator_ms, units.cpu_ms), initial=0.0))
 
 
 def shared_work_ms(units: UnitGraph) -> float:
@@ -306,21 +298,16 @@ def shared_work_ms(units: UnitGraph) -> float:
     memories. Every placement is such shares of 0 and 1, so the linear program's least maximum bounds them all. It
     contains the memory-forced work of the CPUs: where K memories do not hold everything, the shares cannot be 0.
     """
-    record = units.record
-    count, k = units.num_units, record.num_accelerators
-    if not record.num_cpus:
+    count, k = units.num_units, units.num_accelerators
+    if units.num_devices == k:
         return float(units.accelerator_ms.sum()) / k
     low = np.where(units.supported & (k > 0), 0.0, 1.0)
-    scale = max(k * record.capacity_bytes, 1.0)
-    table = np.zeros((3, count + 1))
-    table[0, :count], table[0, count] = -units.accelerator_ms, -k
-    table[1, :count], table[1, count] = units.cpu_ms, -1.0
-    table[2, :count] = -units.size_bytes / scale
-    room = np.array([-units.accelerator_ms.sum(), 0.0, (k * record.capacity_bytes - units.size_bytes.sum()) / scale])
-    goal = np.zeros(count + 1)
-    goal[count] = 1.0
+    scale = max(k * units.capacity_bytes, 1.0)
+    shares = np.stack((-units.accelerator_ms, units.cpu_ms, -units.size_bytes / scale))
+    table = np.column_stack((shares, [-k, -1.0, 0.0]))
+    room = np.array([-units.accelerator_ms.sum(), 0.0, (k * units.capacity_bytes - units.size_bytes.sum()) / scale])
     limits = np.stack((np.append(low, 0.0), np.append(np.ones(count), np.inf)), axis=1)
-    answer = linprog(goal, A_ub=table, b_ub=room, bounds=limits, method="highs")
+    answer = linprog(np.append(np.zeros(count), 1.0), A_ub=table, b_ub=room, bounds=limits, method="highs")
     return float(answer.fun) * (1 - 1e-9) if answer.status == 0 else 0.0
 
 
@@ -331,7 +318,8 @@ def longest_path_ms(record: DnnPartitioning) -> float:
     members finish together, after the work of all of them, so the work of a path's members inside the piece, which come
     one after the other, lies between the finish before the piece and its own.
     """
-    return float(np.max(_through_ms(record, _fastest_ms(record)), initial=0.0))
+    fastest = _fastest_ms(record, record.supported, record.accelerator_ms, record.cpu_ms)
+    return float(np.max(_through_ms(record, fastest), initial=0.0))
 
 
 def forced_work_ms(record: DnnPartitioning) -> float:
@@ -343,16 +331,15 @@ def forced_work_ms(record: DnnPartitioning) -> float:
     so an L that fails is a bound, and bisection finds the largest to within 1e-6 of itself.
     """
     k = record.num_accelerators
-    fastest = _fastest_ms(record)
+    fastest = _fastest_ms(record, record.supported, record.accelerator_ms, record.cpu_ms)
     through = _through_ms(record, fastest)
     cpu_ms = record.cpu_ms if record.num_cpus else np.full(record.num_ops, np.inf)
     on_cpu = through - fastest + cpu_ms
-    cpu_only = ~record.supported
 
     def fails(latency_ms: float) -> bool:
         forced = on_cpu > latency_ms * (1 + 1e-9)
         work, size = float(record.accelerator_ms[forced].sum()), float(record.size_bytes[forced].sum())
-        return bool(np.any(forced & cpu_only)) or work > k * latency_ms or size > k * record.capacity_bytes
+        return bool(np.any(forced & ~record.supported)) or work > k * latency_ms or size > k * record.capacity_bytes
 
     low, high = 0.0, float(record.cpu_ms.sum() + record.accelerator_ms.sum()) + 1.0
     if fails(high):
@@ -367,17 +354,21 @@ def lower_bound_ms(record: DnnPartitioning, objective: str) -> tuple[float, str]
     """The best bound on `objective` (`max-load` or `piece-latency`) in milliseconds, and its name."""
     if objective == "max-load":
         units = unit_graph(record, record.units)
-        bounds = {"shared work": shared_work_ms(units), "largest unit": largest_unit_ms(units)}
+        bounds = (shared_work_ms(units), "shared work"), (largest_unit_ms(units), "largest unit")
     else:
-        bounds = {"longest path": longest_path_ms(record), "forced work": forced_work_ms(record)}
-    name = max(bounds, key=lambda key: bounds[key])
-    return bounds[name], name
+        bounds = (longest_path_ms(record), "longest path"), (forced_work_ms(record), "forced work")
+    return max(bounds, key=lambda pair: pair[0])
 
 
-def _fastest_ms(record: DnnPartitioning) -> NDArray[np.float64]:
-    """(N,) each op's time on the fastest device that can run it."""
-    accelerator = np.where(record.supported & (record.num_accelerators > 0), record.accelerator_ms, np.inf)
-    return np.minimum(accelerator, record.cpu_ms) if record.num_cpus else accelerator
+def _fastest_ms(
+    on: DnnPartitioning | UnitGraph,
+    is_accelerated: NDArray[np.bool_],
+    accelerator_ms: NDArray[np.float64],
+    cpu_ms: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """(N,) the time of each op, or unit, on the fastest device that can run it."""
+    on_accelerator = np.where(is_accelerated & (on.num_accelerators > 0), accelerator_ms, np.inf)
+    return np.minimum(on_accelerator, cpu_ms if on.num_devices > on.num_accelerators else np.inf)
 
 
 def _through_ms(record: DnnPartitioning, op_ms: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -390,13 +381,10 @@ def _through_ms(record: DnnPartitioning, op_ms: NDArray[np.float64]) -> NDArray[
 
 def single(search: Search) -> Ints:
     """(B, U): everything on the first accelerator, and on the CPUs, as far as allowed."""
-    units = search.units
-    rows = []
-    if units.record.num_accelerators and units.supported.all():
-        rows.append(np.zeros(units.num_units, dtype=np.int32))
-    if units.record.num_cpus:
-        rows.append(np.full(units.num_units, units.record.num_accelerators, dtype=np.int32))
-    return np.array(rows, dtype=np.int32).reshape(-1, units.num_units)
+    units, count = search.units, search.units.num_accelerators
+    first = [0] if count and units.supported.all() else []
+    devices = np.array(first + [count] * (units.num_devices - count), dtype=np.int32)
+    return np.repeat(devices[:, None], units.num_units, axis=1)
 
 
 def blocks(search: Search) -> Ints:
@@ -405,7 +393,7 @@ def blocks(search: Search) -> Ints:
     Ops that an accelerator cannot run are on the CPUs.
     """
     units = search.units
-    count = units.record.num_accelerators
+    count = units.num_accelerators
     rows = []
     for weight in (units.accelerator_ms, units.size_bytes):
         ordered = weight[search.order]
@@ -427,15 +415,15 @@ def greedy(search: Search) -> Ints:
     on work.
     """
     units = search.units
-    shares = units.accelerator_ms.sum() / np.arange(1, max(units.record.num_accelerators, 1) + 1)
+    shares = units.accelerator_ms.sum() / np.arange(1, max(units.num_accelerators, 1) + 1)
     rows = [_fill(search, share, search.order) for share in (*shares, *(1.05 * shares))]
     rows.append(_fill(search, 0.0, np.argsort(-units.size_bytes, kind="stable").astype(np.int32)))
     return np.array([row for row in rows if row is not None], dtype=np.int32).reshape(-1, units.num_units)
 
 
 def _fill(search: Search, share_ms: float, order: Ints) -> Ints | None:
-    units, record = search.units, search.units.record
-    count, capacity = record.num_accelerators, record.capacity_bytes
+    units = search.units
+    count, capacity = units.num_accelerators, units.capacity_bytes
     held, work = [0.0] * count, 0.0
     row, device = np.empty(units.num_units, dtype=np.int32), 0
     for unit in order.tolist():
@@ -446,7 +434,7 @@ def _fill(search: Search, share_ms: float, order: Ints) -> Ints | None:
                 device, work = device + 1, 0.0
             room = (other for other in (device, *range(count)) if held[other] + size <= capacity)
             target = next(room, count)
-        if target == count and not record.num_cpus:
+        if target == count == units.num_devices:
             return None
         if target < count:
             held[target] += size
@@ -488,7 +476,7 @@ class IntegerSplit:
 
 def count_entries(units: UnitGraph) -> int:
     """Matrix entries of the program, to tell whether it is worth starting."""
-    return units.record.num_devices * (4 * units.num_units + 8 * len(units.net_sinks))
+    return units.num_devices * (4 * units.num_units + 8 * len(units.net_sinks))
 
 
 def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None = None) -> IntegerSplit:
@@ -503,85 +491,53 @@ def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None
         seconds: wall time for the solver.
         nodes: of the branch-and-bound tree; the same number gives the same result.
     """
-    record = units.record
-    count, devices, accelerators = units.num_units, record.num_devices, record.num_accelerators
+    count, devices, accelerators = units.num_units, units.num_devices, units.num_accelerators
     nets, pins = len(units.net_ms), len(units.net_sinks)
-    x = np.arange(count * devices).reshape(count, devices)
-    out = count * devices + np.arange(nets * accelerators).reshape(nets, accelerators)
-    into = out + nets * accelerators
-    largest = count * devices + 2 * nets * accelerators
-    rows: list[NDArray[np.int64]] = []
-    columns: list[NDArray[np.int64]] = []
-    values: list[NDArray[np.float64]] = []
-    low: list[NDArray[np.float64]] = []
-    high: list[NDArray[np.float64]] = []
-    height = 0
+    net_of_pin = np.repeat(np.arange(nets), np.diff(units.net_offsets))
 
-    def add(
-        entries: list[tuple[NDArray[np.int64], NDArray[np.int64], float | NDArray[np.float64]]],
-        size: int,
-        at_least: float,
-        at_most: float,
-    ) -> None:
-        nonlocal height
-        for row, column, value in entries:
-            rows.append(height + row.ravel())
-            columns.append(column.ravel())
-            values.append(np.broadcast_to(np.asarray(value, dtype=np.float64), row.shape).ravel())
-        low.append(np.full(size, at_least))
-        high.append(np.full(size, at_most))
-        height += size
+    def pin_table(column: NDArray[np.integer], width: int) -> coo_array:
+        """(S, width) with a 1 in each pin's column."""
+        return coo_array((np.ones(pins), (np.arange(pins), column)), shape=(pins, width))
 
-    add([(np.repeat(np.arange(count)[:, None], devices, axis=1), x, 1.0)], count, 1.0, 1.0)
-    pin_net = np.repeat(np.arange(nets), np.diff(units.net_offsets))
-    pin = np.arange(pins * accelerators).reshape(pins, accelerators)
-    at_source, at_sink = x[units.net_source[pin_net]][:, :accelerators], x[units.net_sinks][:, :accelerators]
-    add([(pin, out[pin_net], 1.0), (pin, at_source, -1.0), (pin, at_sink, 1.0)], pin.size, 0.0, np.inf)
-    add([(pin, into[pin_net], 1.0), (pin, at_sink, -1.0), (pin, at_source, 1.0)], pin.size, 0.0, np.inf)
-    at = np.repeat(np.arange(devices)[None], count, axis=0)
+    # columns: x[u, d], out[m, d], into[m, d], T; rows: each unit once, what pins pay, loads, memory
+    on_accelerator = eye_array(accelerators, devices)
+    apart = kron(pin_table(units.net_sinks, count) - pin_table(units.net_source[net_of_pin], count), on_accelerator)
+    pays = kron(pin_table(net_of_pin, nets), eye_array(accelerators))
     work = np.repeat(units.accelerator_ms[:, None], devices, axis=1)
     work[:, accelerators:] = units.cpu_ms[:, None]
-    paid = np.repeat(np.arange(accelerators)[None], nets, axis=0)
-    cost = np.repeat(units.net_ms[:, None], accelerators, axis=1)
-    device = np.arange(devices)
-    add(
-        [(at, x, work), (paid, out, cost), (paid, into, cost), (device, np.full(devices, largest), -1.0)],
-        devices,
-        -np.inf,
-        0.0,
+    cost = kron(units.net_ms[None], on_accelerator.T)
+    scale = max(units.capacity_bytes, 1.0)
+    table = block_array(
+        [
+            [kron(eye_array(count), np.ones((1, devices))), None, None, None],
+            [apart, pays, None, None],
+            [-apart, None, pays, None],
+            [hstack([diags_array(row) for row in work]), cost, cost, np.full((devices, 1), -1.0)],
+            [kron(units.size_bytes[None] / scale, on_accelerator), None, None, None],
+        ],
+        format="csr",
     )
-    held, size = at[:, :accelerators], np.repeat(units.size_bytes[:, None], accelerators, axis=1)
-    scale = max(record.capacity_bytes, 1.0)
-    add([(held, x[:, :accelerators], size / scale)], accelerators, -np.inf, record.capacity_bytes / scale)
-
-    upper = np.ones(largest + 1)
-    upper[x[~units.supported][:, :accelerators].ravel()] = 0.0
-    upper[largest] = np.inf
-    whole = np.zeros(largest + 1)
-    whole[: count * devices] = 1
-    objective = np.zeros(largest + 1)
-    objective[largest] = 1.0
-    table = coo_array(
-        (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=(height, largest + 1)
-    ).tocsr()
-    options: dict[str, float | int | bool] = {"disp": False}
-    if math.isfinite(seconds):
-        options["time_limit"] = max(seconds, 0.1)
-    if nodes is not None:
-        options["node_limit"] = nodes
+    least = np.repeat([1.0, 0.0, -np.inf], [count, 2 * pins * accelerators, devices + accelerators])
+    most = np.repeat(
+        [1.0, np.inf, 0.0, units.capacity_bytes / scale], [count, 2 * pins * accelerators, devices, accelerators]
+    )
+    width, num_x = table.shape[1], count * devices
+    upper = np.append(np.ones(width - 1), np.inf)
+    upper[:num_x].reshape(count, devices)[~units.supported, :accelerators] = 0.0
     with _mute_solver():
         answer = milp(
-            objective,
-            integrality=whole,
-            bounds=Bounds(np.zeros(largest + 1), upper),
-            constraints=LinearConstraint(table, np.concatenate(low), np.concatenate(high)),
-            options=options,
+            np.append(np.zeros(width - 1), 1.0),
+            integrality=np.arange(width) < num_x,
+            bounds=Bounds(np.zeros(width), upper),
+            constraints=LinearConstraint(table, least, most),
+            options={"disp": False, "time_limit": max(seconds, 0.1), "node_limit": nodes},
         )
     bound = getattr(answer, "mip_dual_bound", None)
     bound_ms = max(float(bound), 0.0) if bound is not None and math.isfinite(bound) else 0.0
     if answer.x is None:
         return IntegerSplit(None, bound_ms, False)
-    return IntegerSplit(np.argmax(answer.x[x], axis=1).astype(np.int32), bound_ms, answer.status == 0)
+    chosen = np.argmax(answer.x[:num_x].reshape(count, devices), axis=1)
+    return IntegerSplit(chosen.astype(np.int32), bound_ms, answer.status == 0)
 
 
 @contextmanager

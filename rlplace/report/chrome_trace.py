@@ -131,13 +131,10 @@ class Trace:
         Raises:
             InvalidValue: a malformed event.
         """
-        events = data.get("traceEvents")
-        if not isinstance(events, list):
-            raise InvalidValue("traceEvents", described(events), "a list", where=where)
-        reader = _Reader(where)
-        for index, event in enumerate(events):
-            if not isinstance(event, Mapping):
-                raise InvalidValue(f"traceEvents[{index}]", described(event), "an object", where=where)
+        events, reader = data.get("traceEvents"), _Reader(where)
+        reader.check("traceEvents", events, "a list", is_right=isinstance(events, list))
+        for index, event in enumerate(events or ()):
+            reader.check(f"traceEvents[{index}]", event, "an object", is_right=isinstance(event, Mapping))
             reader.take(event)
         return reader.trace()
 
@@ -160,13 +157,19 @@ def chrome_trace(timelines: Mapping[str, Timeline], graph: OpGraph, host: Host) 
     Raises:
         InvalidValue: a timeline of another graph.
     """
-    events: list[Event] = []
-    num_arrows = 0
+    events, num_arrows = list[Event](), 0
     for pid, (name, timeline) in enumerate(timelines.items(), 1):
         events += _Step(f"timeline {name!r}", timeline, graph, host).events(pid, name, num_arrows)
         num_arrows += timeline.transfer_tensor.size
-    facts = {"host": host.name, "graph_fingerprint": graph.fingerprint, "host_fingerprint": host.fingerprint}
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": facts}
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "host": host.name,
+            "graph_fingerprint": graph.fingerprint,
+            "host_fingerprint": host.fingerprint,
+        },
+    }
 
 
 def write_chrome_trace(
@@ -186,8 +189,9 @@ class _Step:
 
     def __init__(self, where: str, timeline: Timeline, graph: OpGraph, host: Host) -> None:
         if len(timeline.op_device) != graph.num_ops:
-            actual, expected = f"{len(timeline.op_device)} entries", f"{graph.num_ops}, one for each op"
-            raise InvalidValue("op_device", actual, expected, where=where)
+            raise InvalidValue(
+                "op_device", f"{len(timeline.op_device)} entries", f"{graph.num_ops}, one for each op", where=where
+            )
         self._timeline, self._graph, self._host = timeline, graph, host
         self._names = [device.name for device in host.devices]
         self.lanes: list[Lane] = []
@@ -226,12 +230,14 @@ class _Step:
         for key, value in (("name", name), ("labels", f"step {format_seconds(step_s)}"), ("sort_index", pid)):
             yield {"ph": "M", "name": f"process_{key}", "pid": pid, "args": {key: value}}
         for row, lane in enumerate(self.lanes):
-            at = {"ph": "M", "pid": pid, "tid": _tid(pid, row)}
-            yield at | {"name": "thread_name", "args": {"name": lane.name}}
-            yield at | {"name": "thread_sort_index", "args": {"sort_index": row}}
+            for key, value in (("name", lane.name), ("sort_index", row)):
+                yield {"ph": "M", "pid": pid, "tid": _tid(pid, row), "name": f"thread_{key}", "args": {key: value}}
         for one in self.slices:
             at = {"ph": "X", "pid": pid, "tid": _tid(pid, one.lane), "ts": _us(one.start_s)}
-            yield at | {"name": one.name, "cat": _category(one), "dur": _us(one.end_s, one.start_s), "args": _args(one)}
+            # phase and micro-batch: categories can be searched for and switched off
+            part = f",micro-batch {one.micro_batch}" if one.micro_batch >= 0 and one.kind != TRANSFER else ""
+            duration = _us(one.end_s, one.start_s)
+            yield at | {"name": one.name, "cat": one.kind + part, "dur": duration, "args": _args(one)}
         for transfer, tensor in enumerate(self._timeline.transfer_tensor.tolist()):
             stops = self._stops(transfer, tensor)
             for place, (row, us) in enumerate(stops if len(stops) > 1 else ()):
@@ -240,25 +246,21 @@ class _Step:
                 yield {"name": TRANSFER, "cat": TRANSFER, "id": first_arrow + transfer, **at, **ends}
         for device, points in self.memory():
             for time_s, level in points:
-                at = {"ph": "C", "pid": pid, "ts": _us(time_s)}
-                yield at | {"name": f"{_MEMORY}{device}", "args": {"bytes": level}}
+                yield {"ph": "C", "pid": pid, "ts": _us(time_s), "name": _MEMORY + device, "args": {"bytes": level}}
 
     def _stops(self, transfer: int, tensor: int) -> list[tuple[int, float]]:
         """Lanes and microseconds of an arrow: from the producer, over the transfer, to its first reader there.
 
         Each stop binds to the slice that it is in.
         """
-        stops = []
-        if (made := self._of_op.get(int(self._graph.tensor_op[tensor]))) is not None:
-            stops.append((made.lane, max(_us(made.start_s), _us(made.end_s) - 1e-3)))
         offsets, ops = self._graph.readers
         readers = ops[offsets[tensor] : offsets[tensor + 1]]
         readers = readers[self._timeline.op_device[readers] == self._timeline.transfer_destination[transfer]]
         first = min(readers.tolist(), key=lambda op: _us(float(self._timeline.op_start_s[op])), default=-1)
-        for one in (self._of_transfer.get(transfer), self._of_op.get(first)):
-            if one is not None:
-                stops.append((one.lane, _us(one.start_s)))
-        return stops
+        made = self._of_op.get(int(self._graph.tensor_op[tensor]))
+        stops = [] if made is None else [(made.lane, max(_us(made.start_s), _us(made.end_s) - 1e-3))]
+        later = self._of_transfer.get(transfer), self._of_op.get(first)
+        return [*stops, *((one.lane, _us(one.start_s)) for one in later if one is not None)]
 
     def _op(self, op: int, lane: int) -> Slice:
         graph, timeline = self._graph, self._timeline
@@ -276,14 +278,16 @@ class _Step:
 
     def _transfer(self, transfer: int, lane: int) -> Slice:
         timeline, tensor = self._timeline, int(self._timeline.transfer_tensor[transfer])
-        ends = self._names[timeline.transfer_source[transfer]], self._names[timeline.transfer_destination[transfer]]
         return replace(
             self._op(int(self._graph.tensor_op[tensor]), lane),
             kind=TRANSFER,
             start_s=float(timeline.transfer_start_s[transfer]),
             end_s=float(timeline.transfer_end_s[transfer]),
             num_bytes=int(self._graph.tensor_bytes[tensor]),
-            ends=ends,
+            ends=(
+                self._names[timeline.transfer_source[transfer]],
+                self._names[timeline.transfer_destination[transfer]],
+            ),
             tensor=tensor,
         )
 
@@ -295,12 +299,6 @@ class _Step:
         count = max(numbers, default=0 if is_device else -1) + 1
         self.lanes += [Lane(f"{name} ({number + 1})" if number else name, is_device) for number in range(count)]
         return [first + number for number in numbers]
-
-
-def _category(one: Slice) -> str:
-    """Phase and micro-batch: categories can be searched for and switched off."""
-    is_cut = one.micro_batch >= 0 and one.kind != TRANSFER
-    return f"{one.kind},micro-batch {one.micro_batch}" if is_cut else one.kind
 
 
 def _args(one: Slice) -> Event:
@@ -336,20 +334,22 @@ class _Reader:
     """Collects events of the first process."""
 
     def __init__(self, where: str) -> None:
-        self._where = where
+        self._where, self._kind, self._names = where, "", dict[int, str]()
         self._pid: object = None
-        self._kind = ""
-        self._names: dict[int, str] = {}
-        self._rows: dict[int, list[Slice]] = defaultdict(list)
-        self._memory: dict[str, list[tuple[float, int]]] = defaultdict(list)
+        self._rows = defaultdict[int, list[Slice]](list)
+        self._memory = defaultdict[str, list[tuple[float, int]]](list)
+
+    def check(self, key: str, value: object, expected: str, *, is_right: bool) -> None:
+        """Refuses a malformed value of the file."""
+        if not is_right:
+            raise InvalidValue(key, described(value), expected, where=self._where)
 
     def take(self, event: Mapping[str, Any]) -> None:
         self._pid = event.get("pid") if self._pid is None else self._pid
         if event.get("pid") != self._pid:
             return
         args = event.get("args", {})
-        if not isinstance(args, Mapping):
-            raise InvalidValue("args", described(args), "an object", where=self._where)
+        self.check("args", args, "an object", is_right=isinstance(args, Mapping))
         sort, name = event.get("ph"), self._text(event, "name")
         if sort == "M" and name == "process_name":
             self._kind = self._text(args, "name")
@@ -393,21 +393,19 @@ class _Reader:
         return Trace(self._kind, lanes, tuple(slices), memory)
 
     def _text(self, data: Mapping[str, Any], key: str) -> str:
-        value = data.get(key, "")
-        if not isinstance(value, str):
-            raise InvalidValue(key, described(value), "text", where=self._where)
-        return value
+        value: Any = data.get(key, "")
+        self.check(key, value, "text", is_right=isinstance(value, str))
+        return str(value)
 
     def _whole(self, data: Mapping[str, Any], key: str, default: int = 0) -> int:
-        value = data.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:
-            raise InvalidValue(key, described(value), "a whole number", where=self._where)
-        return value
+        value: Any = data.get(key, default)
+        self.check(key, value, "a whole number", is_right=type(value) is int and abs(value) < 2**63)
+        return int(value)
 
     def _seconds(self, data: Mapping[str, Any], key: str) -> float:
-        value = data.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST_US:
-            raise InvalidValue(key, described(value), "microseconds, 0 or more", where=self._where)
+        value: Any = data.get(key)
+        is_right = type(value) in (int, float) and 0 <= value <= _LONGEST_US
+        self.check(key, value, "microseconds, 0 or more", is_right=is_right)
         return float(value) / 1e6
 
 

@@ -19,7 +19,7 @@ from typing import Any, Self, TextIO
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.segment import Segment
 from rich.table import Column, Table
@@ -67,11 +67,19 @@ class Progress:
         self._is_concluding = not is_quiet if is_concluding is None else is_concluding
         self._console = CleanConsole(file=stream, highlight=False, emoji=False, quiet=is_quiet)
         self._is_live = not is_quiet and stream.isatty() and not self._console.is_dumb_terminal
-        self._bar: Bar | None = None
-        self._task: TaskID | None = None
-        self._shown_s = -math.inf
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=12),
+            # goes on in the next line where the terminal is narrow
+            TextColumn("{task.fields[detail]}", table_column=Column(no_wrap=False, overflow="fold")),
+            console=self._console,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._bar.add_task("", total=1.0, detail="")
+        self._shown_s, self._line = -math.inf, ""
         self._unshown: tuple[str, str, float] | None = None
-        self._line = ""
 
     def __enter__(self) -> Self:
         return self
@@ -127,9 +135,8 @@ class Progress:
     def close(self) -> None:
         """Shows waiting updates and leaves the last state standing; closing twice does no harm."""
         self._show()
-        if self._bar is not None:
+        if self._is_live:
             self._bar.stop()
-            self._bar = self._task = None
 
     def _show(self) -> None:
         if self._unshown is None:
@@ -141,20 +148,8 @@ class Progress:
                 self.say(f"{name}: {text}")
             self._line = text
             return
-        if self._bar is None or self._task is None:
-            whole = Column(no_wrap=False, overflow="fold")  # goes on in the next line where the terminal is narrow
-            self._bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=12),
-                TextColumn("{task.fields[detail]}", table_column=whole),
-                console=self._console,
-                auto_refresh=False,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._task = self._bar.add_task(name, total=1.0, detail=text)
-            self._bar.start()
         self._bar.update(self._task, description=name, completed=done, detail=text)
+        self._bar.start()
         self._bar.refresh()
 
 
@@ -181,9 +176,11 @@ def progress_of(asked: Progress | bool | None) -> Progress:
         asked: one of your own; True for one on stderr, False for none, None for one where stderr is a terminal, and the
             last line alone where it is none.
     """
-    if isinstance(asked, Progress):
-        return asked
-    return Progress(is_quiet=not is_shown(asked), is_concluding=asked is not False)
+    return (
+        asked
+        if isinstance(asked, Progress)
+        else Progress(is_quiet=not is_shown(asked), is_concluding=asked is not False)
+    )
 
 
 WIDTH = 120
@@ -249,10 +246,13 @@ def plain_table(
     looks: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1), "title_style": "bold", "title_justify": "left"}
     table = Table(title=title, caption_justify="left", **(looks | options))
     for column in columns:
-        if column[:1] in ("<", ">"):
-            table.add_column(column[1:], justify="right" if column[0] == ">" else "left", no_wrap=True)
-        else:
-            table.add_column(column, overflow="fold")
+        is_line = column.startswith(("<", ">"))
+        table.add_column(
+            column.lstrip("<>"),
+            justify="right" if column.startswith(">") else "left",
+            no_wrap=is_line,
+            overflow="ellipsis" if is_line else "fold",
+        )
     for cells, style in zip_longest(rows, styles):
         if cells:
             table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,12 +111,12 @@ def save_best_so_far_png(
     panels[1].set_ylabel("")
     panels[1].tick_params(labelleft=False)
     series = plots[0].series
-    if not series:
-        panels[0].text(0.5, 0.5, "no placement was found", transform=panels[0].transAxes, ha="center", color=FAINT_INK)
     if any(one.low is not None for one in series):
         note = f"median over seeds, and between their quartiles (fewer than {FEW_SEEDS} seeds: least to greatest)"
         figure.text(0.07, 0.905, note, fontsize=9.5, color=FAINT_INK, ha="left", va="top")
-    if series:
+    if not series:
+        panels[0].text(0.5, 0.5, "no placement was found", transform=panels[0].transAxes, ha="center", color=FAINT_INK)
+    else:
         ranked = sorted(enumerate(series), key=lambda pair: float(pair[1].y[-1]))
         legend = figure.legend(
             [Line2D([], [], color=one.color, ls=_dash(number), linewidth=1.7) for number, one in ranked],
@@ -455,16 +454,13 @@ def rows_of(trace: Trace, host: Host) -> list[Row]:
         for member in members.get(name, ()):
             rows[member].gang_items.append(one)
     order = {device.name: place for place, device in enumerate(host.devices)}
-    directions: dict[tuple[str, ...], dict[tuple[int, float], Slice]] = defaultdict(dict)
-    for one in trace.slices:  # a transfer over several links once
-        if one.kind == TRANSFER:
-            directions[one.ends].setdefault((one.tensor, one.start_s), one)
-    is_many = len(directions) > _MOST_DIRECTIONS
-    sent: dict[str, Row] = {}
-    for ends in sorted(directions, key=lambda ends: [order[end] for end in ends]):
-        name = f"{ends[0]} → {'others' if is_many else ends[1]}"
-        sent.setdefault(name, Row(name, False)).items.extend(directions[ends].values())
-    return [*rows.values(), *sent.values()]
+    # a transfer over several links once
+    transfers = {(one.ends, one.tensor, one.start_s): one for one in trace.slices if one.kind == TRANSFER}
+    is_many = len({one.ends for one in transfers.values()}) > _MOST_DIRECTIONS
+    for one in sorted(transfers.values(), key=lambda one: [order[end] for end in one.ends]):
+        name = f"{one.ends[0]} → {'others' if is_many else one.ends[1]}"
+        rows.setdefault(name, Row(name, False)).items.append(one)
+    return list(rows.values())
 
 
 def _lay_out(rows: Sequence[Row]) -> float:
@@ -484,8 +480,7 @@ def _lay_out(rows: Sequence[Row]) -> float:
 def _tallest_in(host: Host) -> float:
     """Height in inches of the tallest chart of a timeline on this host: one with tensors sent over every route."""
     wired = {(route.source, route.destination) for route in host.routes if route.links}
-    num_senders = len({source for source, _ in wired})
-    num_directions = len(wired) if len(wired) <= _MOST_DIRECTIONS else max(_MOST_DIRECTIONS, num_senders)
+    num_directions = min(len(wired), max(_MOST_DIRECTIONS, len({source for source, _ in wired})))
     rows = [Row(device.name, True) for device in host.devices if not device.members]
     return _TOP_IN + _lay_out([*rows, *(Row("", False) for _ in range(num_directions))]) + _BOTTOM_IN
 
@@ -552,11 +547,8 @@ def runs(ops: Iterable[Slice], step_s: float) -> list[tuple[float, float, Slice]
         ops: of one device; those that all micro-batches share are in no run.
         step_s: of the whole step.
     """
-    found: list[_Run] = []
-    last: dict[tuple[int, str], _Run] = {}
-    for op in sorted(ops, key=lambda one: (one.start_s, one.end_s)):
-        if op.micro_batch < 0:
-            continue
+    found, last = list[_Run](), dict[tuple[int, str], _Run]()
+    for op in sorted((op for op in ops if op.micro_batch >= 0), key=lambda one: (one.start_s, one.end_s)):
         run = last.get((op.micro_batch, op.kind))
         if run is None or op.start_s - run.end_s > JOINED * step_s:
             run = last[op.micro_batch, op.kind] = _Run(op, op.start_s)

@@ -6,8 +6,10 @@ The content of plots: its series, its axes, its lines. How it looks is the rende
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Literal
 
 import numpy as np
@@ -139,39 +141,29 @@ class Curve:
         return rows[:, COLUMNS.index(axis)], rows[:, -1] / self.single_s if is_ratio else rows[:, -1] * 1e3
 
 
-@dataclass(frozen=True, eq=False)
-class Band:
-    """The runs of one method, put together; (P,) each, constant from each point to the next.
+def band_of(runs: Sequence[tuple[Floats, Floats]], end: float) -> tuple[Floats, Floats, Floats, Floats]:
+    """The runs of one method, put together on a grid of all their x and `end`; a value holds until the next.
 
-    Attributes:
-        x: the budget spent.
-        middle: median over the runs; infinite where half of them or more had found nothing.
-        low: lower quartile, or the least of fewer than `FEW_SEEDS` runs.
-        high: upper quartile, or the greatest.
-        num_runs: how many.
-    """
+    Args:
+        runs: (K,) spent budget, ascending, and (K,) best value of each.
+        end: of the grid.
 
-    x: Floats
-    middle: Floats
-    low: Floats
-    high: Floats
-    num_runs: int
-
-
-def band_of(runs: Sequence[tuple[Floats, Floats]], end: float) -> Band:
-    """Runs as (K,) x and (K,) best value each, on a grid of all their x and `end`; a value holds until the next.
+    Returns:
+        The grid, and three values at each of its points, (P,) each: the lower quartile, the median and the upper
+        quartile, or the least, the median and the greatest of fewer than `FEW_SEEDS` runs. A run that had found nothing
+        counts as infinite.
 
     Example:
-        >>> band = band_of([(np.array([1.0, 3.0]), np.array([8.0, 4.0])), (np.array([2.0]), np.array([6.0]))], 4.0)
-        >>> band.x.tolist(), band.middle.tolist()
+        >>> runs = [(np.array([1.0, 3.0]), np.array([8.0, 4.0])), (np.array([2.0]), np.array([6.0]))]
+        >>> x, _, middle, _ = band_of(runs, end=4.0)
+        >>> x.tolist(), middle.tolist()
         ([1.0, 2.0, 3.0, 4.0], [inf, 7.0, 5.0, 5.0])
     """
     grid = np.unique(np.concatenate([np.array([end]), *(x for x, _ in runs)]))
     held = [np.concatenate(([math.inf], y))[np.searchsorted(x, grid, side="right")] for x, y in runs]
-    values = np.sort(held, axis=0)
     shares = (0.0, 0.5, 1.0) if len(runs) < FEW_SEEDS else (0.25, 0.5, 0.75)
-    low, middle, high = (_quantile(values, share) for share in shares)
-    return Band(grid, middle, low, high, len(runs))
+    low, middle, high = (_quantile(np.sort(held, axis=0), share) for share in shares)
+    return grid, low, middle, high
 
 
 def _quantile(values: Floats, share: float) -> Floats:
@@ -179,25 +171,6 @@ def _quantile(values: Floats, share: float) -> Floats:
     below, part = divmod(share * (len(values) - 1), 1)
     lower: Floats = values[int(below)]
     return lower * (1 - part) + values[int(below) + 1] * part if part else lower
-
-
-def bands_of(curves: Sequence[Curve], axis: str, *, is_ratio: bool, is_joined: bool = True) -> dict[str, Band]:
-    """The band of each method, in order of first use.
-
-    Args:
-        curves: of any number of methods and seeds.
-        axis: one of the first three `COLUMNS`.
-        is_ratio: step times over the best single device's; in ms otherwise.
-        is_joined: whether all end where the last of them does; else each ends with its own runs.
-    """
-    runs: dict[str, list[tuple[Floats, Floats]]] = {}
-    ends: dict[str, float] = {}
-    for curve in curves:
-        x, y = curve.steps(axis, is_ratio=is_ratio)
-        runs.setdefault(curve.method, []).append((x, y))
-        ends[curve.method] = max(ends.get(curve.method, 0.0), curve.spent[COLUMNS.index(axis)], *x[-1:])
-    last = max(ends.values(), default=0.0)
-    return {method: band_of(some, last if is_joined else ends[method]) for method, some in runs.items()}
 
 
 def best_so_far(
@@ -216,17 +189,21 @@ def best_so_far(
         axis: one of the first three `COLUMNS`; logarithmic where the curves span more than two decades of it.
         kind: of the step times: `simulated` or `measured`.
         is_ratio: step times over the best single device's; in ms otherwise.
-        is_joined: as of `bands_of`.
+        is_joined: whether all end where the last of them does; else each ends with its own runs.
         levels: step times to compare with, by name.
     """
-    names = list(dict.fromkeys(curve.method for curve in curves))
-    bands = bands_of(curves, axis, is_ratio=is_ratio, is_joined=is_joined)
+    runs, ends = defaultdict[str, list[tuple[Floats, Floats]]](list), defaultdict[str, float](float)
+    for curve in curves:
+        x, y = curve.steps(axis, is_ratio=is_ratio)
+        runs[curve.method].append((x, y))
+        ends[curve.method] = max(ends[curve.method], curve.spent[COLUMNS.index(axis)], *x[-1:])
     series = []
-    for name, band in bands.items():
-        if (found := np.isfinite(band.middle)).any():
-            x, y, high = band.x[found], band.middle[found], band.high[found]
-            ends = (band.low[found], np.where(np.isfinite(high), high, y.max())) if band.num_runs > 1 else ()
-            series.append(Series(name, x, y, SERIES_COLORS[names.index(name) % len(SERIES_COLORS)], *ends))
+    for (name, some), color in zip(runs.items(), cycle(SERIES_COLORS)):
+        x, low, y, high = band_of(some, max(ends.values()) if is_joined else ends[name])
+        if (found := np.isfinite(y)).any():
+            highest = np.where(np.isfinite(high), high, y[found].max())
+            band = (low[found], highest[found]) if len(some) > 1 else ()
+            series.append(Series(name, x[found], y[found], color, *band))
     every_x = np.concatenate([one.x for one in series] or [np.empty(0)])
     every_y = np.concatenate([one.y for one in series] or [np.empty(0)])
     unit = "over the best single device" if is_ratio else "ms"
@@ -247,10 +224,8 @@ def agreement(pairs: Mapping[str, ArrayLike]) -> Plot:
     found = {kind: np.asarray(some, dtype=np.float64).reshape(-1, 2) * 1e3 for kind, some in pairs.items()}
     every = np.concatenate([*(some.ravel() for some in found.values())] or [np.empty(0)])
     measured, simulated = (_around(f"{what} step, ms", every) for what in ("measured", "simulated"))
-    series = tuple(
-        Series(kind, some[:, 1], some[:, 0], SERIES_COLORS[number % len(SERIES_COLORS)])
-        for number, (kind, some) in enumerate(found.items())
-    )
+    colored = zip(found.items(), cycle(SERIES_COLORS))
+    series = tuple(Series(kind, some[:, 1], some[:, 0], color) for (kind, some), color in colored)
     return Plot("points", measured, simulated, series, tolerance=TOLERANCE)
 
 

@@ -53,16 +53,15 @@ def choose_diverse(
     devices = _narrow(devices_KN)
     ranked = np.argsort(np.asarray(simulated_s_K), kind="stable").tolist()
     known = [_narrow(row) for row in seen]
-    chosen: list[int] = []
+    chosen: dict[int, None] = {}
     for row in ranked:
         if len(chosen) == count:
             break
         differing = (np.count_nonzero(devices[row] != other) / max(len(other), 1) for other in reversed(known))
         if all(share >= LEAST_DIFFERENCE for share in differing):
             known.append(devices[row])
-            chosen.append(row)
-    taken = set(chosen)
-    return [*chosen, *(row for row in ranked if row not in taken)][:count]
+            chosen[row] = None
+    return list(chosen | dict.fromkeys(ranked))[:count]
 
 
 def _narrow(devices: NDArray[np.int32]) -> NDArray[np.int32] | NDArray[np.uint8]:
@@ -295,11 +294,10 @@ def find_winners(
     timer, generator = CountedTimer(simulator), np.random.default_rng(seed)
     chosen: list[NDArray[np.int32]] = []
     taken = {devices.tobytes() for devices in seen}
+    left = int(budget.evaluations) - task.evaluations
     for devices, step_s in winners.best(count, seen):
-        left = int(budget.evaluations) - task.evaluations - timer.count
-        better, better_s = permuted(problem, devices, step_s, timer, most=min(DESCENT, left))
-        left = int(budget.evaluations) - task.evaluations - timer.count
-        other = shuffled(problem, better, better_s, timer, generator, swaps=min(WALK, left))
+        better, better_s = permuted(problem, devices, step_s, timer, most=min(DESCENT, left - timer.count))
+        other = shuffled(problem, better, better_s, timer, generator, swaps=min(WALK, left - timer.count))
         new = next((one for one in (other, better, devices) if one.tobytes() not in taken), None)
         if new is not None:
             chosen.append(new)
@@ -381,13 +379,13 @@ _BUILT_IN = (
     ),
     Method(
         "metis",
-        "rlplace.search.rules.partitioners:solve_metis",
+        "rlplace.search.rules.baselines:solve_metis",
         "baseline",
         "balanced parts, few bytes cut: Karypis and Kumar 1998",
     ),
     Method(
         "scotch",
-        "rlplace.search.rules.partitioners:solve_scotch",
+        "rlplace.search.rules.baselines:solve_scotch",
         "baseline",
         "mapping onto the devices: Pellegrini 1996",
     ),
@@ -417,19 +415,19 @@ _BUILT_IN = (
     ),
     Method(
         "m-topo",
-        "rlplace.search.schedule.baechi:solve_m_topo",
+        "rlplace.search.schedule.list_schedulers:solve_m_topo",
         "scheduler",
         "even memory, in order: Baechi, Jeon et al. 2020",
     ),
     Method(
         "m-etf",
-        "rlplace.search.schedule.baechi:solve_m_etf",
+        "rlplace.search.schedule.list_schedulers:solve_m_etf",
         "scheduler",
         "earliest start first: Baechi, Jeon et al. 2020",
     ),
     Method(
         "m-sct",
-        "rlplace.search.schedule.baechi:solve_m_sct",
+        "rlplace.search.schedule.list_schedulers:solve_m_sct",
         "scheduler",
         "favourite children by LP: Baechi, Jeon et al. 2020",
     ),
@@ -474,13 +472,13 @@ _BUILT_IN = (
     ),
     Method(
         "genetic",
-        "rlplace.search.improve.cem_and_genetic:solve_genetic",
+        "rlplace.search.improve.portfolio:solve_genetic",
         "search",
         "biased random keys: Gonçalves & Resende 2011",
     ),
     Method(
         "cem",
-        "rlplace.search.improve.cem_and_genetic:solve_cem",
+        "rlplace.search.improve.portfolio:solve_cem",
         "search",
         "cross-entropy method, a categorical a group: Rubinstein 1999",
     ),
@@ -513,11 +511,10 @@ def adopt_methods(methods: Iterable[Method]) -> None:
     added where the command runs.
     """
     for method in methods:
-        if METHODS.get(method.name) == method:
-            continue
-        with contextlib.suppress(UnknownName):  # new here, or of an installed package, which it hides
-            METHODS.unregister(method.name)
-        register_method(method)
+        if METHODS.get(method.name) != method:
+            with contextlib.suppress(UnknownName):  # new here, or of an installed package, which it hides
+                METHODS.unregister(method.name)
+            register_method(method)
 
 
 @dataclass(frozen=True, eq=False)

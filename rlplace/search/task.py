@@ -2,9 +2,8 @@
 
 Protocols around a `Task`: the host that runs placements for it, its observer, and a learned object that can be saved.
 `BestSoFar`: the best step time that a search has found, and the budget spent by then. `Failure`: a method that raised,
-as one line for a table and as a traceback. `Scoring`, `Simulating`, `Measuring`: a task as the timers and measurers
-that other code takes. `Guide`: suggests placements to a search, to start from and as moves of annealing; a policy can
-be one.
+as one line for a table and as a traceback. `Scoring`, `Simulating`: a task as a timer and as a measurer that other code
+takes. `Guide`: suggests placements to a search, to start from and as moves of annealing; a policy can be one.
 """
 
 from __future__ import annotations
@@ -39,12 +38,13 @@ class Budget:
     """Placements that may be run on the host, besides those scored."""
 
     def __post_init__(self) -> None:
-        if not self.evaluations >= 1:
-            raise InvalidValue("evaluations", self.evaluations, "at least 1", where="budget")
-        if not self.seconds > 0:
-            raise InvalidValue("seconds", self.seconds, "more than 0", where="budget")
-        if self.measurements < 0:
-            raise InvalidValue("measurements", self.measurements, "at least 0", where="budget")
+        for name, is_valid, expected in (
+            ("evaluations", self.evaluations >= 1, "at least 1"),
+            ("seconds", self.seconds > 0, "more than 0"),
+            ("measurements", self.measurements >= 0, "at least 0"),
+        ):
+            if not is_valid:
+                raise InvalidValue(name, getattr(self, name), expected, where="budget")
 
 
 class Task:
@@ -119,8 +119,8 @@ class Task:
     @property
     def best_plan(self) -> Plan | None:
         """The best placement with every order fixed, where it was scored in another order than the problem's own."""
-        if self._best_plan is None and self._best_priorities is not None and self._plan_timer is not None:
-            assert self.best_devices is not None
+        is_planned = self._best_plan is not None or self._best_priorities is None
+        if not is_planned and self._plan_timer is not None and self.best_devices is not None:
             self._best_plan = self._plan_timer.plan_and_time(self.best_devices, self._best_priorities)[0]
         return self._best_plan
 
@@ -329,8 +329,7 @@ class Task:
         if times[first] < self.best_s:
             self.best_devices = np.array(placements[first], dtype=np.int32)
             self._best_plan, self._best_priorities = plan, priorities
-            best_s = float(times[first])
-            self.history.append(BestSoFar(self.evaluations, self.measurements, self.elapsed_s, best_s))
+            self.history.append(BestSoFar(self.evaluations, self.measurements, self.elapsed_s, float(times[first])))
 
     def tell(self, figures: Mapping[str, float]) -> None:
         """Passes figures of the learner, by name, to the observer."""
@@ -471,14 +470,6 @@ class Simulating(_OfTask):
         return [Measurement("ok" if math.isfinite(step_s) else "oom", step_s) for step_s in times]
 
 
-class Measuring(_OfTask):
-    """A task's host as a `Measurer`: every placement that is run counts as one of the task's measurements."""
-
-    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
-        """As `Task.measure`: one measurement a placement, as far as the budget allows."""
-        return self._task.measure(placements)
-
-
 MOST_STARTS = 64
 """Placements of a guide at most that a search tries to start from."""
 ListSchedule = tuple[str, tuple[float, ...]]
@@ -525,8 +516,6 @@ def score_guided(task: Task, guide: Guide | None) -> list[tuple[NDArray[np.int32
         return []
     starts = guide.starts(count)
     starts = starts[np.sort(np.unique(starts, axis=0, return_index=True)[1])]
-    if not len(starts):
-        return []
     return sorted(zip(starts, task.score(starts).tolist(), strict=True), key=lambda one: one[1])
 
 
@@ -537,34 +526,30 @@ def _num_starts(task: Task, guide: Guide) -> int:
     return int(min(max(guide.start_share * task.budget.evaluations, 1), task.evaluations_left, MOST_STARTS))
 
 
-class GuidedMoves:
-    """Puts a guide's suggestions among the moves of annealing over any grouping.
+def guided_moves(
+    guide: Guide,
+    problem: Problem,
+    grouping: Grouping,
+    current: NDArray[np.int32],
+    moved: NDArray[np.int32],
+    generator: np.random.Generator,
+) -> NDArray[np.int32]:
+    """(C, G) int32: `moved`, but for a share of its rows, which the guide moved from `current`.
 
     Args:
         guide: suggests placements of ops.
         problem: the problem to place.
         grouping: the groups that annealing moves; a suggestion is taken as far as its groups can follow it.
+        current: (G,) the devices of groups that the moves start from.
+        moved: (C, G) moves that are there already; they stay where the guide would change nothing.
+        generator: draws which rows are the guide's, one number a row.
     """
-
-    def __init__(self, guide: Guide, problem: Problem, grouping: Grouping) -> None:
-        self._guide, self._problem, self._grouping = guide, problem, grouping
-
-    def mixed(
-        self, current: NDArray[np.int32], moved: NDArray[np.int32], generator: np.random.Generator
-    ) -> NDArray[np.int32]:
-        """(C, G) int32: `moved`, but for a share of its rows, which the guide moved from `current`.
-
-        Args:
-            current: (G,) the groups that move.
-            moved: (C, G) moves that are there already; they stay where the guide would change nothing.
-            generator: draws which rows are the guide's, one number a row.
-        """
-        rows = np.flatnonzero(generator.random(len(moved)) < self._guide.move_share)
-        if not len(rows):
-            return moved
-        mixed = moved.copy()
-        for row, devices in zip(rows, self._guide.moves(self._grouping.expand(current), len(rows)), strict=True):
-            groups = majority_devices(self._problem, devices, self._grouping)
-            if not np.array_equal(groups, current):
-                mixed[row] = groups
-        return mixed
+    rows = np.flatnonzero(generator.random(len(moved)) < guide.move_share)
+    if not len(rows):
+        return moved
+    mixed = moved.copy()
+    for row, devices in zip(rows, guide.moves(grouping.expand(current), len(rows)), strict=True):
+        groups = majority_devices(problem, devices, grouping)
+        if not np.array_equal(groups, current):
+            mixed[row] = groups
+    return mixed

@@ -106,13 +106,7 @@ class WorkloadSpec:
 
     @property
     def path(self) -> Path:
-        """Where the graph file lies.
-
-        Raises:
-            InvalidValue: the workload is no graph file.
-        """
-        if not self.is_file:
-            raise InvalidValue("workload", str(self), "a graph file")
+        """Where the graph file lies."""
         return Path(self.name)
 
     def config(self, default_size: Size = "small") -> WorkloadConfig:

@@ -19,7 +19,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from rlplace.errors import InvalidValue, UserError
 from rlplace.files import read_json
@@ -85,8 +85,7 @@ class Parts(NamedTuple):
 
 def loss_of(output: Any) -> Tensor:
     """The loss that a model computed itself from the labels among its inputs."""
-    loss: Tensor = output.loss
-    return loss
+    return cast("Tensor", output.loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,7 @@ class Family:
 NETWORKS = "rlplace.workloads.networks"
 
 
-_BUILT_IN: dict[str, Family] = {
+_BUILT_IN = {
     "dlrm": Family(DLRMConfig, f"{NETWORKS}.dlrm:build"),
     "evoformer": Family(EvoformerConfig, f"{NETWORKS}.evoformer:build"),
     "inception_v3": Family(InceptionV3Config, f"{NETWORKS}.inception_v3:build"),

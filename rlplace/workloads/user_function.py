@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from rlplace.errors import InvalidValue, RlplaceError, UnknownName
+from rlplace.errors import InvalidValue, RlplaceError, UnknownName, check_known
 from rlplace.graphs.program import LossByName
 from rlplace.workloads.catalog import OPTIMIZERS, BatchDims, Parts, Workload
 from rlplace.workloads.configs import Loss
@@ -122,16 +122,16 @@ def _checked(returned: object, name: str) -> Workload:
             where=where,
         )
     model, inputs, loss_fn, optimizer, targets = (*returned, None, None, None)[:5]
-    if not isinstance(model, nn.Module):
-        raise InvalidValue("model", _type_name(model), "a torch.nn.Module", where=where)
-    if loss_fn is not None and not callable(loss_fn):
-        raise InvalidValue(
-            "loss_fn", _type_name(loss_fn), "a function from the model's output to a scalar", where=where
-        )
-    if optimizer is not None and not isinstance(optimizer, str):
-        raise InvalidValue("optimizer", _type_name(optimizer), f"one of {', '.join(OPTIMIZERS)}", where=where)
-    if optimizer is not None and optimizer not in OPTIMIZERS:
-        raise UnknownName("optimizer", optimizer, OPTIMIZERS)
+    is_function, is_name = loss_fn is None or callable(loss_fn), isinstance(optimizer, str | None)
+    for field, value, is_right, expected in (
+        ("model", model, isinstance(model, nn.Module), "a torch.nn.Module"),
+        ("loss_fn", loss_fn, is_function, "a function from the model's output to a scalar"),
+        ("optimizer", optimizer, is_name, f"one of {', '.join(OPTIMIZERS)}"),
+    ):
+        if not is_right:
+            raise InvalidValue(field, _type_name(value), expected, where=where)
+    if optimizer is not None:
+        check_known("optimizer", optimizer, OPTIMIZERS)
     if loss_fn is None and (optimizer is not None or targets is not None):
         why = "there are targets" if optimizer is None else f"the optimizer is {optimizer!r}"
         raise InvalidValue("loss_fn", None, f"a function, since {why}", where=where)

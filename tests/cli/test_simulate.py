@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import pytest
 
-from rlplace.cli.comparing import fidelity_words, show_step_time
+from rlplace.cli.workload import fidelity_words, show_step_time
 from rlplace.measure.prediction_error import Fidelity
 
 TIMED = {

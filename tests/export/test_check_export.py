@@ -13,7 +13,7 @@ from torch import nn
 
 from rlplace.errors import InvalidValue
 from rlplace.export import check_export
-from rlplace.export.export_run import SeededDraws
+from rlplace.export.formats import SeededDraws
 from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Host, Problem, Simulator
 from rlplace.measure.problem import Plan
@@ -71,7 +71,7 @@ def test_dropout_is_checked_with_the_draws_of_the_placed_step(
     checked = check_export(*step, num_steps=3)
     assert checked.ok
     assert checked.num_random_ops == checked.to_dict()["num_random_ops"] == 2 * micro_batches
-    monkeypatch.setattr("rlplace.export.export_run.SeededDraws", partial(SeededDraws, seed=1))
+    monkeypatch.setattr("rlplace.export.formats.SeededDraws", partial(SeededDraws, seed=1))
     assert not check_export(*step, num_steps=3).ok
 
 

@@ -12,7 +12,7 @@ from run_folders import run_of_problem
 
 from rlplace.cli.main import main
 from rlplace.errors import InvalidValue
-from rlplace.export.export_run import export_run
+from rlplace.export.formats import export_run
 from rlplace.graphs.grouping.module_classes import module_classes
 from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure import Problem, Simulator

@@ -25,8 +25,7 @@ from torch import nn
 from rlplace.cli.main import main
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.export import FORMATS, Exported, ExportFormat, ExportRequest
-from rlplace.export.export_run import export_run
-from rlplace.export.formats import rank_devices
+from rlplace.export.formats import export_run, rank_devices
 from rlplace.graphs import capture
 from rlplace.measure import Problem, resolve_host
 from rlplace.session.folder import RUN_FILES, RunFolder

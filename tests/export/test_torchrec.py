@@ -20,7 +20,7 @@ from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, Shard
 
 from rlplace.cli.main import main
 from rlplace.errors import InvalidValue
-from rlplace.export.torchrec import Table, plan_of, tables_of
+from rlplace.export.device_map import Table, plan_of, tables_of
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure import resolve_host

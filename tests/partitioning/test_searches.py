@@ -45,22 +45,7 @@ def test_loads_follow_moves(seed: int, devices: int, num_nodes: int, training: b
     record = random_workload(seed, devices=devices, num_nodes=num_nodes, training=training)
     units = unit_graph(record, record.units)
     order = np.arange(units.num_units, dtype=np.int32)
-    graph = LoadGraph(
-        record.num_accelerators,
-        record.num_devices,
-        record.capacity_bytes,
-        units.accelerator_ms,
-        units.cpu_ms,
-        units.size_bytes,
-        units.supported,
-        units.net_ms,
-        units.net_source,
-        units.net_offsets,
-        units.net_sinks,
-        *units.unit_nets,
-        order,
-        order,
-    )
+    graph = LoadGraph(**units.to_dict(), order=order, place=order)
     width, draw = devices + 1, np.random.default_rng(seed)
     counts = np.zeros((len(units.net_ms), width), dtype=np.int32)
     loads = Loads(np.full(units.num_units, devices, dtype=np.int32), np.zeros(width), np.zeros(width), counts)

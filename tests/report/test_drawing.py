@@ -11,7 +11,7 @@ from matplotlib.image import imread
 
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.report import Curve, save_best_so_far_png, save_fidelity_png
-from rlplace.report.plots import SERIES_COLORS, band_of, bands_of
+from rlplace.report.plots import SERIES_COLORS, Series, band_of, best_so_far
 
 SHAPE = (840, 1800, 4)
 FORMULA = r"$\frac{ of $1"
@@ -34,34 +34,39 @@ def has_color(picture: np.ndarray, color: str, within: float = 0.05) -> bool:
 
 
 def test_a_value_holds_until_the_next_and_to_the_end() -> None:
-    band = band_of([arrays((2, 9), (5, 3))], 8.0)
-    assert band.x.tolist() == [2, 5, 8]
-    assert band.low.tolist() == band.middle.tolist() == band.high.tolist() == [9, 3, 3]
+    x, low, middle, high = band_of([arrays((2, 9), (5, 3))], 8.0)
+    assert x.tolist() == [2, 5, 8]
+    assert low.tolist() == middle.tolist() == high.tolist() == [9, 3, 3]
 
 
 def test_two_seeds_are_put_on_one_grid_and_banded_from_least_to_greatest() -> None:
-    band = band_of([arrays((1, 8), (3, 4)), arrays((2, 6), (4, 1))], 4.0)
-    assert band.x.tolist() == [1, 2, 3, 4]
-    assert band.middle.tolist() == [INF, 7, 5, 2.5]  # at 1 the second seed has found nothing yet
-    assert band.low.tolist() == [8, 6, 4, 1]
-    assert band.high.tolist() == [INF, 8, 6, 4]
+    x, low, middle, high = band_of([arrays((1, 8), (3, 4)), arrays((2, 6), (4, 1))], 4.0)
+    assert x.tolist() == [1, 2, 3, 4]
+    assert middle.tolist() == [INF, 7, 5, 2.5]  # at 1 the second seed has found nothing yet
+    assert low.tolist() == [8, 6, 4, 1]
+    assert high.tolist() == [INF, 8, 6, 4]
 
 
 def test_four_seeds_are_banded_by_quartiles() -> None:
-    band = band_of([arrays((1, 4.0 * k)) for k in (4, 1, 3, 2)], 1.0)
-    assert (band.low.item(), band.middle.item(), band.high.item()) == (7, 10, 13)  # of 4, 8, 12, 16
+    _, low, middle, high = band_of([arrays((1, 4.0 * k)) for k in (4, 1, 3, 2)], 1.0)
+    assert (low.item(), middle.item(), high.item()) == (7, 10, 13)  # of 4, 8, 12, 16
 
 
 def test_seeds_that_found_nothing_count_as_infinitely_slow() -> None:
     nothing = arrays()
-    one_of_three = band_of([arrays((1, 5)), arrays((1, 7)), nothing], 2.0)
-    assert (one_of_three.middle.tolist(), one_of_three.high.tolist()) == ([7, 7], [INF, INF])
-    half = band_of([arrays((1, 5)), arrays((1, 7)), nothing, nothing], 2.0)
-    assert (half.low.tolist(), half.middle.tolist()) == ([6.5, 6.5], [INF, INF])
+    _, _, middle, high = band_of([arrays((1, 5)), arrays((1, 7)), nothing], 2.0)
+    assert (middle.tolist(), high.tolist()) == ([7, 7], [INF, INF])
+    _, low, middle, _ = band_of([arrays((1, 5)), arrays((1, 7)), nothing, nothing], 2.0)
+    assert (low.tolist(), middle.tolist()) == ([6.5, 6.5], [INF, INF])
 
 
 def test_of_two_improvements_at_one_moment_the_later_holds() -> None:
-    assert band_of([arrays((1, 5), (1, 4))], 1.0).middle.tolist() == [4]
+    _, _, middle, _ = band_of([arrays((1, 5), (1, 4))], 1.0)
+    assert middle.tolist() == [4]
+
+
+def series_of(curves: list[Curve], axis: str, *, is_ratio: bool) -> dict[str, Series]:
+    return {one.name: one for one in best_so_far(curves, axis, kind="simulated", is_ratio=is_ratio).series}
 
 
 def test_methods_end_together_and_seeds_belong_to_their_method() -> None:
@@ -70,20 +75,21 @@ def test_methods_end_together_and_seeds_belong_to_their_method() -> None:
         curve("slow", (10, 1, 0.5, 3.0), spent=(40, 2, 8.0)),
         curve("quick", (1, 0, 0.1, 1.0), spent=(1, 0, 0.2)),
     ]
-    by_scored = bands_of(curves, "evaluations", is_ratio=True)
+    by_scored = series_of(curves, "evaluations", is_ratio=True)
     assert list(by_scored) == ["slow", "quick"]
-    assert by_scored["slow"].num_runs == 2
+    assert by_scored["slow"].low is not None
+    assert by_scored["quick"].low is None
     assert by_scored["slow"].x.tolist() == [10, 20, 40]
-    assert by_scored["slow"].middle.tolist() == [1.75, 1.25, 1.25]
+    assert by_scored["slow"].y.tolist() == [1.75, 1.25, 1.25]
     assert by_scored["quick"].x.tolist() == [1, 40]
-    assert bands_of(curves, "measured", is_ratio=True)["slow"].x.tolist() == [1, 2, 3]
-    in_ms = bands_of(curves, "seconds", is_ratio=False)
-    assert (in_ms["quick"].x.tolist(), in_ms["quick"].middle.tolist()) == ([0.1, 9.0], [1000.0, 1000.0])
+    assert series_of(curves, "measured", is_ratio=True)["slow"].x.tolist() == [1, 2, 3]
+    in_ms = series_of(curves, "seconds", is_ratio=False)
+    assert (in_ms["quick"].x.tolist(), in_ms["quick"].y.tolist()) == ([0.1, 9.0], [1000.0, 1000.0])
 
 
 def test_an_improvement_after_what_was_counted_is_still_shown() -> None:
-    band = bands_of([curve("m", (9, 6, 1.0, 2.0), spent=(9, 4, 1.0))], "measured", is_ratio=True)["m"]
-    assert (band.x.tolist(), band.middle.tolist()) == ([6], [1.0])
+    series = series_of([curve("m", (9, 6, 1.0, 2.0), spent=(9, 4, 1.0))], "measured", is_ratio=True)["m"]
+    assert (series.x.tolist(), series.y.tolist()) == ([6], [1.0])
 
 
 @pytest.mark.parametrize("reach", [3.0, 5000.0])  # linear, logarithmic

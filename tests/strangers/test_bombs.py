@@ -322,7 +322,7 @@ def test_options_of_a_run_have_largest_values(change: dict[str, Any]) -> None:
 
 LIMITED = """
 import contextlib, io, sys
-import rlplace.export.export_run, rlplace.graphs.formats.onnx_file, rlplace.policy, rlplace.report.html, rlplace.store
+import rlplace.export.formats, rlplace.graphs.formats.onnx_file, rlplace.policy, rlplace.report.html, rlplace.store
 from rlplace.cli.main import main
 from rlplace.measure.isolate.memory_watch import limit_data
 

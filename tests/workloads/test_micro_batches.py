@@ -8,7 +8,7 @@ from core_hosts import core_host
 from naive_plan import naive_plan, random_devices
 
 from rlplace.errors import InvalidValue
-from rlplace.export.export_run import check_export
+from rlplace.export.formats import check_export
 from rlplace.graphs import capture
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph

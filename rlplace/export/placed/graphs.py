@@ -1,6 +1,4 @@
-"""`GraphsByShape`: the graphs of one placed model, captured as inputs of new shapes come and placed as the first is.
-
-`PlacedGraph`: one captured graph with its plan, bound to the threads of a host and to the state of a model.
+"""`PlacedGraph`: one captured graph with its plan, bound to the threads of a host and to the state of a model.
 
 Captures a model again as it was captured before: for other shapes, or for its forward alone.
 
@@ -14,11 +12,10 @@ its module, or with its inputs.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -27,7 +24,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from rlplace.export.placed.model_state import PlacedState
-from rlplace.export.placed.step_arguments import Arguments, HeldConstants, InputCutter
+from rlplace.export.placed.step_arguments import HeldConstants, InputCutter
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
@@ -36,96 +33,6 @@ from rlplace.measure import Host, Plan
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
-
-_log = logging.getLogger(__name__)
-
-OtherShapes = Literal["capture", "eager", "refuse"]
-"""The way in which a placed step handles inputs of other shapes than captured."""
-
-
-class GraphsByShape:
-    """A graph for all inputs of the same shapes, one of the step and one of evaluation; all have one state.
-
-    Args:
-        graph: of the step, with its program.
-        host: of this machine.
-        plan: of `graph`; the others are placed as it is, op by op.
-        crew: the threads of the host.
-        arguments: the arguments of the step.
-        seed: of random ops.
-        other_shapes: the handling of inputs of other shapes.
-
-    Attributes:
-        first: `graph` with its plan.
-        flags: of the model, as they were at the start; graphs that are captured later have the same.
-    """
-
-    def __init__(
-        self,
-        graph: OpGraph,
-        host: Host,
-        plan: Plan,
-        crew: Crew,
-        arguments: Arguments,
-        *,
-        seed: int,
-        other_shapes: OtherShapes,
-    ) -> None:
-        self._host, self._crew, self._arguments = host, crew, arguments
-        self._seed, self._other_shapes = seed, other_shapes
-        self.first = PlacedGraph(graph, host, plan, crew, seed=seed)
-        self.flags = Flags.of(require_program(graph).origin.model)
-        self._graphs = {_key(arguments.captured, is_evaluation=False): self.first}
-
-    def __len__(self) -> int:
-        return len(self._graphs)
-
-    def of_step(self, tensors: list[torch.Tensor]) -> PlacedGraph | None:
-        """The graph of the step for these inputs and targets; None where they are to be run eagerly.
-
-        Raises:
-            CaptureError: the model cannot be captured for these shapes.
-        """
-        key = _key(tensors, is_evaluation=False)
-        if key not in self._graphs:
-            if self._other_shapes == "eager":
-                return None
-            if self._other_shapes == "refuse":
-                return self.first  # it says what it expects
-            self._add(key, captured_again(self.first.graph, self._arguments.call(tensors), self.flags), "inputs")
-        return self._graphs[key]
-
-    def of_evaluation(self, tensors: list[torch.Tensor]) -> PlacedGraph:
-        """The graph of the model's output for these inputs, all modules in evaluation mode.
-
-        Raises:
-            CaptureError: the model cannot be captured so.
-        """
-        key = _key(tensors, is_evaluation=True)
-        if key not in self._graphs:
-            self._add(key, captured_evaluation(self.first.graph, self._arguments.call(tensors)), "evaluation")
-        return self._graphs[key]
-
-    def follow_state(self) -> None:
-        """Takes over parameters whose `data` was replaced, as `vector_to_parameters` and swaps of averages do.
-
-        Raises:
-            InvalidValue: one was given another shape, layout, dtype or device.
-        """
-
-        if self.first.state.is_moved():
-            for placed in self._graphs.values():
-                placed.follow_state()
-
-    def _add(self, key: tuple[object, ...], graph: OpGraph, what: str) -> None:
-        plan = carried_plan(self.first.graph, self.first.plan, graph)
-        self._graphs[key] = PlacedGraph(graph, self._host, plan, self._crew, self.first.state, seed=self._seed)
-        _log.info("captured %s of shapes %s: %d graphs share this placement", what, key[1:], len(self))
-
-
-def _key(tensors: list[torch.Tensor], *, is_evaluation: bool) -> tuple[object, ...]:
-    """The common properties of the inputs that one graph takes."""
-    return is_evaluation, *(tuple(tensor.shape) for tensor in tensors)
 
 
 class PlacedGraph:
@@ -155,7 +62,7 @@ class PlacedGraph:
         self.follow_state()
         self._constants = HeldConstants(graph, plan, self._residents)
         self._inputs = InputCutter(graph)
-        written = set(graph.tensor_op[graph.mutation_tensor].tolist())
+        written = graph.tensor_op[graph.mutation_tensor]
         self._written = {op: position for op, position in self._inputs.positions.items() if op in written}
 
     def run(self, tensors: Sequence[torch.Tensor], number: int) -> Any:
@@ -208,8 +115,10 @@ class Flags:
     @classmethod
     def of(cls, model: nn.Module) -> Flags:
         """How the model is set now."""
-        modes = {name: module.training for name, module in model.named_modules()}
-        return cls(modes, {name: each.requires_grad for name, each in model.named_parameters()})
+        return cls(
+            modes={name: module.training for name, module in model.named_modules()},
+            trained={name: each.requires_grad for name, each in model.named_parameters()},
+        )
 
     def _set(self, model: nn.Module) -> None:
         for name, module in model.named_modules():
@@ -337,11 +246,9 @@ def _roles(graph: OpGraph) -> Iterator[Role]:
     phases, micro_batches = graph.phases.tolist(), graph.micro_batch.tolist()
     seen: Counter[Role] = Counter()
     for op in range(graph.num_ops):
-        source = sources.get(op)
-        if source is not None and source.kind != "constant":
-            kind: Role = (source.kind, source.key, micro_batches[op])
-        else:
-            kind = (phases[op], graph.modules[op], graph.targets[op], micro_batches[op])
+        kind: Role = (phases[op], graph.modules[op], graph.targets[op], micro_batches[op])
+        if op in sources and sources[op].kind != "constant":
+            kind = (sources[op].kind, sources[op].key, micro_batches[op])
         yield (*kind, seen[kind])
         seen[kind] += 1
 
@@ -366,18 +273,14 @@ def _planned(graph: OpGraph, devices: list[int], keys: list[float], last: Collec
     edges = list(zip(graph.input_tensors.tolist(), graph.edge_op.tolist(), strict=True))
     needed = sorted({(tensor, devices[op]) for tensor, op in edges if devices[op] != devices[producers[tensor]]})
     transfers = {key: n + index for index, key in enumerate(needed)}
-    sent: dict[int, list[int]] = defaultdict(list)
-    readers: dict[int, list[int]] = defaultdict(list)
-    before: set[tuple[int, int]] = set()
-    for (tensor, _), item in transfers.items():
-        before.add((producers[tensor], item))
-        sent[tensor].append(item)
-    for tensor, op in edges:
-        before.add((transfers.get((tensor, devices[op]), producers[tensor]), op))
-        readers[tensor].append(op)
+    before = {(producers[tensor], item) for (tensor, _), item in transfers.items()}
+    before |= {(transfers.get((tensor, devices[op]), producers[tensor]), op) for tensor, op in edges}
+    users: dict[int, list[int]] = defaultdict(list)
+    for tensor, item in (*edges, *((tensor, item) for (tensor, _), item in transfers.items())):
+        users[tensor].append(item)
     updates = set(zip(graph.mutation_tensor.tolist(), graph.mutation_op.tolist(), strict=True))
     for tensor, op in updates:  # two of one tensor (a parameter that `forward` writes) go in the order of the graph
-        waited = (item for item in (*readers[tensor], *sent[tensor]) if (tensor, item) not in updates or item < op)
+        waited = (item for item in users[tensor] if (tensor, item) not in updates or item < op)
         before |= {(item, op) for item in waited if item != op}
     items: nx.DiGraph[int] = nx.DiGraph()
     items.add_nodes_from(range(n + len(needed)))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlplace.errors import InvalidValue, UnknownName, check_known
+from rlplace.errors import InvalidValue, check_known
 from rlplace.export.placed.step_arguments import layout
 from rlplace.graphs import OpGraph, OptimizerSpec
 from rlplace.graphs.interpreter import require_program
@@ -23,6 +23,24 @@ from rlplace.graphs.optimizers import UpdateState, torch_optimizer
 from rlplace.graphs.program import Update
 from rlplace.measure import Plan
 from rlplace.measure.execute.residents import GradientsOut, Residents
+
+_OUT = "Leave gradients out (`step.backward`) to an optimizer of your own"
+_NOT_AS_CAPTURED = (
+    (
+        "requires_grad",
+        True,
+        "False, as captured",
+        "Capture the model while it requires one; with gradients out, it may change at any time.",
+    ),
+    (
+        "requires_grad",
+        False,
+        "True, as captured",
+        f"{_OUT}, or capture the model with this parameter frozen.",
+    ),
+    ("hooks", "set", "none", f"{_OUT}, or register hooks with the model before it is captured."),
+)
+"""What a step cannot follow of a parameter: its property, as it is, as it was captured, and what to do."""
 
 
 class PlacedState:
@@ -56,13 +74,13 @@ class PlacedState:
             for name, parameter in model.named_parameters()
         }
         self.buffers = {name: tensors[name] for name, _ in model.named_buffers()}
-        updates = {
+        self._by_name: dict[str, torch.Tensor] = {**self.parameters, **self.buffers}
+        self.updates: dict[str, UpdateState] = {
             program.sources[residents.updated(op)].key: residents.update_state(op, devices[op])
             for op, call in program.calls.items()
             if isinstance(call, Update)
         }
         self._tied = _tied_names(model)
-        self.updates: dict[str, UpdateState] = {name: updates[name] for name in self.parameters if name in updates}
         self.reached = tuple(name for name in self.parameters if name in program.gradients)
         self.gradients = GradientsOut()
         self._is_trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
@@ -109,33 +127,16 @@ class PlacedState:
             InvalidValue: a parameter requires a gradient that it did not when the step was made. Where the step
                 updates: or the other way round; or it has a hook, which an update passes by.
         """
-        gradients_out = "Leave gradients out (`step.backward`) to an optimizer of your own"
         for name, parameter in self.parameters.items():
-            if parameter.requires_grad and not self._is_trained[name]:
-                raise InvalidValue(
-                    f"requires_grad of {name}",
-                    True,
-                    "False, as captured",
-                    where="placed step",
-                    hint="Capture the model while it requires one; with gradients out, it may change at any time.",
-                )
-            is_updated = is_updating and name in self.updates
-            if is_updated and not parameter.requires_grad:
-                raise InvalidValue(
-                    f"requires_grad of {name}",
-                    False,
-                    "True, as captured",
-                    where="placed step",
-                    hint=f"{gradients_out}, or capture the model with this parameter frozen.",
-                )
-            if is_updated and has_hooks(parameter):
-                raise InvalidValue(
-                    f"hooks of {name}",
-                    "set",
-                    "none",
-                    where="placed step",
-                    hint=f"{gradients_out}, or register hooks with the model before it is captured.",
-                )
+            updated, wants = is_updating and name in self.updates, parameter.requires_grad
+            wrong = (
+                wants and not self._is_trained[name],
+                updated and not wants,
+                updated and has_hooks(parameter),
+            )
+            if any(wrong):
+                what, actual, expected, hint = _NOT_AS_CAPTURED[wrong.index(True)]
+                raise InvalidValue(f"{what} of {name}", actual, expected, where="placed step", hint=hint)
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor of a parameter or buffer.
@@ -143,10 +144,8 @@ class PlacedState:
         Raises:
             UnknownName: there is none of that name.
         """
-        found = self.parameters.get(name, self.buffers.get(name))
-        if found is None:
-            raise UnknownName("parameter", name, (*self.parameters, *self.buffers))
-        return found.detach() if name in self.parameters else found
+        check_known("parameter", name, self._by_name)
+        return self._by_name[name].detach()
 
     @contextlib.contextmanager
     def grad_filled(self, loss_scale: float) -> Iterator[None]:
@@ -185,7 +184,7 @@ class PlacedState:
             UnknownName: there is none of a name.
             InvalidValue: one has another shape. Nothing is written then.
         """
-        own = {name: self.tensor(name) for name in (*self.parameters, *self.buffers)}
+        own = {name: self.tensor(name) for name in self._by_name}
         for name, tensor in own.items():
             check_known(
                 "parameter or buffer of the model",
@@ -296,7 +295,8 @@ class CapturedOptimizer:
         Raises:
             UnknownName: the optimizer has no such option.
         """
-        self._refresh_for(name)
+        check_known(f"option of {self.spec.name}", name, self.options)
+        self.refresh()
         return getattr(self.spec, name)
 
     def set_option(self, name: str, value: object) -> None:
@@ -306,11 +306,10 @@ class CapturedOptimizer:
             UnknownName: the optimizer has no such option.
             InvalidValue: the value is none for it.
         """
-        self._refresh_for(name)
+        self.option(name)  # as it is now, if there is such an option
         self._set({name: value})
-        if "as_torch" in vars(self):
-            for group in self.as_torch.param_groups:
-                group[name] = getattr(self.spec, name)
+        for group in self.as_torch.param_groups if "as_torch" in vars(self) else ():
+            group[name] = getattr(self.spec, name)
 
     @cached_property
     def as_torch(self) -> torch.optim.Optimizer:
@@ -356,10 +355,6 @@ class CapturedOptimizer:
         if "as_torch" in vars(self):
             self.as_torch._opt_called = True  # type: ignore[attr-defined]
 
-    def _refresh_for(self, name: str) -> None:
-        check_known(f"option of {self.spec.name}", name, self.options)
-        self.refresh()
-
     def _set(self, options: dict[str, object]) -> None:
         spec = dataclasses.replace(self.spec, **{name: _checked(name, value) for name, value in options.items()})
         if spec != self.spec:
@@ -379,9 +374,8 @@ class CapturedOptimizer:
                 found = made.state.get(self._state.parameters[name], {})
                 loaded = {key: torch.as_tensor(value).clone() for key, value in found.items() if value is not None}
                 state.reset()
-                for key, own in named_state(state).items():
-                    if key in loaded:
-                        own.copy_(loaded[key])
+                for key in named_state(state).keys() & loaded.keys():
+                    named_state(state)[key].copy_(loaded[key])
         self._show_state(made)
 
 
@@ -399,16 +393,15 @@ def _checked(name: str, value: Any) -> Any:
     """
     is_pair = name == "betas"
     values: tuple[Any, ...] = tuple(value) if is_pair and isinstance(value, (tuple, list)) else (value,)
-    most = 1.0 if is_pair else math.inf
+    most, expected = (1.0, "two numbers in [0, 1)") if is_pair else (math.inf, "a finite number >= 0")
     if len(values) != 1 + is_pair or not all(_is_number(each) and 0 <= each < most for each in values):
-        expected = "two numbers in [0, 1)" if is_pair else "a finite number >= 0"
         raise InvalidValue(name, value, expected, where="placed step")
     return (float(values[0]), float(values[1])) if is_pair else float(value)
 
 
 def _is_number(value: Any) -> bool:
-    is_scalar = isinstance(value, torch.Tensor) and value.numel() == 1
-    return (is_scalar or (isinstance(value, (int, float)) and not isinstance(value, bool))) and math.isfinite(value)
+    is_scalar = value.numel() == 1 if isinstance(value, torch.Tensor) else type(value) in (int, float)
+    return is_scalar and math.isfinite(value)
 
 
 class Option:

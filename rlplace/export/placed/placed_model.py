@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,7 +22,15 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName, UserError, check_known
-from rlplace.export.placed.graphs import Call, GraphsByShape, OtherShapes, as_cast
+from rlplace.export.placed.graphs import (
+    Call,
+    Flags,
+    PlacedGraph,
+    as_cast,
+    captured_again,
+    captured_evaluation,
+    carried_plan,
+)
 from rlplace.export.placed.model_state import CapturedOptimizer, Option, named_state
 from rlplace.export.placed.step_arguments import Arguments
 from rlplace.files import parse_json, write_bytes_atomic
@@ -39,10 +48,15 @@ from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
 if TYPE_CHECKING:
     from rlplace.training.outputs import Table
 
+_log = logging.getLogger(__name__)
+
+OtherShapes = Literal["capture", "eager", "refuse"]
+"""The way in which a placed step handles inputs of other shapes than captured."""
+
 _SETTABLE = ("lr", "betas", "eps", "momentum", "weight_decay", "num_steps")
 
 
-class PlacedModel:
+class PlacedModel(AbstractContextManager["PlacedModel"]):
     """A captured step that runs as placed: a training step that updates its own parameters, or an inference.
 
     Parameters, buffers and optimizer state live where they were placed; `state_dict` brings them back. It runs the
@@ -99,17 +113,17 @@ class PlacedModel:
         self._crew = Crew(host.devices)
         self._arguments = Arguments(self._program.origin)
         with torch.inference_mode(False):  # what is made here is updated elsewhere
-            self._graphs = GraphsByShape(
-                graph, host, plan, self._crew, self._arguments, seed=seed, other_shapes=other_shapes
-            )
-        self._state = self._graphs.first.state
+            self._first = PlacedGraph(graph, host, plan, self._crew, seed=seed)
+        self._state, self._other_shapes = self._first.state, other_shapes
+        self._flags = Flags.of(self._program.origin.model)  # graphs that are captured later have the same
+        self._graphs = {_key(self._arguments.captured, is_evaluation=False): self._first}
         optimizer = self._program.optimizer
         self._optimizer = None if optimizer is None else CapturedOptimizer(optimizer, self._state)
         self.num_steps, self._num_evaluations = 0, 0
 
     def __repr__(self) -> str:
         time = "" if self.step_time_s is None else f", {self.step_time_s * 1e3:.4g} ms a step"
-        return f"PlacedModel({self._graphs.first.graph!r} on {self._host.name}{time})"
+        return f"PlacedModel({self._first.graph!r} on {self._host.name}{time})"
 
     def __setattr__(self, name: str, value: object) -> None:
         if name.startswith("_"):
@@ -200,8 +214,9 @@ class PlacedModel:
         """
         with self._turn():
             tensors = self._arguments.tensors(args, kwargs, None, has_targets=False)
-            self._graphs.follow_state()
-            result = self._graphs.of_evaluation(tensors).run(tensors, -1 - self._num_evaluations)  # no step's number
+            placed = self._graph_of(tensors, is_evaluation=True)
+            assert placed is not None, "only steps are run eagerly"
+            result = placed.run(tensors, -1 - self._num_evaluations)  # no step's number
             self._num_evaluations += 1
             return result
 
@@ -211,9 +226,8 @@ class PlacedModel:
         Raises:
             UserError: says what to do instead.
         """
-        what = "trains" if self._program.is_training else "runs"
         raise UserError(
-            f"a placed step has no modes to switch: a call {what} as the model was captured, and `step.evaluate(x)` "
+            "a placed step has no modes to switch: a call runs as the model was captured, and `step.evaluate(x)` "
             "gives the output in evaluation mode. For other modes, call `train()` or `eval()` of the model before "
             "`capture`, or take `to_module(model, graph, placement)`, which has both."
         )
@@ -234,7 +248,7 @@ class PlacedModel:
     @property
     def num_micro_batches(self) -> int:
         """Slices that a step cuts its batch into; 1 where it is whole."""
-        return self._graphs.first.graph.num_micro_batches
+        return self._first.graph.num_micro_batches
 
     @property
     def verdict(self) -> LossVerdict | None:
@@ -331,22 +345,21 @@ class PlacedModel:
         with self._turn(runs=False):
             told, found = _read(Path(path))
             own, optimizer, spec = self._tensors(), self._optimizer, told["optimizer"] or {}
-            if (name := spec.get("name")) != (own_name := None if optimizer is None else optimizer.spec.name):
+            own_name, options = (None, ()) if optimizer is None else (optimizer.spec.name, optimizer.options)
+            if (name := spec.get("name")) != own_name:
                 raise FileProblem(path, f"of a step with optimizer {name}, this one has {own_name}.")
             if (seed := told.get("seed")) != self._seed:
                 raise FileProblem(
                     path, f"of a step with seed {seed}, this one has {self._seed}: random ops would differ."
                 )
-            options = () if optimizer is None else optimizer.options
             if lacking := set(options) - spec.keys():
                 raise FileProblem(path, f"its optimizer lacks {min(lacking)!r}.")
-            for key in sorted(own.keys() ^ found.keys()):
-                where = "this step lacks it" if key in found else "the file lacks it"
-                raise FileProblem(path, f"of another model: {key}, {where}.")
-            for key, tensor in own.items():
-                if found[key].shape != tensor.shape or found[key].dtype != tensor.dtype:
-                    looks = f"{found[key].dtype} {tuple(found[key].shape)}, here {tensor.dtype} {tuple(tensor.shape)}"
-                    raise FileProblem(path, f"of another model: {key} is {looks}.")
+            for key in sorted(own.keys() | found.keys()):
+                theirs, here = (
+                    f"{some[key].dtype} {tuple(some[key].shape)}" if key in some else "missing" for some in (found, own)
+                )
+                if theirs != here:
+                    raise FileProblem(path, f"of another model: {key} is {theirs}, here {here}.")
             with torch.no_grad():
                 for key, tensor in own.items():
                     tensor.copy_(found[key])
@@ -379,9 +392,6 @@ class PlacedModel:
         """Ends its threads, once a call of another thread has ended."""
         self._crew.stop()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __reduce__(self) -> Any:
         """Refuses to be copied or pickled: it has threads."""
         raise InvalidValue(
@@ -406,11 +416,40 @@ class PlacedModel:
         with self._crew.turn(runs=runs), torch.inference_mode(False), self._state.settled():
             yield
 
+    def _graph_of(self, tensors: list[torch.Tensor], *, is_evaluation: bool) -> PlacedGraph | None:
+        """The graph for these inputs and targets, captured and placed as the first where their shapes are new.
+
+        All graphs take over parameters whose `data` was replaced, as `vector_to_parameters` and swaps of averages do.
+
+        Returns:
+            None where a step is to be run eagerly.
+
+        Raises:
+            CaptureError: the model cannot be captured for these shapes.
+            InvalidValue: a parameter was given another shape, layout, dtype or device.
+        """
+        first, key = self._first, _key(tensors, is_evaluation=is_evaluation)
+        for placed in self._graphs.values() if self._state.is_moved() else ():
+            placed.follow_state()
+        if key not in self._graphs:
+            if not is_evaluation and self._other_shapes != "capture":
+                return None if self._other_shapes == "eager" else first  # it says what it expects
+            call = self._arguments.call(tensors)
+            again = (
+                captured_evaluation(first.graph, call)
+                if is_evaluation
+                else captured_again(first.graph, call, self._flags)
+            )
+            plan = carried_plan(first.graph, first.plan, again)
+            self._graphs[key] = PlacedGraph(again, self._host, plan, self._crew, self._state, seed=self._seed)
+            what = "evaluation" if is_evaluation else "inputs"
+            _log.info("captured %s of shapes %s: %d graphs share this placement", what, key[1:], len(self._graphs))
+        return self._graphs[key]
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any, loss_scale: float | None = None) -> Any:
         """One step; with a scale of the loss, gradients are left in `grad` instead of updating."""
         tensors = self._arguments.tensors(args, kwargs, targets)
-        self._graphs.follow_state()
-        placed = self._graphs.of_step(tensors)
+        placed = self._graph_of(tensors, is_evaluation=False)
         if placed is None:
             result = self._run_eagerly(self._arguments.call(tensors), loss_scale)
         else:
@@ -435,7 +474,7 @@ class PlacedModel:
         held = {name: tensor.to(place) for name, tensor in (*state.parameters.items(), *state.buffers.items())}
         args, kwargs, targets = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(place), call)
         has_backward = self._program.is_training and (self._optimizer is not None or loss_scale is not None)
-        flagged, cast = self._graphs.flags.on(origin.model), as_cast(origin.model, origin.autocast)
+        flagged, cast = self._flags.on(origin.model), as_cast(origin.model, origin.autocast)
         with flagged, cast, uncompiled(), torch.set_grad_enabled(has_backward):
             returned = call_with(origin.model, held, args, kwargs)
             if origin.loss_fn is not None:
@@ -461,6 +500,11 @@ class PlacedModel:
         finally:
             for parameter, gradient in before:
                 parameter.grad = gradient
+
+
+def _key(tensors: list[torch.Tensor], *, is_evaluation: bool) -> tuple[object, ...]:
+    """The common properties of the inputs that one graph takes."""
+    return is_evaluation, *(tuple(tensor.shape) for tensor in tensors)
 
 
 class _HasRun:
@@ -539,20 +583,19 @@ def to_step(
         InvalidValue: an argument is no model, graph or placement, or they are in another order.
         FingerprintMismatch: the placement was made for another graph or host.
     """
-    check_arguments(model, graph, placement, "to_step")
-    host = matching_host(placement) if host is None else resolve_host(host)
-    placement.require(graph, host)
+    host = host_of(model, graph, placement, host, "to_step")
     placed = PlacedModel(graph, host, placement.plan, seed=seed, other_shapes=other_shapes)
     model = original_of(model)
     placed.load_state_dict({**dict(model.named_parameters()), **dict(model.named_buffers())})
     return placed
 
 
-def check_arguments(model: object, graph: object, placement: object, where: str) -> None:
-    """Checks that a user gave `where` a model, a graph and a placement, in this order.
+def host_of(model: nn.Module, graph: OpGraph, placement: Placement, host: Host | str | None, where: str) -> Host:
+    """The host of this machine that the function `where` is to place on, once its arguments are checked.
 
     Raises:
-        InvalidValue: one of them is something else.
+        InvalidValue: an argument is no model, graph or placement, or they are in another order.
+        FingerprintMismatch: the placement was made for another graph or host.
     """
     for name, value, kind in (("model", model, nn.Module), ("graph", graph, OpGraph)):
         if not isinstance(value, kind):
@@ -564,6 +607,9 @@ def check_arguments(model: object, graph: object, placement: object, where: str)
                 hint=f"Call `{where}(model, graph, placement)`, in this order; `rlplace.capture` makes the graph.",
             )
     check_is_placement(placement, where)
+    found = matching_host(placement) if host is None else resolve_host(host)
+    placement.require(graph, found)
+    return found
 
 
 def matching_host(placement: Placement) -> Host:
@@ -586,6 +632,5 @@ def _hosts_here(num_devices: int) -> Iterator[Host]:
         if num_gpus and not rest and 1 <= num_parts <= MOST_PARTS:
             yield detect_host("cuda", num_parts=num_parts, with_cpu=with_cpu)
     for num_single, gangs in ((num_devices, False), (num_devices - 1, True)):  # a gang is one device more
-        for cores_per_device in range(1, len(usable_cores()) // max(num_single, 1) + 1):
-            if num_single > 0:
-                yield detect_host("cores", num_single, cores_per_device, gangs=gangs)
+        for cores_per_device in range(1, len(usable_cores()) // num_single + 1) if num_single > 0 else ():
+            yield detect_host("cores", num_single, cores_per_device, gangs=gangs)

@@ -11,7 +11,7 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -21,14 +21,14 @@ from torch.utils import _pytree as pytree
 from rlplace import cuda
 from rlplace.errors import InvalidValue, RunnerError, UserError, check_known
 from rlplace.export.placed.graphs import Flags, carried_plan
-from rlplace.export.placed.placed_model import check_arguments, matching_host
-from rlplace.export.placed.step_arguments import HeldConstants, InputCutter, check_data, layout
+from rlplace.export.placed.placed_model import host_of
+from rlplace.export.placed.step_arguments import HeldConstants, InputCutter, check_data, layout, own_entries
 from rlplace.graphs import BACKWARD, OpGraph
 from rlplace.graphs.capturing.capture import CapturedModule, capture_module
 from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Ref
-from rlplace.measure import Host, Placement, Plan, resolve_host
+from rlplace.measure import Host, Placement, Plan
 from rlplace.measure.execute.device_threads import Crew, torch_device
 from rlplace.measure.execute.placed_step import Kept, TwoPartStep
 from rlplace.measure.execute.residents import Residents
@@ -44,6 +44,8 @@ Slot = tuple[str, dict[str, Any], str]
 class PlacedModule(nn.Module):
     """The class that `to_module` adds to a copy of a model: its `forward` runs as placed."""
 
+    _placed: PlacedForward
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the model; its backward runs as placed, too.
 
@@ -56,22 +58,17 @@ class PlacedModule(nn.Module):
             RunnerError: an op failed.
             UserError: it is called within a call (by an op of it), or in a forked process.
         """
-        with self._runs.crew.turn():
-            return self._runs(self, args, kwargs)
-
-    @property
-    def _runs(self) -> PlacedForward:
-        runs: PlacedForward = vars(self)["_placed"]
-        return runs
+        with self._placed.crew.turn():
+            return self._placed(self, args, kwargs)
 
     @property
     def num_graphs(self) -> int:
         """Graphs that were captured: one for every kind of inputs, each in training and in evaluation."""
-        return len(self._runs.graphs)
+        return len(self._placed.graphs)
 
     def close(self) -> None:
         """Ends its threads, once a call of another thread has ended."""
-        self._runs.crew.stop()
+        self._placed.crew.stop()
 
     def __reduce__(self) -> Any:
         """Refuses to be copied or pickled: it has threads."""
@@ -132,40 +129,29 @@ class PlacedForward:
         state = self._state()
         check_data([*tensors, *state.values()] if forward_ad._current_level >= 0 else tensors, "placed module")
         is_trained = bytes(state[name].requires_grad for name, _, _ in self._trained)
-        differentiated = tuple(k for k, tensor in enumerate(tensors) if tensor.requires_grad)
+        differentiated = tuple(k for k, each in enumerate(tensors) if each.requires_grad and torch.is_grad_enabled())
         has_backward = torch.is_grad_enabled() and bool(any(is_trained) or differentiated)
-        differentiated = differentiated if has_backward else ()
         modes = bytes(each.training for _, each in self._modules)
         place = next((place.type for place in self.places.values()), "cpu")
         autocast = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
         kind = (has_backward, differentiated, is_trained, modes, spec, autocast), tuple(map(_kind, leaves))
         self._follow(state)
         if kind not in self.graphs:
-            self.graphs[kind] = self._captured(module, args, kwargs, differentiated, has_backward)
+            home = next((tensor.device for tensor in self._model.parameters()), torch.device("cpu"))
+            with torch.inference_mode(False), Flags.of(module).on(self._model):
+                captured = capture_module(
+                    self._model,
+                    *pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to(home), (args, kwargs)),
+                    has_backward=has_backward,
+                    differentiated=differentiated,
+                    frozen=self._frozen,
+                )
+            plan = carried_plan(self._graph, self._plan, captured.graph, last=backward_ops(captured.graph))
+            self.graphs[kind] = ModuleGraph(captured, self._host, plan, self.crew, state, module, seed=self._seed)
             shown = (tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
             _log.info("captured %s: %d graphs share this placement", ", ".join(map(repr, shown)), len(self.graphs))
         self._number += 1
         return self.graphs[kind].run(tensors, state, self._number - 1)
-
-    def _captured(
-        self,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        differentiated: tuple[int, ...],
-        has_backward: bool,
-    ) -> ModuleGraph:
-        place = next((tensor.device for tensor in self._model.parameters()), torch.device("cpu"))
-        with torch.inference_mode(False), Flags.of(module).on(self._model):
-            captured = capture_module(
-                self._model,
-                *pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to(place), (args, kwargs)),
-                has_backward=has_backward,
-                differentiated=differentiated,
-                frozen=self._frozen,
-            )
-        plan = carried_plan(self._graph, self._plan, captured.graph, last=backward_ops(captured.graph))
-        return ModuleGraph(captured, self._host, plan, self.crew, self._state(), module, seed=self._seed)
 
     def _state(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers as the module has them now, by dotted name."""
@@ -195,10 +181,9 @@ class PlacedForward:
                 where="placed module",
                 hint="Register hooks with the model before it is captured, or with the placed module itself.",
             )
-        is_replaced = bool(new and gone) and gone[0][:2] == (path, name)
         raise InvalidValue(
             f"{path}.{name}" if path else name,
-            "replaced" if is_replaced else "new" if new else "gone",
+            "replaced" if new and gone and gone[0][:2] == (path, name) else "new" if new else "gone",
             "as it was placed",
             where="placed module",
             hint="Change the model, capture it again and place that: a placed module runs what was captured.",
@@ -225,22 +210,14 @@ class PlacedForward:
             return
         for name, tensor in state.items():
             check_known("parameter", name, self.places)
-            if tensor.device != self.places[name]:
-                raise InvalidValue(
-                    name,
-                    f"on {tensor.device}",
-                    f"on {self.places[name]}, as placed",
-                    where="placed module",
-                    hint="Where parameters are is what the placement says: do not move the module.",
-                )
-            if (found := _shown(tensor)) != self._layouts[name]:
-                raise InvalidValue(
-                    name,
-                    found,
-                    f"{self._layouts[name]}, as placed",
-                    where="placed module",
-                    hint="Change the model, capture it again and place that; or take `torch.autocast`.",
-                )
+            stay = "Where parameters are is what the placement says: do not move the module."
+            again = "Change the model, capture it again and place that; or take `torch.autocast`."
+            for found, placed, hint in (
+                (f"on {tensor.device}", f"on {self.places[name]}", stay),
+                (_shown(tensor), self._layouts[name], again),
+            ):
+                if found != placed:
+                    raise InvalidValue(name, found, f"{placed}, as placed", where="placed module", hint=hint)
         for graph in self.graphs.values():
             graph.adopt(state)
         self._bound = now
@@ -393,15 +370,15 @@ class ModuleGraph:
 
     def _placed(self, given: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Each tensor on the device of its op and laid out as captured; the caller's own where it is so already."""
-        placed = {}
+        placed = {op: tensor.detach() for op, tensor in given.items()}
         with self._residents.settled():  # and so is what was done with parameters and outputs since
-            for op, tensor in given.items():
-                place, like = self._residents.place(int(self._plan.devices[op])), self._program.sources[op].value
-                own = tensor.detach()
-                if own.stride() != like.stride() or own.device != place or own.is_inference():
-                    fresh = torch.empty_strided(own.shape, like.stride(), dtype=own.dtype, device=place)
-                    own = fresh.copy_(own)
-                placed[op] = own
+            for op, own in placed.items():
+                place, stride = (
+                    self._residents.place(int(self._plan.devices[op])),
+                    self._program.sources[op].value.stride(),
+                )
+                if own.stride() != stride or own.device != place or own.is_inference():
+                    placed[op] = torch.empty_strided(own.shape, stride, dtype=own.dtype, device=place).copy_(own)
         return placed
 
     def _shared(self, graph: OpGraph, refs: Sequence[Ref], read_late: Collection[int]) -> list[bool]:
@@ -482,34 +459,27 @@ def to_module(
         FingerprintMismatch: the placement was made for another graph or host.
         InvalidValue: `graph` was captured from another model.
     """
-    check_arguments(model, graph, placement, "to_module")
+    host = host_of(model, graph, placement, host, "to_module")
     model = original_of(model)
-    host = matching_host(placement) if host is None else resolve_host(host)
-    placement.require(graph, host)
     if require_program(graph).origin.model is not model:
         raise InvalidValue("model", type(model).__name__, "the model that the graph was captured from", where="module")
     check_plan(graph, host.num_devices, placement.plan)
     with torch.inference_mode(False):
-        placed: Any = copy.deepcopy(model, {id(constant): constant for constant in _constants(model)})
+        placed = copy.deepcopy(model, {id(constant): constant for constant in _constants(model)})
     placed._forward_hooks.clear()  # they are in the graph
     placed._forward_pre_hooks.clear()
     placed.__class__ = _placed_class(type(model))
     vars(placed)["_placed"] = runs = PlacedForward(placed, graph, placement.plan, host, seed)
     if len({*runs.places.values()}) > 1:
         vars(placed)["hf_device_map"] = hf_device_map(runs.places)
-    result: PlacedModule = placed
-    return result
+    return cast("PlacedModule", placed)
 
 
 def _constants(model: nn.Module) -> Iterator[torch.Tensor]:
     """Tensors in plain attributes of modules, and in lists there: the captured model and its copy share them."""
-    registries = ("_parameters", "_buffers", "_modules")
     for module in model.modules():
-        for name, value in vars(module).items():
-            leaves = () if name in registries else pytree.tree_leaves(value)
-            yield from (
-                leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter)
-            )
+        leaves = pytree.tree_leaves(own_entries(vars(module)))
+        yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter))
 
 
 def hf_device_map(places: Mapping[str, torch.device]) -> dict[str, int | str]:

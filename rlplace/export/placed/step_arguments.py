@@ -197,11 +197,10 @@ class InputCutter:
 
     def __init__(self, graph: OpGraph) -> None:
         program = require_program(graph)
-        given = pytree.tree_leaves((program.origin.args, program.origin.kwargs))
-        inputs = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
-        self._whole = [*inputs, *program.origin.targets]
+        self._whole = Arguments(program.origin).captured
+        num_inputs = len(self._whole) - len(program.origin.targets)
         self._sources = [
-            (op, source, int(source.key) + (len(inputs) if source.kind == "target" else 0))
+            (op, source, int(source.key) + (num_inputs if source.kind == "target" else 0))
             for op, source in sorted(program.sources.items())
             if source.kind in ("input", "target")
         ]
@@ -412,7 +411,7 @@ def _places(model: nn.Module, loss_fn: Any, copied: nn.Module | None) -> Iterato
     copies = {} if copied is None else dict(copied.named_modules())
     for path, module in model.named_modules():
         followed = copies.get(path, module)
-        yield from _filled(path, _own(vars(module)), followed.__dict__, (), followed)
+        yield from _filled(path, own_entries(vars(module)), followed.__dict__, (), followed)
     around: dict[int, tuple[_Place, ...]] = {}
     for place in _named_by(loss_fn):
         around.setdefault(id(place.value), (place,))
@@ -423,11 +422,11 @@ def _places(model: nn.Module, loss_fn: Any, copied: nn.Module | None) -> Iterato
         for name, child in module._modules.items():
             around[id(child)] = (*above, _Place(f"{path}.{name}".strip("."), module._modules, name, child))
         for holder in (module._parameters, module._buffers, module.__dict__):
-            yield from _filled(path, _own(holder), holder, above, module)
+            yield from _filled(path, own_entries(holder), holder, above, module)
 
 
-def _own(holder: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that are no registry of a module."""
+def own_entries(holder: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of a module, or entries of a registry of it, that are no registry themselves."""
     return {key: value for key, value in holder.items() if key not in ("_parameters", "_buffers", "_modules")}
 
 

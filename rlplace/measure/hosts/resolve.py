@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.measure.hosts.host import Device, Host
@@ -88,7 +88,7 @@ def is_host_file(text: str) -> bool:
     return text.endswith(ENDINGS) or (os.sep in text and not text.startswith(_HERE))
 
 
-def describe_hosts() -> list[dict[str, object]]:
+def describe_hosts() -> list[dict[str, Any]]:
     """One row for each preset, as `rlplace hosts` lists them; `Host.to_dict` has all the facts of one.
 
     Keys: `name`, `num_devices`, `kinds` (how many of each), `memory_bytes` (of each device), `num_links`,
@@ -111,7 +111,7 @@ def _detect(text: str, gangs: bool) -> Host:
     return detect_host("cores", num_devices=num_devices, cores_per_device=cores_per_device, gangs=gangs)
 
 
-def _row(host: Host) -> dict[str, object]:
+def _row(host: Host) -> dict[str, Any]:
     bandwidth = {link.name: link.bandwidth_bytes_per_s for link in host.links}
     rates = [min(bandwidth[name] for name in route.links) for route in host.routes if route.links]
     return {

@@ -133,14 +133,15 @@ def drawn(plot: Plot, hover: str) -> tuple[list[dict[str, Any]], dict[str, Any]]
         ends, shares = [plot.x.low, plot.x.high], (1 - plot.tolerance, 1 + plot.tolerance)
         sides = [end * share for end, share in zip([*ends, *reversed(ends)], [shares[0]] * 2 + [shares[1]] * 2)]
         fill = {"fill": "toself", "fillcolor": "rgba(128,140,155,0.14)", "line": {"width": 0}}
-        traces += [quiet | fill | {"x": [*ends, *reversed(ends)], "y": sides}]
-        traces += [quiet | {"x": ends, "y": ends, "line": {"width": 1.2, "color": FAINT}}]
+        traces += [
+            quiet | fill | {"x": [*ends, *reversed(ends)], "y": sides},
+            quiet | {"x": ends, "y": ends, "line": {"width": 1.2, "color": FAINT}},
+        ]
     for one in plot.series:
         color, at = page_color(one.color), {"x": one.x.round(5).tolist(), "y": one.y.round(5).tolist()}
-        look: dict[str, Any] = {"mode": "markers", "marker": {"size": 8, "color": color, "opacity": 0.85}}
-        if plot.mark == "steps":
-            line = {"shape": "hv", "width": 2, "color": color}
-            look = {"mode": "lines+markers", "line": line, "marker": {"size": 5}}
+        steps = {"mode": "lines+markers", "line": {"shape": "hv", "width": 2, "color": color}, "marker": {"size": 5}}
+        points = {"mode": "markers", "marker": {"size": 8, "color": color, "opacity": 0.85}}
+        look = steps if plot.mark == "steps" else points
         traces.append({"type": "scatter", "name": plot_text(one.name), "hovertemplate": hover, **at, **look})
     for place, (name, level) in enumerate(sorted(plot.levels.items(), key=lambda item: item[1])):
         # names at either end in turn: those of lines that are close to each other stay apart

@@ -24,7 +24,7 @@ import numpy as np
 from rlplace.errors import MissingExtra
 from rlplace.files import write_text_atomic
 from rlplace.measure.explain.explanation import Explanation
-from rlplace.report.console import alternative_rows, cut_rows, path_rows, share
+from rlplace.report.console import NO_PLACEMENT_NOTE, alternative_rows, cut_rows, path_rows, share
 from rlplace.report.html.figure import (
     Figure,
     Raw,
@@ -56,7 +56,7 @@ _LATEST_S = 253_402_300_799.0
 
 def overview(data: RunData) -> str:
     """The head: title, the result in a sentence, four figures, and where they were had."""
-    simulated = "" if data.is_measured else '<p class="warning">Simulated: no step of this run was measured.</p>'
+    simulated = "" if data.ending.is_measured else '<p class="warning">Simulated: no step of this run was measured.</p>'
     return (
         f"<h1>{escaped(data.workload)}<span> on {escaped(data.host or data.config.get('host', 'a host'))}</span></h1>"
         f"{simulated}{paragraph(sentence(data), 'lead')}{_cards(data)}{_facts(data)}"
@@ -81,14 +81,18 @@ def _cards(data: RunData) -> str:
     if best is None or best.step_s is None:
         return ""
     spread = f"± {format_ms(best.spread_s)} ms, {best.method}" if best.spread_s else best.method
-    cards = [("best step", f"{format_ms(best.step_s)} ms", spread)]
-    for label, method in (("over one device", "single"), ("over eager PyTorch", "eager")):
-        if other_s := data.step_s(method):
-            cards.append((label, f"{best.step_s / other_s:.2f}×", f"{format_ms(other_s)} ms there"))
+    others = {"over one device": data.step_s("single"), "over eager PyTorch": data.step_s("eager")}
     memory = data.trace.memory if data.trace else {}
-    if peaks := [(value, name) for name, points in memory.items() for _, value in points]:
-        peak, name = max(peaks)
-        cards.append(("peak memory", format_bytes(peak), f"on {name}"))
+    peaks = sorted((value, name) for name, points in memory.items() for _, value in points)
+    cards = [
+        ("best step", f"{format_ms(best.step_s)} ms", spread),
+        *(
+            (label, f"{best.step_s / other_s:.2f}×", f"{format_ms(other_s)} ms there")
+            for label, other_s in others.items()
+            if other_s
+        ),
+        *(("peak memory", format_bytes(peak), f"on {name}") for peak, name in peaks[-1:]),
+    ]
     shown = (
         f'<div class="card"><span>{label}</span><strong>{value}</strong><small>{note}</small></div>'
         for label, value, note in (map(escaped, card) for card in cards)
@@ -99,16 +103,16 @@ def _cards(data: RunData) -> str:
 def _facts(data: RunData) -> str:
     kinds = Counter(device.kind or device.backend for device in data.devices if not device.members)
     cut = f", {data.num_micro_batches} micro-batches" if data.num_micro_batches > 1 else ""
+    time_s = data.ending.time_s
     told = {
         "host": f"{data.host}: " + ", ".join(f"{count} × {kind}" for kind, count in kinds.items()) if kinds else "",
         "step": f"{data.num_ops:,} ops{cut}" if data.num_ops else "",
-        "finished": "",
+        "finished": f"{datetime.datetime.fromtimestamp(time_s, tz=datetime.UTC):%Y-%m-%d %H:%M} UTC"
+        if time_s <= _LATEST_S
+        else "",
         "versions": ", ".join(f"{name} {version}" for name, version in _object(data.config.get("versions")).items()),
     }
-    if data.time_s is not None and 0 <= data.time_s <= _LATEST_S:
-        told["finished"] = f"{datetime.datetime.fromtimestamp(data.time_s, tz=datetime.UTC):%Y-%m-%d %H:%M} UTC"
-    pairs = [(name, value) for name, value in told.items() if value]
-    return facts(pairs) if pairs else ""
+    return facts([(name, value) for name, value in told.items() if value])
 
 
 _MOST_SETTINGS, _MOST_DEPTH = 400, 8
@@ -118,14 +122,15 @@ _LEAST_S = 0.5
 def what_was_run_section(data: RunData) -> Section:
     """The last section of every page."""
     settings = list(_flat(data.config, ""))[:_MOST_SETTINGS]
+    links = [[Raw(f'<a href="{escaped(name)}">{escaped(name)}</a>')] for name in data.files]
+    parts = (
+        f'<pre class="command">{prose(command(data.config))}</pre>',
+        _durations(data.ending.expected, data.ending.taken),
+        details(f"{len(settings)} settings", table(["setting", "value"], settings)),
+        details("Files of the run, beside this page", table(["file"], links)) if links else "",
+    )
     lead = "The same again; the rest of the settings are the program's own, listed below as they were."
-    body = f'<pre class="command">{prose(command(data.config))}</pre>'
-    body += _durations(data.expected, data.taken)
-    body += details(f"{len(settings)} settings", table(["setting", "value"], settings))
-    if data.files:
-        links = [[Raw(f'<a href="{escaped(name)}">{escaped(name)}</a>')] for name in data.files]
-        body += details("Files of the run, beside this page", table(["file"], links))
-    return Section("run", "What was run", lead, body)
+    return Section("run", "What was run", lead, "".join(parts))
 
 
 def command(config: Mapping[str, Any]) -> str:
@@ -191,24 +196,25 @@ def learned_host_section(data: RunData) -> Section | None:
         "Measured steps against the figures of the host: factors on op types, devices, links and launches that the "
         "measurements bear out, with the interval that holds 95 % of what is believed."
     )
-    as_profiled = paragraph("The host is as profiled, as far as the steps tell.")
     factors = [
         one for one in data.learned.factors if abs(one.log_mean) < _LARGEST_LOG and 0 < one.log_deviation < _LARGEST_LOG
     ]
     ranked = sorted(factors, key=lambda one: -abs(one.log_mean) / one.log_deviation)[:_MOST_ROWS]
-    rows = []
-    for one in ranked:
-        low, high = (math.exp(one.log_mean + side * _SURE * one.log_deviation) for side in (-1, 1))
-        left = f"{one.log_deviation / one.prior_deviation:.0%}" if one.prior_deviation > 0 else ""
-        rows.append([one.kind, one.name, f"{math.exp(one.log_mean):.3g}×", f"{low:.3g} to {high:.3g}", left])
+    rows = [
+        [
+            one.kind,
+            one.name,
+            f"{math.exp(one.log_mean):.3g}×",
+            " to ".join(f"{math.exp(one.log_mean + side * _SURE * one.log_deviation):.3g}" for side in (-1, 1)),
+            f"{one.log_deviation / one.prior_deviation:.0%}" if one.prior_deviation > 0 else "",
+        ]
+        for one in ranked
+    ]
     heads = ["what", "name", "factor", "95 % interval", "deviation left"]
     summary = f"{len(ranked)} of {len(factors)} factors, the surest first"
     more = details(summary, table(heads, rows, numbers=(2, 3, 4))) if rows else ""
-    said = bullets(data.learned.lines) if data.learned.lines else as_profiled
+    said = bullets(data.learned.lines or ["The host is as profiled, as far as the steps tell."])
     return Section("host", "What was learned about the host", lead, said + more)
-
-
-NO_PLACEMENT_NOTE = "† no placement: timed for comparison, cannot be handed back."
 
 
 def field_section(data: RunData) -> Section:
@@ -334,12 +340,12 @@ def learning_section(data: RunData) -> Section | None:
     if not curves:
         return None
     figure = _curves(data, curves)
-    caveat = "All of it is simulated."
-    if data.is_measured:
-        caveat = (
-            "The curves are of the search's own races: the least of many noisy figures is too low, so a curve may end "
-            "below what the table says, and the table is right."
-        )
+    caveat = (
+        "The curves are of the search's own races: the least of many noisy figures is too low, so a curve may end "
+        "below what the table says, and the table is right."
+        if data.ending.is_measured
+        else "All of it is simulated."
+    )
     lead = f"The best {data.kind} step so far of each search, and the steps that it had to beat. {caveat}"
     rows = [
         [
@@ -362,10 +368,10 @@ def histories_of(data: RunData) -> dict[str, History]:
     """Rows of four figures by method, in the order of the table; those of other lengths are left out."""
     kept: dict[str, History] = {row.method: row.history for row in data.rows}
     kept |= {name: [best.to_list() for best in one.history] for name, one in data.searches.items() if one.history}
-    found = {
+    sound = {
         name: [one for one in rows if len(one) == len(COLUMNS) and one[_STEP_S] > 0] for name, rows in kept.items()
     }
-    return {name: rows for name, rows in found.items() if rows}
+    return {name: rows for name, rows in sound.items() if rows}
 
 
 def _is_search(data: RunData, method: str) -> bool:
@@ -373,7 +379,7 @@ def _is_search(data: RunData, method: str) -> bool:
     if data.searches:
         return method in data.searches
     row = data.row(method)
-    return row is not None and ((row.measured or 0) > 0 or not data.is_measured)
+    return row is not None and ((row.measured or 0) > 0 or not data.ending.is_measured)
 
 
 def _curves(data: RunData, histories: Mapping[str, History]) -> Figure:
@@ -428,7 +434,7 @@ def fidelity_section(data: RunData) -> Section | None:
     }
     pairs = {name: some for name, some in found.items() if some}
     every = [pair for some in pairs.values() for pair in some]
-    if not every or not data.is_measured:
+    if not every or not data.ending.is_measured:
         return None
     lead = (
         f"The {len(every):,} placements that the searches ran, as simulated and as measured (drift of the machine is "
@@ -465,13 +471,13 @@ def words(pairs: Sequence[tuple[float, float]]) -> str:
 
     simulated, measured = np.array(pairs, dtype=np.float64).T
     errors = simulated / measured - 1.0
-    bias = float(np.median(errors))
+    bias, error = float(np.median(errors)), float(np.median(np.abs(errors)))
     side = f"on the whole the simulator says {_percent(abs(bias))} too {'much' if bias > 0 else 'little'}."
-    text = f"The median error is {_percent(float(np.median(np.abs(errors))))}; {side}"
-    if len(pairs) < _FEW or np.ptp(simulated) == 0 or np.ptp(measured) == 0:
-        return text
-    found = spearmanr(simulated, measured).statistic
-    return f"{text} It orders them with a rank correlation of {found:.2f} (1 is perfect)."
+    rank = ""
+    if len(pairs) >= _FEW and np.ptp(simulated) > 0 and np.ptp(measured) > 0:
+        found = spearmanr(simulated, measured).statistic
+        rank = f" It orders them with a rank correlation of {found:.2f} (1 is perfect)."
+    return f"The median error is {_percent(error)}; {side}{rank}"
 
 
 def _percent(share: float) -> str:
@@ -540,10 +546,10 @@ def plotly_script() -> str:
 
 def _missing(what: Sequence[str]) -> str:
     """The parts that the run kept no data of, in a line."""
-    kinds = list(dict.fromkeys(what))
-    listed = " or ".join(filter(None, (", ".join(kinds[:-1]), *kinds[-1:])))
-    told = f'<p class="note">This run kept nothing of these, so their sections are left out: {escaped(listed)}.</p>'
-    return told if kinds else ""
+    *others, last = dict.fromkeys(what) or [""]
+    listed = escaped(f"{', '.join(others)} or {last}" if others else last)
+    told = f'<p class="note">This run kept nothing of these, so their sections are left out: {listed}.</p>'
+    return told if last else ""
 
 
 def _policy(scripts: Sequence[str]) -> str:

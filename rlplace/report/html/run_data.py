@@ -13,7 +13,7 @@ from rlplace.measure.explain.explanation import Explanation
 from rlplace.measure.host_model import LearnedHost
 from rlplace.report.chrome_trace import Trace
 from rlplace.session.session import Session
-from rlplace.session.session_records import MethodResult, Row
+from rlplace.session.session_records import Ending, MethodResult, Row
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,7 @@ class RunData:
         config: the request; shown, never acted on.
         rows: of the final table.
         best: the method whose placement the run hands back; empty where there is none.
-        is_measured: whether step times come from running.
-        time_s: when the table was finished, seconds since 1970; None where that is unknown.
+        ending: when and how the table was made.
         host: its name.
         devices: of the host, in order; gangs among them.
         num_ops: of the captured step; 0 where it is not known.
@@ -34,15 +33,13 @@ class RunData:
         searches: results of the methods that search, by name.
         learned: the learned host model; None where no method learned any.
         explanation: where the time of the step goes; None without one.
-        expected, taken: how long each part of the run was expected to take and took, in seconds.
         files: names of the files of the run that a reader may open.
     """
 
     config: Mapping[str, Any]
     rows: tuple[Row, ...]
-    best: str = ""
-    is_measured: bool = False
-    time_s: float | None = None
+    best: str
+    ending: Ending
     host: str = ""
     devices: tuple[Device, ...] = ()
     num_ops: int = 0
@@ -51,8 +48,6 @@ class RunData:
     searches: Mapping[str, MethodResult] = field(default_factory=dict)
     learned: LearnedHost | None = None
     explanation: Explanation | None = None
-    expected: Mapping[str, float] = field(default_factory=dict)
-    taken: Mapping[str, float] = field(default_factory=dict)
     files: tuple[str, ...] = ()
 
     @classmethod
@@ -65,19 +60,17 @@ class RunData:
         """
         table, ending = session.table, session.ending
         if table is None or ending is None:
-            hint = "it stopped before its table, so there is nothing to report."
-            raise FileProblem(session.path.parent, f"this run has no result: {hint}")
-        facts, host, trace = session.facts, session.host, session.timeline
-        asked = dataclasses.asdict(session.request) if session.has("request") else {}
-        if asked:
-            asked = asked | {"micro_batches": session.micro_batches, "train": session.plain("config")}
-            asked.pop("asked")
+            why = "it stopped before its table, so there is nothing to report."
+            raise FileProblem(session.path.parent, f"this run has no result: {why}")
+        facts, host, trace, asked = session.facts, session.host, session.timeline, dict[str, Any]()
+        if session.has("request"):
+            asked = {name: value for name, value in dataclasses.asdict(session.request).items() if name != "asked"}
+            asked |= {"micro_batches": session.micro_batches, "train": session.plain("config")}
         return cls(
             asked,
             table.rows,
             table.best,
-            ending.is_measured,
-            ending.time_s,
+            ending,
             host.name,
             host.devices,
             facts.num_ops,
@@ -86,15 +79,13 @@ class RunData:
             session.results(),
             session.learned,
             session.explanation,
-            ending.expected,
-            ending.taken,
             files,
         )
 
     @property
     def kind(self) -> str:
         """The kind of step times: `measured` or `simulated`."""
-        return "measured" if self.is_measured else "simulated"
+        return "measured" if self.ending.is_measured else "simulated"
 
     @property
     def workload(self) -> str:
@@ -107,8 +98,7 @@ class RunData:
 
     def step_s(self, method: str) -> float | None:
         """The step time of `method`'s row; None where it has none."""
-        row = self.row(method)
-        return None if row is None else row.step_s
+        return next((row.step_s for row in self.rows if row.method == method), None)
 
     @property
     def best_row(self) -> Row | None:

@@ -72,7 +72,7 @@ def timeline_section(data: RunData) -> Section | None:
     bars = merged(trace)
     shown = sum(map(len, bars.values()))
     num_transfers = len({(one.name, one.start_s, one.ends) for one in trace.slices if one.kind == TRANSFER})
-    typical = ", a typical one" if data.is_measured else ""
+    typical = ", a typical one" if data.ending.is_measured else ""
     lead = (
         f"One {trace.kind or data.kind} step of {format_seconds(trace.step_s)}{typical}: {len(trace.ops):,} ops "
         f"and {num_transfers:,} transfers. Drag to zoom, double-click to see all of it again."
@@ -272,8 +272,7 @@ def tree(trace: Trace) -> Node:
         root.add(device, op)
         node = root
         for part in (op.module.split(".") if op.module else [OUTSIDE])[:_MOST_DEPTH]:
-            path = f"{node.path}.{part}" if node.path else part
-            node = node.children.setdefault(part, Node(path))
+            node = node.children.setdefault(part, Node(f"{node.path}.{part}" if node.path else part))
             node.add(device, op)
     return root
 
@@ -286,9 +285,7 @@ def text_color(fill: str) -> str:
     >>> text_color("#DDCC77"), text_color("#332288"), text_color("@grid")
     ('#0D1317', '#FFFFFF', '@ink')
     """
-    if fill.startswith("@"):
-        return INK
-    return "#0D1317" if luminance(fill) > _LIGHT_FROM else "#FFFFFF"
+    return INK if fill.startswith("@") else "#0D1317" if luminance(fill) > _LIGHT_FROM else "#FFFFFF"
 
 
 def _treemap(root: Node, colors: Mapping[str, str]) -> Figure:
@@ -439,8 +436,7 @@ def memory_section(data: RunData) -> Section | None:
         ]
         for name, peak in peaks.items()
     ]
-    pools = _pools(data.devices)
-    note = paragraph(pools, "note") if pools else ""
+    note = paragraph(pools, "note") if (pools := _pools(data.devices)) else ""
     body = figure.place + table(["device", "peak", "capacity", "peak of it"], rows, numbers=(1, 2, 3)) + note
     return Section("memory", "Memory", lead, body, (figure,))
 
@@ -459,21 +455,19 @@ def _memory_figure(trace: Trace, devices: Sequence[Device]) -> Figure:
     peak = max(value for points in memory.values() for _, value in points)
     scale, unit = next(((scale, unit) for scale, unit in _UNITS if peak >= scale), _UNITS[-1])
     colors = colored(name for name in (*(lane.owner for lane in trace.lanes), *memory) if memory.get(name))
-    data: list[dict[str, Any]] = []
-    for name, color in colors.items():
-        points = thinned(memory[name], step_s)
-        line = [*points, (step_s, points[-1][1])]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": plot_text(name),
-                "x": [_ms(time_s) for time_s, _ in line],
-                "y": [round(value / scale, 5) for _, value in line],
-                "line": {"shape": "hv", "width": 1.6, "color": color},
-                "hovertemplate": "%{fullData.name}: %{y:.4g} " + unit + "<extra></extra>",
-            }
-        )
+    lines = {name: [*thinned(memory[name], step_s), (step_s, memory[name][-1][1])] for name in colors}
+    data: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": plot_text(name),
+            "x": [_ms(time_s) for time_s, _ in line],
+            "y": [round(value / scale, 5) for _, value in line],
+            "line": {"shape": "hv", "width": 1.6, "color": colors[name]},
+            "hovertemplate": "%{fullData.name}: %{y:.4g} " + unit + "<extra></extra>",
+        }
+        for name, line in lines.items()
+    ]
     rooms = sorted({device.memory_bytes for device in devices if device.name in colors and device.memory_bytes})
     data += [
         {

@@ -301,5 +301,5 @@ def test_an_inference_has_no_backward_and_mistakes_are_told() -> None:
     with pytest.raises(InvalidValue, match="targets is None"):
         step.backward(x)
     assert all(parameter.grad is None for parameter in step.parameters())
-    assert apart(step._graphs.first.graph).num_transfers > 0
+    assert apart(step._first.graph).num_transfers > 0
     step.close()

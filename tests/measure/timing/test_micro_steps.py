@@ -13,7 +13,7 @@ from small_models import Case, ConvNorm, Function, mean_square, random
 from torch.nn import functional
 
 from rlplace.errors import InvalidValue
-from rlplace.export.export_run import check_export
+from rlplace.export.formats import check_export
 from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph

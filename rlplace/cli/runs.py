@@ -1,17 +1,21 @@
-"""`rlplace train`: finds a placement; the run folder is the result.
+"""The commands that make run folders and placements, and those that read a run folder.
 
-`rlplace place`: a placement at once, of a workload or of a run on another host, by simulated steps alone.
+`train`: finds a placement; the run folder is the result. `place`: a placement at once, of a workload or of a run on
+another host, by simulated steps alone. `explain`: where the time of a run's placed step goes. `export`: a run's
+placement as a model that runs. `report`: a run as one page for a browser.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
 from rlplace.cli.option_groups import (
+    GIVEN,
     Batched,
     Budget,
     Duration,
@@ -20,20 +24,16 @@ from rlplace.cli.option_groups import (
     Placing,
     Seed,
     Stored,
-    find_host,
-    given_options,
+    answer,
     print_json,
     setup_of,
 )
 from rlplace.errors import FileProblem, InvalidValue
+from rlplace.measure import resolve_host
 from rlplace.policy import LearnConfig
 from rlplace.say import counted, format_ms, say
 from rlplace.training import SearchConfig, TrainConfig
 from rlplace.training.config import AgentConfig
-
-if TYPE_CHECKING:
-    from rlplace.training.train_and_resume import Named
-
 
 AGAIN = ("in-process", "store", "track", "cluster", "init", "priors")
 """Options that a run folder is not believed where they reach out of it: they may be given again."""
@@ -103,8 +103,8 @@ def train(
         quiet: no progress on stderr; the table stays on stdout, but beside `--json`
     """
     if resume is not None:
-        given = given_options()
-        _check_given((*BESIDE_RESUME, *BESIDE_HOST) if "host" in given else BESIDE_RESUME)
+        given = GIVEN.get()
+        _check_given(given)
         from rlplace.training.train_and_resume import Named, Shown, resume_training
 
         more_s = budget if isinstance(budget, MoreTime) else 0.0
@@ -120,101 +120,88 @@ def train(
             priors=search.priors,
         )
         how: dict[str, Any] = {"is_waiting": not storing.no_wait, "shown": Shown(quiet, not (quiet and json), json)}
-        if "host" in given:
-            result = _elsewhere(resume, named, placing, host, run, overwrite, how)
-        else:
+        if "host" not in given:
             result = resume_training(resume, named, **how)
-        if json:
-            print_json(result)
-        return
-    if workload is None:
+        elif more_s:
+            raise InvalidValue(
+                "budget",
+                f"+{more_s:g} s",
+                "a time without `+` beside --host",
+                hint="The run on the new host begins anew, with a budget of its own.",
+            )
+        else:
+            from rlplace.training.place_and_replace import folder_for, resume_elsewhere
+
+            found = resolve_host(host, gangs=placing.gangs)
+            result = resume_elsewhere(
+                resume,
+                found,
+                folder_for(resume, host) if run is None else run,
+                named,
+                host_word=host,
+                gangs=placing.gangs,
+                constraints=placing.own_constraints(found),
+                overwrite=overwrite,
+                **how,
+            )
+    elif workload is None:
         raise InvalidValue(
             "workload",
             None,
             "a name, package.module:function or a graph file",
             hint="For example: rlplace train nmt. To go on with a run: rlplace train --resume DIR.",
         )
-    if isinstance(budget, MoreTime):
+    elif isinstance(budget, MoreTime):
         raise InvalidValue(
             "budget",
             f"+{budget:g} s",
             "a time of its own",
             hint="`+` is time on top of what a run was given, beside `--resume DIR`.",
         )
-    if evaluations is not None and "budget" in given_options():
+    elif evaluations is not None and "budget" in GIVEN.get():
         raise InvalidValue("evaluations", evaluations, "none beside --budget", hint="Leave one of the two out.")
-    setup = setup_of(
-        workload,
-        host,
-        placing,
-        batch,
-        grouping,
-        storing,
-        in_process=in_process,
-        seed=seed,
-        workload_seed=workload_seed,
-        acyclic=acyclic,
-    )
-    config = TrainConfig.of(
-        setup,
-        budget_s=budget,
-        total_s=total,
-        evaluations=evaluations,
-        track=track,
-        cluster=cluster,
-        search=search,
-        learn=learn,
-        agent=agent,
-    )
-    from rlplace.training.train_and_resume import Shown, run_training
+    else:
+        setup = setup_of(
+            workload,
+            host,
+            placing,
+            batch,
+            grouping,
+            storing,
+            in_process=in_process,
+            seed=seed,
+            workload_seed=workload_seed,
+            acyclic=acyclic,
+        )
+        config = TrainConfig.of(
+            setup,
+            budget_s=budget,
+            total_s=total,
+            evaluations=evaluations,
+            track=track,
+            cluster=cluster,
+            search=search,
+            learn=learn,
+            agent=agent,
+        )
+        from rlplace.training.train_and_resume import Shown, run_training
 
-    folder = run if run is not None else Path("runs") / workload.replace("/", "_").replace(":", "_")
-    result = run_training(setup, config, folder, overwrite=overwrite, shown=Shown(quiet, not (quiet and json), json))
+        folder = run if run is not None else Path("runs") / workload.replace("/", "_").replace(":", "_")
+        result = run_training(
+            setup, config, folder, overwrite=overwrite, shown=Shown(quiet, not (quiet and json), json)
+        )
     if json:
         print_json(result)
 
 
-def _elsewhere(
-    folder: Path,
-    named: Named,
-    placing: Placing,
-    host: str,
-    run: Path | None,
-    overwrite: bool,
-    how: dict[str, Any],
-) -> dict[str, Any]:
-    if named.more_s:
-        raise InvalidValue(
-            "budget",
-            f"+{named.more_s:g} s",
-            "a time without `+` beside --host",
-            hint="The run on the new host begins anew, with a budget of its own.",
-        )
-    found = find_host(host, gangs=placing.gangs)
-    has_own = bool(placing.pin or placing.exclude or placing.together)
-    constraints = placing.constraints(found) if has_own else None
-    from rlplace.training.place_and_replace import folder_for, resume_elsewhere
-
-    return resume_elsewhere(
-        folder,
-        found,
-        folder_for(folder, host) if run is None else run,
-        named,
-        host_word=host,
-        gangs=placing.gangs,
-        constraints=constraints,
-        overwrite=overwrite,
-        **how,
-    )
-
-
-def _check_given(known: tuple[str, ...]) -> None:
+def _check_given(given: Set[str]) -> None:
     """Refuses options that mean nothing beside `--resume`.
 
     Raises:
         InvalidValue: one of them was given.
     """
-    for option in sorted(given_options() - set(known)):
+    known = (*BESIDE_RESUME, *BESIDE_HOST) if "host" in given else BESIDE_RESUME
+    for option in sorted(given - set(known)):
         expected = f"only {', '.join(f'--{name}' for name in known[1:])} beside --resume"
         hint = "The run goes on as it was started; start another one for other options."
         if option in BESIDE_HOST:
@@ -304,9 +291,7 @@ def place(
         ):
             if given:
                 raise InvalidValue(field, given, "none beside a run folder", where="place", hint=hint)
-        found = find_host(host, gangs=placing.gangs)
-        has_own = bool(placing.pin or placing.exclude or placing.together)
-        constraints = placing.constraints(found) if has_own else None
+        found = resolve_host(host, gangs=placing.gangs)
         path = None if path is None else _free(path, overwrite)
         from rlplace.training.place_and_replace import replace_run
 
@@ -321,16 +306,13 @@ def place(
             seconds=math.inf if seconds is None else seconds,
             evaluations=math.inf if evaluations is None else evaluations,
             seed=seed,
-            constraints=constraints,
+            constraints=placing.own_constraints(found),
             gangs=placing.gangs,
             overwrite=overwrite,
             is_waiting=not no_wait,
             is_quiet=quiet,
         )
-    if json:
-        print_json(result)
-    else:
-        _show(result)
+    answer(result, _words(result), json)
 
 
 def _free(path: Path, overwrite: bool) -> Path:
@@ -344,20 +326,87 @@ def _free(path: Path, overwrite: bool) -> Path:
     return path
 
 
-def _show(result: dict[str, Any]) -> None:
-    single_s = result["single_s"]
+def _words(result: dict[str, Any]) -> str:
+    """The answer of `place` in words."""
+    single_s, carried = result["single_s"], ""
     single = f"best single device {format_ms(single_s)} ms" if math.isfinite(single_s) else "no single device holds it"
-    carried = ""
     if math.isfinite(result.get("before_s", math.nan)):
         fits = math.isfinite(result["carried_s"])
         now = f"{format_ms(result['carried_s'])} ms" if fits else "it does not fit into memory"
         carried = f"it was {format_ms(result['before_s'])} ms on {result['host']['from']}, carried over {now}; "
-    say(
+    slower = "this is slower than the best single device: give more `--evaluations`, or do not place this model"
+    return (
         f"{result['placement'] or result['new_run']}: {format_ms(result['step_time_s'])} ms simulated after "
         f"{counted(result['evaluations'], 'placement')} in {result['plan_s']:.2f} s; {carried}{single}, "
         f"bound {format_ms(result['lower_bound_s'])} ms ({result['lower_bound']})"
+        + (f"\nwarning: {slower}" if result["step_time_s"] > single_s else "")
     )
-    if result["step_time_s"] > single_s:
-        say(
-            "warning: this is slower than the best single device: give more `--evaluations`, or do not place this model"
-        )
+
+
+def explain(folder: tyro.conf.Positional[Path], top: int = 12, json: bool = False) -> None:
+    """Show where a run's step spends its time: devices, critical path, costliest copies, alternatives, and advice.
+
+    It reads the run folder alone: neither the model nor the host is needed, and no code of yours is imported.
+
+    Args:
+        folder: a run folder
+        top: most modules of the critical path to show
+        json: print one JSON object on stdout
+    """
+    from rlplace.session.session import read_explanation
+
+    if top < 1:
+        raise InvalidValue("top", top, "at least 1")
+    explanation = read_explanation(folder)
+    if json:
+        print_json(explanation.to_dict())
+        return
+    from rlplace.report.console import explanation_tables, show
+
+    show(explanation_tables(explanation, top), markup=False)
+
+
+def export(
+    folder: tyro.conf.Positional[Path],
+    workload: str | None = None,
+    format: str = "script",
+    cache_tokens: int = 0,
+    check: bool = False,
+    json: bool = False,
+) -> None:
+    """A run's placement as a model that runs or in another format: writes it into FOLDER, or checks it against eager.
+
+    Args:
+        folder: a run folder
+        workload: the workload again, if it is your own function: code named in a run is imported only if you pass it
+        format: script (FOLDER/step.py, a short program that trains as placed), csv (one row an op), device_map (of
+            Hugging Face), pipeline (a script of torch.distributed.pipelining), torchrec (a sharding plan of embedding
+            tables), or one of yours; list says what there is and what each is for, and writes nothing
+        cache_tokens: with device_map, also count keys and values of so many tokens a sequence, prompt and new ones
+        check: compare 5 training steps with eager ones on one device, in float64
+        json: print the result as one JSON object on stdout
+    """
+    from rlplace.export.formats import export_run
+
+    result = export_run(folder, workload=workload, is_check=check, format=format, cache_tokens=cache_tokens)
+    if json:
+        print_json(result)
+    if check and not result["ok"]:
+        raise SystemExit(1)
+
+
+def report(folder: tyro.conf.Positional[Path], json: bool = False) -> None:
+    """Write a run's report: one page for a browser that needs no network, FOLDER/report.html.
+
+    It reads the run folder alone: neither the model nor the host is needed, and no code of yours is imported.
+
+    Args:
+        folder: a run folder
+        json: print the result as one JSON object on stdout
+    """
+    from rlplace.report.html.page import write_report
+
+    path = write_report(folder)
+    say(f"wrote {path}: open it in a browser")
+    if json:
+        print_json({"schema": 1, "path": str(path), "bytes": path.stat().st_size})
