@@ -48,7 +48,7 @@ EFFORT = 10.0
 GROUPS_EFFORT = 0.3
 """The same for groups, which prove nothing: better placements come early, or not at all."""
 LEAST_S = 0.2
-"""Seconds that the solver gets at least."""
+"""Least seconds of the solver."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +81,7 @@ def solve_cp_sat(task: Task) -> None:
     seconds = max(task.seconds_left * 0.9, LEAST_S) if math.isfinite(task.budget.seconds) else math.inf
     if int((~problem.graph.is_source).sum()) <= MOST_JOBS:
         solved = schedule(problem, seconds, start=task.best_devices)
-        timer = task.timer
-        if isinstance(timer, Simulator) and timer.problem is problem and timer.objective == "latency":
+        if isinstance(task.timer, Simulator) and task.timer.problem is problem and task.timer.objective == "latency":
             task.lower_bound_s = max(task.lower_bound_s, solved.bound_s)
     else:
         solved = schedule_groups(problem, seconds, start=task.best_devices)
@@ -307,7 +306,7 @@ class ScheduleModel:
         self._loads[kind, which].append(load)
 
     def _launch(self, name: str, cost_s: float, start: Any, places: dict[int, Any]) -> Any:
-        """A launch on the dispatcher of wherever it happens, before `start`; its own start, or None if it is free."""
+        """Adds a launch before `start` on the dispatcher of the device in use; its start, or None where it is free."""
         cost = self.whole(cost_s)
         launching = {d: on for d, on in places.items() if self._compiled.dispatcher[d] >= 0}
         if not (self._are_ops and cost > 0 and launching):

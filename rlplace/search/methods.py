@@ -305,30 +305,27 @@ def find_winners(
     return Found(chosen, task.evaluations + timer.count)
 
 
-Kind = Literal["baseline", "scheduler", "exact", "search"]
-
-
 @dataclass(frozen=True)
 class Method:
     """A way to find a placement.
 
     Attributes:
         name: as in `--methods`.
-        home: a function that takes a `Task`, or `module:function` of one. It scores placements through the task and the
-            task's best is the answer; it may return the policy or model that it learned.
-        kind: `baseline` and `scheduler` need a handful of evaluations, `exact` and `search` use the budget.
+        home: a function that takes a `Task`, or its name as `module:function`. It scores placements with the task, and
+            the task's best placement is the result. It may return the policy or model that it learned.
+        kind: `baseline` and `scheduler` need a few evaluations, `exact` and `search` use the budget.
         source: its purpose.
-        min_micro_batches: into how many slices the batch of a problem must be cut for it.
+        min_micro_batches: least number of micro-batches that the method needs.
     """
 
     name: str
     home: str | Callable[..., Saveable | None]
-    kind: Kind
+    kind: Literal["baseline", "scheduler", "exact", "search"]
     source: str
     min_micro_batches: int = 1
 
     def refusal(self, problem: Problem) -> InvalidValue | None:
-        """Why the method has nothing to do on `problem`; None where it has."""
+        """The reason why the method cannot be used for `problem`; None if it can."""
         count = problem.graph.num_micro_batches
         if count >= self.min_micro_batches:
             return None
@@ -341,11 +338,11 @@ class Method:
         )
 
     def run(self, task: Task, **options: Any) -> Saveable | None:
-        """Runs the method on `task`; returns the learned policy or host model, where it learns.
+        """Runs the method on `task`; returns the learned policy or host model, if there is one.
 
         Args:
-            task: the problem to solve, and the account of its budget.
-            options: of the method's own.
+            task: the problem to solve, and its budget.
+            options: options of the method.
 
         Raises:
             InvalidValue: the batch is not cut into enough micro-batches.
@@ -496,7 +493,7 @@ METHODS: Registry[Method] = Registry(
 
 
 def register_method(method: Method) -> None:
-    """Adds a method under its own name, for this process.
+    """Adds a method under its name, for this process.
 
     Raises:
         InvalidValue: the name is malformed or taken.
@@ -522,14 +519,14 @@ class SearchResult:
     """The result of a method.
 
     Attributes:
-        devices: (N,) int32; None where it found nothing feasible.
-        step_time_s: infinite where it found nothing feasible.
+        devices: (N,) int32; None if it found no feasible placement.
+        step_time_s: infinite if it found no feasible placement.
         evaluations: placements scored.
-        plan_s: wall time that finding it took.
-        lower_bound_s: a bound that the method proved; 0 where it proved none.
-        history: the best so far wherever it improved.
-        learned: the learned policy or host model; None where it learns nothing that could be kept.
-        plan: `devices` with every order fixed, where the step time is of another than the default order.
+        plan_s: wall time of the method.
+        lower_bound_s: a bound that the method proved; 0 if it proved none.
+        history: the improvements of the best step time.
+        learned: the learned policy or host model; None for a method that learns none.
+        plan: `devices` with all orders fixed, if the step time is for another than the default order.
     """
 
     devices: NDArray[np.int32] | None
@@ -565,15 +562,15 @@ class SearchResult:
 def find(
     problem: Problem, method: str, timer: StepTimer, budget: Budget | None = None, *, seed: int = 0, **options: Any
 ) -> SearchResult:
-    """The best placement that `method` finds within `budget`; the same seed and evaluations find the same.
+    """The best placement that `method` finds within `budget`; deterministic for a seed and a number of evaluations.
 
     Args:
         problem: the problem to place.
         method: a name of `METHODS`.
         timer: scores placements.
-        budget: the budget; no end by default.
+        budget: the budget; unlimited by default.
         seed: of every random draw.
-        options: of the method's own.
+        options: options of the method.
 
     Raises:
         UnknownName: no such method.

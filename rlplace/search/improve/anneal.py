@@ -285,10 +285,10 @@ def ladder(problem: Problem, moves: float, settings: AnnealSettings) -> Ladder:
     """The rungs for so many moves.
 
     The problem's groups, then about 256, then atoms, for an equal share each; blocks of all coarser levels move too.
-    Where ops repeat, as in a layer that is unrolled over steps, many valleys are nearly as deep, and one annealing is
-    lucky or not: short ones, a branch for every `few_moves` up to `most_branches`, go over the problem's groups and
-    then over roles (`by_role`), with whole modules as blocks; the best of them goes on over roles, about 256 groups and
-    atoms, without being made hot again. Graphs whose ops have no modules are taken for ones that do not repeat.
+    Where ops repeat, as in a layer that is unrolled over steps, many local minima are nearly as good, and the result of
+    one annealing varies. Then short annealings, one for every `few_moves` up to `most_branches`, go over the problem's
+    groups and over roles (`by_role`), with whole modules as blocks. The best of them goes on over roles, about 256
+    groups and atoms, without a hot start. Graphs whose ops have no modules are taken for ones that do not repeat.
 
     Less than `few_moves` are spent at about 256 groups alone: they are too few to move atoms one by one, and groups of
     the problem's own may be too coarse.

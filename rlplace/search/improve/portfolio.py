@@ -25,7 +25,6 @@ from rlplace.search.improve.starting_points import (
     MICRO_BATCHED,
     START_WEIGHTS,
     GreedyPlacement,
-    Starts,
     best_start_with_greedy,
     check_budget,
     evaluations_until,
@@ -33,12 +32,11 @@ from rlplace.search.improve.starting_points import (
     losses,
     score_greedy,
     score_heuristics,
-    score_layouts,
     score_starts,
     score_weights,
     try_all,
 )
-from rlplace.search.parallel.hybrid import hybrid_start
+from rlplace.search.parallel.hybrid import Starts, hybrid_start, parallel_starts
 from rlplace.search.parallel.pipelines import list_priorities
 from rlplace.search.task import Guide, Task, guided_schedules, score_guided
 
@@ -96,7 +94,7 @@ def vary(task: Task, leaders: Sequence[GreedyPlacement], *, until: float) -> lis
 
     Each varies about half of the weights of one of the best `LEADERS` at that time, over any grouping: weights
     that do well in different ways are worth more than many steps from one of them. The draws are always the same, so
-    that all seeds anneal from one placement, and a small budget does not hang on luck.
+    that all seeds anneal from one placement, and the result of a small budget depends less on the seed.
 
     Args:
         task: scores and counts.
@@ -204,7 +202,7 @@ def diverse_starts(task: Task) -> Starts:
     Args:
         task: scores and counts.
     """
-    kinds = [score_layouts(task), score_heuristics(task, MICRO_BATCHED)]
+    kinds = [parallel_starts(task), score_heuristics(task, MICRO_BATCHED)]
     pairs = [(name, weights) for weights in START_WEIGHTS for name in CROSSED]
     leaders = score_greedy(task, pairs, until=task.spent + GREEDY_SHARE)
     until = task.spent + TUNED_SHARE

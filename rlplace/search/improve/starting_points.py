@@ -29,7 +29,7 @@ from rlplace.search.groupings import (
     nested,
     room_bytes,
 )
-from rlplace.search.parallel.hybrid import first_layouts, parallel_starts
+from rlplace.search.parallel.hybrid import Starts, first_layouts, parallel_starts
 from rlplace.search.rules.baselines import blocks, single, solve_expert, solve_metis
 from rlplace.search.schedule.list_schedulers import (
     eft,
@@ -65,8 +65,6 @@ LEAST_S = 1e-3
 LAYOUTS = 4
 """Layouts of a step cut into micro-batches that are starts over groups, the first."""
 _CHUNK = 256
-Starts = list[tuple[NDArray[np.int32], float]]
-"""Devices (N,) int32 and step times."""
 
 
 def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
@@ -78,7 +76,7 @@ def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
         InvalidValue: as `score_starts`.
     """
     starts, times = score_starts(task)
-    found = [(task.problem.grouping.expand(starts[0]), float(times[0])), *score_layouts(task)]
+    found = [(task.problem.grouping.expand(starts[0]), float(times[0])), *parallel_starts(task)]
     found += score_heuristics(task, HEURISTICS if task.problem.graph.num_micro_batches == 1 else MICRO_BATCHED)
     return min(found, key=lambda start: start[1])
 
@@ -124,11 +122,6 @@ def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     times = task.score_groups(starts)
     order = np.argsort(times, kind="stable")
     return starts[order], times[order]
-
-
-def score_layouts(task: Task) -> Starts:
-    """The best layouts of a step cut into micro-batches; none where it is not."""
-    return [(start.devices, start.step_s) for start in parallel_starts(task)]
 
 
 def check_budget(task: Task) -> None:
@@ -252,7 +245,7 @@ def _plain_start(task: Task) -> tuple[NDArray[np.int32], float]:
     A budget may end before all are scored.
     """
     own = task.problem.grouping
-    found = score_layouts(task)
+    found = parallel_starts(task)
     if task.problem.graph.num_micro_batches > 1:
         found += score_heuristics(task, MICRO_BATCHED[:1])
     if task.best_devices is None:

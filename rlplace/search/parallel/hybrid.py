@@ -530,9 +530,11 @@ STARTS_REFINED = 2
 """Those of them whose neighbours are tried, as long as one is better ..."""
 START_REFINEMENTS = 200
 """... and how many of each at most."""
+Starts = list[tuple[NDArray[np.int32], float]]
+"""Devices (N,) int32 and step times of placements to start from."""
 
 
-def parallel_starts(task: Task) -> list[Tried]:
+def parallel_starts(task: Task) -> Starts:
     """The best layouts in the problem's op order, best first; nothing where the step is not cut.
 
     They are over ops, not groups, which may be too coarse for them: stages x replicas, then stages with different
@@ -567,7 +569,7 @@ def parallel_starts(task: Task) -> list[Tried]:
         for place, one in enumerate(found[:STARTS_REFINED]):
             if not len(one.layout.role_device) and math.isfinite(one.step_s):
                 found[place] = field.climb(one, attempt, START_REFINEMENTS)
-    return sorted(found, key=lambda one: one.step_s)
+    return sorted(((one.devices, one.step_s) for one in found), key=lambda start: start[1])
 
 
 def first_layouts(problem: Problem, count: int) -> list[NDArray[np.int32]]:

@@ -310,11 +310,8 @@ class Chain:
         """
         stages, replicas = devices.shape
         speed = self.speed[devices]
-        if cut == "memory":
-            stage_of = cut_stages(self.fixed_bytes + self.saved_bytes / replicas, self.room[devices].min(axis=1))
-        else:
-            crossing_s = self.crossing_s / replicas if cut == "crossing" else None
-            stage_of = cut_stages(self.work_s, speed.sum(axis=1), crossing_s)
+        held, room = self.fixed_bytes + self.saved_bytes / replicas, self.room[devices].min(axis=1)
+        stage_of = cut_by(cut, self.work_s, self.crossing_s / replicas, speed.sum(axis=1), held, room)
         share = np.bincount(stage_of, weights=self.work_s, minlength=stages)
         slowest_s = (share[:, None] / speed).max(axis=0)
         return Layout(
@@ -411,6 +408,27 @@ def _tables(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> ND
 
 MOST_PLACES = 256
 """Places where a chain may be cut: of more, the thinnest in each of as many equal shares of the load."""
+
+
+def cut_by(
+    cut: str,
+    work_s: NDArray[np.float64],
+    crossing_s: NDArray[np.float64],
+    speed: NDArray[np.float64],
+    held: NDArray[np.float64],
+    room: NDArray[np.float64],
+) -> NDArray[np.int32]:
+    """(P,) int32: the stage of every link of a chain by one of `CUTS`.
+
+    Args:
+        cut: which load is even: work by speed, the same with transfers over cuts, or bytes by room.
+        work_s, held: (P,) seconds and bytes of each link.
+        crossing_s: (P + 1,) seconds of the transfers over a cut before each link.
+        speed, room: (S,) of each stage.
+    """
+    if cut == "memory":
+        return cut_stages(held, room)
+    return cut_stages(work_s, speed, crossing_s if cut == "crossing" else None)
 
 
 def cut_stages(

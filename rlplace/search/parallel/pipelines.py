@@ -17,7 +17,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.measure import Plan, Problem, Simulator, upward_ranks
 from rlplace.measure.simulate.compiled_problem import default_priorities
-from rlplace.search.parallel.layouts import CUTS, SUM, Chain, Layout, StepRoles, cut_stages, placement_of, step_roles
+from rlplace.search.parallel.layouts import CUTS, SUM, Chain, Layout, StepRoles, cut_by, placement_of, step_roles
 from rlplace.search.rules.baselines import plain_devices
 
 
@@ -146,7 +146,7 @@ class BoundedPipeline:
         chosen: indices of the places where the stages but the first begin, ascending.
         devices: of each stage.
         schedule: the order of micro-batches.
-        step_s: simulated step time, or the least time of handing on, if that is more.
+        step_s: simulated step time, or a lower bound for stages that wait for all their inputs, if that is larger.
         work_s: seconds of each stage on its device, all micro-batches together.
     """
 
@@ -277,10 +277,7 @@ def _stagings(
     for stages in range(2, min(len(usable), count) + 1):
         for line in (usable[:stages], fastest[:stages], fastest[:stages][::-1]):
             for cut in CUTS:
-                if cut == "memory":
-                    stage_of = cut_stages(fixed + saved, chain.room[line])
-                else:
-                    stage_of = cut_stages(work_s, chain.speed[line], crossing_s if cut == "crossing" else None)
+                stage_of = cut_by(cut, work_s, crossing_s, chain.speed[line], fixed + saved, chain.room[line])
                 key = tuple(line), stage_of.tobytes()
                 if key not in seen:
                     seen.add(key)
@@ -288,10 +285,11 @@ def _stagings(
 
 
 def _least_s(stage: NDArray[np.int32], op_s: NDArray[np.float64], num_micro_batches: int) -> float:
-    """Seconds that no order of micro-batches goes below, as a stage begins with the output of the one before it.
+    """Lower bound of the step time in seconds, for stages that begin after the end of the stage before.
 
-    The simulator lets a branch that nothing of an earlier stage feeds begin at once. Here the first micro-batch gets to
-    a stage through all before it, and the last one goes back through them: K times a stage, once each earlier one.
+    In the simulator, a branch without inputs from an earlier stage begins at once. Here the first micro-batch passes
+    all earlier stages before it reaches a stage, and the last one goes back through them: K times the work of the
+    stage, and once that of each earlier stage.
     """
     all_s = np.bincount(stage, weights=op_s)
     each_s = all_s / num_micro_batches

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from rlplace.graphs import Grouping
 from rlplace.jit import Block, Bools, BoolTable, Floats, FloatTable, Ints, Longs, inlined, kernel
 from rlplace.measure import Host, Problem
-from rlplace.measure.simulate.compiled_problem import JOB, Compiled, compile_problem, turns
-from rlplace.measure.simulate.transfer_time import transfer_seconds
+from rlplace.measure.simulate.compiled_problem import JOB, Compiled, compile_problem, transfer_seconds, turns
 from rlplace.search.groupings import allowed_devices
 
 

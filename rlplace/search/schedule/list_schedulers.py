@@ -27,8 +27,7 @@ from rlplace.graphs import Grouping
 from rlplace.graphs.paths import longest_after, longest_before, ready_order
 from rlplace.jit import Floats, Ints, Longs, inlined, kernel
 from rlplace.measure import Problem
-from rlplace.measure.simulate.compiled_problem import list_order
-from rlplace.measure.simulate.transfer_time import transfer_seconds
+from rlplace.measure.simulate.compiled_problem import list_order, transfer_seconds
 from rlplace.search.groupings import held_bytes, room_bytes
 from rlplace.search.schedule.list_schedule import (
     Gaps,
