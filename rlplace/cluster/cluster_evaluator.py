@@ -40,7 +40,7 @@ from rlplace.measure.isolate.messages import apply_settings, torch_settings
 from rlplace.measure.isolate.packing import Packed, Section, Unpacked, shared_file
 from rlplace.measure.measurement import MeasurementKey, MeasurementLog, versions_line
 from rlplace.say import counted
-from rlplace.store.folders import machine_facts
+from rlplace.store.rows import machine_facts
 
 
 class ClusterEvaluator(Evaluator):
