@@ -131,11 +131,11 @@ class GroupingOptions:
         """The word of the rule that groups are made by.
 
         Args:
-            asked: how the batch is to be cut.
+            asked: how the user wants the batch cut.
 
         Raises:
             UnknownName: no such granularity.
-            InvalidValue: modules are to be placed, and another rule was given, or micro-batches.
+            InvalidValue: the user asks to place modules, and for another rule or for micro-batches.
         """
         check_known("granularity", self.granularity, GRANULARITIES)
         if self.granularity == "op" and self.rule != MODULE_RULE:
@@ -271,10 +271,7 @@ def setup_of(
 
 def print_json(data: dict[str, Any]) -> None:
     """One JSON object on stdout; numbers that are not finite become null."""
-    stdout = _STDOUT.get() or sys.stdout
-    json.dump(jsonable(data), stdout, allow_nan=False)
-    stdout.write("\n")
-    stdout.flush()
+    print(json.dumps(jsonable(data), allow_nan=False), file=_STDOUT.get() or sys.stdout, flush=True)
 
 
 def answer(result: dict[str, Any], words: str, is_json: bool) -> None:

@@ -275,14 +275,18 @@ def place(
                     where="place",
                     hint="It is of a run folder that is placed again.",
                 )
-        path = _free(path or PLACEMENT, overwrite)
         setup = setup_of(
             target, host, placing, batch, grouping, no_wait=no_wait, seed=seed, workload_seed=workload_seed
         )
         from rlplace.training.place_workload import place_workload
 
-        method, count = method or METHOD, evaluations or EVALUATIONS
-        result = place_workload(setup, path, method=method, evaluations=count, is_quiet=quiet)
+        result = place_workload(
+            setup,
+            _free(path or PLACEMENT, overwrite),
+            method=method or METHOD,
+            evaluations=evaluations or EVALUATIONS,
+            is_quiet=quiet,
+        )
     else:
         has_options = grouping != type(grouping)() or batch != type(batch)()
         for field, given, hint in (
@@ -292,13 +296,12 @@ def place(
             if given:
                 raise InvalidValue(field, given, "none beside a run folder", where="place", hint=hint)
         found = resolve_host(host, gangs=placing.gangs)
-        path = None if path is None else _free(path, overwrite)
         from rlplace.training.elastic.elsewhere import replace_run
 
         result = replace_run(
             folder,
             found,
-            path,
+            None if path is None else _free(path, overwrite),
             host_word=host,
             run=run,
             workload=workload,

@@ -130,8 +130,8 @@ def device_map(graph: OpGraph, projection: Projection, places: Sequence[Place]) 
 def _is_one(model: nn.Module, path: str) -> bool:
     """Whether an entry for a module places all that is below it: a list is not called, and has no inputs to bring."""
     module = model.get_submodule(path)
-    is_called = not isinstance(module, nn.ModuleList | nn.ModuleDict)
-    return is_called or all(len(child.state_dict()) for child in module.children())
+    is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
+    return not is_list or all(len(child.state_dict()) for child in module.children())
 
 
 CPU = "cpu"
@@ -182,8 +182,8 @@ def exported(request: ExportRequest) -> Exported:
     """The device map of a run, with its memory on each device and the cost of placing whole modules.
 
     Raises:
-        UserError: the run's step cannot be had again, or is cut into micro-batches; its host is several machines, or
-            the model keeps no cache.
+        UserError: the run's step cannot be captured again, or is cut into micro-batches; its host is several machines,
+            or the model keeps no cache.
     """
     problem = dataclasses.replace(CapturedRun.of(request).problem(), allowed=request.session.allowed)
     if (count := problem.graph.num_micro_batches) > 1:
@@ -424,8 +424,7 @@ def device_memory(
 
 def gradients_kept(graph: OpGraph) -> OpGraph:
     """The graph of a step that keeps every gradient to its end, as a loop does that calls the optimizer afterwards."""
-    kept = np.union1d(graph.output_tensors, _gradients(graph))
-    return dataclasses.replace(graph, output_tensors=kept)
+    return dataclasses.replace(graph, output_tensors=np.union1d(graph.output_tensors, _gradients(graph)))
 
 
 def _gradients(graph: OpGraph) -> NDArray[np.int32]:
@@ -482,12 +481,18 @@ def tables_of(graph: OpGraph, devices: NDArray[np.int32]) -> list[Table]:
         by_slice: dict[int, set[int]] = defaultdict(set)
         for lookup in lookups.tolist():
             by_slice[int(graph.micro_batch[lookup])].add(int(devices[lookup]))
-        where = tuple(sorted(set(devices[lookups].tolist())))
         is_dealt = len({frozenset(used) for used in by_slice.values()}) > 1
-        path = sources[op].key.removesuffix(".weight")
-        sharding: Literal["table_wise", "data_parallel"] = "data_parallel" if is_dealt else "table_wise"
         others = (producer == op) & ~looks[reader] & (graph.phases[reader] == FORWARD)
-        found.append(Table(path, (shape[0], shape[1]), sharding, int(devices[op]), where, bool(others.any())))
+        found.append(
+            Table(
+                path=sources[op].key.removesuffix(".weight"),
+                shape=(shape[0], shape[1]),
+                sharding="data_parallel" if is_dealt else "table_wise",
+                device=int(devices[op]),
+                lookup_devices=tuple(np.unique(devices[lookups]).tolist()),
+                is_tied=bool(others.any()),
+            )
+        )
     return found
 
 

@@ -263,8 +263,8 @@ def plain_table(
 
 def _facts(pairs: Iterable[tuple[str, str]], title: str | None = None) -> Table:
     """Names and values, one pair a line."""
-    rows = [(Text(name, "dim"), value) for name, value in pairs]
-    return plain_table(("<", ""), rows, title=title, box=None, show_header=False, padding=(0, 2, 0, 0))
+    dimmed = ((Text(name, "dim"), value) for name, value in pairs)
+    return plain_table(("<", ""), dimmed, title=title, box=None, show_header=False, padding=(0, 2, 0, 0))
 
 
 def results_table(rows: Sequence[Mapping[str, object]], *, best: str | None = None, title: str | None = None) -> Table:

@@ -232,7 +232,7 @@ class InputCutter:
 
 
 def _in_order(value: Any, captured: Any) -> Any:
-    """`value` with its dicts in the order of `captured`, as far as they have the same keys: order says nothing."""
+    """`value` with its dicts in the order of `captured`, as far as they have the same keys."""
     if type(value) is not type(captured):
         return value
     if type(value) is dict:
