@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rlplace.graphs import Constraints
 
 GRANULARITIES = ("op", "module")
-"""The unit of placement:  single ops in groups, or modules."""
+"""The unit of placement: single ops in groups, or modules."""
 MODULE_RULE = "device-map"
 """The grouping that `--granularity module` stands for."""
 
@@ -124,8 +124,8 @@ class GroupingOptions:
     rule: Annotated[str, tyro.conf.arg(name="grouping")] = TrainConfig.grouping
     """how ops are grouped: heavy-edge, colocation, module, module:DEPTH, module:DEPTH:apart, device-map, metis, none"""
     granularity: str = "op"
-    """op, or module: what is placed are modules, as `rlplace export --format device_map` can say it; the same as
-    `--grouping device-map`"""
+    """op, or module: modules are placed, as `rlplace export --format device_map` writes them; the same as `--grouping
+    device-map`"""
 
     def word(self, asked: CutOptions) -> str:
         """The word of the rule that groups are made by.
@@ -187,7 +187,7 @@ class BatchOptions:
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """What becomes of what is measured on this machine."""
+    """Where measurements of this machine are kept."""
 
     store: str = "auto"
     """where measured step times are kept, and looked for by later searches: auto (in your cache folder), off, or a

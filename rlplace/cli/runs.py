@@ -76,7 +76,7 @@ def train(
         placing: where ops may run
         grouping: how ops are grouped
         batch: how the batch of a step is cut
-        storing: what becomes of what is measured
+        storing: where measurements are kept
         search: how the budget is spent
         learn: how the method `policy` learns
         agent: how the method `learned` explores
@@ -235,7 +235,7 @@ def place(
     json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Place a step at once, by simulation: a workload's, or that of a run on another host, from what the run knows.
+    """Place a step at once, by simulation: a workload's, or that of a run on another host, by the run's measurements.
 
     Args:
         target: a name with an optional size, `package.module:function`, or for a simulated host a graph file; or a run
@@ -247,7 +247,7 @@ def place(
         host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file
         evaluations: placements to simulate, by default 16 for a workload; with 1 the policy's first guess is taken
         seconds: search of a run's step for so long, by default 5s where no evaluations are given
-        method: what finds it, any method of `rlplace compare`: by default `schedule`, for a run `portfolio`
+        method: any method of `rlplace compare`; by default `schedule`, for a run `portfolio`
         placement: the file to write, for `rlplace simulate` and `measure`; by default placement.json where no run
             is named
         run: keep the placement of a run's step as a run folder, for `rlplace export` and `train --resume`
