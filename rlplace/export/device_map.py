@@ -77,8 +77,8 @@ def project(problem: Problem, devices: NDArray[np.int32]) -> Projection:
     class_device = votes_s.argmax(axis=1).astype(np.int32)
     projected = np.array(devices, dtype=np.int32)
     projected[members] = class_device[of]
-    moved_s = float(weight_s[projected != devices].sum())
-    return Projection(classes, class_device, projected, moved_s / max(float(weight_s.sum()), 1e-300))
+    moved = float(weight_s[projected != devices].sum()) / max(float(weight_s.sum()), 1e-300)
+    return Projection(classes, class_device, projected, moved)
 
 
 def device_map(graph: OpGraph, projection: Projection, places: Sequence[Place]) -> dict[str, Place]:
@@ -102,8 +102,7 @@ def device_map(graph: OpGraph, projection: Projection, places: Sequence[Place]) 
     main_place = next((class_place[number] for number in numbers if number >= 0), places[0])
     finest = {name: class_place.get(number, main_place) for name, number in classes.entry_class.items()}
     own: dict[str, set[Place]] = defaultdict(set)  # of the ops of modules around units
-    runs = (graph.phases == FORWARD) & ~graph.is_source
-    for op in np.flatnonzero(runs).tolist():
+    for op in np.flatnonzero((graph.phases == FORWARD) & ~graph.is_source).tolist():
         if graph.modules[op] not in units:
             own[graph.modules[op]].add(class_place.get(int(classes.op_class[op]), main_place))
 
@@ -392,10 +391,9 @@ def device_memory(
         cache_bytes: of the keys and values of generated text, by device; may be empty.
     """
     graph, host = problem.graph, problem.host
-    resident_bytes = np.where(graph.is_resident, graph.output_bytes, 0)
     parameters, gradients, states = (
         np.bincount(devices, weights=sizes, minlength=host.num_devices).astype(np.int64).tolist()
-        for sizes in (resident_bytes, graph.gradient_bytes, graph.state_bytes)
+        for sizes in (np.where(graph.is_resident, graph.output_bytes, 0), graph.gradient_bytes, graph.state_bytes)
     )
     without = graph.tensor_bytes.copy()
     without[_gradients(graph)] = 0
@@ -514,11 +512,10 @@ def plan_of(tables: Sequence[Table], host: Host) -> dict[str, Any]:
     plan: dict[str, dict[str, Any]] = {}
     for table in tables:
         if table.device not in ranks:
-            known = ", ".join(host.devices[index].name for index in places)
             raise InvalidValue(
                 "table",
                 f"{table.path} on {host.devices[table.device].name}",
-                f"on a device with a process: {known}",
+                f"on a device with a process: {', '.join(host.devices[index].name for index in places)}",
                 where=WHERE,
                 hint="Train again with `--pin` or `--exclude`, so that no table is there.",
             )
@@ -559,8 +556,10 @@ def torchrec_plan(request: ExportRequest) -> Exported:
     plan = plan_of(tables, run.host)
     names = [run.host.devices[index].name for index in rank_devices(run.host, WHERE)]
     say("\n".join(_said(tables, run.host)))
-    text = json.dumps({"schema": 1, "world_size": len(names), "devices": names, "plan": plan}, indent=2) + "\n"
-    return Exported(text, {"world_size": len(names), "num_tables": len(tables), "plan": plan})
+    return Exported(
+        json.dumps({"schema": 1, "world_size": len(names), "devices": names, "plan": plan}, indent=2) + "\n",
+        {"world_size": len(names), "num_tables": len(tables), "plan": plan},
+    )
 
 
 def _said(tables: Sequence[Table], host: Host) -> Iterator[str]:

@@ -157,8 +157,8 @@ class CapturedRun:
         Raises:
             FileProblem, InvalidValue: the session has no such seconds.
         """
-        own = Grouping(np.arange(self.graph.num_ops, dtype=np.int32))
-        return Problem(self.graph, self.host, self.request.session.costs, own)
+        single_ops = Grouping(np.arange(self.graph.num_ops, dtype=np.int32))
+        return Problem(self.graph, self.host, self.request.session.costs, single_ops)
 
 
 def rank_devices(host: Host, where: str) -> dict[int, str]:

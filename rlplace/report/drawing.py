@@ -520,8 +520,8 @@ def _draw_bars(
     end = end if row.is_device else np.maximum(end, start + 2 * pixel_ms)
     low, high = (np.full(len(items), row.bottom + share * row.height) for share in (0.04, 0.96))
     corners = np.stack((start, low, start, high, end, high, end, low), axis=-1).reshape(-1, 4, 2)
-    count = num_micro_batches if row.is_device else 1
-    colors = [shade(PHASE_COLORS[one.kind], one.micro_batch, count) for one in items]
+    shades = num_micro_batches if row.is_device else 1
+    colors = [shade(PHASE_COLORS[one.kind], one.micro_batch, shades) for one in items]
     looks: dict[str, Any] = {"edgecolors": "white", "linewidths": 0, "hatch": hatch, "zorder": 3}
     axes.add_collection(PolyCollection(list(corners), facecolors=colors, **looks), autolim=False)
 

@@ -242,7 +242,6 @@ def field_section(data: RunData) -> Section:
         ]
         for row, (mark, _) in zip(rows, looks, strict=True)
     ]
-    styles = {index: style for index, (_, style) in enumerate(looks)}
     lead = f"Step times are {data.kind}; less is better."
     if any(row.step_s and row.spread_s for row in rows):
         lead = (
@@ -250,10 +249,10 @@ def field_section(data: RunData) -> Section:
             "one race. A lead within the spread is no lead."
         )
     heads = ["method", "step, ms", "", "", "of one device", "of eager", "placements", "measured", "notes"]
+    styles = {index: style for index, (_, style) in enumerate(looks)}
     body = table(heads, cells, numbers=(1, 2, 4, 5, 6, 7), styles=styles, minor=(3, 5, 6, 7, 8))
-    if any(not row.placement for row in rows):
-        body += paragraph(NO_PLACEMENT_NOTE, "note")
-    return Section("field", "The field", lead, body)
+    note = "" if all(row.placement for row in rows) else paragraph(NO_PLACEMENT_NOTE, "note")
+    return Section("field", "The field", lead, body + note)
 
 
 def _bar(row: Row, longest: float) -> str:
@@ -454,8 +453,8 @@ def fidelity_section(data: RunData) -> Section | None:
         for simulated, measured in some
     ]
     note = f"The first {_MOST_PAIRS} as a table" if len(rows) > _MOST_PAIRS else "The same as a table"
-    columns = ["method", "measured, ms", "simulated, ms", "off by"]
-    body = figure.place + details(note, table(columns, rows[:_MOST_PAIRS], numbers=(1, 2, 3)))
+    heads = ["method", "measured, ms", "simulated, ms", "off by"]
+    body = figure.place + details(note, table(heads, rows[:_MOST_PAIRS], numbers=(1, 2, 3)))
     return Section("fidelity", "Simulator against measured", lead, body, (figure,))
 
 
