@@ -114,16 +114,13 @@ def markdown(suite: str, rows: Rows, facts: dict[str, Any]) -> str:
     for workload, host in SUITES[suite]:
         key = key_of(workload, host)
         solved = [row for row in rows if row["problem"] == key and row["step_time_s"] is not None]
-        best = min(solved, key=lambda row: row["step_time_s"]) if solved else None
+        best = min(solved, key=lambda row: row["step_time_s"], default=None)
         entry = entries.get(key, {})
-        cells = (
-            _ms(entry.get("lower_bound_s")),
-            _ms(entry.get("step_time_s")),
-            f"{entry.get('evaluations', 0):,}",
-            _ms(best["step_time_s"] if best else None),
-            f"{best['method']}, {best['budget']:,}" if best else "",
+        found = (_ms(best["step_time_s"]), f"{best['method']}, {best['budget']:,}") if best else ("–", "")
+        text.append(
+            f"| {key} | {_ms(entry.get('lower_bound_s'))} | {_ms(entry.get('step_time_s'))} "
+            f"| {entry.get('evaluations', 0):,} | {' | '.join(found)} |\n"
         )
-        text.append(f"| {key} | {' | '.join(cells)} |\n")
     text.append("\nWorkloads: " + "; ".join(f"`{name}` is `{spec}`" for name, spec in WORKLOADS.items()) + ".\n")
     return "".join(text)
 

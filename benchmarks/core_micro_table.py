@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from best_known import known
-from record import as_markdown
+from record import as_markdown, table
 from suites import CORE, WORKLOADS, key_of
 
 Rows = list[dict[str, Any]]
@@ -49,56 +49,55 @@ def markdown(rows: Rows, facts: dict[str, Any]) -> str:
         f"\nThe problems of `core` with the same global batch. Every method has {allowed:,} evaluations, those\n"
         "that it chooses the number of micro-batches with included. Simulated step times, estimated costs; ratios are\n"
         "to the best known placement of whole ops (`benchmarks/best_known.json`), geometric means over problems.\n\n",
-        f"| | {' | '.join(methods)} |\n|---|{'---|' * len(methods)}\n",
     ]
     parts = {
         "all problems": list(found),
         ", ".join(DENSE): [problem for problem in found if problem.partition("/")[0] in DENSE],
         f"on {NARROW}": [problem for problem in found if problem.endswith(f"/{NARROW}")],
     }
-    for words, problems in parts.items():
-        cells = [
-            geometric([found[p][m]["step_time_s"] / whole_s[p] for p in problems if m in found[p] and p in whole_s])
-            for m in methods
-        ]
-        text.append(f"| {words} | {' | '.join(cells)} |\n")
-    text.append(f"\n`{SEARCH}` over the best of the others, at the same memory:\n\n| problems | ratio |\n|---|---|\n")
     field_s = {
         problem: min(others)
         for problem, answers in found.items()
         if (others := [row["step_time_s"] for name, row in answers.items() if name != SEARCH])
     }
-    text += _ratios(found, parts, field_s)
-    text.append(
+    known_s = {problem: entry["step_time_s"] for problem, entry in entries.items()}
+
+    def ratios(others_s: dict[str, float], method: str = SEARCH) -> dict[str, float]:
+        """Step times of a method over `others_s`, by problem."""
+        both = (problem for problem in found if problem in others_s and method in found[problem])
+        return {problem: found[problem][method]["step_time_s"] / others_s[problem] for problem in both}
+
+    def means(columns: dict[str, dict[str, float]], head: str = "problems") -> str:
+        """A line for each part of the problems, a column for each mapping of problems to ratios."""
+        lines = (
+            (words, *(geometric([ratio[p] for p in problems if p in ratio]) for ratio in columns.values()))
+            for words, problems in parts.items()
+        )
+        return table((head, *columns), *lines)
+
+    to_whole = ratios(whole_s)
+    steps = (
+        (
+            problem,
+            f"{whole_s[problem] * 1e3:.2f}" if problem in whole_s else "–",
+            _answer(entries.get(problem)),
+            *(_answer(answers.get(method)) for method in methods),
+            f"{to_whole[problem]:.3f}" if problem in to_whole else "–",
+        )
+        for problem, answers in found.items()
+    )
+    text += [
+        means({method: ratios(whole_s, method) for method in methods}, head=""),
+        f"\n`{SEARCH}` over the best of the others, at the same memory:\n\n",
+        means({"ratio": ratios(field_s)}),
         f"\n`{SEARCH}` over the best known with any number of micro-batches (`benchmarks/{KNOWN_CUT.name}`,\n"
-        "half a million evaluations each or more, those of whole ops included where these are best):\n\n"
-        "| problems | ratio |\n|---|---|\n"
-    )
-    text += _ratios(found, parts, {problem: entry["step_time_s"] for problem, entry in entries.items()})
-    text.append(
-        "\nStep times in ms, of what is best known too; micro-batches and order of ops in brackets.\n\n"
-        f"| problem | whole ops | known | {' | '.join(methods)} | {SEARCH} / whole |\n"
-        f"|---|---|---|{'---|' * len(methods)}---|\n"
-    )
-    for problem, answers in found.items():
-        cells = [_answer(answers.get(method)) for method in methods]
-        whole, mine = whole_s.get(problem), answers.get(SEARCH)
-        ratio = "–" if whole is None or mine is None else f"{mine['step_time_s'] / whole:.3f}"
-        known_ms = "–" if whole is None else f"{whole * 1e3:.2f}"
-        entry = entries.get(problem)
-        text.append(f"| {problem} | {known_ms} | {_answer(entry)} | {' | '.join(cells)} | {ratio} |\n")
-    text.append("\nWorkloads: " + "; ".join(f"`{name}` is `{spec}`" for name, spec in WORKLOADS.items()) + ".\n")
-    return "".join(text)
-
-
-def _ratios(
-    found: dict[str, dict[str, dict[str, Any]]], parts: dict[str, list[str]], others_s: dict[str, float]
-) -> list[str]:
-    """A line for each part: what was searched over `others_s`, by problem."""
-    ratio = {p: found[p][SEARCH]["step_time_s"] / others_s[p] for p in found if p in others_s and SEARCH in found[p]}
-    return [
-        f"| {words} | {geometric([ratio[p] for p in problems if p in ratio])} |\n" for words, problems in parts.items()
+        "half a million evaluations each or more, those of whole ops included where these are best):\n\n",
+        means({"ratio": ratios(known_s)}),
+        "\nStep times in ms, of what is best known too; micro-batches and order of ops in brackets.\n\n",
+        table(("problem", "whole ops", "known", *methods, f"{SEARCH} / whole"), *steps),
+        "\nWorkloads: " + "; ".join(f"`{name}` is `{spec}`" for name, spec in WORKLOADS.items()) + ".\n",
     ]
+    return "".join(text)
 
 
 def _answer(row: dict[str, Any] | None) -> str:

@@ -88,17 +88,9 @@ MEASURED = Case(
 )
 
 
-def suspended(case: Case, asked: argparse.Namespace) -> Case:
-    """The case for runs that are suspended: a budget of time goes on meanwhile."""
-    if not case.is_measured:
-        return case
-    budget_s = MEASURED_BUDGET_S + asked.suspends * asked.suspend_s
-    return dataclasses.replace(case, options=("--budget", f"{budget_s:g}s"))
-
-
 @dataclass
 class Tally:
-    """What went wrong, and how often everything was done; filled from several threads."""
+    """The faults, and the numbers of kills, runs and suspensions; filled from several threads."""
 
     kills: Counter[str] = field(default_factory=Counter)
     runs: Counter[str] = field(default_factory=Counter)
@@ -119,7 +111,7 @@ class Tally:
 
 @dataclass
 class Straight:
-    """A run that nobody killed: when it had its folder, when it ended, what it came to, and what simulates the like."""
+    """An undisturbed run: seconds until its folder and until its end, its answer, and the simulator of its problem."""
 
     begin_s: float
     end_s: float
@@ -127,17 +119,26 @@ class Straight:
     simulator: Simulator | None
 
     def moment_s(self, generator: np.random.Generator) -> float:
-        """When to kill, in seconds after the start: from a little before there is anything to lose."""
+        """A random moment to kill a run at, in seconds after its start; rarely before it has its folder."""
         return float(generator.uniform(0.9 * self.begin_s, self.end_s))
 
     def notice(self, end_s: float) -> None:
-        """Takes note of another run that nobody killed: on a machine with other work, the quickest one counts."""
+        """Notes another undisturbed run; the quickest counts, since the machine may have other work."""
         if end_s < self.end_s:
             self.begin_s, self.end_s = self.begin_s * end_s / self.end_s, end_s
 
 
 def main() -> int:
-    asked = _asked()
+    asked = parse(
+        __doc__,
+        argument("--kills", type=int, default=50),
+        argument("--measured", type=int, help="how many of them of measured runs; by default a fifth"),
+        argument("--suspends", type=int, default=0, help="suspensions of a simulated and of a measured run each"),
+        argument("--suspend-s", type=float, default=15.0, help="seconds of each"),
+        argument("--seed", type=int, default=0, help="of the moments"),
+        argument("--name", help="of files in results/, .json and .md; by default none is written"),
+        argument("--json", action="store_true", help="one JSON object on stdout"),
+    )
     begin_s, facts, tally = time.monotonic(), record(), Tally()
     num_measured = round(MEASURED_SHARE * asked.kills) if asked.measured is None else asked.measured
     with tempfile.TemporaryDirectory(prefix="rlplace-crash-") as name:
@@ -215,9 +216,9 @@ def kill_often(
     environment: dict[str, str],
     tally: Tally,
 ) -> None:
-    """Kills runs of `case` so often, goes on with each to its end, and tallies what it finds.
+    """Kills runs of `case` `kills` times in all, resumes each to its end, and tallies the faults.
 
-    A run that ends before its moment has come is judged, and another one is begun.
+    A run that ends before it is killed is judged, and another one begins.
     """
     done = number = 0
     while done < kills and not tally.wrong["failed"]:
@@ -234,7 +235,7 @@ def kill_one(
     environment: dict[str, str],
     tally: Tally,
 ) -> int:
-    """How often one run was killed before it ended."""
+    """The number of kills of one run, which is resumed to its end."""
     known, done, is_over = Found(), 0, False
     while not is_over:
         is_there = (folder / "config.json").exists()
@@ -249,15 +250,12 @@ def kill_one(
                 process.wait()
                 code = None
         where = f"{case.name} {folder.parent.name}/{folder.name} after {done + (code is None)} kills"
-        if (code is None and moment_s is None) or code not in (None, 0):
+        is_over = code is not None or moment_s is None
+        if is_over and code != 0:
             tally.add("failed", f"{where}: {'stuck' if code is None else f'exit code {code}'}: {_said(folder)[-400:]}")
-            is_over = True
-        elif code is None:
-            done += 1
-        else:
-            is_over = True
-            if not done:
-                straight.notice(time.monotonic() - begun_s)
+        elif is_over and not done:
+            straight.notice(time.monotonic() - begun_s)
+        done += not is_over
         after = look(folder, straight.simulator)
         _compare(case, known, after, where, tally)
         if code == 0:
@@ -279,13 +277,16 @@ def suspend_often(
     environment: dict[str, str],
     tally: Tally,
 ) -> None:
-    """Suspends a run of `case` so often, another one where it ended before, and tallies what became of them."""
+    """Suspends runs of `case` as often as asked, and tallies the faults; a run that ends is followed by another."""
+    if case.is_measured:  # a budget of time goes on while a run is suspended
+        budget_s = MEASURED_BUDGET_S + asked.suspends * asked.suspend_s
+        case = dataclasses.replace(case, options=("--budget", f"{budget_s:g}s"))
     for number in range(asked.suspends):
         left = asked.suspends - tally.suspends[case.name]
         if not left or tally.wrong["failed"]:
             return
         run, where = folder / str(number), f"{case.name} {folder.name}/{number}"
-        suspends, code = suspend_one(suspended(case, asked), straight, left, asked, generator, run, environment)
+        suspends, code = suspend_one(case, straight, left, asked, generator, run, environment)
         tally.suspends[case.name] += suspends
         tally.runs[case.name] += 1
         print(f"{case.name}: {tally.suspends[case.name]} suspensions", file=sys.stderr, flush=True)
@@ -310,7 +311,7 @@ def suspend_one(
     folder: Path,
     environment: dict[str, str],
 ) -> tuple[int, int]:
-    """Suspends one run at moments drawn over the duration of a straight one, which suspensions do not count in.
+    """Suspends one run at random moments; their range is the duration of a straight run, without suspensions.
 
     Returns:
         How often it was suspended, and its exit code.
@@ -332,7 +333,7 @@ def suspend_one(
 
 
 def _compare(case: Case, known: Found, after: Found, where: str, tally: Tally) -> None:
-    """What a folder lost since it was last looked at."""
+    """Tallies what a folder lost since the last look."""
     for words in after.corrupt:
         tally.add("corrupt", f"{where}: {words}")
     if lost := known.rows - after.rows:
@@ -342,7 +343,7 @@ def _compare(case: Case, known: Found, after: Found, where: str, tally: Tally) -
 
 
 def _judge(case: Case, straight: Straight, known: Found, folder: Path, where: str, tally: Tally) -> None:
-    """Whether a run that came to its end came to the right one."""
+    """Tallies a run's end: an answer unlike the straight run's, or a best placement worse than one before."""
     if not case.is_measured:
         for name, found in answer(folder).items():
             if found != straight.answer[name]:
@@ -398,7 +399,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def _started(command: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """A process in a group of its own; what it says goes into a file beside the run folder."""
+    """A process in a group of its own; its stderr goes into a file beside the run folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _log(folder).open("wb") as log:
         return subprocess.Popen(
@@ -417,19 +418,6 @@ def _log(folder: Path) -> Path:
 
 def _said(folder: Path) -> str:
     return _log(folder).read_text(encoding="utf-8", errors="replace")
-
-
-def _asked() -> argparse.Namespace:
-    return parse(
-        __doc__,
-        argument("--kills", type=int, default=50),
-        argument("--measured", type=int, help="how many of them of measured runs; by default a fifth"),
-        argument("--suspends", type=int, default=0, help="suspensions of a simulated and of a measured run each"),
-        argument("--suspend-s", type=float, default=15.0, help="seconds of each"),
-        argument("--seed", type=int, default=0, help="of the moments"),
-        argument("--name", help="of files in results/, .json and .md; by default none is written"),
-        argument("--json", action="store_true", help="one JSON object on stdout"),
-    )
 
 
 if __name__ == "__main__":

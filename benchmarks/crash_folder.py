@@ -1,4 +1,4 @@
-"""What a run folder holds, read file by file by its own reader: what `crash.py` compares before and after a kill."""
+"""The contents of a run folder, each file read by its own reader; `crash.py` compares them before and after a kill."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from rlplace.workloads import parse_workload
 
 PLACEMENT, RESULT = "placement.json", "result.json"
 FLEETING = ("durations", "time", "seconds")
-"""Fields of a result that no two runs share."""
+"""Fields of a result that differ from run to run."""
 _PNG = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 
 
 @dataclass(frozen=True)
 class Found:
-    """What is in a folder.
+    """The contents of a folder.
 
     Attributes:
-        corrupt: what a reader said of a file that it could not read.
+        corrupt: the error of each file that cannot be read.
         rows: every measurement of its session, as text.
         best: of the session's placement: the simulated step time, or where it was measured the ratio to the reference
             placement; infinite where there is none.
@@ -48,7 +48,7 @@ class Found:
 
 
 def simulator_of(workload: str, host: str) -> Simulator | None:
-    """What says how long placements of a run take; None where they are measured."""
+    """The simulator of a run's problem; None where step times are measured."""
     found = resolve_host(host)
     if not found.is_simulated:
         return None
@@ -81,7 +81,7 @@ def look(folder: Path, simulator: Simulator | None) -> Found:
 
 
 def answer(folder: Path) -> dict[str, Any]:
-    """What a run came to, without what no two runs share."""
+    """The placement and the results of a run, without the fields that differ from run to run."""
     found = {PLACEMENT: read_json(folder / PLACEMENT), RESULT: _lasting(read_json(folder / RESULT))}
     with Session.read(folder) as session:
         placement, table = session.placement, session.table
@@ -157,4 +157,4 @@ READERS: dict[str, Callable[[Path], Any]] = {
     ".csv": lambda path: path.read_text(encoding="utf-8"),
     ".py": lambda path: ast.parse(path.read_text(encoding="utf-8")),
 }
-"""What reads a file, by its name or its ending."""
+"""The reader of a file, by its name or its ending."""

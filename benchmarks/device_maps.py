@@ -21,7 +21,7 @@ from torch import nn
 from rlplace.errors import InvalidValue, MissingExtra
 from rlplace.export.device_map import Place, device_map, gradients_kept, map_places, project
 from rlplace.graphs import OpGraph
-from rlplace.graphs.grouping.module_classes import module_classes
+from rlplace.graphs.grouping.module_classes import ModuleClasses
 from rlplace.measure import Measurement, Problem, Simulator, resolve_host
 from rlplace.search import Budget, find
 from rlplace.session.prepare import capture_workload
@@ -51,7 +51,7 @@ def map_devices(graph: OpGraph, entries: Mapping[str, Place], places: Sequence[P
     Raises:
         InvalidValue: a module that the map does not place, or a place that is no device.
     """
-    classes = module_classes(graph)
+    classes = ModuleClasses(graph)
     where = {place: device for device, place in reversed(list(enumerate(places)))}
 
     def device_of(name: str) -> int:

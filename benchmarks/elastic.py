@@ -23,7 +23,7 @@ from rlplace.session.prepare import Prepared, graph_for
 from rlplace.session.session import Session
 from rlplace.session.session_records import Request
 from rlplace.training import TrainConfig
-from rlplace.training.elastic.placed_again import PORTFOLIO, KnownRun, Replaced, replaced, search_again
+from rlplace.training.elastic.placed_again import PORTFOLIO, KnownRun, replaced, search_again
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("nmt@small", "gpt2@small")
@@ -90,9 +90,10 @@ def placed_again(workload: str) -> list[dict[str, Any]]:
         carried_s = float(simulator.step_times(made.start[None])[0])
         for count in EVALUATIONS:
             begin_s = time.monotonic()
+            # with the run's placement, and what `portfolio` finds without it
             again = [search_again(made, Budget(count), seed=seed).step_time_s for seed in SEEDS]
             spent_s = (time.monotonic() - begin_s) / len(SEEDS)
-            nothing = [from_nothing(made, count, seed) for seed in SEEDS]
+            nothing = [find(made.believed, PORTFOLIO, simulator, Budget(count), seed=s).step_time_s for s in SEEDS]
             rows.append(
                 {
                     "workload": workload,
@@ -125,11 +126,6 @@ def run_of(workload: str) -> KnownRun:
     session.keep_problem(Prepared(problem, WHOLE))
     session.keep_placement(placement)
     return KnownRun.of(session, Path("run"), spec)
-
-
-def from_nothing(made: Replaced, count: int, seed: int) -> float:
-    """Step time of what `portfolio` finds without the run's placement."""
-    return find(made.believed, PORTFOLIO, Simulator(made.believed), Budget(count), seed=seed).step_time_s
 
 
 if __name__ == "__main__":

@@ -27,13 +27,14 @@ from rlplace.workloads import parse_workload
 WORKLOADS = ("inception_v3@small", "nmt@small", "nmt@units=64")
 NUM_PLACEMENTS, NUM_FIT = 40, 16
 FIGURES = {
-    "spearman": "Spearman, all",
-    "spearman_best_quartile": "Spearman, best quartile",
-    "median_abs_rel_error": "median relative error",
-    "p90_abs_rel_error": "90th percentile",
-    "pick_regret": "regret of the simulator's pick",
-    "peak_bytes_max_rel_error": "largest error of peak bytes",
+    "spearman": ("Spearman, all", ".3f"),
+    "spearman_best_quartile": ("Spearman, best quartile", ".3f"),
+    "median_abs_rel_error": ("median relative error", ".1%"),
+    "p90_abs_rel_error": ("90th percentile", ".1%"),
+    "pick_regret": ("regret of the simulator's pick", ".1%"),
+    "peak_bytes_max_rel_error": ("largest error of peak bytes", ".1%"),
 }
+"""Words for each figure, and how it is written."""
 
 
 @one_thread_here()
@@ -83,14 +84,13 @@ def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
             f"ceiling {row['ceiling']:.3f}, of the best quartile {row['ceiling_best_quartile']:.3f}{unused}.\n\n"
             + table(
                 ("", *row["ways"]),
-                *((words, *(figure(way, key) for way in row["ways"].values())) for key, words in FIGURES.items()),
+                *(
+                    (words, *(format(way[key], form) for way in row["ways"].values()))
+                    for key, (words, form) in FIGURES.items()
+                ),
             )
         )
     return "".join(text)
-
-
-def figure(way: dict[str, Any], key: str) -> str:
-    return f"{way[key]:.3f}" if "spearman" in key else f"{way[key]:.1%}"
 
 
 def main() -> None:

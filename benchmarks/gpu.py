@@ -156,11 +156,12 @@ def table(facts: dict[str, Any]) -> str:
         for row in facts["stages"]
     ]
     commands = "\n".join(f"    {row['command']}" for row in facts["stages"])
-    head = (
-        f"# GPUs: {facts['gpus']}\n\n{as_markdown(facts)}\nDriver {facts['driver'] or 'unknown'}, CUDA {facts['cuda']}."
+    return (
+        f"# GPUs: {facts['gpus']}\n\n{as_markdown(facts)}\n"
+        f"Driver {facts['driver'] or 'unknown'}, CUDA {facts['cuda']}.\n\n"
+        "| stage | what | verdict | found | seconds |\n|---|---|---|---|---|\n"
+        f"{chr(10).join(rows)}\n\nThe stages, each in a process of its own:\n\n{commands}\n"
     )
-    columns = "| stage | what | verdict | found | seconds |\n|---|---|---|---|---|\n"
-    return f"{head}\n\n{columns}{chr(10).join(rows)}\n\nThe stages, each in a process of its own:\n\n{commands}\n"
 
 
 def _read(stage: Stage, printed: str, code: int) -> Verdict:
@@ -171,8 +172,7 @@ def _read(stage: Stage, printed: str, code: int) -> Verdict:
 
 
 def _last(printed: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
-    return found
+    return dict(json.loads(printed.strip().splitlines()[-1]))
 
 
 def _own(printed: str, code: int) -> Verdict:

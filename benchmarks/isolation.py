@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,12 @@ def main() -> None:
     ).out
     idle = idle_share()
     rows = [row for workload in WORKLOADS for row in compared(workload)]
-    ratios = [row["ratio"] for row in rows]
     result = {
         "schema": 1,
         **record(),
         "idle_share": idle,
         "rounds": ROUNDS.max_rounds,
-        "geometric_mean_ratio": float(np.exp(np.mean(np.log(ratios)))),
+        "geometric_mean_ratio": geometric_mean(row["ratio"] for row in rows),
         "within_noise": sum(row["is_within_noise"] for row in rows),
         "rows": rows,
     }

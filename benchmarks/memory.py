@@ -169,9 +169,11 @@ def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     ]
     for row in rows:
         low, high = row["held_mb"]
-        cells = [title(row), str(row["num_placements"]), f"{low:.0f} to {high:.0f}"]
-        cells += [f"{row['fullest_device'][key]:.2%}" for key in ("median", "p95", "worst")]
-        cells += [f"{row['every_device'][key]:.2%}" for key in ("median", "p95", "worst", "most_below")]
+        cells = (
+            *(title(row), str(row["num_placements"]), f"{low:.0f} to {high:.0f}"),
+            *(f"{row['fullest_device'][key]:.2%}" for key in ("median", "p95", "worst")),
+            *(f"{row['every_device'][key]:.2%}" for key in ("median", "p95", "worst", "most_below")),
+        )
         text.append(f"| {' | '.join(cells)} |\n")
     text += [
         "\n## Artificial limits\n\nEvery placement on hosts whose devices have less memory: each limit lies halfway\n"

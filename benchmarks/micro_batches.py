@@ -17,7 +17,7 @@ from record import argument, as_markdown, parse, record, save
 
 from rlplace.measure import Host, HostRunner, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.timing.eager_step import EagerStep
-from rlplace.measure.timing.race import Timer, idle_share
+from rlplace.measure.timing.race import idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
 from rlplace.search import Budget, find
@@ -70,10 +70,6 @@ class Side:
         best = min(range(len(plans)), key=lambda index: outcomes[index].step_time_s)
         return cls(name, problem, runner, plans[best], simulator.retime(plans[best]).step_time_s)
 
-    def timer(self) -> Timer:
-        """Runs one step of the plan."""
-        return self.runner.timer(self.plan)
-
     def facts(self) -> dict[str, Any]:
         """What the table says of it besides its time."""
         graph, cost_s = self.problem.graph, self.problem.costs.op_time_s[:, 0]
@@ -106,7 +102,7 @@ def raced(workload: str, evaluations: int) -> dict[str, Any]:
     eager = [EagerStep(whole.graph, whole.host, num_threads=threads) for threads in EAGER.values()]
     eager[0].worker = first.runner.widest_worker()
     idle = idle_share(1.0)
-    timers = [*(side.timer() for side in sides[1:]), *eager]
+    timers = [*(side.runner.timer(side.plan) for side in sides[1:]), *eager]
     outcomes = first.runner.measure_plans([first.plan], others=timers, protocol=FINAL)
     names = [first.name, *(side.name for side in sides[1:]), *EAGER]
     samples_s = {name: list(outcome.samples_s) for name, outcome in zip(names, outcomes, strict=True)}
@@ -124,23 +120,26 @@ def paired(row: dict[str, Any], name: str, other: str) -> str:
 
 def markdown(rows: list[dict[str, Any]], facts: dict[str, Any], evaluations: int) -> str:
     """The table, and where each placement ran its work."""
-    text = ["# Micro-batches on this machine's cores\n\n", as_markdown(facts)]
-    text.append(
+    names = list(rows[0]["samples_s"])
+    order = [name for name in ("whole", "auto", "whole, gangs", "auto, gangs", *EAGER) if name in names]
+    text = [
+        "# Micro-batches on this machine's cores\n\n",
+        as_markdown(facts),
         f"\nHost `cores`. `whole` is the step as it is, `auto` the number of micro-batches chosen by simulation,\n"
         f"each searched with {evaluations:,} placements and three seeds on its own calibrated simulator. One race of\n"
         f"{FINAL.max_rounds} rounds a workload; medians in ms; ratios are medians over rounds, with quartiles.\n\n"
-    )
-    names = list(rows[0]["samples_s"])
-    order = [name for name in ("whole", "auto", "whole, gangs", "auto, gangs", *EAGER) if name in names]
-    text.append(f"| workload | {' | '.join(order)} | best / eager | auto / whole | auto / whole, gangs |\n")
-    text.append(f"|---|{'---|' * (len(order) + 3)}\n")
+        f"| workload | {' | '.join(order)} | best / eager | auto / whole | auto / whole, gangs |\n"
+        f"|---|{'---|' * (len(order) + 3)}\n",
+    ]
     for row in rows:
         median_s = {name: float(np.median(row["samples_s"][name])) for name in order}
         best = min((name for name in order if name not in EAGER), key=median_s.__getitem__)
         fastest = min(EAGER, key=median_s.__getitem__)
-        cells = [f"{median_s[name] * 1e3:.1f}" for name in order]
-        cells += [f"{paired(row, best, fastest)} ({best})", paired(row, "auto", "whole")]
-        cells.append(paired(row, "auto, gangs", "whole, gangs"))
+        cells = [
+            *(f"{median_s[name] * 1e3:.1f}" for name in order),
+            *(f"{paired(row, best, fastest)} ({best})", paired(row, "auto", "whole")),
+            paired(row, "auto, gangs", "whole, gangs"),
+        ]
         text.append(f"| `{row['workload']}` | {' | '.join(cells)} |\n")
     text.append(
         "\nWhat was chosen, and the share of the step's work on each device:\n\n"

@@ -27,11 +27,6 @@ WORKLOADS = ("inception_v3@small", "nmt@small", "bert@small", "resnet50@small")
 WARMUP = 3
 
 
-def one_device_plan(num_ops: int) -> Plan:
-    nothing = np.zeros(0, dtype=np.int32)
-    return Plan(np.zeros(num_ops, dtype=np.int32), nothing, nothing, np.arange(num_ops, dtype=np.int32))
-
-
 def contenders(name: str, host: Host) -> dict[str, Callable[[], Any]]:
     """A whole training step each way."""
     workload = build(parse_workload(name))
@@ -39,7 +34,8 @@ def contenders(name: str, host: Host) -> dict[str, Callable[[], Any]]:
     loss_fn, targets = workload.loss_fn, workload.targets
     assert loss_fn is not None
     graph = capture(workload.model, workload.inputs, loss_fn, targets=targets or None)
-    plan = one_device_plan(graph.num_ops)
+    nothing, on_first = np.zeros(0, dtype=np.int32), np.zeros(graph.num_ops, dtype=np.int32)
+    plan = Plan(on_first, nothing, nothing, np.arange(graph.num_ops, dtype=np.int32))
     names = tuple(device.name for device in host.devices)
     module = to_module(workload.model, graph, Placement(plan, graph.fingerprint, host.fingerprint, names), host=host)
     step = PlacedModel(graph, host, plan)

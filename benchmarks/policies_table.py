@@ -95,8 +95,9 @@ def _workloads(problems: Sequence[str] | Mapping[str, float]) -> list[str]:
 def markdown(suite: str, rows: Rows, facts: Mapping[str, Any], *, picture: str) -> str:
     """The whole page."""
     best = best_known_s(rows)
-    text = [f"# Policies on the suite `{suite}`, beside search\n", as_markdown(dict(facts))]
-    text.append(
+    text = [
+        f"# Policies on the suite `{suite}`, beside search\n",
+        as_markdown(dict(facts)),
         f"\n![learning curves]({picture})\n\n"
         "Simulated step times with estimated costs; one thread. *From nothing*: the policy samples and learns for the\n"
         "whole budget. *Alone*: after it has imitated the portfolio's heuristics and tuned list schedules. *With\n"
@@ -109,16 +110,16 @@ def markdown(suite: str, rows: Rows, facts: Mapping[str, Any], *, picture: str) 
         "policy, all guesses of `schedule`; curves are that much late. The weights of `schedule` were trained on no\n"
         "workload of this suite, but `vit` has blocks like those of `clip`, and `llama` like those of `mixtral`.\n"
         "The agent (`learned`) has no row: it learns a host from measured steps, and here nothing is measured;\n"
-        "[core-true.md](core-true.md) is its table.\n\n"
-    )
-    text += [HEAD, *(f"| {' | '.join(cells)} |\n" for cells in summary(rows, best))]
+        "[core-true.md](core-true.md) is its table.\n\n",
+        *(HEAD, *(f"| {' | '.join(cells)} |\n" for cells in summary(rows, best))),
+    ]
     unseen = [row for row in rows if row["problem"].partition("/")[0] not in LEARNED_ON]
     if len(unseen) < len(rows):
-        text.append(
+        text += [
             f"\nSearches start from weights of list schedules that were chosen on {', '.join(LEARNED_ON)}. On the\n"
-            "problems of the other workloads alone:\n\n"
-        )
-        text += [HEAD, *(f"| {' | '.join(cells)} |\n" for cells in summary(unseen, best))]
+            "problems of the other workloads alone:\n\n",
+            *(HEAD, *(f"| {' | '.join(cells)} |\n" for cells in summary(unseen, best))),
+        ]
     return "".join(text)
 
 

@@ -17,7 +17,7 @@ from rlplace.files import write_json_atomic, write_text_atomic
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.policy import LearnConfig
 from rlplace.report import Curve, save_best_so_far_png
-from rlplace.search import Budget, SearchResult, find
+from rlplace.search import Budget, find
 from rlplace.search.rules import baselines
 from rlplace.session.prepare import graph_for
 from rlplace.training.method_choice import METHODS, POLICY
@@ -26,19 +26,6 @@ from rlplace.workloads import parse_workload
 WORKLOAD, HOST = "nmt@small", "4xV100-pcie"
 LEARN = LearnConfig(policy="seq2seq")
 RECIPE, PORTFOLIO = "seq2seq + reinforce", "portfolio"
-
-
-def row(name: str, seed: int, found: SearchResult, single_s: float) -> dict[str, Any]:
-    """One run of one method."""
-    return {
-        "method": name,
-        "seed": seed,
-        "step_time_s": found.step_time_s,
-        "vs_single": found.step_time_s / single_s,
-        "evaluations": found.evaluations,
-        "seconds": found.plan_s,
-        "history": [best.to_list() for best in found.history],
-    }
 
 
 def main(seconds: float, seeds: int) -> None:
@@ -53,8 +40,16 @@ def main(seconds: float, seeds: int) -> None:
     for seed in range(seeds):
         for name, method, options in ((RECIPE, POLICY, {"config": LEARN}), (PORTFOLIO, PORTFOLIO, {})):
             found = find(problem, method, simulator, Budget(seconds=seconds), seed=seed, **options)
-            rows.append(row(name, seed, found, single_s))
-            print({key: value for key, value in rows[-1].items() if key != "history"})
+            row = {
+                "method": name,
+                "seed": seed,
+                "step_time_s": found.step_time_s,
+                "vs_single": found.step_time_s / single_s,
+                "evaluations": found.evaluations,
+                "seconds": found.plan_s,
+            }
+            print(row)
+            rows.append(row | {"history": [best.to_list() for best in found.history]})
     facts = record()
     write_json_atomic(
         RESULTS / "recipe_2017.json", {"record": facts, "workload": WORKLOAD, "host": HOST, "rows": rows}, indent=None
@@ -66,6 +61,12 @@ def main(seconds: float, seeds: int) -> None:
 
 def page(rows: list[dict[str, Any]], problem: Problem, seconds: float, facts: dict[str, Any]) -> str:
     """The result for people."""
+    means = {
+        name: np.exp(np.mean([np.log(one["step_time_s"]) for one in rows if one["method"] == name]))
+        for name in (RECIPE, PORTFOLIO)
+    }
+    ratio = means[RECIPE] / means[PORTFOLIO]
+    single = rows[0]["step_time_s"] / rows[0]["vs_single"] / means[PORTFOLIO]
     lines = [
         "# The recipe of 2017",
         "",
@@ -80,14 +81,6 @@ def page(rows: list[dict[str, Any]], problem: Problem, seconds: float, facts: di
             f"| {one['vs_single']:.3f} |"
             for one in rows
         ),
-    ]
-    means = {
-        name: np.exp(np.mean([np.log(one["step_time_s"]) for one in rows if one["method"] == name]))
-        for name in (RECIPE, PORTFOLIO)
-    }
-    ratio = means[RECIPE] / means[PORTFOLIO]
-    single = rows[0]["step_time_s"] / rows[0]["vs_single"] / means[PORTFOLIO]
-    lines += [
         "",
         f"Over the seeds, the step of `{RECIPE}` takes {ratio:.3f} times that of `{PORTFOLIO}` (geometric means).",
         f"One device for everything takes {single:.3f} times as long. The figure of `{RECIPE}` is the best that",

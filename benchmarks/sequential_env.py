@@ -62,14 +62,9 @@ def batch_episode(batch: SequentialBatch, devices: np.ndarray) -> None:
         batch.step(row)
 
 
-def vec_episode(env: SequentialVecEnv, devices: np.ndarray) -> None:
-    for row in devices:
-        env.action_masks()
-        env.step(row)
-
-
-def single_episode(env: SequentialEnv, devices: np.ndarray) -> None:
-    env.reset()
+def env_episode(env: SequentialEnv | SequentialVecEnv, devices: np.ndarray) -> None:
+    if isinstance(env, SequentialEnv):  # the others begin anew by themselves
+        env.reset()
     for device in devices:
         env.action_masks()
         env.step(device)
@@ -103,8 +98,8 @@ def measure() -> tuple[dict[str, Any], list[dict[str, Any]]]:
         vec.reset()
         rows += [
             row_of("SequentialBatch", on, NUM_EPISODES, partial(batch_episode, batch, devices)),
-            row_of("SequentialVecEnv", on, NUM_EPISODES, partial(vec_episode, vec, devices)),
-            row_of("SequentialEnv", on, 1, partial(single_episode, single, devices[:, 0])),
+            row_of("SequentialVecEnv", on, NUM_EPISODES, partial(env_episode, vec, devices)),
+            row_of("SequentialEnv", on, 1, partial(env_episode, single, devices[:, 0])),
         ]
     facts = {
         "problem": f"{WORKLOAD}/{HOST}",

@@ -55,11 +55,9 @@ class Timed:
         outcomes = self._evaluator.measure_plans(plans, ROUND)
         told = []
         for plan, outcome in zip(plans, outcomes, strict=True):
-            if not self.best or outcome.ratio < self._least:
-                self._least, best = outcome.ratio, plan
-            else:
-                best = self.best[-1]
-            self.best.append(best)
+            is_better = not self.best or outcome.ratio < self._least
+            self._least = outcome.ratio if is_better else self._least
+            self.best.append(plan if is_better else self.best[-1])
             self._reference_s = self._reference_s or outcome.reference_s
             told.append(_at(outcome, self._reference_s))
         return told

@@ -147,7 +147,8 @@ def ratio(rows: list[Row], name: str, count: int, best: dict[str, float], keep: 
         if row["row"] != name or row["problem"] not in best or not keep(row["problem"]):
             continue
         found = [one[str(count)] for one in row.get("draws_s", [row["step_time_s"]])]
-        logs = [np.log(min(_ratio(step_s, best[row["problem"]]), UNSOLVED)) for step_s in found]
+        over = (UNSOLVED if step_s is None else step_s / best[row["problem"]] for step_s in found)
+        logs = [np.log(min(each, UNSOLVED)) for each in over]
         ratios.append(float(np.exp(np.mean(logs))))
         workloads.append(workload_of(row["problem"]))
     if not ratios:
@@ -163,10 +164,6 @@ def _seconds(taken: list[dict[str, float]]) -> str:
 
 def _is_of(workload: str, key: str) -> bool:
     return workload_of(key) == workload
-
-
-def _ratio(step_s: float | None, best_s: float) -> float:
-    return UNSOLVED if step_s is None else step_s / best_s
 
 
 def markdown(result: Row) -> str:

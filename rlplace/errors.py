@@ -1,8 +1,8 @@
-"""Every error that rlplace raises on purpose.
+"""All errors that rlplace raises on purpose.
 
-One root, named for the condition. A message says what, actual, expected and what to do next; the same facts are
-attributes, so that a program can act on them. `UserError`s are mistakes of the caller (the command line exits with 2),
-the rest are failures of ours or of the machine (exit code 1).
+All errors have one root class. Each class is named for its condition. A message has the wrong field, its actual value,
+the expected value, and the next action. The same facts are attributes for programs. `UserError`s are mistakes of the
+caller (exit code 2 of the command line). The others are failures of rlplace or the machine (exit code 1).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 _MOST_CHARACTERS = 400
 _MOST_NAMES = 200
 _LONGEST_COMPARED = 200
-"""Characters of a name that is compared with others."""
+"""Most characters of a name for the comparison with known names."""
 
 
 class RlplaceError(Exception):
-    """Root of every error that rlplace raises on purpose; it can be pickled, so that it crosses processes whole."""
+    """Root of all errors that rlplace raises on purpose. It can be pickled, to be sent between processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """How to pickle it: by its facts, as the message is made of them once only."""
+        """Pickles the error with its attributes, because the message is made only once."""
         return _restored, (type(self), self.args, self.__dict__)
 
 
@@ -32,7 +32,8 @@ def _restored(kind: type[RlplaceError], args: tuple[Any, ...], facts: dict[str, 
 
 
 def nearest_names(name: str, known: Iterable[str]) -> list[str]:
-    """At most three of the known names that come close to a name; none of long ones, which take quadratic time."""
+    """At most three known names that are similar to a name; none for long names, because the comparison takes quadratic
+    time."""
     short = [each for each in [name, *known] if len(each) <= _LONGEST_COMPARED]
     return difflib.get_close_matches(name, short[1:], n=3, cutoff=0.5) if short[:1] == [name] else []
 
@@ -53,10 +54,10 @@ class UnknownName(UserError):
 
 
 def check_known(kind: str, name: str, known: Collection[str], *, hint: str = "") -> None:
-    """Refuses a name that is none of the known ones.
+    """Refuses an unknown name.
 
     Raises:
-        UnknownName: says the nearest of them.
+        UnknownName: with the most similar known names.
     """
     if name not in known:
         raise UnknownName(kind, name, known, hint=hint)
@@ -73,7 +74,7 @@ class InvalidValue(UserError):
 
 
 class FileProblem(UserError):
-    """A file that is missing, malformed or in the way; carries `path`."""
+    """A file that is missing or malformed, or that must not be overwritten; carries `path`."""
 
     def __init__(self, path: object, message: str) -> None:
         self.path = str(path)
@@ -92,7 +93,7 @@ class FingerprintMismatch(UserError):
 
 
 class CaptureError(UserError):
-    """A model that cannot be captured; carries `op` and the user's `source` line where they are known."""
+    """A model that cannot be captured; carries `op` and the user's `source` line, if they are known."""
 
     def __init__(self, message: str, *, op: str = "", source: str = "") -> None:
         self.op, self.source = op, source
@@ -100,7 +101,8 @@ class CaptureError(UserError):
 
 
 class MissingExtra(UserError):
-    """An optional dependency that is not installed; carries `package` and `extra` (`""` where `how` says how)."""
+    """An optional dependency that is not installed; carries `package` and `extra` (`""` if `how` describes the
+    installation)."""
 
     def __init__(self, package: str, extra: str = "", *, how: str = "") -> None:
         self.package, self.extra = package, extra
@@ -109,7 +111,7 @@ class MissingExtra(UserError):
 
 
 class RunnerError(RlplaceError):
-    """The machine or our runner failed while running a placement; carries the `op` where it is known."""
+    """The machine or the runner failed while running a placement; carries the `op`, if it is known."""
 
     def __init__(self, message: str, *, op: str = "") -> None:
         self.op = op
@@ -117,7 +119,7 @@ class RunnerError(RlplaceError):
 
 
 class DeviceLost(RunnerError):
-    """Devices that were measured on are gone; carries `devices`, their names, and `why`."""
+    """Devices were lost during measurements; carries `devices` (their names) and `why`."""
 
     def __init__(self, devices: Iterable[str], why: str, *, offer: str = "") -> None:
         self.devices, self.why = tuple(devices), why
@@ -126,7 +128,7 @@ class DeviceLost(RunnerError):
 
 
 def _shown(text: str) -> str:
-    """Text as a message has it: text from a file may be of any length."""
+    """Text shortened for a message: text from a file may have any length."""
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
 

@@ -24,6 +24,8 @@ MOST_JSON_VALUES = 20_000_000
 LARGEST_HEADER = 4 << 20
 """Bytes; of a safetensors file, 80 for each tensor, which takes a kilobyte in memory."""
 PARTIAL_ENDING = ".partial"
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+"""A flag for opening: a stranger's folder could hold a link to any file of ours."""
 _MOST_CHARACTERS = 80
 _NO_FOLDER_SYNC = frozenset((errno.EINVAL, errno.ENOTSUP, errno.ENOSYS))
 """Errors of some network file systems for a folder: they have nothing to write there."""
@@ -33,7 +35,8 @@ _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 @contextmanager
 def os_errors(path: str | os.PathLike[str], what: str) -> Iterator[None]:
-    """While active, an OSError becomes a `FileProblem`: `path` cannot be `what` (`read`, `written`, ...)."""
+    """While active, an OSError becomes a `FileProblem` with the message that `path` cannot be read, written, ... (the
+    verb is `what`)."""
     try:
         yield
     except OSError as error:
@@ -103,17 +106,26 @@ def jsonable(data: object) -> object:
 
 
 def open_plain(path: str | os.PathLike[str], *, follows_links: bool = False) -> io.FileIO:
-    """A regular file for reading, checked after it is opened, so that no link or pipe can take its place in between.
+    """A regular file for reading, opened as `open_regular` does.
 
     Raises:
         OSError: it cannot be opened, is no regular file, or is a symbolic link and none is followed.
     """
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-    descriptor = os.open(path, flags | (0 if follows_links else getattr(os, "O_NOFOLLOW", 0)))
+    return io.FileIO(open_regular(path, os.O_RDONLY | (0 if follows_links else NO_LINK)), "rb")
+
+
+def open_regular(path: str | os.PathLike[str], flags: int) -> int:
+    """The descriptor of a regular file, checked after it is opened, so that no pipe can take its place in between.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    flags |= getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, flags, 0o644)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file")
-    return io.FileIO(descriptor, "rb")
+    return descriptor
 
 
 def read_plain(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import glob
 import hashlib
-import os
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -259,12 +258,9 @@ def _get_field(context: Any, builder: Any, kind: Any, value: Any, name: str) -> 
 @cache
 def sources() -> str:
     """16 hex digits over the files of the package that make kernels, or that kernels are made of."""
-    package, digests = Path(__file__).parent, []
-    for folder, _, names in os.walk(package):
-        for name in names:
-            if name.endswith(".py") and b"rlplace.jit" in (text := Path(folder, name).read_bytes()):
-                digests.append(hashlib.sha256(text).digest())
-    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()[:16]
+    texts = (path.read_bytes() for path in Path(__file__).parent.rglob("*.py"))
+    digests = sorted(hashlib.sha256(text).digest() for text in texts if b"rlplace.jit" in text)
+    return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
 
 
 class _CacheFiles(CompileResultCacheImpl):

@@ -27,12 +27,10 @@ def lazy(package: str, file: str) -> Callable[[str], Any]:
     def homes() -> dict[str, str]:
         import ast
 
-        found: dict[str, str] = {}
-        for block in ast.parse(Path(file).read_text(encoding="utf-8")).body:
-            if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
-                imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-                found |= {alias.name: node.module for node in imports for alias in node.names if node.module}
-        return found
+        whole = ast.parse(Path(file).read_text(encoding="utf-8")).body
+        blocks = [each for each in whole if isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING"]
+        imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+        return {alias.name: node.module for node in imports for alias in node.names if node.module}
 
     def get(name: str) -> Any:
         if name.startswith("__") or name not in homes():

@@ -6,12 +6,10 @@ machine, since two would slow each other down.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shlex
 import socket
-import stat
 import sys
 import threading
 import time
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlplace.errors import FileProblem, RunnerError
-from rlplace.files import cache_folder
+from rlplace.files import NO_LINK, cache_folder, open_regular
 from rlplace.process_settings import close_own, keep_from_children
 
 if sys.platform != "win32":
@@ -33,8 +31,6 @@ LOCK_FILE = ".rlplace.lock"
 blocks no other run. Windows has no such locks, and none is taken there."""
 
 _MOST_BYTES = 1000
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-"""A stranger's folder could hold a link to any file of ours, which taking the lock would overwrite."""
 
 
 class FolderLock:
@@ -63,7 +59,7 @@ class FolderLock:
             FileProblem: another run that is still going on holds it.
         """
         try:
-            descriptor = _open(folder / LOCK_FILE, os.O_RDWR)
+            descriptor = open_regular(folder / LOCK_FILE, os.O_RDWR | NO_LINK)
         except OSError:
             return  # no lock file, or one that cannot be opened: making the folder says why
         holder = "" if _take(descriptor, is_shared=True) else _holder(descriptor)
@@ -90,7 +86,7 @@ def take_file(path: Path, words: str) -> int | str:
         OSError: the file cannot be made.
     """
     while True:
-        descriptor = _open(path, os.O_RDWR | os.O_CREAT)
+        descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | NO_LINK)
         if not _take(descriptor):
             holder = _holder(descriptor)
             os.close(descriptor)
@@ -113,15 +109,6 @@ def give_free(path: Path, descriptor: int, owner: int) -> None:
     if sys.platform != "win32":
         path.unlink(missing_ok=True)  # while it is still held, so that another process's new file is not removed
     close_own(descriptor)
-
-
-def _open(path: Path, flags: int) -> int:
-    """The descriptor of a regular file; no link is followed."""
-    descriptor = os.open(path, flags | _NO_LINK | getattr(os, "O_NONBLOCK", 0), 0o644)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "the lock is not a regular file")
-    return descriptor
 
 
 def _take(descriptor: int, *, is_shared: bool = False) -> bool:
@@ -224,7 +211,7 @@ def _lock_file(say: Callable[[str], None]) -> Path | None:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / f"measuring-{machine}.lock"
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | NO_LINK, 0o600))
     except (FileProblem, OSError) as error:
         say(f"warning: nothing keeps other searches from measuring at the same time: {error}")
         return None

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
@@ -181,8 +181,7 @@ def read_record(kind: type[T], data: object, where: str) -> T:
             text = data if isinstance(data, str | bytes) else json.dumps(data, default=to_plain)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidValue(words_of(kind), described(data), "plain data", where=where) from error
-        made: T = _adapter(kind).validate_json(text)
-        return made
+        return cast(T, _adapter(kind).validate_json(text))
 
 
 def to_plain(value: object, kind: Any = None) -> Any:
@@ -265,16 +264,11 @@ def _fields(kind: Any, loc: Sequence[int | str]) -> list[str]:
     return [field.name for field in fields(kind)] if isinstance(kind, type) and is_dataclass(kind) else []
 
 
-class Described:
+class Described(str):
     """A value that an error message describes rather than quotes."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-
     def __repr__(self) -> str:
-        return self._text
-
-    __str__ = __repr__
+        return str(self)
 
 
 def described(value: object) -> object:

@@ -17,12 +17,8 @@ SHORT, LONG = 60, 700
 def num_statements(text: str) -> int:
     """Statements in a module, without bare strings."""
     found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
-    strings = [
-        node
-        for node in found
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    ]
-    return len(found) - len(strings)
+    values = (node.value for node in found if isinstance(node, ast.Expr))
+    return len(found) - sum(isinstance(value, ast.Constant) and isinstance(value.value, str) for value in values)
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ from search_problems import barred
 
 from rlplace.graphs import Grouping
 from rlplace.measure.problem import Problem
-from rlplace.search.schedule.greedy import DECISION_FEATURES, observe
 from rlplace.search.schedule.partial_schedule import (
+    DECISION_FEATURES,
     GroupLayout,
     PartialSchedules,
     ScheduleBounds,
@@ -16,6 +16,7 @@ from rlplace.search.schedule.partial_schedule import (
     group_layout,
     new_schedules,
     next_groups,
+    observe,
     schedule_bounds,
 )
 

@@ -9,7 +9,7 @@ import torch
 from gpu_stages.verdict import Verdict
 from rlplace import cuda
 from rlplace.measure import Device, resolve_host
-from rlplace.measure.execute.device_threads import Channel, Crew, Job, make_channel, torch_device
+from rlplace.measure.execute.device_threads import Channel, Crew, Job, torch_device
 
 ROUNDS = 3
 
@@ -38,10 +38,7 @@ def _exchange(one: Device, other: Device) -> list[str]:
                 with cuda.settled(torch_device(device)):
                     here[device.name] = [_like(tensor, torch_device(device)) for tensor in originals[device.name]]
             channels = {
-                source.name: [
-                    make_channel(source, destination, crew.streams.copies(source, destination))
-                    for _ in originals[source.name]
-                ]
+                source.name: [crew.streams.channel(source, destination) for _ in originals[source.name]]
                 for source, destination, _ in ways
             }
             jobs = [

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.advice.verdict import Figures, Verdict, Words, decide
-from rlplace.errors import InvalidValue, RlplaceError, UserError
+from rlplace.errors import RlplaceError, UserError
 from rlplace.graphs import Constraints, OpGraph
 from rlplace.locks import measuring_alone
 from rlplace.measure import Host, Measurement, Problem, RaceProtocol, Simulator
@@ -28,7 +28,7 @@ from rlplace.measure.problem import capacity_bytes, single_device_peak_bytes
 from rlplace.measure.timing.eager_step import EagerRecipe, EagerStep, check_has_values
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
-from rlplace.say import format_seconds
+from rlplace.say import Say, format_seconds
 from rlplace.search import Budget, find
 from rlplace.search.rules.baselines import best_single, plain_devices
 from rlplace.session.prepare import Steps, describe_cut, make_problem
@@ -45,8 +45,6 @@ WARM_UP_EVALUATIONS = 400
 SEARCH_SHARE, SIMULATED_SHARE = 0.5, 0.9
 """Part of the time for all searches, where a race follows and where none does."""
 RACE = RaceProtocol(warmup=1, min_rounds=3, max_rounds=9, hopeless=math.inf, margin=math.inf)
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,30 +74,26 @@ def advise(
     say: Say | None = None,
     isolated: bool | None = None,
 ) -> Verdict:
-    """Whether the step of `problem` is worth placing on its host, with the reason and the gain to expect.
+    """Decides whether placing the step of `problem` on its host is worth it, with the reason and the expected gain.
 
-    On a host of this machine, one device, eager PyTorch and the best placement that a short search finds are raced; on
-    a simulated one the simulator says. Where the problem is not cut, and `cuts` is empty, an even split of its batch is
-    estimated.
+    On a real host, a race measures one device, eager PyTorch and the best placement of a short search. On a simulated
+    host, they are simulated. If the batch is not cut, and `cuts` is empty, an even split of the batch is estimated.
 
     Args:
         problem: the step to place.
-        seconds: all of it takes about so long; a part that has begun runs to its end.
+        seconds: approximate time of the whole call; a part that has begun is completed.
         evaluations: placements that each search may simulate.
         seed: of the search.
-        cuts: makes the problem with another number of micro-batches, by number; tried while there is time.
-        words: how the step is called where it was asked for; by default as in Python.
-        say: told of results; no messages by default.
+        cuts: for each number of micro-batches, a function that makes the problem; they are tried while there is time.
+        words: names for the message; by default those of the Python API.
+        say: called with messages about results; no messages by default.
         isolated: whether placements run in a worker process; see `Evaluator`.
 
     Raises:
         InvalidValue: no time, or no evaluations.
-        RunnerError: nothing could be run to its end.
+        RunnerError: no placement could be run.
     """
-    if not seconds > 0:
-        raise InvalidValue("seconds", seconds, "more than 0", where="advise")
-    if evaluations < 1:
-        raise InvalidValue("evaluations", evaluations, "at least 1", where="advise")
+    Budget(evaluations, seconds)  # which refuses what is out of range
     say = say or (lambda _: None)
     find(problem, SEARCH, Simulator(problem), Budget(WARM_UP_EVALUATIONS), seed=seed)
     begin_s = time.monotonic()
@@ -278,7 +272,7 @@ def advise_workload(setup: Setup, *, seconds: float = 30.0, is_quiet: bool = Fal
         progress.say(f"{spec}: {graph.num_ops:,} ops after {after}; about {left} from here")
         begin_s = time.monotonic()
         make = (
-            _estimated(spec, host, setup.constraints, is_quiet=is_quiet)
+            partial(_estimated, spec, host, setup.constraints, is_quiet)
             if host.is_simulated
             else _profiled(graph, host, seconds, setup.constraints, progress.say)
         )
@@ -319,19 +313,15 @@ def _cut(steps: Steps, make: Make, count: int) -> Problem:
     return make(steps.graph(count), count)
 
 
-def _estimated(spec: WorkloadSpec, host: Host, constraints: Constraints | None, *, is_quiet: bool) -> Make:
-    """Makes problems on a simulated host; that it is one is said once."""
-
-    def make(graph: OpGraph, count: int) -> Problem:
-        progress = make_progress(is_quiet=is_quiet or count > 1)
-        return make_problem(graph, host, 256, progress.say, spec=spec, count=count, constraints=constraints)
-
-    return make
+def _estimated(
+    spec: WorkloadSpec, host: Host, constraints: Constraints | None, is_quiet: bool, graph: OpGraph, count: int
+) -> Problem:
+    """A problem on a simulated host; that it is one is said once."""
+    progress = make_progress(is_quiet=is_quiet or count > 1)
+    return make_problem(graph, host, 256, progress.say, spec=spec, count=count, constraints=constraints)
 
 
-def _profiled(
-    graph: OpGraph, host: Host, seconds: float, constraints: Constraints | None, say: Callable[[str], None]
-) -> Make:
+def _profiled(graph: OpGraph, host: Host, seconds: float, constraints: Constraints | None, say: Say) -> Make:
     """Makes problems of this machine from as few steps and copies as the time allows."""
     say("profiling with few steps: figures are rougher than those of `train`")
     linked = profile_links(host, repeats=COPIES)

@@ -65,19 +65,19 @@ class Figures:
     single_s: float | None
     """Everything on the best single device."""
     single_device: str
-    """Its name, or where nothing fits, that of the device that comes nearest to holding the step ..."""
+    """Name of that device; where the step fits on none, of the device with the most memory."""
     single_bytes: int
-    """... the bytes that the whole step needs there ..."""
+    """Bytes that the whole step needs on it."""
     single_capacity_bytes: int
-    """... and the bytes that the device has."""
+    """Bytes that it has."""
     placed_s: float | None
     """The best placement of the whole batch."""
     num_placements: int
     """Simulated to find it, and the one in micro-batches."""
     cut_s: float | None = None
-    """The best placement of the step in micro-batches ..."""
+    """The best placement of the step in micro-batches."""
     cut_count: int = 1
-    """... and how many."""
+    """The number of micro-batches of that placement."""
     counts: tuple[int, ...] = (1,)
     """Numbers of micro-batches that were tried."""
     split_s: float | None = None
@@ -110,15 +110,15 @@ class Verdict:
     over: Literal["eager", "one device", ""]
     """The reference of the ratios; empty where nothing else can run the step."""
     ratio_found: float | None
-    """Median step time of the best placement that was found over that median, at its worst: times (1 + spread) /
-    (1 - spread), and no less than 1 where the verdict is to stay; below 1 is faster ..."""
+    """Median step time of the best placement over the median of the reference, times (1 + spread) / (1 - spread): the
+    worst case. Below 1 is faster; at least 1 where the verdict is to stay; None where nothing else can run the step."""
     ratio_least: float | None
-    """... and the least that it can be, by the bound; None where nothing else can run the step."""
+    """The least value that this ratio can have, by the bound; None where nothing else can run the step."""
     next: str
     """The next command, or another thing to do."""
     figures: Figures
     ratio_of_medians: float | None = None
-    """Median step time of the best placement over that median, as they are: a quotient of two of `figures`."""
+    """Median step time of the best placement over the median of the reference: a quotient of two of `figures`."""
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `rlplace advise --json` prints."""
@@ -141,7 +141,7 @@ def decide(figures: Figures, words: Words | None = None) -> Verdict:
 
 
 def _choose(f: Figures, words: Words) -> tuple[Choice, str, str]:
-    """Verdict, reason, and what to do next."""
+    """Verdict, reason, and the recommended next step."""
     if math.isinf(f.best_s) and f.single_s is None and f.eager_s is None:
         return _nothing_fits(f, words)
     promise = _or_inf(f.split_s) if f.counts == (1,) else math.inf

@@ -52,7 +52,7 @@ def measurements(
     dry_run: bool = False,
     json: bool = False,
 ) -> None:
-    """List, export or prune what was measured on this machine.
+    """List, export or prune the measurements of this machine.
 
     Args:
         action: list the latest, export all of them as a table, or prune (forget) those that the options mean
@@ -65,9 +65,9 @@ def measurements(
         newer_than: only those taken so long ago or later
         most: measurements that are listed, the latest (50 where nothing is said)
         form: of an export: csv, json or parquet; by default as the file's name says, else csv
-        out: where an export goes; by default stdout
-        every: prune everything, also what was learned about hosts
-        dry_run: only count what would be pruned
+        out: the file of an export; by default stdout
+        every: prune everything, also the host models
+        dry_run: only count, prune nothing
         json: print one JSON object on stdout
     """
     from rlplace.store import Filter
@@ -181,7 +181,7 @@ def pretrain(
     """Train weights of the policy `schedule` on many simulated problems; `--init FILE` takes them.
 
     Args:
-        out: a folder for the weights, and for what was simulated on the way
+        out: a folder for the weights and the simulated data
         config: how much
         resume: go on where a run with the same options was stopped
         cluster: whose workers simulate: off, auto (the Ray cluster that runs here, else one that is started here), or
@@ -206,12 +206,12 @@ def fit_priors(
     overwrite: bool = False,
     json: bool = False,
 ) -> None:
-    """Fit what is expected of a new host to what runs learned about theirs.
+    """Fit the priors for a new host to the host models of finished runs.
 
     Args:
         runs: run folders with a `host_model.json`, or such files
-        out: where the priors go
-        store: also what searches kept in a store: auto (the one in your cache folder), a file or a run folder
+        out: the file of the priors
+        store: also use the host models in a store: auto (the one in your cache folder), a file or a run folder
         overwrite: replace an existing file
         json: print one JSON object on stdout
     """
@@ -281,7 +281,7 @@ def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
 
 
 def doctor(json: bool = False) -> None:
-    """Check this machine and this installation: what works, what is missing, what would disturb measuring.
+    """Check this machine and this installation: working parts, missing parts, and causes of noisy measurements.
 
     It takes a few seconds, changes nothing and asks no server. The exit code is 1 where a check failed.
 

@@ -101,7 +101,7 @@ class PlacementOptions:
         """The user's constraints, their devices checked against those of `host`.
 
         Raises:
-            InvalidValue: a word of another form.
+            InvalidValue: a text of another form.
             UnknownName: a device that the host does not have.
         """
         from rlplace.graphs import Constraints

@@ -83,14 +83,14 @@ def train(
         host: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2x4`, `cuda`, `cuda/2` (each GPU as two
             devices), `cuda+cpu`, a preset, or a host file; `rlplace hosts` lists all of them
         budget: search time of the method and `portfolio` together, e.g. 90, 150s, 5m; the rest comes on top
-        total: time of all of it but capturing: profiling, calibration and the final table shrink to fit, and the search
-            has what is left, at most `--budget`
+        total: limit of the whole run except capturing. Profiling, calibration and the final table shrink to fit, and
+            the search gets the rest, at most `--budget`
         evaluations: on a simulated host, placements that each of them scores, in place of a time: the same seed finds
             the same
         run: run folder; by default runs/WORKLOAD
-        resume: go on with the run in this folder, after any end, from what it measured and learned, as it was started;
-            a larger `--budget`, or `--budget +TIME`, extends it; with `--host` the run is begun again on that host, in
-            a folder of its own, from what the one in this folder measured, learned and found
+        resume: continue the run in this folder with its options, measurements and learned state; a larger `--budget`,
+            or `--budget +TIME`, extends it; with `--host` a new run on that host starts in a new folder, from the
+            results of the run in this folder
         seed: of the policy, of sampling and of random ops
         workload_seed: of the workload's weights and inputs
         acyclic: keep the graph of groups without cycles, and say which rules had to give way
@@ -384,7 +384,7 @@ def export(
         workload: the workload again, if it is your own function: code named in a run is imported only if you pass it
         format: script (FOLDER/step.py, a short program that trains as placed), csv (one row an op), device_map (of
             Hugging Face), pipeline (a script of torch.distributed.pipelining), torchrec (a sharding plan of embedding
-            tables), or one of yours; list says what there is and what each is for, and writes nothing
+            tables), or your own format; list shows all formats and their purposes, and writes nothing
         cache_tokens: with device_map, also count keys and values of so many tokens a sequence, prompt and new ones
         check: compare 5 training steps with eager ones on one device, in float64
         json: print the result as one JSON object on stdout

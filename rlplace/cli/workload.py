@@ -57,7 +57,7 @@ def graph(
     save: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Show what a step is made of: ops, work, memory, critical path, groups.
+    """Show the ops, work, memory, critical path and groups of a step.
 
     Costs are estimated by roofline, on the host's devices or, where it has no published figures (this machine), on
     those of 4xV100-pcie; a file that says how long its ops take brings its own. The output names whose they are. A
@@ -220,7 +220,7 @@ def advise(
 ) -> None:
     """Say whether a step is worth placing at all: place, stay on one device, use eager, or cut the batch.
 
-    On this machine it profiles with few steps and races what it found; on a simulated host it estimates.
+    On this machine it profiles with few steps and races the placements that it found; on a simulated host it estimates.
 
     Args:
         workload: a name with an optional size, `package.module:function`, or for a simulated host a graph file

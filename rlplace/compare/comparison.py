@@ -1,6 +1,6 @@
 """`Row` and `Comparison`: the report of `rlplace compare`.
 
-Ratios over a suite of problems: their geometric mean and how sure one can be of it.
+Ratios over a suite of problems: their geometric mean and its confidence interval.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Row:
         method: its name.
         seed: of its random draws.
         status: `ok`; `oom`, `error` or `timeout` where its placement failed; `skipped` where it could not run.
-        value_s: the minimised value, in seconds:  the step time or the published objective; infinite without one.
+        value_s: the minimised value, in seconds: the step time or the published objective; infinite without one.
         evaluations: placements scored.
         plan_s: wall time that finding the placement took.
         peak_bytes: of each device; empty where memory was not followed.
@@ -122,7 +122,7 @@ class Comparison:
 
     @property
     def best(self) -> Row | None:
-        """The placement with the least value; None where nothing feasible was found."""
+        """The placement with the least value; None if none is feasible."""
         placed = [row for row in self.rows if row.is_placement and row.ok]
         return min(placed, key=lambda row: row.value_s) if placed else None
 

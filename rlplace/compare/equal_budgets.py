@@ -66,20 +66,20 @@ class CompareConfig:
     seconds: Annotated[Number, Field(gt=0)] | None = None
     """Wall time of all methods and seeds together; 60 s where no budget is given."""
     seeds: AtLeastOne = 1
-    """How many seeds each method that draws is run with: `seed`, `seed` + 1, ..."""
+    """Number of seeds for each random method: `seed`, `seed` + 1, ..."""
     objective: Objective = "latency"
     """The value that is minimised."""
     threads: int | None = None
     """Placements simulated at once; every core by default."""
     isolated: bool | None = None
-    """Whether rows are measured in a worker process (on a real host); by default they are, unless the environment says
-    `RLPLACE_IN_PROCESS=1`."""
+    """Whether rows are measured in a worker process (on a real host); the default is True, or False with the
+    environment variable `RLPLACE_IN_PROCESS=1`."""
     is_count_chosen: bool = False
-    """Whether the problem's number of micro-batches was chosen by `auto`; rows that need more of them then say so."""
+    """Whether `auto` chose the problem's number of micro-batches; rows that need more then mention it."""
     seed: Seed = 0
-    """Of every method's draws, the first of `seeds`; and of random ops."""
+    """Seed of all methods (the first of `seeds`), and of random ops."""
     measured: AtLeastOne | None = None
-    """Plans that `learned` measures on a host of this machine; without them it has nothing to learn from."""
+    """Plans that `learned` measures on a real host; it needs at least one."""
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -118,7 +118,7 @@ class CompareConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The methods, `all` spelt out, each once."""
+        """The names of the methods, with `all` expanded, without duplicates."""
         listed = (name for word in self.methods for name in (METHODS if word == "all" else (word,)))
         return tuple(name for name in dict.fromkeys(listed) if name != OP_ORDER)
 
@@ -155,25 +155,25 @@ def compare(
     cluster: Cluster | None = None,
     known: Known | None = None,
 ) -> Comparison:
-    """Every method's best placement; simulated, or on a host of this machine measured in one interleaved race.
+    """The best placement of every method, simulated or, on a real host, measured in one interleaved race.
 
-    Methods search on the simulator; `learned` also measures, as many plans as `config` says. A method that lacks its
-    extra, or raises, gives a row that says so. Ctrl-C ends the search: the placements found until then are compared as
-    simulated.
+    Methods search with the simulator; `learned` also measures as many plans as `config` allows. If a method lacks its
+    extra, or raises an exception, its row shows this. Ctrl-C ends the search: the placements found so far are compared
+    with simulated times.
 
     Args:
-        problem: the problem to place; profiled (and calibrated) where the host is real.
+        problem: the problem to place; profiled (and calibrated) on a real host.
         config: the methods, and the budget of each.
         workload: its name, for the record.
         others: rows of PyTorch baselines; one with a timer is measured in the same race.
-        on_row: told each row as it comes, before it is measured.
-        log: keeps measurements.
-        cluster: whose workers search, a run each; it is closed before anything is measured, on this machine alone.
+        on_row: called with each row when it is found, before it is measured.
+        log: stores measurements.
+        cluster: its workers search, one run each; it is closed before the measurements, which run on this machine
+            alone.
         known: the measured steps of calibration, from which `learned` learns, too.
 
     Raises:
-        UnknownName, InvalidValue: a mistake in `config`; or plans are to be measured on a simulated host, or while a
-            cluster searches.
+        UnknownName, InvalidValue: a mistake in `config`; measurements on a simulated host, or together with a cluster.
     """
     config = config or CompareConfig()
     if config.objective not in ("latency", "throughput"):

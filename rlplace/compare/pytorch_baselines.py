@@ -149,8 +149,8 @@ def _simulated(problem: Problem, spec: WorkloadSpec | None, name: str, default_s
     return simulated_replicas(problem, share, default_size=default_size, seed=seed)
 
 
-START_TIMEOUT_S = 300.0
-STEP_TIMEOUT_S = 300.0
+TIMEOUT_S = 300.0
+"""For replicas to start, and for a step."""
 
 
 def with_batch_share(spec: WorkloadSpec, count: int, default_size: Size) -> WorkloadSpec:
@@ -248,7 +248,7 @@ class ReplicaTeam:
                 process.start()
         with ExitStack() as stack:
             stack.callback(self.close)
-            self._collect(START_TIMEOUT_S)
+            self._collect()
             stack.pop_all()
 
     def __call__(self) -> float:
@@ -263,7 +263,7 @@ class ReplicaTeam:
                 pipe.send("step")
             except OSError as error:
                 raise RunnerError(f"replica {rank} ended: {error}") from error
-        self._collect(STEP_TIMEOUT_S)
+        self._collect()
         return time.perf_counter() - begin
 
     def close(self) -> None:
@@ -278,14 +278,14 @@ class ReplicaTeam:
                 process.join()
         self._folder.cleanup()
 
-    def _collect(self, timeout_s: float) -> None:
-        deadline_s, suspensions = time.monotonic() + timeout_s, Suspensions()
+    def _collect(self) -> None:
+        deadline_s, suspensions = time.monotonic() + TIMEOUT_S, Suspensions()
         for rank, pipe in enumerate(self._pipes):
             try:
                 while not pipe.poll(LOOKS_EVERY_S):
                     deadline_s += suspensions.look()
                     if time.monotonic() > deadline_s:
-                        raise RunnerError(f"replica {rank} did not answer within {timeout_s:.0f} s")
+                        raise RunnerError(f"replica {rank} did not answer within {TIMEOUT_S:.0f} s")
                 answer = pipe.recv()
             except (EOFError, OSError) as error:
                 raise RunnerError(f"replica {rank} ended: {error or 'its process is gone'}") from error
@@ -333,7 +333,7 @@ def _replica(
             init_method=meeting,
             rank=rank,
             world_size=count,
-            timeout=timedelta(seconds=START_TIMEOUT_S),
+            timeout=timedelta(seconds=TIMEOUT_S),
         )
         work = build(share, default_size=default_size, seed=seed)
         inputs, targets = pytree.tree_map_only(

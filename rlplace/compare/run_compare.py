@@ -53,7 +53,7 @@ def method_words(text: str, known: Collection[str], what: str = "method") -> tup
     """The words of a comma-separated list, each of them `all` or known.
 
     Raises:
-        UnknownName: one is neither; `what` names the kind of word.
+        UnknownName: a name is neither; the argument `what` is the kind of name in the message.
         InvalidValue: nothing is named.
     """
     words = tuple(word.strip() for word in text.split(",") if word.strip())

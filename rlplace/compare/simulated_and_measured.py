@@ -216,8 +216,8 @@ class Mix:
         known: the problem as profiled, with the placements to calibrate on and their measurements.
         plans: the P unseen ones.
         kinds: of each.
-        first_s: (P,) measured seconds ...
-        second_s: (P,) ... and again.
+        first_s: (P,) seconds of the first measurement.
+        second_s: (P,) seconds of the second measurement.
         counted: (P, D) peak bytes that the runner counted.
         idle_share: of this machine, before.
     """

@@ -24,7 +24,7 @@ EXTRAS = {
 }
 """Each extra: the module that it brings, and its purpose."""
 SCOTCH_PROGRAMS = ("gmap", "scotch_gmap")
-"""As `search.rules.scotch` looks for; importing that would import all of search."""
+"""As `search.rules.baselines` looks for; importing that would import all of search."""
 OWN_ROWS = {"torch", "wandb"}
 """Required packages with a check of their own."""
 

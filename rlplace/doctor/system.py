@@ -38,7 +38,7 @@ class Finding:
     found: str
     """in one line"""
     remedy: str = ""
-    """what to do about it; empty where there is nothing to do"""
+    """The recommended action; empty if there is none."""
 
 
 def first_of(name: str, found: str, *problems: tuple[bool, Verdict, str]) -> Finding:
@@ -47,7 +47,7 @@ def first_of(name: str, found: str, *problems: tuple[bool, Verdict, str]) -> Fin
     Args:
         name: the subject of the check.
         found: in one line.
-        problems: whether each is there, its verdict, and what to do about it.
+        problems: for each problem, whether it is there, its verdict, and the recommended action.
 
     >>> first_of("load", "2.00 on 4 cores", (2.0 > 3.0, "warn", "wait")).verdict
     'ok'

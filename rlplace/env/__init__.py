@@ -19,8 +19,7 @@ from rlplace.env.rewards import (
 )
 from rlplace.env.schedule_batch import SequentialBatch, SequentialObservation
 from rlplace.env.sequential import POTENTIALS, SequentialEnv, SequentialVecEnv
-from rlplace.search.schedule.greedy import DECISION_FEATURES, FEATURE_NOTES
-from rlplace.search.schedule.partial_schedule import MEMORY_MASKS
+from rlplace.search.schedule.partial_schedule import DECISION_FEATURES, FEATURE_NOTES, MEMORY_MASKS
 
 __all__ = [
     "DECISION_FEATURES",

@@ -322,8 +322,8 @@ class OneShotEnv(PlacementEnv[NDArray[np.int64]]):
     | observation | `Dict`: `graph`, the index of the graph; or its features, see `GraphObservation` |
     | reward | of the step time, once |
 
-    The info of a step has `step_time_s` (infinite where the placement failed), `status` and `placement`, (N,) int32. A
-    group may be barred from some devices: `action_masks` says from which, and an action that has one there fails.
+    The info of a step has `step_time_s` (infinite if the placement failed), `status` and `placement`, (N,) int32. Some
+    devices may be forbidden for a group (`action_masks`). An action with a forbidden device fails.
     """
 
     action_space: spaces.MultiDiscrete
@@ -346,10 +346,11 @@ class OneShotEnv(PlacementEnv[NDArray[np.int64]]):
         """An env over the problem of `measurer`, over `problem`, or over `workload` on `host`.
 
         Args:
-            measurer: measures placements; where it is not given, they are simulated or, if not `deterministic`,
-                run on the problem's host.
+            measurer: measures placements. By default they are simulated or, if not `deterministic`, run on the
+                problem's host.
             reward: `sqrt`, `log_speedup` or a reward object.
-            baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
+            baseline_s: step time of the baseline for a named reward; by default that of the best single device,
+                measured now.
             deterministic: whether the measurer gives a placement the same step time every time.
             render_mode: `human`, `rgb_array` or `ansi`; None draws nothing.
             problem: the problem to place, instead of `measurer`.
@@ -371,13 +372,14 @@ class OneShotEnv(PlacementEnv[NDArray[np.int64]]):
         self.action_space = action_space(self.problem)
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """(G * D,) bool: whether each group may be on each device, as sb3-contrib's maskable algorithms ask for it."""
+        """(G * D,) bool: whether each group may be on each device, for the maskable algorithms of sb3-contrib."""
         return self.problem.group_allowed.reshape(-1)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """The observation and an empty info; `seed` and `options` change nothing, as nothing here is random."""
+        """The observation and an empty info; `seed` and `options` have no effect, because the environment is not
+        random."""
         super().reset(seed=seed, options=options)
         return self._observation.one(), {}
 
@@ -517,10 +519,11 @@ class BatchedVecEnv(VecEnv):
 
 
 class PlacementVecEnv(BatchedVecEnv):
-    """A Stable-Baselines3 `VecEnv` of `num_envs` one-shot episodes a step over one problem.
+    """A Stable-Baselines3 `VecEnv` for one problem, with `num_envs` one-shot episodes per step.
 
-    Spaces, rewards and infos are those of `OneShotEnv`; every step ends every episode. The placements of a step go to
-    the measurer in one call, equal ones once, and known ones not at all if the measurer is deterministic.
+    Spaces, rewards and infos are those of `OneShotEnv`; every step ends every episode. The placements of a step are
+    measured in one call. Equal placements are measured once. With a deterministic measurer, known placements are not
+    measured again.
     """
 
     def __init__(
@@ -537,9 +540,10 @@ class PlacementVecEnv(BatchedVecEnv):
 
         Args:
             measurer: measures placements.
-            num_envs: placements a step, B.
+            num_envs: placements per step, B.
             reward: `sqrt`, `log_speedup` or a reward object.
-            baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
+            baseline_s: step time of the baseline for a named reward; by default that of the best single device,
+                measured now.
             deterministic: whether the measurer gives a placement the same step time every time.
             observation: `index` or `graph`, see `GraphObservation`.
 

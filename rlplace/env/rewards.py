@@ -86,7 +86,7 @@ def make_reward(name: str, baseline_s: float, failure_slowdown: float = 10.0) ->
     Args:
         name: `sqrt` or `log_speedup`.
         baseline_s: step time of the baseline.
-        failure_slowdown: a failed placement counts as one that takes this many times the baseline.
+        failure_slowdown: a failed placement counts as a step of this many times `baseline_s`.
 
     Raises:
         UnknownName: no reward has that name.
@@ -146,9 +146,9 @@ class Scores:
 class Scorer:
     """Measures placements of groups in one batched call.
 
-    Equal placements of a batch are measured once. With `deterministic` every outcome is also kept, and an equal
-    placement is never measured again; a host that runs placements should be asked again, as its answers vary.
-    A placement with a group on a device where it may not be is not measured: its status is `error`.
+    Equal placements of a batch are measured once. With `deterministic` every outcome is also stored, and an equal
+    placement is never measured again. Do not use it for real steps, because their times vary. A placement with a group
+    on a forbidden device is not measured: its status is `error`.
 
     Attributes:
         reference_s: the unit of step times from a measurer that times a reference beside every placement: the

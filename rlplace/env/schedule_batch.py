@@ -17,24 +17,26 @@ from rlplace.graphs import Grouping
 from rlplace.jit import Longs
 from rlplace.measure import Problem
 from rlplace.search.improve.starting_points import FIRST_WEIGHTS, GROUPINGS, Pair, Schedulers
-from rlplace.search.schedule.greedy import DECISION_FEATURES, FEATURES, observe
 from rlplace.search.schedule.list_schedulers import ESTIMATES, Estimator
 from rlplace.search.schedule.partial_schedule import (
+    DECISION_FEATURES,
+    FEATURES,
     clear,
     decide,
     group_layout,
     new_schedules,
     next_groups,
+    observe,
     schedule_bounds,
 )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SequentialObservation:
-    """The next decisions of B episodes. The arrays are used again by the next look: copy arrays that are to stay.
+    """The next decisions of B episodes. The next observation overwrites the arrays: copy them to keep them.
 
     Attributes:
-        group: (B,) int64, the group that is decided now; -1 where none is left.
+        group: (B,) int64, the group to place now; -1 if none is left.
         features: (B, D, F) float32, of each device, by `DECISION_FEATURES`.
         mask: (B, D) bool, where the group may go; at least one device.
     """
@@ -45,11 +47,11 @@ class SequentialObservation:
 
 
 class SequentialBatch:
-    """B episodes over one problem: every step decides one group of each, and after G steps all are done.
+    """B episodes of one problem: every step places one group of each episode, and all end after G steps.
 
-    The next group is that of the first op, in the order of the problem, whose group is not decided; the partial
-    schedule holds the devices after all ops before it. With `order`, or with groups given to `step`, another group may
-    come first. The schedule then waits, and is the same in the end.
+    The next group is the group of the first op (in the order of the problem) without a device. The partial schedule
+    contains all ops before this op. With `order`, or with groups given to `step`, another group may come first. The
+    schedule then waits, and its end result is the same.
 
     Attributes:
         problem: the problem to place.
@@ -119,21 +121,21 @@ class SequentialBatch:
 
     @property
     def partial_s(self) -> NDArray[np.float64]:
-        """(B,) float64: when the ops end that could be scheduled so far; changes with every step."""
+        """(B,) float64: the end of the ops that are scheduled so far; changes with every step."""
         return self._schedules.finish_s
 
     @property
     def bound_s(self) -> NDArray[np.float64]:
-        """(B,) float64: when the step can end at the earliest; `partial_s` at the end. Changes with every step.
+        """(B,) float64: a lower bound of the step time; equal to `partial_s` at the end. Changes with every step.
 
-        The largest end of an op so far and the least time from there to the end; before the first step, the longest
-        path of least times. It never shrinks.
+        It is the largest sum of an op's end and the least remaining time. Before the first step it is the longest path
+        of least times. It never decreases.
         """
         return self._schedules.bound_s
 
     @property
     def least_s(self) -> float:
-        """The value of `bound_s` before the first step: no placement is faster by the partial schedule."""
+        """The value of `bound_s` before the first step: a lower bound for all placements."""
         return self._bounds.least_s
 
     def reset(self) -> None:
@@ -174,7 +176,7 @@ class SequentialBatch:
         """Places one group of each episode, and schedules the ops that can run.
 
         Args:
-            devices: (B,) where they go, barred or not.
+            devices: (B,) device of each group, allowed or not.
             groups: (B,) undecided groups; those that are next by default.
 
         Raises:

@@ -28,11 +28,11 @@ from rlplace.env.rewards import Reward, rewards_of
 from rlplace.env.schedule_batch import SequentialBatch, SequentialObservation
 from rlplace.errors import InvalidValue, check_known
 from rlplace.measure import Host, Measurer, Problem
-from rlplace.search.schedule.greedy import DECISION_FEATURES
+from rlplace.search.schedule.partial_schedule import DECISION_FEATURES
 
 
 class SequentialEnv(PlacementEnv[np.int64]):
-    """Places one of G groups a step on one of D devices, over the schedule of those placed so far.
+    """Places one group per step on one of D devices, with the schedule of the groups placed so far.
 
     | space | |
     |---|---|
@@ -40,8 +40,8 @@ class SequentialEnv(PlacementEnv[np.int64]):
     | observation | `Dict`: `group`, the group that is next, and `features` of each device for it |
     | reward | differences of a potential, which add up to the reward of `OneShotEnv` for the same placement |
 
-    Groups come in the order of their first ops, or by `order`; a group that is chosen earlier waits in the schedule.
-    The info of the last step is that of a step of `OneShotEnv`; before it is empty.
+    Groups come in the order of their first ops, or by `order`. A group that is chosen earlier waits in the schedule.
+    The info of the last step is that of a step of `OneShotEnv`. The info of other steps is empty.
 
     `action_masks` says where a group may be: where its pins allow it, and it fits into memory. An action against either
     does not end the episode: in the end the placement is judged as in `OneShotEnv`, where a broken pin fails. A group
@@ -71,13 +71,14 @@ class SequentialEnv(PlacementEnv[np.int64]):
         """An env over the problem of `measurer`, over `problem`, or over `workload` on `host`.
 
         Args:
-            measurer: measures placements; where it is not given, they are simulated or, if not `deterministic`,
-                run on the problem's host.
+            measurer: measures placements. By default they are simulated or, if not `deterministic`, run on the
+                problem's host.
             reward: `sqrt`, `log_speedup` or a reward object.
-            baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
+            baseline_s: step time of the baseline for a named reward; by default that of the best single device,
+                measured now.
             deterministic: whether the measurer gives a placement the same step time every time.
             potential: one of `POTENTIALS`; with `none` all rewards but the last are 0.
-            choose_group: whether an action says which group is placed, too.
+            choose_group: whether an action also chooses the group.
             order: (G,) priorities of groups, higher first; the order of their first ops by default.
             memory_mask: one of `MEMORY_MASKS`: the memory of a group that has to fit on a device.
             render_mode: `human`, `rgb_array` or `ansi`; None draws nothing.
@@ -116,7 +117,8 @@ class SequentialEnv(PlacementEnv[np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """The observation and an empty info; `seed` and `options` change nothing, as nothing here is random."""
+        """The observation and an empty info; `seed` and `options` have no effect, because the environment is not
+        random."""
         super().reset(seed=seed, options=options)
         self._batch.reset()
         self._shaping.reset()
@@ -124,7 +126,7 @@ class SequentialEnv(PlacementEnv[np.int64]):
         return self._observe(), {}
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Places a group; the last one's placement is measured, and ends the episode.
+        """Places a group; after the last group the placement is measured, and the episode ends.
 
         Raises:
             InvalidValue: the action is no integer of the space, the episode is over, or a reward of the user's is not
@@ -258,10 +260,11 @@ Step = tuple[dict[str, NDArray[Any]], NDArray[np.float32], NDArray[np.bool_], li
 
 
 class SequentialVecEnv(BatchedVecEnv):
-    """A Stable-Baselines3 `VecEnv` of `num_envs` sequential episodes over one problem, which end together.
+    """A Stable-Baselines3 `VecEnv` for one problem, with `num_envs` sequential episodes that end together.
 
-    Spaces, rewards and infos are those of `SequentialEnv`. All episodes take G steps; the placements of the last go to
-    the measurer in one call, equal ones once, and known ones not at all if the measurer is deterministic.
+    Spaces, rewards and infos are those of `SequentialEnv`. All episodes take G steps. The final placements are measured
+    in one call. Equal placements are measured once. With a deterministic measurer, known placements are not measured
+    again.
     """
 
     def __init__(
@@ -282,7 +285,8 @@ class SequentialVecEnv(BatchedVecEnv):
             measurer: measures placements.
             num_envs: episodes in step, B.
             reward: `sqrt`, `log_speedup` or a reward object.
-            baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
+            baseline_s: step time of the baseline for a named reward; by default that of the best single device,
+                measured now.
             deterministic: whether the measurer gives a placement the same step time every time.
             potential: one of `POTENTIALS`; with `none` all rewards but the last are 0.
             order: (G,) priorities of groups, higher first; the order of their first ops by default.

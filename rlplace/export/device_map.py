@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from rlplace.errors import InvalidValue
 from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest, rank_devices
 from rlplace.graphs import FORWARD, OpGraph
-from rlplace.graphs.grouping.module_classes import ModuleClasses, module_classes
+from rlplace.graphs.grouping.module_classes import ModuleClasses
 from rlplace.graphs.interpreter import require_program
 from rlplace.measure import Host, Measurement, Problem, Simulator
 from rlplace.say import format_bytes, format_ms, say
@@ -65,7 +65,7 @@ def project(problem: Problem, devices: NDArray[np.int32]) -> Projection:
         problem: of the placement.
         devices: (N,) device of each op.
     """
-    classes = module_classes(problem.graph)
+    classes = ModuleClasses(problem.graph)
     members = np.flatnonzero(classes.op_class >= 0)
     of, weight_s = classes.op_class[members], problem.costs.op_time_s.mean(axis=1)
     votes_s = np.zeros((classes.num_classes, problem.host.num_devices))
@@ -497,8 +497,8 @@ def tables_of(graph: OpGraph, devices: NDArray[np.int32]) -> list[Table]:
 def plan_of(tables: Sequence[Table], host: Host) -> dict[str, Any]:
     """The sharding plan as plain data: by path of the module that holds tables, by name of the table.
 
-    Ranks are those of `rank_devices`. `ranks` and `sharding_spec` of a data-parallel table are what torchrec's planner
-    gives it: every rank, and none.
+    Ranks are those of `rank_devices`. As in plans of torchrec's own planner, a data-parallel table has every rank in
+    `ranks`, and no `sharding_spec`.
 
     Args:
         tables: of the placement.

@@ -64,16 +64,17 @@ class ExportRequest:
     placement: Placement
     """The best placement that was measured."""
     workload: str | None = None
-    """The workload as the user passed it again, which a run of a user's function needs."""
+    """The workload, passed again by the user; needed if the workload is the user's function."""
     cache_tokens: int = 0
-    """Tokens of each sequence whose keys and values are to be counted; for formats that say so in their `options`."""
+    """Number of tokens of each sequence whose keys and values count as memory; for formats with this option."""
 
     @property
     def spec(self) -> WorkloadSpec:
-        """The workload of the run, which can be built.
+        """The workload of the run, ready to build.
 
         Raises:
-            InvalidValue: it is a graph file; or one or a user's function, and `workload` does not name it again.
+            InvalidValue: the workload is a graph file; or it is the user's function, and `workload` does not name it
+                again.
         """
         kept, where = self.session.request.workload, str(self.session.path)
         spec = parse_kept_workload(kept, self.workload, where=where, command=shlex.join(["--workload", kept]))
@@ -83,7 +84,7 @@ class ExportRequest:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether the run was of a simulated host, so that its placement runs nowhere here."""
+        """Whether the host of the run is simulated, so that its placement cannot run here."""
         return self.session.host.is_simulated
 
 
@@ -102,17 +103,17 @@ class ExportFormat:
     """One format.
 
     Raises:
-        InvalidValue: `file` is no plain file name, or is that of another file of a run.
+        InvalidValue: `file` is not a plain file name, or is the name of another file of a run.
     """
 
     file: str
-    """Name of the file in the run folder that it becomes."""
+    """Name of the exported file in the run folder."""
     summary: str
     """A description in a few words."""
     text: Callable[[ExportRequest], str | Exported]
-    """Makes the content of the file, with figures or without; messages for people go to stderr."""
+    """Makes the content of the file, with or without figures; messages are printed to stderr."""
     options: tuple[str, ...] = ()
-    """The fields of `ExportRequest` that it takes, beside those of every run."""
+    """The additional fields of `ExportRequest` that the format uses."""
 
     def __post_init__(self) -> None:
         if PurePath(self.file).name != self.file or self.file in ("", ".."):
@@ -378,12 +379,12 @@ class CheckResult:
 
 
 def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int = 5) -> CheckResult:
-    """Compares `num_steps` placed steps with eager ones on one device, both in float64 with equal intra-op threads.
+    """Compares `num_steps` placed steps with eager steps on one device, both in float64 with equal intra-op threads.
 
-    In float64, differences of rounding are far below the tolerances, so a larger difference is a fault of the placed
-    step. The random ops of the eager step (dropout) draw from the seeds of the placed one. A step in micro-batches is
-    compared with one of the whole batch; where that differs (batch norm, an accumulated loss, random ops), with
-    eager steps in the same micro-batches.
+    In float64, rounding differences are far below the tolerances, so a larger difference is an error of the placed
+    step. The random ops of the eager step (dropout) use the seeds of the placed step. A step in micro-batches is
+    compared with a step of the whole batch. If the two must differ (batch norm, an accumulated loss, random ops), it is
+    compared with eager steps in the same micro-batches.
 
     Args:
         graph: with its program.
@@ -392,8 +393,8 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
         num_steps: steps from the same start.
 
     Raises:
-        InvalidValue: in float64 the model captures to other ops, it was captured under autocast, or it draws random
-            numbers with other ops than plain PyTorch, or on another kind of device.
+        InvalidValue: in float64 the captured model has other ops; it was captured under autocast; or it draws random
+            numbers with ops, or on a kind of device, that plain PyTorch does not use.
     """
     host = resolve_host(host)
     origin, optimizer = require_program(graph).origin, require_program(graph).optimizer

@@ -56,42 +56,43 @@ def place(
     frozen: Sequence[str] = (),
     progress: Progress | bool | None = None,
 ) -> PlacedModel:
-    """`model` as a callable that runs the best placement that was measured on this machine.
+    """Returns `model` as a callable that runs the best placement measured on this machine.
 
-    What was decided is read from it: `table` (of the race), `num_micro_batches`, `op_order`, `verdict` (of the loss)
+    Its attributes hold the decisions: `table` (of the race), `num_micro_batches`, `op_order`, `verdict` (of the loss)
     and `step_time_s`.
 
     Args:
-        model: in the mode that it is to run in.
+        model: the model, in the mode (`train` or `eval`) that the step will use.
         inputs: a tensor, a tuple or a dict.
-        loss_fn: makes it a training step.
+        loss_fn: with a loss, the step is a training step.
         optimizer: `sgd`, `momentum`, `adam` or `adamw`.
         targets: a tensor or a tuple of tensors for `loss_fn(output, *targets)`, e.g. labels; a dict of them for
             `loss_fn(output, **targets)`.
-        host: of this machine, or a word for it as of `--host` (`auto`, `cores`, `cores:2`, `cuda`); `auto` by default.
+        host: a host of this machine, or a HOST word for it (`auto`, `cores`, `cores:2`, `cuda`); `auto` by default.
         budget_s: seconds of search, at most.
         total_s: seconds of capture, profiling, calibration, search and final table together; 1.3 times `budget_s` by
-            default. Calibration and table shrink to fit, and the search gets the rest, at most `budget_s`. A few steps
-            of each are run however short it is. The first call on a machine also compiles kernels, some 20 seconds.
-        path: of the placement, a JSON file. If it exists, it is checked and run as it is, and nothing is searched or
-            measured; if not, what is found is written there. Remove the file to search again.
+            default. Calibration and table shrink to fit, and the search gets the rest, at most `budget_s`. Each runs at
+            least a few steps. The first call on a machine also compiles kernels, which takes about 20 seconds.
+        path: JSON file of the placement. If it exists, it is checked and used, without search and measurement. If not,
+            the placement that the search finds is written to it. Remove the file to search again.
         seed: of the search and of random ops.
-        grouping: the rule that groups are made by.
+        grouping: the rule of the groups.
         constraints: pins, exclusions, and ops that stay together.
-        micro_batches: slices that the batch is cut into, each with its own copies of the model's ops; `auto` chooses
-            their number, and the order of ops, by simulation. The placed model takes the whole batch and cuts it.
-        batch_dims: the batch's dimension of each input tensor, then of each target, None for one that is not cut.
-        loss: how micro-batches make the loss of the batch; found by a check where it is `auto`.
-        exact: refuse micro-batches that do not make exactly the step of the whole batch: batch norm, and accumulated
-            losses.
-        frozen: attributes that the step may change although placed steps leave them as they are, as in `capture`.
-        progress: told how it goes; True shows it on stderr, False shows nothing, and None shows it on a terminal, and
-            elsewhere the last line alone: the placed step beside those of one device and of plain PyTorch.
+        micro_batches: number of slices of the batch, each with its own copies of the model's ops. `auto` chooses the
+            number, and the order of ops, by simulation. The placed model takes the whole batch and cuts it.
+        batch_dims: the batch dimension of each input tensor, then of each target; None for a tensor that is not cut.
+        loss: how the loss of the batch is computed from micro-batches; for `auto`, a check decides.
+        exact: refuse micro-batches if the result differs from the step of the whole batch (batch norm, accumulated
+            losses).
+        frozen: attributes that the step may change, although placed steps do not change them; as in `capture`.
+        progress: called with the progress. True prints it to stderr, and False prints nothing. None prints it on a
+            terminal, and elsewhere only the last line: the step times of the placement, of one device and of plain
+            PyTorch.
 
     Raises:
-        UserError: the model cannot be captured, its batch cannot be cut so, or the host is not of this machine.
+        UserError: the model cannot be captured, its batch cannot be cut as asked, or the host is not of this machine.
         FingerprintMismatch: the placement in `path` was made for another graph or host.
-        InvalidValue: the placement in `path` breaks the constraints.
+        InvalidValue: the placement in `path` violates the constraints.
     """
     config = TrainConfig(budget_s=budget_s, total_s=total_s, seed=seed)  # refused before anything is measured
     if config.total_s is None:

@@ -51,9 +51,9 @@ class OpGraph:
         phases: (N,) int8, index into `PHASES`.
         flops: (N,) float64, floating-point operations.
         bytes_moved: (N,) float64, bytes read and written.
-        parameter_bytes: (N,) int64, bytes of the parameter that the op is; 0 for other ops.
-        gradient_bytes: (N,) int64, bytes of the gradient of the parameter that the op is; 0 for other ops.
-        state_bytes: (N,) int64, optimizer-state bytes kept beside the op; 0 for all but updates.
+        parameter_bytes: (N,) int64, bytes of a parameter; 0 for other ops.
+        gradient_bytes: (N,) int64, bytes of the gradient of a parameter; 0 for other ops.
+        state_bytes: (N,) int64, bytes of optimizer state of an update; 0 for other ops.
         workspace_bytes: (N,) int64, scratch bytes held while the op runs.
         colocation: (N,) int32, ops with the same value >= 0 share a device; -1 is free.
         tensor_op: (T,) int32, producer of each tensor, ascending.
@@ -64,13 +64,13 @@ class OpGraph:
         input_offsets: (N + 1,) int32, CSR offsets into `input_tensors`.
         input_tensors: (E,) int32, tensors read by each op, ascending within an op.
         mutation_op: (M,) int32, ops that update a tensor in place ...
-        mutation_tensor: (M,) int32, ... and the (resident) tensors they update: such an op starts only when every
-            other reader of the tensor, and every transfer of it, is done.
+        mutation_tensor: (M,) int32, ... and the (resident) tensors that they update. Such an op starts after all other
+            readers and all transfers of the tensor have ended.
         output_tensors: (O,) int32, tensors that the step returns: they stay allocated.
-        micro_batch: (N,) int32, which slice of the batch each op works on; -1 for ops that all slices share
-            (parameters, sums of gradients, updates), and everywhere in a step that is not cut. Empty: -1 everywhere.
-        program: the executable graph, where this one was captured here; never saved.
-        name: a name for people, e.g. `nmt@small`; neither saved nor in the fingerprint.
+        micro_batch: (N,) int32, the slice of the batch of each op; -1 for ops that all slices share (parameters, sums
+            of gradients, updates), and for all ops if the batch is not cut. An empty array means -1 for all ops.
+        program: the executable graph, if the step was captured in this process; never saved.
+        name: a display name, e.g. `nmt@small`; neither saved nor in the fingerprint.
     """
 
     names: tuple[str, ...]
@@ -103,15 +103,14 @@ class OpGraph:
         if len(self.micro_batch) == 0:
             object.__setattr__(self, "micro_batch", np.full(self.num_ops, -1, dtype=np.int32))
         for name, dtype in DTYPES.items():
-            array = np.ascontiguousarray(getattr(self, name), dtype=dtype)
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, read_only(getattr(self, name), dtype))
         check_columns(vars(self), num_phases=len(PHASES))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How to pickle it: without its program, which runs in this process alone."""
-        facts = {each.name: getattr(self, each.name) for each in fields(self)}
-        return partial(OpGraph, **(facts | {"program": None})), ()
+        return partial(
+            OpGraph, **{each.name: getattr(self, each.name) for each in fields(self)} | {"program": None}
+        ), ()
 
     def __copy__(self) -> OpGraph:
         return self
@@ -127,7 +126,7 @@ class OpGraph:
 
     @property
     def label(self) -> str:
-        """Its name, else that of the class of the model that it was captured from; empty where neither is known."""
+        """Its name, or else the class name of the captured model; empty if neither is known."""
         return self.name or ("" if self.program is None else type(self.program.origin.model).__name__)
 
     @property
@@ -144,7 +143,7 @@ class OpGraph:
 
     @cached_property
     def num_micro_batches(self) -> int:
-        """K, into how many slices the batch is cut; 1 for a step that is not cut."""
+        """K, the number of slices of the batch; 1 if it is not cut."""
         return max(int(self.micro_batch.max(initial=0)) + 1, 1)
 
     @cached_property
@@ -164,6 +163,11 @@ class OpGraph:
         counts = np.bincount(self.input_tensors, minlength=self.num_tensors)
         return np.concatenate(([0], np.cumsum(counts))).astype(np.int32), self.edge_op[order]
 
+    def readers_of(self, op: int) -> IntArray:
+        """The ops that read an output of `op`, tensor by tensor."""
+        offsets, readers = self.readers
+        return readers[offsets[self.output_offsets[op]] : offsets[self.output_offsets[op + 1]]]
+
     @cached_property
     def output_bytes(self) -> LongArray:
         """(N,) int64: bytes of all the outputs of each op."""
@@ -171,17 +175,17 @@ class OpGraph:
 
     @cached_property
     def is_resident(self) -> NDArray[np.bool_]:
-        """(N,) bool: parameters and buffers, which stay where the plan keeps them from step to step."""
+        """(N,) bool: parameters and buffers, which stay on their devices from step to step."""
         return np.array([target in RESIDENT_TARGETS for target in self.targets], dtype=np.bool_)
 
     @cached_property
     def is_source(self) -> NDArray[np.bool_]:
-        """(N,) bool: parameters, buffers, inputs and constants: there when the step starts, at no cost."""
+        """(N,) bool: parameters, buffers, inputs and constants, which exist when the step starts and take no time."""
         return np.array([target in SOURCE_TARGETS for target in self.targets], dtype=np.bool_)
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits over targets, shapes, dtypes and edges; measured figures do not enter."""
+        """16 hex digits: a hash of targets, shapes, dtypes and edges, without measured values."""
         digest = hashlib.sha256()
         for part in (self.targets, self.tensor_shapes, self.tensor_dtypes):
             for piece in _tuple_text(part):
@@ -199,7 +203,7 @@ class OpGraph:
         return digest.hexdigest()[:16]
 
     def to_networkx(self) -> nx.DiGraph[Any]:
-        """A `networkx.DiGraph` over op indices that holds all of the graph but its program.
+        """A `networkx.DiGraph` of op indices, with everything except the program.
 
         A node carries the attributes of its op and its `tensors`; an edge the `tensors` read over it and their summed
         `bytes`; the graph its `schema`, `fingerprint`, `mutations` and `outputs`.
@@ -210,7 +214,7 @@ class OpGraph:
 
     @classmethod
     def from_networkx(cls, graph: nx.DiGraph[Any]) -> OpGraph:
-        """The graph in a `networkx.DiGraph`: one of `to_networkx`, or any other (`docs/graph-files.md`: defaults).
+        """The graph of a `networkx.DiGraph`, from `to_networkx` or elsewhere (defaults: `docs/graph-files.md`).
 
         Raises:
             InvalidValue: the graph is cyclic or undirected, or an attribute is wrong, or misspelt.
@@ -260,6 +264,13 @@ _AMOUNTS = (
     *("flops", "bytes_moved", "parameter_bytes", "gradient_bytes", "state_bytes", "workspace_bytes"),
     "tensor_bytes",
 )
+
+
+def read_only(values: Any, dtype: Any) -> NDArray[Any]:
+    """The values as a contiguous array that cannot be written to; one that is already so comes back itself."""
+    array = np.ascontiguousarray(values, dtype=dtype)
+    array.flags.writeable = False
+    return array
 
 
 def edge_readers(input_offsets: NDArray[np.int32]) -> NDArray[np.int32]:

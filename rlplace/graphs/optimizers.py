@@ -70,10 +70,13 @@ class UpdateState:
 
     def reset(self) -> None:
         """Back to the state before the first step."""
-        for moment in self.moments:
-            moment.zero_()
-        if self.step is not None:
-            self.step.zero_()
+        for each in self.tensors:
+            each.zero_()
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The moments, then the step counter where there is one."""
+        return self.moments if self.step is None else [*self.moments, self.step]
 
 
 def updater(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> Updater:
@@ -199,7 +202,10 @@ def torch_optimizer(
             fused=is_real,
             capturable=is_capturable,
         )
-    is_fused = is_real and not any(map(_is_fused_sgd_wrong, parameters))
     return torch.optim.SGD(
-        parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=is_fused
+        parameters,
+        lr=spec.lr,
+        momentum=spec.momentum,
+        weight_decay=spec.weight_decay,
+        fused=is_real and not any(map(_is_fused_sgd_wrong, parameters)),
     )

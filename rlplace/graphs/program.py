@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -48,7 +47,7 @@ class Source:
     """Where the value of a source op comes from.
 
     Attributes:
-        kind: what it is.
+        kind: its kind.
         key: dotted name of a parameter or buffer, position of an input among the flattened inputs or of a
             target among the targets, or "" .
         value: the tensor at capture time (fake tensors where the model was built from them).
@@ -134,15 +133,15 @@ _OF_NAME: Any = None
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """Which optimizer updates the parameters, with PyTorch's own defaults.
+    """The optimizer of a step, with PyTorch's defaults.
 
     Attributes:
         name: `sgd`, `momentum`, `adam` or `adamw`.
         lr: learning rate.
         betas: moment decays of `adam` and `adamw`.
         eps: denominator term of `adam` and `adamw`.
-        momentum: of `momentum`, where it is 0.9 by default; 0 is plain SGD. `sgd` with a momentum runs as `momentum`.
-        weight_decay: L2 term, decoupled for `adamw`, where it is 0.01 by default; else 0.
+        momentum: of the optimizer `momentum`, 0.9 by default; 0 is plain SGD. `sgd` with a momentum runs as `momentum`.
+        weight_decay: L2 term, decoupled for `adamw`. The default is 0.01 for `adamw`, and 0 for the others.
     """
 
     name: str
@@ -156,21 +155,6 @@ class OptimizerSpec:
         for option, (name, value) in {"momentum": ("momentum", 0.9), "weight_decay": ("adamw", 1e-2)}.items():
             if getattr(self, option) is _OF_NAME:
                 object.__setattr__(self, option, value if self.name == name else 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Autocast:
-    """`torch.autocast` as it was around a capture: its casts are ops of the graph, a plain step has to enter it again.
-
-    Attributes:
-        dtype: the dtype of casts.
-    """
-
-    dtype: torch.dtype
-
-    def entered(self, device_type: str) -> AbstractContextManager[object]:
-        """The same for a step that runs on `device_type`, `cpu` or `cuda`."""
-        return torch.autocast(device_type, dtype=self.dtype)
 
 
 class LossByName(functools.partial[torch.Tensor]):
@@ -203,9 +187,10 @@ class LossVerdict:
     """How micro-batches make the loss of their batch.
 
     Attributes:
-        kind: `separate`: each has a loss of its own. `joined`: one loss of their joined outputs; of inference, the
-            joined outputs alone. `accumulated`: as separate, by definition, whatever the loss of the whole batch is.
-        weights: of separate losses: `mean`: samples of the micro-batch over those of the batch. `sum`: 1.
+        kind: `separate`: each micro-batch has its own loss. `joined`: one loss of their concatenated outputs; for
+            inference, only the concatenated outputs. `accumulated`: as separate, even if this differs from the loss of
+            the whole batch.
+        weights: of separate losses: `mean`: samples of the micro-batch divided by samples of the batch. `sum`: 1.
         is_checked: whether the loss and gradients of some samples were compared, or there was nothing to compare.
         why: a sentence for people.
         normalises_batch: whether the model has batch norm in training, whose statistics are then those of each
@@ -255,7 +240,8 @@ class Origin:
         kwargs: keyword arguments.
         loss_fn: of the model's output and the targets; None for inference.
         targets: labels and further arguments of the loss.
-        autocast: active around the capture.
+        autocast: the dtype of the `torch.autocast` that was active around the capture: its casts are ops of the graph,
+            a plain step has to enter it again.
         micro: how the step is cut along its batch; None for one that is not.
         frozen: attributes that the step may change as Python does; placed steps leave them as they are.
     """
@@ -265,7 +251,7 @@ class Origin:
     kwargs: dict[str, Any]
     loss_fn: Callable[..., torch.Tensor] | None
     targets: tuple[torch.Tensor, ...] = ()
-    autocast: Autocast | None = None
+    autocast: torch.dtype | None = None
     micro: MicroBatches | None = None
     frozen: tuple[str, ...] = ()
 

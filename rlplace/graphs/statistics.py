@@ -109,8 +109,7 @@ def op_depths(graph: OpGraph) -> NDArray[np.int64]:
     """(N,) int64: ops on the longest path that ends with each op, itself among them; 0 for sources."""
     counts = (~graph.is_source).astype(np.float64)
     producers = graph.tensor_op[graph.input_tensors]
-    before = longest_before(counts, graph.input_offsets, producers, np.zeros(len(producers)))
-    return (before + counts).astype(np.int64)
+    return (longest_before(counts, graph.input_offsets, producers, np.zeros(len(producers))) + counts).astype(np.int64)
 
 
 def _top_targets(graph: OpGraph, cost_s: NDArray[np.float64] | None, top: int) -> tuple[TargetTotal, ...]:

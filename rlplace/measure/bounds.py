@@ -111,8 +111,9 @@ def _forced_transfer_s(
     num_labels = int(known.label.max(initial=-1)) + 1
     producers = known.label[graph.tensor_op[graph.input_tensors]]
     readers = known.label[graph.edge_op]
-    joined = coo_matrix((np.ones(len(readers)), (producers, readers)), shape=(num_labels, num_labels))
-    count, part = connected_components(joined, directed=False)
+    count, part = connected_components(
+        coo_matrix((np.ones(len(readers)), (producers, readers)), shape=(num_labels, num_labels)), directed=False
+    )
     part = part[known.label]
     resident = np.where(graph.is_source, graph.output_bytes, 0) + graph.state_bytes
     resident_bytes = np.bincount(part, weights=resident, minlength=count)
@@ -219,8 +220,7 @@ def heads_and_tails(
         return longest_before(least_s, *free), longest_after(least_s, *free)
     last = graph.num_ops - 1
     turned = _by_reader(graph.num_ops, last - producers, last - readers, transfer_s)
-    tails = _earliest(np.ascontiguousarray(figures.path_s[::-1]), *turned)[::-1]
-    return _earliest(figures.path_s, *edges), tails
+    return _earliest(figures.path_s, *edges), _earliest(np.ascontiguousarray(figures.path_s[::-1]), *turned)[::-1]
 
 
 def _by_reader(
@@ -382,8 +382,13 @@ def _dual_weights(work_s: Floats, holds: Floats, even: Floats) -> NDArray[np.flo
     values = np.concatenate((loads[cell, single], np.full(singles, -1.0)))
     capacity = coo_matrix((values, (rows, columns)), shape=(singles, len(cells) + 1)).tocsr()
     whole = coo_matrix((np.ones(len(cells)), (labels, cells)), shape=(len(work_s), len(cells) + 1)).tocsr()
-    goal = np.append(np.zeros(len(cells)), 1.0)
-    solved = linprog(goal, A_ub=capacity, b_ub=np.zeros(singles), A_eq=whole, b_eq=np.ones(len(work_s)))
+    solved = linprog(
+        np.append(np.zeros(len(cells)), 1.0),
+        A_ub=capacity,
+        b_ub=np.zeros(singles),
+        A_eq=whole,
+        b_eq=np.ones(len(work_s)),
+    )
     if solved.x is None:
         return even
     weights = np.maximum(-np.asarray(solved.ineqlin.marginals), 0.0)

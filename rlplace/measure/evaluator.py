@@ -195,8 +195,7 @@ class Evaluator:
         again = self._runner.measure_plans([plans[k] for k in doubtful], protocol=protocol, deadline_s=deadline_s)
         is_late = time.monotonic() > deadline_s
         for k, other in zip(doubtful, again, strict=True):
-            keyed = self._keyed(plans[k], other, repr(protocol))
-            outcomes[k], believed[k] = known.settle(outcomes[k], keyed)
+            outcomes[k], believed[k] = known.settle(outcomes[k], self._keyed(plans[k], other, repr(protocol)))
             if is_late and outcomes[k].ok and len(outcomes[k].samples_s) < protocol.min_rounds:
                 believed[k] = False
         known.note(again)

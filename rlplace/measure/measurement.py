@@ -43,7 +43,7 @@ class Measurement:
     """One placement's step time and memory.
 
     Attributes:
-        status: `ok`, or the kind of failure; then `step_time_s` is infinite.
+        status: `ok`, or the kind of failure (`step_time_s` is then infinite).
         step_time_s: median step time.
         samples_s: every timed step, in order; a single value when simulated.
         peak_bytes: peak of each device, (D,).
@@ -70,9 +70,9 @@ class Measurement:
 
     @property
     def ratio(self) -> float:
-        """Step time over the reference's, in which a drift of the machine cancels; infinite where it failed.
+        """Step time divided by that of the reference, so that a drift of the machine cancels; infinite after a failure.
 
-        Over one second where there was no reference.
+        Without a reference it is divided by one second.
         """
         return self.step_time_s / (self.reference_s or 1.0) if self.ok else math.inf
 
@@ -86,7 +86,7 @@ class Measurement:
 
     @property
     def relative_error(self) -> float:
-        """Standard error of the median, as a share of it; 0 where there are too few samples to tell."""
+        """Standard error of the median, divided by the median; 0 if there are too few samples."""
         if len(self.samples_s) < 3 or not self.ok:
             return 0.0
         # of normal samples: half the interquartile range is 0.6745 deviations; a median varies by 1.2533 / sqrt(n)
@@ -98,7 +98,8 @@ class Measurement:
 
 
 class Measurer(Protocol):
-    """Anything that tells how long a step takes under a placement: the simulator, the host itself, a pool of hosts."""
+    """Interface of everything that returns the step time of a placement: the simulator, the host itself, a pool of
+    hosts."""
 
     @property
     def problem(self) -> Problem:

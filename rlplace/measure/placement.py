@@ -64,8 +64,7 @@ class PlacementFile:
 
     def __post_init__(self) -> None:
         num_devices, total = len(self.devices), len(self.op_device) + len(self.transfers)
-        destinations = [device for _, device in self.transfers]
-        for name, used in (("op_device", self.op_device), ("transfers", destinations)):
+        for name, used in (("op_device", self.op_device), ("transfers", [device for _, device in self.transfers])):
             if max(used, default=0) >= num_devices:
                 raise InvalidValue(name, max(used), f"devices in 0..{num_devices - 1}")
         if sorted(self.sequence) != list(range(total)):
@@ -74,15 +73,15 @@ class PlacementFile:
 
 @dataclass(frozen=True)
 class Placement:
-    """A plan, and the problem that it was made for.
+    """A plan, with the fingerprints of its graph and host.
 
     Attributes:
-        plan: devices of ops, transfers, and the one sequence that all orders come from.
-        graph_fingerprint: of the graph it places.
-        host_fingerprint: of the host it places on.
-        device_names: (D,) names of the host's devices, for people.
+        plan: devices of ops, transfers, and the sequence that determines all orders.
+        graph_fingerprint: of its graph.
+        host_fingerprint: of its host.
+        device_names: (D,) names of the host's devices, for display.
         method: the method that found it.
-        cut: how the batch of its step was cut; None in files of older versions, which do not say.
+        cut: how the batch of its step was cut; None in files of older versions.
     """
 
     plan: Plan
@@ -97,7 +96,7 @@ class Placement:
         """The placement of `plan` on `problem`.
 
         Raises:
-            InvalidValue: there is no plan: a search may find none, and an array of devices is not one yet.
+            InvalidValue: `plan` is not a plan, but None (from a search without a result) or an array of devices.
         """
         if not isinstance(plan, Plan):
             raise InvalidValue(
@@ -129,11 +128,11 @@ class Placement:
         return f"Placement({where}; {counted(self.plan.num_transfers, 'transfer')}{by})"
 
     def require(self, graph: OpGraph, host: Host | str) -> Placement:
-        """This placement, if it was made for `graph` and `host`, which a HOST word may name.
+        """Returns this placement, if it was made for `graph` and `host` (a host or a HOST word).
 
         Raises:
-            FingerprintMismatch: it was not.
-            InvalidValue: it names more or fewer devices than the host has.
+            FingerprintMismatch: it was made for another graph or host.
+            InvalidValue: its number of devices differs from that of the host.
         """
         host = resolve_host(host)
         self.require_graph(graph)
@@ -154,7 +153,7 @@ class Placement:
             raise FingerprintMismatch("graph", self.graph_fingerprint, graph.fingerprint)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as `placement.json` keeps it."""
+        """Plain data, as in `placement.json`."""
         plan = self.plan
         return {
             "schema": SCHEMA,
@@ -170,15 +169,15 @@ class Placement:
 
     @classmethod
     def from_dict(cls, data: Any, where: str) -> Placement:
-        """The placement in plain data, checked against itself.
+        """The placement from plain data, after a consistency check.
 
         Args:
-            data: of a placement file.
-            where: its name, for messages.
+            data: content of a placement file.
+            where: name of the file, for messages.
 
         Raises:
             InvalidValue: a missing, mistyped or inconsistent field.
-            UnknownName: a field that placements do not have.
+            UnknownName: an unknown field.
         """
         file = read_record(PlacementFile, data, where)
         transfers = np.array(file.transfers, dtype=np.int32).reshape(-1, 2)
@@ -187,7 +186,7 @@ class Placement:
 
 
 def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
-    """Writes `placement` as JSON, whole or not at all."""
+    """Writes `placement` as JSON, atomically."""
     write_json_atomic(path, placement.to_dict(), indent=None)
 
 
@@ -254,7 +253,6 @@ def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "pl
         found = order[np.minimum(np.searchsorted(keys[order], edge_keys), len(keys) - 1)]
         source = np.where(crossing, n + found, source)
     late = position[source] > position[graph.edge_op]
-    sent_early = position[graph.tensor_op[plan.transfer_tensor]] > position[n:]
-    if np.any(late) or np.any(sent_early):
+    if np.any(late) or np.any(position[graph.tensor_op[plan.transfer_tensor]] > position[n:]):
         raise InvalidValue("sequence", "out of order", "every op after what it reads", where=where)
     return plan

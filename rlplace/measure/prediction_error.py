@@ -129,14 +129,13 @@ def judge_fidelity(
     errors = np.abs(simulated / measured - 1.0)
     quartile = np.argsort(measured)[: max(len(measured) // 4, 3)]
     used = counted_peaks > 0  # a device that a placement leaves out holds nothing
-    peak_errors = np.abs(simulated_peaks[used] / counted_peaks[used] - 1.0)
     return Fidelity(
         spearman=_spearman(simulated, measured),
         spearman_best_quartile=_spearman(simulated[quartile], measured[quartile]),
         median_abs_rel_error=float(np.median(errors)),
         p90_abs_rel_error=float(np.percentile(errors, 90)),
         pick_regret=float(measured[int(np.argmin(simulated))] / measured.min() - 1.0),
-        peak_bytes_max_rel_error=float(peak_errors.max(initial=0.0)),
+        peak_bytes_max_rel_error=float(np.abs(simulated_peaks[used] / counted_peaks[used] - 1.0).max(initial=0.0)),
         spearman_ceiling=_spearman(first, second),
         spearman_ceiling_best_quartile=_spearman(first[quartile], second[quartile]),
         num_placements=len(measured),

@@ -22,6 +22,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs import Constraints, Grouping, OpGraph, group_ops
 from rlplace.graphs.grouping.groups import DEVICE_MAP, LATENCY_S, S_PER_BYTE, GroupingRule
 from rlplace.graphs.grouping.module_classes import tied_as_modules
+from rlplace.graphs.opgraph import read_only
 from rlplace.measure.costs.costs import Costs, allocated
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import check_runs_here, resolve_host
@@ -36,7 +37,7 @@ MEMORY_SHARE = 0.25
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """An `OpGraph` on a `Host`, with its `Costs` and the `Grouping` that moves are made of.
+    """An `OpGraph` and a `Host`, with `Costs` and a `Grouping`.
 
     Attributes:
         graph: N ops.
@@ -45,7 +46,7 @@ class Problem:
         grouping: G groups of ops that move together.
         allowed: (N, D) bool, devices where each op may run (the user's pins and exclusions, ops that a device does not
             support); None allows every op everywhere.
-        op_order: default priorities of ops, one of `OP_ORDERS`; they differ where there are micro-batches only.
+        op_order: default priorities of ops, one of `OP_ORDERS`; they differ only for micro-batches.
     """
 
     graph: OpGraph
@@ -66,11 +67,9 @@ class Problem:
         if self.op_order not in OP_ORDERS:
             raise InvalidValue("op_order", self.op_order, f"one of {', '.join(OP_ORDERS)}", where="problem")
         if self.allowed is not None:
-            table = np.ascontiguousarray(self.allowed, dtype=np.bool_)
-            table.flags.writeable = False
-            object.__setattr__(self, "allowed", table)
-            if table.shape != (n, d):
-                raise InvalidValue("allowed", table.shape, f"shape {(n, d)}", where="problem")
+            object.__setattr__(self, "allowed", read_only(self.allowed, np.bool_))
+            if self.allowed.shape != (n, d):
+                raise InvalidValue("allowed", self.allowed.shape, f"shape {(n, d)}", where="problem")
             lost = ~self.group_allowed.any(axis=1)
             if np.any(lost):
                 group = int(np.argmax(lost))
@@ -94,21 +93,21 @@ class Problem:
 
     @property
     def workspace_bytes(self) -> NDArray[np.int64]:
-        """(N, D) int64: scratch of each op on each device, as it was seen to take, else as the graph says."""
+        """(N, D) int64: scratch memory of each op on each device, measured or else from the graph."""
         if self.costs.workspace_bytes is not None:
             return self.costs.workspace_bytes
         return np.repeat(self.graph.workspace_bytes[:, None], self.host.num_devices, axis=1)
 
     @cached_property
     def group_allowed(self) -> NDArray[np.bool_]:
-        """(G, D) bool: devices where all the ops of a group may run; every group has at least one."""
+        """(G, D) bool: devices that are allowed for all ops of a group; every group has at least one."""
         table = np.ones((self.grouping.num_groups, self.host.num_devices), dtype=np.bool_)
         if self.allowed is not None:
             np.logical_and.at(table, self.grouping.op_group, self.allowed)
         return table
 
     def draw_groups(self, generator: np.random.Generator, count: int) -> NDArray[np.int32]:
-        """(count, G) int32: every group on one of its devices, drawn uniformly."""
+        """(count, G) int32: for every group one of its allowed devices, drawn uniformly."""
         shape = (count, self.grouping.num_groups)
         if self.allowed is None:
             return generator.integers(0, self.host.num_devices, shape, dtype=np.int32)
@@ -117,15 +116,14 @@ class Problem:
         return listed[np.arange(shape[1]), chosen].astype(np.int32)
 
     def nearest_groups(self, group_devices: NDArray[np.integer]) -> NDArray[np.int32]:
-        """`group_devices` (..., G), but with groups that may not be there on the next device where they may be."""
+        """`group_devices` (..., G), with each forbidden device replaced by the next allowed one."""
         groups = np.asarray(group_devices, dtype=np.int32)
         if self.allowed is None:
             return groups
         devices = np.arange(self.host.num_devices)
         following = (devices[:, None] + devices[None, :]) % self.host.num_devices  # (D, D): from device, after steps
         steps = self.group_allowed[:, following].argmax(axis=2)  # (G, D): steps to the next allowed device
-        at = np.arange(self.grouping.num_groups)
-        return np.asarray(following[groups, steps[at, groups]], dtype=np.int32)
+        return np.asarray(following[groups, steps[np.arange(self.grouping.num_groups), groups]], dtype=np.int32)
 
     @classmethod
     def profile(
@@ -140,16 +138,17 @@ class Problem:
         progress: Say | bool | None = None,
         profiler: Callable[[OpGraph, Host, Say], Costs] | None = None,
     ) -> Problem:
-        """The problem with costs and link figures measured on this machine, from real steps and real copies.
+        """A problem with costs and link speeds that are measured on this machine, with real steps and copies.
 
         Args:
-            graph: with its program.
-            host: of this machine, or a word for it (`auto`, `cores`, ...), as of `--host`.
-            num_groups: how many groups to aim at.
-            grouping: the rule that groups are made by, a word of `GroupingRule`.
+            graph: a graph with its program.
+            host: a host of this machine, or a HOST word for it (`auto`, `cores`, ...).
+            num_groups: number of groups to aim at.
+            grouping: the rule of the groups, a word of `GroupingRule`.
             acyclic: keep the graph of groups without cycles.
             constraints: pins, exclusions, and ops that stay together.
-            progress: told which part is being profiled; True prints to stderr, False nothing, None to a terminal only.
+            progress: called with the part that is being profiled; True prints to stderr, False prints nothing, None
+                prints only to a terminal.
             profiler: makes the costs; by default `profile_costs`, which runs steps in this process.
 
         Raises:
@@ -177,7 +176,7 @@ class Problem:
         acyclic: bool = False,
         constraints: Constraints | None = None,
     ) -> Problem:
-        """The problem with roofline costs, for a host that need not be here; arguments as in `profile`.
+        """A problem with roofline costs, also for a host that is not this machine; arguments as in `profile`.
 
         Raises:
             UserError: a rule or constraint that does not fit, or a device without the figures that an estimate needs.
@@ -200,7 +199,7 @@ class Problem:
         acyclic: bool = False,
         constraints: Constraints | None = None,
     ) -> Problem:
-        """The problem with given costs, its groups made by a rule for this host's routes and memory.
+        """A problem with given costs; a rule makes its groups for the routes and memory of this host.
 
         Raises:
             UserError: a rule or constraint that does not fit.
@@ -209,10 +208,9 @@ class Problem:
         latency_s, s_per_byte = mean_transfer(host)
         allowed = None
         if constraints:
-            resolved = constraints.resolve(graph, *_names(host))
-            allowed = resolved.allowed
+            allowed, colocation = constraints.resolve(graph, *_names(host))
             # what is together is a co-location class: every search keeps those
-            graph = dataclasses.replace(graph, colocation=resolved.colocation)
+            graph = dataclasses.replace(graph, colocation=colocation)
         if GroupingRule.parse(grouping).name == DEVICE_MAP:  # a constraint: searches that move single ops keep it, too
             if graph.num_micro_batches > 1:
                 raise InvalidValue(
@@ -259,11 +257,11 @@ class Problem:
     def check_groups(
         self, group_devices: NDArray[np.integer], *, where: str = "placement of groups"
     ) -> NDArray[np.int32]:
-        """`group_devices` (..., G) as int32, checked; groups may be where pins bar them.
+        """`group_devices` (..., G) as int32, checked; pins are not checked.
 
         Args:
             group_devices: devices of groups.
-            where: who made them, for messages.
+            where: their source, for messages.
 
         Raises:
             InvalidValue: wrong length, no integers, or a device out of range.
@@ -275,7 +273,7 @@ class Problem:
         """`devices` (..., N) as int32, checked.
 
         Raises:
-            InvalidValue: wrong length, no integers, a device out of range, or a co-location rule broken.
+            InvalidValue: wrong length, no integers, a device out of range, or a violated co-location rule.
         """
         devices = check_range(devices, self.graph.num_ops, self.host.num_devices, one="op", where="placement")
         check_together(devices, self.graph, *self._together)
@@ -307,7 +305,7 @@ def check_range(devices: NDArray[Any], length: int, num_devices: int, *, one: st
         length: of the last axis.
         num_devices: of the host.
         one: the kind of their entries, for messages.
-        where: who made them, for messages.
+        where: their source, for messages.
 
     Raises:
         InvalidValue: wrong length, no integers, or a device out of range.
@@ -405,10 +403,10 @@ def over_routes(
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """One global sequence of ops and transfers; every static order is this sequence, filtered.
+    """One global sequence of ops and transfers. It determines the order on every device and link.
 
-    The order of ops on a device, of transfers on a link and of launches on a dispatcher are sub-sequences of
-    `sequence`. Since it is one topological order, no set of threads that follow it can deadlock.
+    The orders of ops on a device, of transfers on a link and of launches on a dispatcher are sub-sequences of
+    `sequence`. Because `sequence` is a topological order, threads that follow it cannot deadlock.
 
     Attributes:
         devices: (N,) int32, device of each op.
@@ -424,13 +422,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in ("devices", "transfer_tensor", "transfer_destination", "sequence"):
-            array = np.ascontiguousarray(getattr(self, name), dtype=np.int32)
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, read_only(getattr(self, name), np.int32))
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of devices, transfers and every order: equal plans run alike."""
+        """A hash of devices, transfers and all orders: plans with equal fingerprints run in the same way."""
         digest = hashlib.sha256()
         for array in (self.devices, self.transfer_tensor, self.transfer_destination, self.sequence):
             digest.update(len(array).to_bytes(8, "little") + array.tobytes())
@@ -456,7 +452,7 @@ class Timeline:
         transfer_tensor, transfer_source, transfer_destination: (K,) int32.
         transfer_start_s, transfer_end_s: (K,) float64.
         memory_time_s, memory_device, memory_bytes: (P,) float64, int32, int64: allocated bytes of a device from each
-            instant on; empty where memory was not followed.
+            instant on; empty if memory was not recorded.
         source: `simulated` or `measured`.
     """
 
@@ -475,7 +471,7 @@ class Timeline:
 
     @classmethod
     def empty(cls, num_ops: int) -> Timeline:
-        """A simulated step of no time in which every op is on device 0 and nothing is sent."""
+        """A simulated step of zero length, with every op on device 0 and without transfers."""
         ops, none, no_times = np.zeros(num_ops), np.zeros(0, dtype=np.int32), np.zeros(0)
         return cls(
             op_device=np.zeros(num_ops, dtype=np.int32),
@@ -543,5 +539,4 @@ def capacity_bytes(host: Host, device: int) -> int:
         for other in host.devices
         if other is not described and described.memory_pool and other.memory_pool == described.memory_pool
     ]
-    smallest = min(each.memory_bytes for each in (described, *others))
-    return smallest - sum(other.context_bytes for other in others)
+    return min(each.memory_bytes for each in (described, *others)) - sum(other.context_bytes for other in others)

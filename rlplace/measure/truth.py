@@ -147,9 +147,7 @@ def true_problems(problems: Sequence[Problem], truth: Truth) -> list[Problem]:
     if spread.signature_sigma is not None:
         words = [problem.graph.signatures for problem in problems]
         signatures = _factors(generator, words, kinds, runs, spread.signature_sigma)
-    latency: Mapping[str, float] = {}
-    if spread.latency_range is not None:
-        latency = _of_links(generator, spread.latency_range, host)
+    latency = {} if spread.latency_range is None else _of_links(generator, spread.latency_range, host)
     links = tuple(
         dataclasses.replace(
             link,
@@ -158,13 +156,14 @@ def true_problems(problems: Sequence[Problem], truth: Truth) -> list[Problem]:
         )
         for link in host.links
     )
-    true_host, found = dataclasses.replace(host, links=links), []
-    for problem, is_run, of_targets, of_signatures in zip(problems, runs, targets, signatures, strict=True):
-        given_s = problem.costs.op_time_s
-        op_time_s = np.where(is_run[:, None], given_s * of_targets * devices * of_signatures + overhead_s, given_s)
-        costs = dataclasses.replace(problem.costs, op_time_s=op_time_s)
-        found.append(dataclasses.replace(problem, host=true_host, costs=costs))
-    return found
+    costs, true_host = [problem.costs for problem in problems], dataclasses.replace(host, links=links)
+    times_s = (
+        np.where(is_run[:, None], each.op_time_s * of_targets * devices * of_signatures + overhead_s, each.op_time_s)
+        for each, is_run, of_targets, of_signatures in zip(costs, runs, targets, signatures, strict=True)
+    )
+    true_costs = [dataclasses.replace(each, op_time_s=time_s) for each, time_s in zip(costs, times_s, strict=True)]
+    pairs = zip(problems, true_costs, strict=True)
+    return [dataclasses.replace(problem, host=true_host, costs=costs) for problem, costs in pairs]
 
 
 class TrueTimer:

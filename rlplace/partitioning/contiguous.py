@@ -105,7 +105,6 @@ def _solve(
     value = np.full((count, 2 * width), np.inf)
     parent = np.full((count, 2 * width), -1, dtype=np.int32)
     value[0, 0] = 0.0
-    slack = limit_ms * (1 + 1e-12)
     pairs = _relax(
         lattice.offsets,
         lattice.step_unit,
@@ -123,7 +122,7 @@ def _solve(
         units.num_devices > units.num_accelerators,
         units.capacity_bytes,
         in_turn,
-        slack,
+        limit_ms * (1 + 1e-12),
         most_pairs,
         value,
         parent,
@@ -262,10 +261,7 @@ def _relax(
                 elif net_source[net] == unit:
                     source_inside[net] = True
                     paid, pays = net_inside[net] > 0, net_inside[net] < net_sinks[net]
-                    if paid and not pays:
-                        moved -= net_ms[net]
-                    elif pays and not paid:
-                        moved += net_ms[net]
+                    moved += net_ms[net] * (int(pays) - int(paid))
                 else:
                     net_inside[net] += 1
                     if net_inside[net] == 1:

@@ -387,15 +387,11 @@ def anneal_latency(
         elif kind < 0.7:
             size = _side(g, unit_device, cluster, unit, draw(random) < 0.5)
             goes[:size] = target
-        is_possible = True
-        for a in range(size):
-            is_possible = is_possible and (goes[a] == g.num_accelerators or g.supported[cluster[a]])
-        if not is_possible or size == 0:
+        if size == 0 or not np.all((goes[:size] == g.num_accelerators) | g.supported[cluster[:size]]):
             continue
         touched[:] = False
-        for a in range(size):
-            touched[unit_device[cluster[a]]] = True
-            touched[goes[a]] = True
+        touched[unit_device[cluster[:size]]] = True
+        touched[goes[:size]] = True
         _swap(g, unit_device, devices, held, cluster, goes, size)
         if np.all(held[: g.num_accelerators] <= g.capacity_bytes):  # what does not fit need not be cut into pieces
             kept[:] = piece

@@ -73,10 +73,6 @@ class PublishedTimer(ABC):
         self._work_ms = work_ms(record)
         self.problem = published_problem(record)
 
-    def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """(B,) seconds; as `values_ms`, so that any search can minimise the objective."""
-        return self.values_ms(placements) * 1e-3
-
     def values_ms(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
         """(B,) milliseconds of placements (B, N) or (N,); infinite where memory does not suffice.
 
@@ -143,12 +139,6 @@ class UnitGraph(Block):
     def expand(self, devices: Ints) -> Ints:
         """Devices of ops (..., N) from devices of units (..., U)."""
         return np.ascontiguousarray(np.asarray(devices, dtype=np.int32)[..., self.op_unit])
-
-    def shrink(self, placement: Ints) -> Ints:
-        """Devices of units (U,) from devices of ops (N,), each unit where its first op is."""
-        devices = np.empty(self.num_units, dtype=np.int32)
-        devices[self.op_unit[::-1]] = np.asarray(placement, dtype=np.int32)[::-1]
-        return devices
 
 
 def csr(count: int, keys: NDArray[np.integer], values: NDArray[np.integer]) -> tuple[Ints, Ints]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-from scipy.sparse import block_array, coo_array, diags_array, eye_array, hstack, kron
+from scipy.sparse import block_array, coo_array, diags_array, hstack, kron
 
 from rlplace.errors import UserError, check_known
 from rlplace.graphs.formats.published import DnnPartitioning
@@ -129,13 +129,12 @@ def solve(
 
 @dataclass(frozen=True, eq=False)
 class _Answer:
-    """Placements of units to be scored, the budget spent, and the proof."""
+    """Placements of units to be scored, the budget spent, and whether it is proved to be the best, or was skipped."""
 
     devices: Ints | None = None
     evaluations: int = 0
-    is_optimal: bool = False
+    status: str = "ok"
     why: str = ""
-    is_skipped: bool = False
 
 
 class _Run:
@@ -170,12 +169,12 @@ class _Run:
         spent, plan_s = answer.evaluations + len(found), time.monotonic() - begin
         devices, value = min(found, key=lambda one: one[1], default=(np.empty(0, dtype=np.int32), math.inf))
         if not math.isfinite(value):
+            status = "infeasible" if answer.status == "ok" else answer.status
             why = answer.why or "nothing that it tried fits in memory"
-            status = "skipped" if answer.is_skipped else "infeasible"
             return PublishedRow(method, None, math.inf, spent, plan_s, status, why)
         self._found[method] = (devices, value)
-        status = "optimal" if answer.is_optimal else "ok"
-        return PublishedRow(method, self._search.units.expand(devices), value, spent, plan_s, status, answer.why)
+        placement = self._search.units.expand(devices)
+        return PublishedRow(method, placement, value, spent, plan_s, answer.status, answer.why)
 
     def _answer(self, method: str) -> _Answer:
         if method in QUICK:
@@ -204,22 +203,23 @@ class _Run:
             return _Answer(why="no contiguous split fits")
         among = "best of all contiguous splits" if split.is_exact else "best in one order of the graph"
         why = f"{among}, {split.num_ideals} ideals{', devices in turn' if in_turn else ''}"
-        return _Answer(self._search.units.shrink(split.devices)[None], why=why)
+        first = np.unique(self._search.units.op_unit, return_index=True)[1]
+        return _Answer(split.devices[first][None], why=why)
 
     def _milp(self) -> _Answer:
         units = self._search.units
         if self._objective != "max-load":
-            return _Answer(why="the integer program is for max-load", is_skipped=True)
-        entries = count_entries(units)
+            return _Answer(status="skipped", why="the integer program is for max-load")
+        entries = units.num_devices * (4 * units.num_units + 8 * len(units.net_sinks))
         if entries > MOST_ENTRIES:
-            return _Answer(why=f"{entries} matrix entries, more than {MOST_ENTRIES}", is_skipped=True)
+            return _Answer(status="skipped", why=f"{entries} matrix entries, more than {MOST_ENTRIES}")
         nodes = None if self._evaluations is None else min(max(1, self._evaluations // 1000), MOST_NODES)
         found = solve_milp(units, seconds=self._seconds_for("milp"), nodes=nodes)
         self.solver_bound_ms = found.bound_ms
         why = f"bound {found.bound_ms:.6g} ms"
         if found.devices is None:
             return _Answer(why=f"HiGHS found nothing in its time, {why}")
-        return _Answer(found.devices[None], is_optimal=found.is_optimal, why=why)
+        return _Answer(found.devices[None], status="optimal" if found.is_optimal else "ok", why=why)
 
     def _starts(self, names: Sequence[str]) -> list[Ints]:
         """Feasible placements of units to begin with, best first; placements of methods that did not run are made
@@ -474,11 +474,6 @@ class IntegerSplit:
     is_optimal: bool
 
 
-def count_entries(units: UnitGraph) -> int:
-    """Matrix entries of the program, to tell whether it is worth starting."""
-    return units.num_devices * (4 * units.num_units + 8 * len(units.net_sinks))
-
-
 def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None = None) -> IntegerSplit:
     """The best placement of units that HiGHS finds, and the bound that it proves.
 
@@ -500,16 +495,16 @@ def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None
         return coo_array((np.ones(pins), (np.arange(pins), column)), shape=(pins, width))
 
     # columns: x[u, d], out[m, d], into[m, d], T; rows: each unit once, what pins pay, loads, memory
-    on_accelerator = eye_array(accelerators, devices)
+    on_accelerator = np.eye(accelerators, devices)
     apart = kron(pin_table(units.net_sinks, count) - pin_table(units.net_source[net_of_pin], count), on_accelerator)
-    pays = kron(pin_table(net_of_pin, nets), eye_array(accelerators))
+    pays = kron(pin_table(net_of_pin, nets), np.eye(accelerators))
     work = np.repeat(units.accelerator_ms[:, None], devices, axis=1)
     work[:, accelerators:] = units.cpu_ms[:, None]
     cost = kron(units.net_ms[None], on_accelerator.T)
     scale = max(units.capacity_bytes, 1.0)
     table = block_array(
         [
-            [kron(eye_array(count), np.ones((1, devices))), None, None, None],
+            [kron(diags_array(np.ones(count)), np.ones((1, devices))), None, None, None],
             [apart, pays, None, None],
             [-apart, None, pays, None],
             [hstack([diags_array(row) for row in work]), cost, cost, np.full((devices, 1), -1.0)],

@@ -88,7 +88,7 @@ def refusing(path: str | os.PathLike[str], what: str) -> Iterator[None]:
     """While active, an error of tensors, numbers or names that do not fit is one of the file.
 
     Raises:
-        FileProblem: such an error; the message begins with `what`.
+        FileProblem: such an error; `what` is the beginning of the message.
     """
     try:
         yield
@@ -109,7 +109,7 @@ def check_tensors(
         tensors: as `load_checkpoint` returned them.
         expected: of each that is needed; any floating-point type will do for another.
         path: of the checkpoint, for messages.
-        what: the message begins with it.
+        what: the beginning of the message.
 
     Raises:
         FileProblem: one is missing, of another shape or type, or holds numbers that are not finite.
@@ -173,24 +173,24 @@ class Policy(Protocol):
 
     @property
     def num_groups(self) -> int:
-        """Groups that it places, G."""
+        """G, the number of groups."""
 
     @property
     def num_devices(self) -> int:
-        """Devices that it places them on, D."""
+        """D, the number of devices."""
 
     def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
-        """(num_samples, G) devices of groups, drawn; by the policy's own generator, or by `rng`."""
+        """(num_samples, G) sampled devices of groups; with `rng`, or by default with the policy's own generator."""
 
     def log_prob(self, group_devices: NDArray[np.integer]) -> Tensor:
-        """(B,) log-probabilities of placements (B, G), through which gradients flow."""
+        """(B,) log-probabilities of placements (B, G), with gradients."""
 
     def mode(self) -> NDArray[np.int32]:
-        """(G,) the likeliest placement, or nearly: the policy's best guess."""
+        """(G,) the likeliest placement, or an approximation of it."""
 
     def save(self, path: Path) -> None:
-        """Writes weights to `path` (safetensors), and the description from which the policy is made again beside it
-        (`.json`)."""
+        """Writes the weights to `path` (safetensors), and the description of the policy to a `.json` file in the same
+        folder."""
 
 
 @runtime_checkable
@@ -203,9 +203,9 @@ class LearnedPolicy(Policy, Protocol):
 
 @runtime_checkable
 class GroupPolicy(LearnedPolicy, Protocol):
-    """A policy that decides group by group: the policies that `ppo` can teach.
+    """A policy that decides group by group; `ppo` needs such a policy.
 
-    Its log-probability is the sum over groups of `evaluate`'s, each given the groups that were decided before it.
+    Its log-probability is the sum of those of `evaluate` over groups, each conditional on the groups before it.
     """
 
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
@@ -249,26 +249,26 @@ class StartsSomewhere(Protocol):
 
 @runtime_checkable
 class Learner(Protocol):
-    """Makes a policy better, in place."""
+    """Trains a policy, in place."""
 
     def imitate(self, group_devices: NDArray[np.integer]) -> None:
-        """Moves the policy towards placements (G,) or (M, G) that are known to be good."""
+        """Trains the policy to imitate good placements (G,) or (M, G)."""
 
     def update(
         self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
     ) -> dict[str, float]:
         """Learns from placements (B, G) and their rewards (B,); figures of the update by name.
 
-        An `update` with one more keyword, `ran`, is told (B,) bool: which placements ran to their end.
+        If `update` has the keyword `ran`, it gets (B,) bool: whether each placement ran to its end.
 
         Args:
-            group_devices: devices of groups, sampled from the policy or not.
+            group_devices: devices of groups, from the policy or elsewhere.
             rewards: larger is better; all finite.
-            progress: share of learning that is done, 0 to 1, for schedules.
+            progress: finished share of the training, 0 to 1, for schedules.
         """
 
     def forget(self) -> None:
-        """Drops remembered rewards, as when they change their meaning."""
+        """Forgets earlier rewards, for example after their meaning has changed."""
 
 
 class PolicyModule(nn.Module):

@@ -109,13 +109,13 @@ def kept_features(tensors: Mapping[str, Tensor], file: PlacerFile, path: Path) -
 
 
 class PlacerPolicy(IndependentPolicy, ActorCriticPolicy):
-    """Devices for G groups, independent given a message-passing encoding of the group graph.
+    """Places G groups; given a message-passing encoding of the group graph, they are independent.
 
-    The graph never changes, so its features are buffers of the policy, encoded once per batch and not once per sample,
-    and there is one state, so no value is learned.
+    The graph never changes, so its features are buffers of the policy, and are encoded once per batch instead of once
+    per sample. There is only one state, so no value function is learned.
 
     Attributes:
-        temperature: divides logits, in samples as in log-probabilities; `set_flips` sets it.
+        temperature: divides logits, both for samples and for log-probabilities; `set_flips` sets it.
         generator: draws the samples.
         feature_names: names of the F features of a group.
     """
@@ -139,7 +139,7 @@ class PlacerPolicy(IndependentPolicy, ActorCriticPolicy):
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        """An untrained policy: every device is equally likely, for any seed."""
+        """An untrained policy, in which every device is equally likely, for any seed."""
         self._graph_features, self.feature_names = features, features.names
         self.num_groups, self.num_devices = features.allowed.shape
         self.architecture = architecture or PlacerArchitecture()
@@ -183,11 +183,12 @@ class PlacerPolicy(IndependentPolicy, ActorCriticPolicy):
         return self.predict_values(obs), log_prob_BG.sum(-1), entropy_BG.sum(-1)
 
     def predict_values(self, obs: PyTorchObs) -> Tensor:
-        """(B, 1) zeros: every episode starts in the same state, so nothing is learned from its value."""
+        """(B, 1) zeros: every episode starts in the same state, so there is no value to learn."""
         return torch.zeros(_batch_size(obs), 1)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes weights and graph features to `path` (`policy.safetensors`), the architecture beside it (`.json`).
+        """Writes weights and graph features to `path` (`policy.safetensors`), and the architecture to a `.json` file in
+        the same folder.
 
         Raises:
             FileProblem: a file cannot be written.
@@ -197,7 +198,7 @@ class PlacerPolicy(IndependentPolicy, ActorCriticPolicy):
         save_checkpoint(path, dataclasses.asdict(about), self.state_dict())
 
     def load(self, path: str | os.PathLike[str]) -> None:  # type: ignore[override]  # SB3's would unpickle
-        """Takes the weights that `save` wrote for a problem of as many groups and devices.
+        """Loads weights that `save` wrote for a problem with the same numbers of groups and devices.
 
         Raises:
             FileProblem: a file is missing, malformed, of another kind, or of a policy of another size.
@@ -286,16 +287,18 @@ def _mean_of(messages_KH: Tensor, ends_K: Tensor, num_groups: int) -> Tensor:
 
 
 class GnnPolicy(IndependentPolicy):
-    """All groups at once, independent given the graph network's logits.
+    """Places all groups at once; given the logits of the graph network, groups are independent.
 
     After GDP (Zhou et al. 2019, arXiv:1910.01578): a graph network over the groups and a placer that fits any graph,
-    trained on one graph or, with one network for several policies (`learn_many`), on many. GDP's placer names its
-    devices; this one compares each group with each device by their features: the same weights place on any host.
+    trained on one graph or, with one network for several policies (`learn_many`), on many. GDP's placer has named
+    devices. This policy compares the features of each group with those of each device, so the same weights work for any
+    host.
 
-    Devices that look alike would get the same logits, and every group would be as likely on each of them. So the policy
-    marks them: the n-th of several equal devices gets the n-th of a list of random vectors, drawn once from the seed
-    (random node features, Sato et al. 2021, arXiv:2002.03155). The log-probability stays a function of the placement.
-    Permuting devices of different looks permutes the answer; permuting equal ones permutes it if their marks go along.
+    Devices with equal features would get equal logits, and every group would have the same probability on each of them.
+    So the policy marks devices: the n-th of several equal devices gets the n-th of a list of random vectors, drawn once
+    from the seed (random node features, Sato et al. 2021, arXiv:2002.03155). The log-probability is still a function of
+    the placement. A permutation of devices permutes the answer; for devices with equal features, the marks must be
+    permuted, too.
 
     Attributes:
         network: the weights, which several policies may share.
@@ -315,13 +318,13 @@ class GnnPolicy(IndependentPolicy):
         seed: int = 0,
         network: AssignmentNetwork | None = None,
     ) -> None:
-        """A policy for `problem`; before it has learned anything every device is equally likely, for any seed.
+        """A policy for `problem`. Without training every device is equally likely, for any seed.
 
         Args:
             problem: the problem to place.
             config: the size of the network.
             seed: of its weights, of the marks and of the samples.
-            network: to be shared with another policy of the same options; a new one by default.
+            network: shared with another policy of the same options; a new network by default.
         """
         super().__init__(problem.group_allowed, seed)
         self.config = config or GnnConfig()
@@ -336,11 +339,11 @@ class GnnPolicy(IndependentPolicy):
         return logits_GD.masked_fill(~self.problem.allowed, -torch.inf)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Takes over the network that a policy of this or of another problem saved, and its marks where they fit.
+        """Loads the network of a saved policy of this or another problem, and its marks if they fit.
 
         Raises:
             FileProblem: a file is missing, malformed, or of another policy.
-            InvalidValue: the options there are not those of this policy.
+            InvalidValue: the saved options differ from those of this policy.
         """
         tensors = self.load_weights(path)
         has_marks = "marks" in tensors and tensors["marks"].shape == self.marks.shape

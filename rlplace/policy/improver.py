@@ -46,26 +46,26 @@ BISECTIONS = 30
 
 
 class ImproverPolicy(PolicyModule):
-    """One group after the other, each given the start placement and the moves before it.
+    """Places one group after the other, each conditional on the start placement and the earlier moves.
 
     After Placeto (Addanki et al. 2019, arXiv:1906.08879): an episode is a pass over the groups; a step decides one
-    group's device, and the network sees the whole placement as it is just then. The start is a state of the policy, the
-    best placement that its learner knows (`start_from`), so a pass is a proposal around the incumbent; given the start,
-    a placement has one log-probability.
+    group's device, and the network sees the whole current placement. The start is a state of the policy: the best
+    placement that its learner knows (`start_from`). So a pass proposes a change of this placement. Given the start, a
+    placement has one log-probability.
 
-    Differences: Placeto's network passes messages anew in every step, ours encodes the graph once and sees of the
-    placement the sums over a group's neighbours and devices (`STATE_FEATURES`); rewards come at the end of a pass, not
-    after each step; and a bias towards staying, `keep`, sets how many groups a pass moves (`set_flips`): a policy that
-    moves every group a little at random never gets below where it started.
+    Differences: Placeto's network passes messages again in every step. Ours encodes the graph once, and its inputs from
+        the placement are sums over a group's neighbours and devices (`STATE_FEATURES`). Rewards come at the end of a
+        pass, not after each step. A bias towards the current device, `keep`, sets how many groups a pass moves
+        (`set_flips`). Without it, a policy that moves many groups at random would not improve on its start.
 
-    Permuting the devices of the problem and of the start permutes the answer.
+    A permutation of the devices of the problem and of the start permutes the answer.
 
     Attributes:
         network: the weights, which several policies may share.
         problem: the features of the problem to place.
         start: (G,) int64, the placement that a pass begins with.
-        moves: how many groups a pass moves, about.
-        keep: log-odds by which every group is kept where it is, beside the network's logits.
+        moves: approximate number of groups that a pass moves.
+        keep: log-odds for the current device of every group, added to the network's logits.
     """
 
     kind = "improver"
@@ -82,13 +82,13 @@ class ImproverPolicy(PolicyModule):
         seed: int = 0,
         network: ImproverNetwork | None = None,
     ) -> None:
-        """A policy for `problem` that starts with all groups on the device that is fastest for them together.
+        """A policy for `problem` that starts with all groups on the best single device.
 
         Args:
             problem: the problem to place.
-            config: the size of the network, and how many groups a pass moves at first.
+            config: the size of the network, and the initial number of groups that a pass moves.
             seed: of its weights and of the samples.
-            network: to be shared with another policy of the same options; a new one by default.
+            network: shared with another policy of the same options; a new network by default.
         """
         super().__init__(problem.group_allowed, seed)
         self.config = config or ImproverConfig()
@@ -104,7 +104,7 @@ class ImproverPolicy(PolicyModule):
         self.set_flips(self.config.moves)
 
     def start_from(self, group_devices: NDArray[np.integer]) -> None:
-        """Passes begin from the placement (G,) from now on, and move as many groups as before."""
+        """Sets the start of later passes to the placement (G,); they move as many groups as before."""
         self.start.copy_(torch.from_numpy(np.asarray(group_devices, dtype=np.int64)))
         self.set_flips(float(self.moves))
 
@@ -114,7 +114,7 @@ class ImproverPolicy(PolicyModule):
         return self._pass(gumbel(shape, self.drawing(rng), torch.float32))
 
     def mode(self) -> NDArray[np.int32]:
-        """(G,) the placement that passes begin with: the best that is known."""
+        """(G,) the start of passes: the best known placement."""
         return self.start.numpy().astype(np.int32)
 
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
@@ -122,9 +122,9 @@ class ImproverPolicy(PolicyModule):
         return chosen_and_entropy(self._log_probs(self._scores(group_devices), slice(None)), group_devices)
 
     def set_flips(self, flips: float) -> None:
-        """Sets `keep` so that a pass moves about `flips` groups, now and whenever it starts elsewhere.
+        """Sets `keep` so that a pass moves about `flips` groups, for this start and later ones.
 
-        It counts moves of a placement that stays as it is until then, so that one look at it is enough.
+        It counts moves as if the placement did not change during a pass, so that one evaluation is enough.
         """
         self.moves.fill_(flips)
         with torch.no_grad():
@@ -139,11 +139,11 @@ class ImproverPolicy(PolicyModule):
             self.keep.fill_(high)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Takes over the network that a policy of this or of another problem saved, and its start where it fits.
+        """Loads the network of a saved policy of this or another problem, and its start if it fits.
 
         Raises:
             FileProblem: a file is missing, malformed, or of another policy.
-            InvalidValue: the options there are not those of this policy.
+            InvalidValue: the saved options differ from those of this policy.
         """
         tensors = self.load_weights(path)
         set_tensors({"keep": self.keep, "moves": self.moves}, tensors, path)

@@ -129,34 +129,34 @@ class PlacerArchitecture:
 
 @record(frozen=True)
 class PPOConfig:
-    """Options of `GroupPPO`; all can be reached from `rlplace train` as `--ppo.NAME`."""
+    """Options of `GroupPPO`; in `rlplace train` they are `--ppo.NAME`."""
 
     learning_rate: Positive = 3e-3
     """Of Adam."""
     n_steps: Steps = 1
-    """Steps of all envs a rollout, where there are envs (`PlacerPPO`)."""
+    """Steps of all envs per rollout, if there are envs (`PlacerPPO`)."""
     batch_size: Annotated[Whole, Field(ge=2)] | None = None
-    """Placements a gradient step; the whole rollout by default."""
+    """Placements per gradient step; the whole rollout by default."""
     n_epochs: Steps = 3
     """Passes over a rollout."""
     clip_range: Positive = 0.2
-    """How far the ratio of a group may leave 1."""
+    """Largest difference of the ratio of a group from 1."""
     normalize_advantage: bool = True
-    """Divide the advantages of a minibatch by their spread."""
+    """Divide the advantages of a minibatch by their standard deviation."""
     ent_coef: Number = 0.0
     """Weight of the mean entropy of a group."""
     max_grad_norm: Positive = 1.0
-    """Gradients are scaled down to this norm."""
+    """Largest norm of the gradient."""
     target_kl: Number | None = None
-    """End a rollout's passes early when a group's mean divergence passes 1.5 times this."""
+    """End a rollout's passes early if the mean divergence of a group is above 1.5 times this value."""
     flips: Positive = 2.0
-    """Groups in which a sample differs from the mode, on average."""
+    """Average number of groups in which a sample differs from the mode."""
     elite_coef: Number = 1.0
     """Weight of cloning the best placements; 0 is plain PPO."""
     num_elites: Steps = 1
-    """How many of the best to clone."""
+    """Number of best placements to clone."""
     elite_smoothing: Number = 0.02
-    """Probability that cloning leaves to other devices."""
+    """Label smoothing: the probability of other devices when cloning."""
 
 
 @record(frozen=True)
@@ -170,9 +170,9 @@ class CloneConfig:
     num_steps: Steps = 3
     """Gradient steps an update."""
     smoothing: Number = 0.02
-    """Probability that cloning leaves to other devices."""
+    """Label smoothing: the probability of other devices when cloning."""
     flips: Positive = 2.0
-    """Groups in which a sample differs from the mode, on average."""
+    """Average number of groups in which a sample differs from the mode."""
 
 
 @record(frozen=True)
@@ -192,71 +192,72 @@ class ReinforceConfig:
     learning_rate: Positive = 3e-3
     """Of Adam."""
     max_grad_norm: Positive = 1.0
-    """Gradients are scaled down to this norm."""
+    """Largest norm of the gradient."""
     baseline_decay: Annotated[Number, Field(ge=0, lt=1)] = 0.9
-    """Weight of the past in the moving average of rewards that rewards are compared with."""
+    """Weight of the past in the moving average of rewards (the baseline)."""
     failing_until: Share = 0.5
-    """Share of learning after which placements that do not run teach nothing any more."""
+    """Share of the training after which failed placements are ignored."""
     logit_noise: NotNegative = 0.5
-    """Spread of the noise on the logits that samples are drawn with, over the size of these logits."""
+    """Standard deviation of the noise on the logits of samples, divided by the size of these logits."""
     noise_until: Share = 0.5
-    """Share of learning after which there is no such noise."""
+    """Share of the training after which there is no such noise."""
     ent_coef: NotNegative = 0.0
     """Weight of the mean entropy of a group."""
     elite_coef: NotNegative = 0.0
     """Weight of cloning the best placement seen; 0 is plain REINFORCE."""
     flips: Positive | None = None
-    """Groups in which a sample differs from the mode on average, where the policy can be told; None lets it be sure."""
+    """Average number of groups in which a sample differs from the mode, if the policy supports it; None does not
+    control it."""
 
 
 @record(frozen=True)
 class LearnConfig:
-    """How the methods `policy` and `guided` learn; a field that is None gets the default of the policy and the learner
+    """Options of the methods `policy` and `guided`; a field that is None gets the default of the policy and the learner
     (`recipe`)."""
 
     policy: str | None = None
-    """Which policy proposes placements: placer, gnn, improver, schedule, or seq2seq (of the 2017 paper); placer by
+    """The policy that proposes placements: placer, gnn, improver, schedule, or seq2seq (of the 2017 paper); placer by
     default."""
     learner: str | None = None
-    """How it learns: ppo, reinforce, or clone (of the best placements seen); by default reinforce for seq2seq, ppo for
-    the others."""
+    """The learner of the policy: ppo, reinforce, or clone (imitates the best placements seen); by default reinforce for
+    seq2seq, ppo for the others."""
     reward: str | None = None
     """log_speedup, or sqrt as in the 2017 paper: the default of reinforce."""
     init: str | None = None
     """The start of the policy: starts (imitates the portfolio's heuristics and tuned list schedules), none,
-    pretrained (the weights that come with rlplace), or FILE.safetensors (kept by a run); by default none for seq2seq,
-    pretrained for schedule, starts for the others."""
+    pretrained (the weights that come with rlplace), or FILE.safetensors (written by a run); by default none for
+    seq2seq, pretrained for schedule, starts for the others."""
     share: Share | None = None
-    """Share of its search that the policy samples for; the rest anneals its best placement. 1 is the policy alone: the
-    default of all but placer, which has 0.05."""
+    """Share of the search for samples of the policy; the rest anneals the best placement. With 1, only the policy
+    searches: the default of all policies except placer, which has 0.05."""
     num_samples: Steps | None = None
-    """Simulated placements an update; by default 64 for placer, 16 for the others."""
+    """Simulated placements per update; by default 64 for placer, 16 for the others."""
     num_measured: Measured = 6
-    """Measured placements an update."""
+    """Measured placements per update."""
     screened: Measured | None = None
-    """Samples simulated for each one that is measured, beside as many of the search's best; 1 measures samples as they
-    come, and nothing else: the default of reinforce, 8 of the others."""
+    """Samples simulated for each measured sample; as many of the best simulated placements are measured, too. With 1,
+    all samples are measured, and nothing else: the default of reinforce; 8 for the others."""
     placer: PlacerArchitecture = field(default_factory=PlacerArchitecture)
-    """Of the policy `placer`."""
+    """Options of the policy `placer`."""
     gnn: GnnConfig = field(default_factory=GnnConfig)
-    """Of the policy `gnn`."""
+    """Options of the policy `gnn`."""
     improver: ImproverConfig = field(default_factory=ImproverConfig)
-    """Of the policy `improver`."""
+    """Options of the policy `improver`."""
     seq2seq: Seq2SeqConfig = field(default_factory=Seq2SeqConfig)
-    """Of the policy `seq2seq`."""
+    """Options of the policy `seq2seq`."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    """Of the policy `schedule`."""
+    """Options of the policy `schedule`."""
     ppo: PPOConfig = field(default_factory=PPOConfig)
-    """Of the learner `ppo`."""
+    """Options of the learner `ppo`."""
     clone: CloneConfig = field(default_factory=CloneConfig)
-    """Of the learner `clone`."""
+    """Options of the learner `clone`."""
     reinforce: ReinforceConfig = field(default_factory=ReinforceConfig)
-    """Of the learner `reinforce`."""
+    """Options of the learner `reinforce`."""
     imitate: bool = True
-    """Whether the policy imitates the best of searches (expert iteration); otherwise it learns from its samples
-    alone."""
+    """Whether the policy imitates the best placements of searches (expert iteration); otherwise it learns only from its
+    samples."""
     guided: GuideConfig = field(default_factory=GuideConfig)
-    """Of a policy that guides a search."""
+    """Options of a policy that guides a search."""
 
     def __post_init__(self) -> None:
         recipe = self.recipe
@@ -271,10 +272,11 @@ class LearnConfig:
 
     @property
     def recipe(self) -> Recipe:
-        """The choices, completed by defaults of the policy and the learner.
+        """The options, completed with defaults of the policy and the learner.
 
-        A policy decides on its learner, its start, its share of the search and its samples an update, a learner on its
-        reward and on which samples are measured. Policies and learners of other packages have the defaults of `Recipe`.
+        The policy determines the learner, the start, the share of the search and the samples per update. The learner
+        determines the reward and which samples are measured. Policies and learners of other packages have the defaults
+        of `Recipe`.
 
         Example:
             >>> paper = LearnConfig(policy="seq2seq").recipe

@@ -46,23 +46,23 @@ class Seq2SeqFile:
 
 
 class Seq2SeqPolicy(PolicyModule):
-    """Devices for G groups, each drawn given the groups before it.
+    """Places G groups, each conditional on the groups before it.
 
-    The policy of Mirhoseini et al. 2017 (arXiv:1706.04972, section 3). Groups are read in their order, that of their
-    first ops, by a bidirectional LSTM: a group is the embedding of its op types, the shapes of its outputs, and which
-    groups it reads and is read by. A second LSTM with attention over the encoded groups writes one device a step and is
-    fed the last one. The softmax is over the D named devices, so the weights serve one problem.
+    The policy of Mirhoseini et al. 2017 (arXiv:1706.04972, section 3). A bidirectional LSTM reads the groups in the
+    order of their first ops. The input for a group is the embedding of its op types, the shapes of its outputs, and its
+    adjacency. A second LSTM with attention over the encoded groups outputs one device per step, and gets the last
+    device as input. The softmax is over the D named devices, so the weights are for one problem.
 
     Differences from the paper:
 
-    - the paper embeds an op; a group has many, so its type is the mean over its ops, and its outputs are those that
-      leave it, shapes as logarithms;
-    - attention does not enter the recurrence, so that all steps of known placements are one call of the LSTM, as in the
-      program that the authors released later (TensorFlow's `hierarchical_controller.py`);
-    - each step is also fed the encoding of the group that it places: an attention alone would first have to learn to
-      count to G;
+    - the paper embeds an op. A group has many ops, so its type is the mean over its ops. Its outputs are those that
+      other groups read, with shapes as logarithms;
+    - attention is not an input of the recurrence, so that all steps of known placements are one call of the LSTM, as in
+      the program that the authors released later (TensorFlow's `hierarchical_controller.py`);
+    - each step also gets the encoding of the group that it places: with attention alone, the network would first have
+      to learn to count to G;
     - the encoder is bidirectional, as in that program;
-    - a new policy finds every device equally likely, for any seed.
+    - without training, every device is equally likely, for any seed.
 
     Attributes:
         kind: of its checkpoints.
@@ -89,11 +89,11 @@ class Seq2SeqPolicy(PolicyModule):
         self.logit_noise = 0.0
 
     def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
-        """(num_samples, G) devices of groups, drawn step by step, all samples at once.
+        """(num_samples, G) devices of groups, sampled step by step, all samples in parallel.
 
         Args:
             num_samples: placements to draw, B.
-            rng: draws them; by default the policy's own generator, which goes on.
+            rng: the random generator; by default the policy's own.
         """
         generator, shape = self.drawing(rng), (num_samples, self.num_groups, self.num_devices)
         gumbel_BGD = gumbel(shape, generator)
@@ -101,7 +101,7 @@ class Seq2SeqPolicy(PolicyModule):
         return self._write(num_samples, gumbel_BGD, noise_BGD)
 
     def mode(self) -> NDArray[np.int32]:
-        """(G,) the likeliest device of each group given those before it; the lower index where two are equal."""
+        """(G,) the likeliest device of each group, given the groups before it; the lower index for ties."""
         return self._write(1, torch.zeros(1, self.num_groups, self.num_devices)).reshape(-1)
 
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
@@ -113,7 +113,8 @@ class Seq2SeqPolicy(PolicyModule):
         return chosen_and_entropy(logits_BGD.masked_fill(~self.allowed, -torch.inf), group_devices)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the weights to `path` (`policy.safetensors`), its description beside it (`.json`).
+        """Writes the weights to `path` (`policy.safetensors`), and the description to a `.json` file in the same
+        folder.
 
         Raises:
             FileProblem: a file cannot be written.
@@ -122,7 +123,7 @@ class Seq2SeqPolicy(PolicyModule):
         save_checkpoint(path, dataclasses.asdict(about), dict(self.named_parameters()))
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Takes the weights that `save` wrote for a problem of the same groups, devices and op types.
+        """Loads weights that `save` wrote for a problem with the same groups, devices and op types.
 
         Raises:
             FileProblem: a file is missing, malformed, of another kind, or of another problem.

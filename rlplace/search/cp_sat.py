@@ -30,10 +30,11 @@ from rlplace.measure import Problem, Simulator
 from rlplace.measure.bounds import figures, heads_and_tails, lower_bound_s
 from rlplace.measure.simulate.compiled_problem import HANDOVER, JOB, compile_problem
 from rlplace.search.groupings import majority_devices
+from rlplace.search.methods import find
 from rlplace.search.rules.baselines import solve_single
 from rlplace.search.schedule.list_schedule import Units, group_units, host_resources, op_units
 from rlplace.search.schedule.list_schedulers import solve_heft
-from rlplace.search.task import Budget, Task
+from rlplace.search.task import Task
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -47,7 +48,7 @@ EFFORT = 10.0
 GROUPS_EFFORT = 0.3
 """The same for groups, which prove nothing: better placements come early, or not at all."""
 LEAST_S = 0.2
-"""Seconds that the solver gets at least."""
+"""Least seconds of the solver."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,11 +79,9 @@ def solve_cp_sat(task: Task) -> None:
     solve_single(task)
     solve_heft(task)
     seconds = max(task.seconds_left * 0.9, LEAST_S) if math.isfinite(task.budget.seconds) else math.inf
-    is_small = int((~problem.graph.is_source).sum()) <= MOST_JOBS
-    if is_small:
+    if int((~problem.graph.is_source).sum()) <= MOST_JOBS:
         solved = schedule(problem, seconds, start=task.best_devices)
-        timer = task.timer
-        if isinstance(timer, Simulator) and timer.problem is problem and timer.objective == "latency":
+        if isinstance(task.timer, Simulator) and task.timer.problem is problem and task.timer.objective == "latency":
             task.lower_bound_s = max(task.lower_bound_s, solved.bound_s)
     else:
         solved = schedule_groups(problem, seconds, start=task.best_devices)
@@ -112,7 +111,7 @@ def schedule(
     """
     simulator = Simulator(problem, threads=1)
     if start is None:
-        start = _heft(problem)
+        start = find(problem, "heft", simulator).devices
     horizon_s, starts_s = _longest_s(problem), None
     if start is not None:
         plan, measured = simulator.plan_and_time(start)
@@ -126,9 +125,8 @@ def schedule(
         built.narrow(heads, tails, bound_s)
     if start is not None:
         built.hint(start, starts_s)
-    found, value_s, proven_s, is_optimal = _solve(built, seconds, effort)
-    rows = np.stack(found) if found else np.zeros((0, problem.graph.num_ops), dtype=np.int32)
-    return Solved(rows, value_s, max(bound_s, proven_s), is_optimal)
+    solved = _solve(built, seconds, effort)
+    return replace(solved, bound_s=max(bound_s, solved.bound_s))
 
 
 def schedule_groups(problem: Problem, seconds: float = math.inf, *, start: NDArray[np.int32] | None = None) -> Solved:
@@ -152,22 +150,14 @@ def schedule_groups(problem: Problem, seconds: float = math.inf, *, start: NDArr
     built = ScheduleModel(coarse, units, horizon_s, are_ops=False)
     if start is not None:
         built.hint(majority_devices(coarse, start))
-    found, value_s, _, is_optimal = _solve(built, seconds, GROUPS_EFFORT)
-    rows = coarse.grouping.expand(np.stack(found)) if found else np.zeros((0, problem.graph.num_ops), dtype=np.int32)
-    return Solved(rows, value_s, 0.0, is_optimal)
-
-
-def _heft(problem: Problem) -> NDArray[np.int32] | None:
-    task = Task(problem, Simulator(problem, threads=1), Budget())
-    solve_heft(task)
-    return task.best_devices
+    solved = _solve(built, seconds, GROUPS_EFFORT)
+    return replace(solved, placements=coarse.grouping.expand(solved.placements), bound_s=0.0)
 
 
 def _longest_s(problem: Problem) -> float:
     """Seconds of one thing after the other: a step need not be longer, if it can be done at all."""
-    host, is_job = problem.host, ~problem.graph.is_source
-    launches_s = host.dispatch_s * int(is_job.sum())
-    return float(problem.costs.op_time_s[is_job].max(axis=1).sum()) + _transfers_s(problem) + launches_s + 1e-9
+    job_s = problem.costs.op_time_s[~problem.graph.is_source].max(axis=1)
+    return float(job_s.sum()) + _transfers_s(problem) + problem.host.dispatch_s * len(job_s) + 1e-9
 
 
 def _transfers_s(problem: Problem) -> float:
@@ -177,8 +167,8 @@ def _transfers_s(problem: Problem) -> float:
     return float(((worst_s + host.copy_dispatch_s) * copies).sum())
 
 
-def _solve(built: ScheduleModel, seconds: float, effort: float) -> tuple[list[NDArray[np.int32]], float, float, bool]:
-    """Placements of units in order of improvement, the value, the bound and whether they meet."""
+def _solve(built: ScheduleModel, seconds: float, effort: float) -> Solved:
+    """The result for units in place of ops."""
     cp_model = load_ortools()
     found: list[NDArray[np.int32]] = []
 
@@ -191,15 +181,14 @@ def _solve(built: ScheduleModel, seconds: float, effort: float) -> tuple[list[ND
     solver.parameters.random_seed = 0
     # quick restarts prove in a tenth of a second what the default search of one worker takes minutes for
     solver.parameters.search_branching = cp_model.PORTFOLIO_WITH_QUICK_RESTART_SEARCH
-    if math.isfinite(seconds):
-        solver.parameters.max_time_in_seconds = seconds
-    else:
-        solver.parameters.max_deterministic_time = effort
+    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.max_deterministic_time = effort if math.isinf(seconds) else math.inf
     status = solver.solve(built.model, Collector())
     is_found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     value_s = solver.objective_value * built.unit_s if is_found else math.inf
     bound = solver.best_objective_bound if is_found or status == cp_model.UNKNOWN else 0.0
-    return found, value_s, max(bound, 0.0) * built.unit_s, status == cp_model.OPTIMAL
+    rows = np.array(found, dtype=np.int32).reshape(len(found), len(built.starts))
+    return Solved(rows, value_s, max(bound, 0.0) * built.unit_s, status == cp_model.OPTIMAL)
 
 
 UNITS = 1 << 30
@@ -246,7 +235,6 @@ class ScheduleModel:
         self._resources = host_resources(problem)
         self.model: cp_model.CpModel = load_ortools().CpModel()
         self.unit_s = max(horizon_s, 1e-30) / UNITS
-        self._horizon = UNITS + 1
         self._busy: dict[tuple[str, int], list[Any]] = defaultdict(list)
         self._begins: dict[int, Any] = {}  # launches that wait for the inputs of their op
         self._loads: dict[tuple[str, int], list[Any]] = defaultdict(list)
@@ -304,7 +292,7 @@ class ScheduleModel:
         return variables
 
     def _time(self, name: str) -> Any:
-        return self.model.new_int_var(0, self._horizon, name)
+        return self.model.new_int_var(0, UNITS + 1, name)
 
     def _place(self, unit: int) -> dict[int, Any]:
         return self.on[int(self._units.label[unit])]
@@ -318,7 +306,7 @@ class ScheduleModel:
         self._loads[kind, which].append(load)
 
     def _launch(self, name: str, cost_s: float, start: Any, places: dict[int, Any]) -> Any:
-        """A launch on the dispatcher of wherever it happens, before `start`; its own start, or None if it is free."""
+        """Adds a launch before `start` on the dispatcher of the device in use; its start, or None where it is free."""
         cost = self.whole(cost_s)
         launching = {d: on for d, on in places.items() if self._compiled.dispatcher[d] >= 0}
         if not (self._are_ops and cost > 0 and launching):
@@ -368,13 +356,11 @@ class ScheduleModel:
         first, last = units.reader_offsets[tensor], units.reader_offsets[tensor + 1]
         readers = [r for r in units.readers[first:last].tolist() if units.label[r] != units.label[producer]]
         for destination in sorted({device for reader in readers for device in self._place(reader)}):
-            start = None
-            for source, from_source in self._place(producer).items():
-                pair = source * compiled.num_devices + destination
-                if source == destination or compiled.route_kind[pair] == HANDOVER:
-                    continue
-                start = self._time(f"t{tensor}>{destination}") if start is None else start
-                self._send(tensor, source, destination, from_source, start, readers)
+            kinds = compiled.route_kind[destination :: compiled.num_devices]  # of routes from each device
+            sources = [d for d in self._place(producer) if d != destination and kinds[d] != HANDOVER]
+            start = self._time(f"t{tensor}>{destination}") if sources else None
+            for source in sources:
+                self._send(tensor, source, destination, self._place(producer)[source], start, readers)
 
     def _send(
         self, tensor: int, source: int, destination: int, from_source: Any, start: Any, readers: list[int]
@@ -388,31 +374,26 @@ class ScheduleModel:
         model.add(start >= self._ends[int(units.tensor_unit[tensor])])
         begin = self._launch(name, compiled.copy_dispatch_s, start, {destination: sent})
         self._transfers[tensor].append((destination, sent, start, duration))
-        is_job = compiled.route_kind[pair] == JOB
         whole = model.new_optional_fixed_size_interval_var(start, duration, sent, name) if duration > 0 else None
-        own = set(self._atoms(destination)) if is_job else set()
         first, last = resources.route_offsets[pair : pair + 2]
         held = set(resources.route_holds[first:last].tolist())
-        if is_job and begin is not None and compiled.run_ahead == 1:
+        if compiled.route_kind[pair] == JOB and begin is not None and compiled.run_ahead == 1:
             launched = model.new_optional_interval_var(begin, self._time(name), start + duration, sent, f"{name} job")
             load = (duration + self.whole(compiled.copy_dispatch_s)) * sent
+            own = set(self._atoms(destination))
             for atom in sorted(own):
                 self._keep_busy("resource", atom, launched, load)
-            others = held - own
-        else:
-            others = held
-        for resource in sorted(others) if whole is not None else ():
+            held -= own
+        for resource in sorted(held) if whole is not None else ():
             self._keep_busy("resource", resource, whole, duration * sent)
         model.add_implication(sent, from_source)
-        arrives = [on for reader in readers if (on := self._place(reader).get(destination)) is not None]
-        model.add_bool_or([sent.negated(), *arrives])
-        for reader in readers:
-            here = self._place(reader).get(destination)
-            if here is not None:
-                model.add_bool_or([from_source.negated(), here.negated(), sent])
-                is_launched_after = reader in self._begins and compiled.dispatcher[destination] >= 0
-                waits = self._begins[reader] if is_launched_after else self.starts[reader]
-                model.add(waits >= start + duration).only_enforce_if([sent, here])
+        arrives = {reader: places[destination] for reader in readers if destination in (places := self._place(reader))}
+        model.add_bool_or([sent.negated(), *arrives.values()])
+        for reader, here in arrives.items():
+            model.add_bool_or([from_source.negated(), here.negated(), sent])
+            is_launched_after = reader in self._begins and compiled.dispatcher[destination] >= 0
+            waits = self._begins[reader] if is_launched_after else self.starts[reader]
+            model.add(waits >= start + duration).only_enforce_if([sent, here])
 
     def _wait_to_update(self) -> None:
         graph = self._problem.graph
@@ -432,15 +413,14 @@ class ScheduleModel:
                 for reader in sorted(others):
                     for device, here in self._place(reader).items():
                         if device in home:
-                            waits = self.model.add(self.starts[op] >= self._ends[reader])
-                            waits.only_enforce_if([here, home[device]])
+                            self.model.add(self.starts[op] >= self._ends[reader]).only_enforce_if([here, home[device]])
 
     def _hold_residents(self) -> None:
         held: dict[int, list[Any]] = defaultdict(list)
-        for label, variables in enumerate(self.on):
-            num_bytes = int(self._units.label_resident_bytes[label])
-            for device, on in variables.items():
-                if num_bytes > 0:
-                    held[int(self._resources.account[device])].append(num_bytes * on)
+        for num_bytes, variables in zip(
+            self._units.label_resident_bytes.astype(np.int64).tolist(), self.on, strict=True
+        ):
+            for device, on in variables.items() if num_bytes > 0 else ():
+                held[int(self._resources.account[device])].append(num_bytes * on)
         for account, parts in held.items():
             self.model.add(sum(parts) <= max(int(self._resources.room_bytes[account]), 0))

@@ -26,12 +26,9 @@ def atoms(problem: Problem) -> Grouping:
     """
     graph = problem.graph
     label = np.where(graph.colocation >= 0, graph.num_ops + graph.colocation.astype(np.int64), np.arange(graph.num_ops))
-    offsets, readers = graph.readers
     for op in np.flatnonzero(graph.is_source & (graph.colocation < 0)).tolist()[::-1]:
-        tensors = range(graph.output_offsets[op], graph.output_offsets[op + 1])
-        first = [int(readers[offsets[tensor]]) for tensor in tensors if offsets[tensor] < offsets[tensor + 1]]
-        if first:
-            label[op] = label[min(first)]
+        if len(into := graph.readers_of(op)):
+            label[op] = label[into.min()]
     return meet(problem.grouping, numbered(label, ""), "atoms")
 
 
@@ -41,11 +38,10 @@ def nested(problem: Problem) -> list[Grouping]:
     Those with fewer than a quarter more groups than the one before are left out.
     """
     own = problem.grouping
-    ladder: list[Grouping] = []
+    ladder = [own]
     for count in (64, 16):
         if count < own.num_groups:
-            ladder.insert(0, coarser(problem, ladder[0] if ladder else own, count))
-    ladder.append(own)
+            ladder.insert(0, coarser(problem, ladder[0], count))
     for count in (256, 1024):
         if count > own.num_groups:
             ladder.append(finer(problem, ladder[-1], count))
@@ -138,9 +134,7 @@ def _merge(problem: Problem, grouping: Grouping, within: Grouping | None, num_gr
 def numbered(label: NDArray[np.int64], rule: str) -> Grouping:
     """Groups of equal labels (N,), numbered by their first op."""
     _, first_op, place = np.unique(label, return_index=True, return_inverse=True)
-    number = np.empty(len(first_op), dtype=np.int32)
-    number[np.argsort(first_op, kind="stable")] = np.arange(len(first_op), dtype=np.int32)
-    return Grouping(number[place], rule=rule)
+    return Grouping(np.argsort(np.argsort(first_op)).astype(np.int32)[place], rule=rule)
 
 
 @kernel
@@ -267,8 +261,7 @@ def held_bytes(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:
 
 def room_bytes(problem: Problem) -> NDArray[np.float64]:
     """(D,) float64: bytes of each device beside its context, at least 1."""
-    devices = problem.host.devices
-    return np.array([max(float(device.memory_bytes - device.context_bytes), 1.0) for device in devices])
+    return np.array([max(float(one.memory_bytes - one.context_bytes), 1.0) for one in problem.host.devices])
 
 
 def fullness(
@@ -282,11 +275,24 @@ def fullness(
 
 def balanced(problem: Problem) -> NDArray[np.int32]:
     """(G,) int32: groups, most bytes first, each on the device that it leaves least full."""
-    grouping = problem.grouping
-    held, room, allowed = held_bytes(problem, grouping), room_bytes(problem), problem.group_allowed
-    used = np.zeros(len(room))
-    devices = np.zeros(grouping.num_groups, dtype=np.int32)
-    for group in np.argsort(-held, kind="stable").tolist():
-        devices[group] = int(np.argmin(np.where(allowed[group], (used + held[group]) / room, np.inf)))
-        used[devices[group]] += held[group]
-    return devices
+    held = held_bytes(problem, problem.grouping)
+    return heaviest_first(held, room_bytes(problem), problem.group_allowed).astype(np.int32)
+
+
+def heaviest_first(
+    weights: NDArray[np.float64], room: NDArray[np.float64], allowed: NDArray[np.bool_] | None = None
+) -> NDArray[np.int64]:
+    """(V,) int64: the part of each item, heaviest first, that the item leaves least full.
+
+    Args:
+        weights: (V,) of items.
+        room: (K,) of parts, in any unit.
+        allowed: (V, K) the parts that an item may go to; all by default.
+    """
+    part = np.zeros(len(weights), dtype=np.int64)
+    choices = np.ones((len(weights), len(room)), dtype=np.bool_) if allowed is None else allowed
+    filled = np.zeros(len(room))
+    for item in np.argsort(-weights, kind="stable").tolist():
+        part[item] = np.argmin(np.where(choices[item], (filled + weights[item]) / room, np.inf))
+        filled[part[item]] += weights[item]
+    return part

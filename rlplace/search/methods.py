@@ -53,16 +53,15 @@ def choose_diverse(
     devices = _narrow(devices_KN)
     ranked = np.argsort(np.asarray(simulated_s_K), kind="stable").tolist()
     known = [_narrow(row) for row in seen]
-    chosen: list[int] = []
+    chosen: dict[int, None] = {}
     for row in ranked:
         if len(chosen) == count:
             break
         differing = (np.count_nonzero(devices[row] != other) / max(len(other), 1) for other in reversed(known))
         if all(share >= LEAST_DIFFERENCE for share in differing):
             known.append(devices[row])
-            chosen.append(row)
-    taken = set(chosen)
-    return [*chosen, *(row for row in ranked if row not in taken)][:count]
+            chosen[row] = None
+    return list(chosen | dict.fromkeys(ranked))[:count]
 
 
 def _narrow(devices: NDArray[np.int32]) -> NDArray[np.int32] | NDArray[np.uint8]:
@@ -295,19 +294,15 @@ def find_winners(
     timer, generator = CountedTimer(simulator), np.random.default_rng(seed)
     chosen: list[NDArray[np.int32]] = []
     taken = {devices.tobytes() for devices in seen}
+    left = int(budget.evaluations) - task.evaluations
     for devices, step_s in winners.best(count, seen):
-        left = int(budget.evaluations) - task.evaluations - timer.count
-        better, better_s = permuted(problem, devices, step_s, timer, most=min(DESCENT, left))
-        left = int(budget.evaluations) - task.evaluations - timer.count
-        other = shuffled(problem, better, better_s, timer, generator, swaps=min(WALK, left))
+        better, better_s = permuted(problem, devices, step_s, timer, most=min(DESCENT, left - timer.count))
+        other = shuffled(problem, better, better_s, timer, generator, swaps=min(WALK, left - timer.count))
         new = next((one for one in (other, better, devices) if one.tobytes() not in taken), None)
         if new is not None:
             chosen.append(new)
             taken.add(new.tobytes())
     return Found(chosen, task.evaluations + timer.count)
-
-
-Kind = Literal["baseline", "scheduler", "exact", "search"]
 
 
 @dataclass(frozen=True)
@@ -316,21 +311,21 @@ class Method:
 
     Attributes:
         name: as in `--methods`.
-        home: a function that takes a `Task`, or `module:function` of one. It scores placements through the task and the
-            task's best is the answer; it may return the policy or model that it learned.
-        kind: `baseline` and `scheduler` need a handful of evaluations, `exact` and `search` use the budget.
+        home: a function that takes a `Task`, or its name as `module:function`. It scores placements with the task, and
+            the task's best placement is the result. It may return the policy or model that it learned.
+        kind: `baseline` and `scheduler` need a few evaluations, `exact` and `search` use the budget.
         source: its purpose.
-        min_micro_batches: into how many slices the batch of a problem must be cut for it.
+        min_micro_batches: least number of micro-batches that the method needs.
     """
 
     name: str
     home: str | Callable[..., Saveable | None]
-    kind: Kind
+    kind: Literal["baseline", "scheduler", "exact", "search"]
     source: str
     min_micro_batches: int = 1
 
     def refusal(self, problem: Problem) -> InvalidValue | None:
-        """Why the method has nothing to do on `problem`; None where it has."""
+        """The reason why the method cannot be used for `problem`; None if it can."""
         count = problem.graph.num_micro_batches
         if count >= self.min_micro_batches:
             return None
@@ -343,11 +338,11 @@ class Method:
         )
 
     def run(self, task: Task, **options: Any) -> Saveable | None:
-        """Runs the method on `task`; returns the learned policy or host model, where it learns.
+        """Runs the method on `task`; returns the learned policy or host model, if there is one.
 
         Args:
-            task: the problem to solve, and the account of its budget.
-            options: of the method's own.
+            task: the problem to solve, and its budget.
+            options: options of the method.
 
         Raises:
             InvalidValue: the batch is not cut into enough micro-batches.
@@ -381,13 +376,13 @@ _BUILT_IN = (
     ),
     Method(
         "metis",
-        "rlplace.search.rules.partitioners:solve_metis",
+        "rlplace.search.rules.baselines:solve_metis",
         "baseline",
         "balanced parts, few bytes cut: Karypis and Kumar 1998",
     ),
     Method(
         "scotch",
-        "rlplace.search.rules.partitioners:solve_scotch",
+        "rlplace.search.rules.baselines:solve_scotch",
         "baseline",
         "mapping onto the devices: Pellegrini 1996",
     ),
@@ -417,19 +412,19 @@ _BUILT_IN = (
     ),
     Method(
         "m-topo",
-        "rlplace.search.schedule.baechi:solve_m_topo",
+        "rlplace.search.schedule.list_schedulers:solve_m_topo",
         "scheduler",
         "even memory, in order: Baechi, Jeon et al. 2020",
     ),
     Method(
         "m-etf",
-        "rlplace.search.schedule.baechi:solve_m_etf",
+        "rlplace.search.schedule.list_schedulers:solve_m_etf",
         "scheduler",
         "earliest start first: Baechi, Jeon et al. 2020",
     ),
     Method(
         "m-sct",
-        "rlplace.search.schedule.baechi:solve_m_sct",
+        "rlplace.search.schedule.list_schedulers:solve_m_sct",
         "scheduler",
         "favourite children by LP: Baechi, Jeon et al. 2020",
     ),
@@ -474,13 +469,13 @@ _BUILT_IN = (
     ),
     Method(
         "genetic",
-        "rlplace.search.improve.cem_and_genetic:solve_genetic",
+        "rlplace.search.improve.portfolio:solve_genetic",
         "search",
         "biased random keys: Gonçalves & Resende 2011",
     ),
     Method(
         "cem",
-        "rlplace.search.improve.cem_and_genetic:solve_cem",
+        "rlplace.search.improve.portfolio:solve_cem",
         "search",
         "cross-entropy method, a categorical a group: Rubinstein 1999",
     ),
@@ -498,7 +493,7 @@ METHODS: Registry[Method] = Registry(
 
 
 def register_method(method: Method) -> None:
-    """Adds a method under its own name, for this process.
+    """Adds a method under its name, for this process.
 
     Raises:
         InvalidValue: the name is malformed or taken.
@@ -513,11 +508,10 @@ def adopt_methods(methods: Iterable[Method]) -> None:
     added where the command runs.
     """
     for method in methods:
-        if METHODS.get(method.name) == method:
-            continue
-        with contextlib.suppress(UnknownName):  # new here, or of an installed package, which it hides
-            METHODS.unregister(method.name)
-        register_method(method)
+        if METHODS.get(method.name) != method:
+            with contextlib.suppress(UnknownName):  # new here, or of an installed package, which it hides
+                METHODS.unregister(method.name)
+            register_method(method)
 
 
 @dataclass(frozen=True, eq=False)
@@ -525,14 +519,14 @@ class SearchResult:
     """The result of a method.
 
     Attributes:
-        devices: (N,) int32; None where it found nothing feasible.
-        step_time_s: infinite where it found nothing feasible.
+        devices: (N,) int32; None if it found no feasible placement.
+        step_time_s: infinite if it found no feasible placement.
         evaluations: placements scored.
-        plan_s: wall time that finding it took.
-        lower_bound_s: a bound that the method proved; 0 where it proved none.
-        history: the best so far wherever it improved.
-        learned: the learned policy or host model; None where it learns nothing that could be kept.
-        plan: `devices` with every order fixed, where the step time is of another than the default order.
+        plan_s: wall time of the method.
+        lower_bound_s: a bound that the method proved; 0 if it proved none.
+        history: the improvements of the best step time.
+        learned: the learned policy or host model; None for a method that learns none.
+        plan: `devices` with all orders fixed, if the step time is for another than the default order.
     """
 
     devices: NDArray[np.int32] | None
@@ -568,15 +562,15 @@ class SearchResult:
 def find(
     problem: Problem, method: str, timer: StepTimer, budget: Budget | None = None, *, seed: int = 0, **options: Any
 ) -> SearchResult:
-    """The best placement that `method` finds within `budget`; the same seed and evaluations find the same.
+    """The best placement that `method` finds within `budget`; deterministic for a seed and a number of evaluations.
 
     Args:
         problem: the problem to place.
         method: a name of `METHODS`.
         timer: scores placements.
-        budget: the budget; no end by default.
+        budget: the budget; unlimited by default.
         seed: of every random draw.
-        options: of the method's own.
+        options: options of the method.
 
     Raises:
         UnknownName: no such method.

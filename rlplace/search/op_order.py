@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -66,24 +65,22 @@ def shorten(problem: Problem, devices: NDArray[np.int32], *, evaluations: int = 
     keys[np.argsort(-best.priorities, kind="stable")] = np.linspace(1.0, 0.0, len(devices))
     generator = np.random.default_rng(seed)
     jobs = np.flatnonzero(~problem.graph.is_source)
-    while spent < evaluations and len(jobs) > 1:
+    for _ in range(evaluations - spent if len(jobs) > 1 else 0):
         count = int(min(len(jobs), 1 + generator.geometric(0.3)))
         moved = keys.copy()
         chosen = generator.choice(jobs, count, replace=False)
         moved[chosen] += generator.normal(0.0, 0.5 * generator.random() ** 2, count)
         step_s = float(simulator.step_times(devices[None], moved)[0])
-        spent += 1
         if step_s <= best_s:
             keys, best_s = moved, step_s
     return OpOrder(keys, f"random keys from {best.rule}") if best_s < start_s else best
 
 
 def _by_rules(problem: Problem, devices: NDArray[np.int32]) -> Iterator[OpOrder]:
-    paths, without = placed_paths(problem, devices), placed_paths(problem, devices, transfers=False)
-    ahead = paths.op_s + paths.after_s
-    yield OpOrder(ahead, "critical path")
-    yield OpOrder(without.op_s + without.after_s, "critical path without transfers")
-    yield OpOrder(ahead + paths.before_s, "longest path through")
+    op_s, before_s, after_s = placed_paths(problem, devices)
+    yield OpOrder(op_s + after_s, "critical path")
+    yield OpOrder(op_s + placed_paths(problem, devices, transfers=False)[2], "critical path without transfers")
+    yield OpOrder(op_s + after_s + before_s, "longest path through")
     yield OpOrder(-np.arange(problem.graph.num_ops, dtype=np.float64), "given order")
     order, priorities = least_memory_order(problem, devices), np.zeros(problem.graph.num_ops)
     priorities[order] = np.arange(len(order), 0, -1)
@@ -139,8 +136,7 @@ def least_memory_order(
     if max_states is None:
         max_states = max(4, min(4096, EXPANSIONS // max(len(jobs), 1)))
     scale = 1.0 / np.maximum(compiled.capacity_bytes, 1)
-    ready = tuple(k for k, job in enumerate(jobs) if job.before == 0)
-    level = {0: _State(float((held * scale).max()), held, ready)}
+    level = {0: _State(float((held * scale).max()), held, tuple(k for k, job in enumerate(jobs) if job.before == 0))}
     parents: list[dict[int, tuple[int, int]]] = []
     for _ in jobs:
         found: dict[int, _State] = {}
@@ -206,8 +202,9 @@ def _jobs(
         """The device that holds the input of an op on `reader`: its own, or its home's where it is handed over."""
         return home if compiled.route_kind[home * compiled.num_devices + reader] == HANDOVER else reader
 
+    homes = devices[graph.tensor_op].tolist()
     users: list[dict[int, int]] = []  # of every tensor, the devices that hold it for readers, and a mask of those
-    for tensor, home in enumerate(devices[graph.tensor_op].tolist()):
+    for tensor, home in enumerate(homes):
         masks: dict[int, int] = defaultdict(int)
         for reader in readers[offsets[tensor] : offsets[tensor + 1]].tolist():
             masks[holder(home, where[reader])] |= 1 << place[reader]
@@ -228,12 +225,11 @@ def _jobs(
             held = held + made + sent
             continue
         kept = sum((tensor_size(t, device) for t in outputs if compiled.is_kept[t] or device in users[t]), nothing)
-        frees = []
-        for t in graph.input_tensors[graph.input_offsets[op] : graph.input_offsets[op + 1]].tolist():
-            home = where[int(graph.tensor_op[t])]
-            at = holder(home, device)
-            if at != home or not compiled.is_kept[t]:
-                frees.append((users[t][at], tensor_size(t, at)))
+        frees = [
+            (users[t][at], tensor_size(t, at))
+            for t in graph.input_tensors[graph.input_offsets[op] : graph.input_offsets[op + 1]].tolist()
+            if (at := holder(homes[t], device)) != homes[t] or not compiled.is_kept[t]
+        ]
         starts = made + size(compiled.workspace_size, compiled.num_ops, op, device)
         needs = sum(1 << other for other in befores[place[op]])
         jobs.append(_Job(needs, afters[place[op]], starts, made + sent, kept + sent, frees))
@@ -258,23 +254,10 @@ def _befores(problem: Problem, users: list[dict[int, int]], where: list[int], pl
     return befores
 
 
-@dataclass(frozen=True, eq=False)
-class PlacedPaths:
-    """Of a placement's N ops, float64 seconds each.
-
-    Attributes:
-        op_s: (N,) each op where it is; 0 for sources.
-        before_s: (N,) the longest path to its start.
-        after_s: (N,) the longest path from its end.
-    """
-
-    op_s: NDArray[np.float64]
-    before_s: NDArray[np.float64]
-    after_s: NDArray[np.float64]
-
-
-def placed_paths(problem: Problem, devices: NDArray[np.int32], *, transfers: bool = True) -> PlacedPaths:
-    """The longest paths before and after each op.
+def placed_paths(
+    problem: Problem, devices: NDArray[np.int32], *, transfers: bool = True
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """(N,) float64 seconds: of each op where it is, 0 for sources; of the longest path to its start; and from its end.
 
     Args:
         problem: the ops.
@@ -290,4 +273,4 @@ def placed_paths(problem: Problem, devices: NDArray[np.int32], *, transfers: boo
         bytes_s = graph.tensor_bytes[graph.input_tensors] * problem.transfer_s_per_byte[pair]
         edge_s = problem.transfer_latency_s[pair] + bytes_s
     edges = graph.input_offsets, producers, edge_s
-    return PlacedPaths(op_s, longest_before(op_s, *edges), longest_after(op_s, *edges))
+    return op_s, longest_before(op_s, *edges), longest_after(op_s, *edges)

@@ -2,9 +2,8 @@
 
 Protocols around a `Task`: the host that runs placements for it, its observer, and a learned object that can be saved.
 `BestSoFar`: the best step time that a search has found, and the budget spent by then. `Failure`: a method that raised,
-as one line for a table and as a traceback. `Scoring`, `Simulating`, `Measuring`: a task as the timers and measurers
-that other code takes. `Guide`: suggests placements to a search, to start from and as moves of annealing; a policy can
-be one.
+as one line for a table and as a traceback. `Scoring`, `Simulating`: a task as a timer and as a measurer that other code
+takes. `Guide`: suggests placements to a search, to start from and as moves of annealing; a policy can be one.
 """
 
 from __future__ import annotations
@@ -29,47 +28,48 @@ from rlplace.search.groupings import majority_devices
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget of a method; the first limit that is reached ends it."""
+    """The budget of a method; the method ends at the first limit that it reaches."""
 
     evaluations: float = math.inf
     """Placements scored."""
     seconds: float = math.inf
     """Wall time."""
     measurements: int = 0
-    """Placements that may be run on the host, besides those scored."""
+    """Placements that may run on the host, in addition to scored ones."""
 
     def __post_init__(self) -> None:
-        if not self.evaluations >= 1:
-            raise InvalidValue("evaluations", self.evaluations, "at least 1", where="budget")
-        if not self.seconds > 0:
-            raise InvalidValue("seconds", self.seconds, "more than 0", where="budget")
-        if self.measurements < 0:
-            raise InvalidValue("measurements", self.measurements, "at least 0", where="budget")
+        for name, is_valid, expected in (
+            ("evaluations", self.evaluations >= 1, "at least 1"),
+            ("seconds", self.seconds > 0, "more than 0"),
+            ("measurements", self.measurements >= 0, "at least 0"),
+        ):
+            if not is_valid:
+                raise InvalidValue(name, getattr(self, name), expected, where="budget")
 
 
 class Task:
     """A problem to solve: scores placements, keeps the best feasible one, counts evaluations and time.
 
-    Every method sees the problem through a task, so that evaluations are counted in one way. An evaluation is one
-    simulated step time, of a placement or of a plan, also if the simulation stops early or memory does not suffice.
-    Planning in another order than the problem's own (1F1B) is an evaluation too. A method that calls a simulator
-    directly reports its evaluations by `count`. These are no evaluations: simulating a scored placement again for its
+    Every method uses the problem through a task, so that evaluations are counted in the same way. An evaluation is one
+    simulated step time of a placement or a plan. It also counts if the simulation stops early, or if memory does not
+    suffice. Planning in another order than the default (1F1B) is an evaluation, too. A method that calls a simulator
+    directly reports its evaluations by `count`. These are not evaluations: simulating a scored placement again for its
     plan, timeline or critical path; a plan for the host to run; fitting a host model to measured steps.
 
     Attributes:
         problem: the problem to place.
         timer: scores placements.
-        host: runs placements, where `budget.measurements` allows it; None where nothing can be run.
+        host: runs placements, if `budget.measurements` allows it; None if nothing can run.
         budget: the budget.
-        generator: every random draw of the method comes from here.
+        generator: source of all random draws of the method.
         evaluations: placements scored so far.
         best_devices: (N,) int32, the best feasible placement so far; None before the first.
-        priorities: (N,) float64 by which ready ops of placements that are scored from now on run, higher ones first;
-            None for the problem's own order, which a timer that plans nothing always has.
-        lower_bound_s: a proven bound that an exact method found on the way; 0 otherwise.
+        priorities: (N,) float64, for later scores: ready ops with a higher priority run first. None for the problem's
+            own order, which a timer without plans always uses.
+        lower_bound_s: a bound that an exact method has proved; 0 otherwise.
         measurements: placements run on the host so far.
-        history: the best so far wherever it improved, the first feasible placement among them.
-        raced: plans that an interrupted search, which this one goes on with, had measured, with their measurements.
+        history: the improvements of the best step time, with the first feasible placement.
+        raced: for a resumed search, the plans that were measured before, with their measurements.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Task:
 
     @property
     def is_serial(self) -> bool:
-        """Whether the timer scores one placement after the other, so that trying several at once gains nothing."""
+        """Whether the timer scores one placement after the other, so that batches are not faster."""
         return getattr(self.timer, "threads", 0) == 1
 
     @property
@@ -118,16 +118,16 @@ class Task:
 
     @property
     def best_plan(self) -> Plan | None:
-        """The best placement with every order fixed, where it was scored in another order than the problem's own."""
-        if self._best_plan is None and self._best_priorities is not None and self._plan_timer is not None:
-            assert self.best_devices is not None
+        """The best placement with all orders fixed, if it was scored in another order than the default."""
+        is_planned = self._best_plan is not None or self._best_priorities is None
+        if not is_planned and self._plan_timer is not None and self.best_devices is not None:
             self._best_plan = self._plan_timer.plan_and_time(self.best_devices, self._best_priorities)[0]
         return self._best_plan
 
     @property
     def best_found(self) -> tuple[NDArray[np.int32] | None, Plan | None, NDArray[np.float64] | None]:
-        """Devices of the best placement, its plan where it was scored as one, and the priorities that it was scored
-        with; for another thread, which finds them a moment old, and perhaps not of one moment."""
+        """Devices of the best placement, its plan if it was scored as a plan, and its priorities. Other threads may
+        read them; the values may be slightly old, and not from the same moment."""
         return self.best_devices, self._best_plan, self._best_priorities
 
     @property
@@ -142,7 +142,7 @@ class Task:
 
     @property
     def seconds_left(self) -> float:
-        """Wall time that is left."""
+        """Remaining wall time."""
         return max(0.0, self.budget.seconds - self.elapsed_s)
 
     @property
@@ -153,16 +153,16 @@ class Task:
 
     @property
     def spent(self) -> float:
-        """Share of the budget that is gone, 0 to 1."""
+        """Used share of the budget, 0 to 1."""
         if self._is_stopped:
             return 1.0
         return min(1.0, max(self.evaluations / self.budget.evaluations, self.elapsed_s / self.budget.seconds))
 
     def expected_evaluations(self, share: float) -> float:
-        """How many placements may be scored until that share of the budget is spent.
+        """Number of placements that may be scored until this share of the budget is used.
 
-        Under a budget of seconds alone it is a guess from the pace of scoring so far; one of evaluations is never
-        mixed with the clock, so that the same seed finds the same.
+        With a budget of seconds alone, it is estimated from the speed of scoring so far. A budget of evaluations
+        ignores the clock, so that results are deterministic.
         """
         left = max(0.0, share - self.spent)
         if math.isfinite(self.budget.evaluations):
@@ -172,7 +172,7 @@ class Task:
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing more may be scored."""
+        """Whether the budget is used up."""
         return self._is_stopped or self.evaluations_left < 1 or self.elapsed_s >= self.budget.seconds
 
     def resume(
@@ -185,17 +185,16 @@ class Task:
         history: Sequence[BestSoFar] = (),
         raced: Sequence[tuple[Sequence[Plan], Sequence[Measurement]]] = (),
     ) -> None:
-        """Goes on with the account of an interrupted search: its spent budget counts here, and its best is the best
-        here.
+        """Continues an interrupted search: its used budget and its best placement count here.
 
-        Draws go on from elsewhere, or the same would be tried again.
+        The random generator gets another state, because otherwise the same placements would be tried again.
 
         Args:
             evaluations: placements that it scored.
             measurements: placements that it ran.
-            elapsed_s: wall time that it took.
-            plan: its best placement; the last of `history` is of it.
-            history: its best so far wherever it improved.
+            elapsed_s: its wall time.
+            plan: its best placement, the last of `history`.
+            history: the improvements of its best step time.
             raced: the plans that it measured, race by race, with their measurements.
         """
         self.evaluations, self.measurements, self._evaluations_before = evaluations, measurements, evaluations
@@ -206,18 +205,19 @@ class Task:
             self.best_devices, self._best_plan, self.history = np.array(plan.devices), plan, list(history)
 
     def stop(self) -> None:
-        """Ends the budget now, from any thread; the method notices when it asks next."""
+        """Ends the budget now, from any thread; the method ends at its next check."""
         self._is_stopped = True
 
     def score(self, placements: NDArray[np.int32], cutoff_s: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-        """(B,) step times of placements (B, N) or (N,); infinite where infeasible, or where the budget ended before.
+        """(B,) step times of placements (B, N) or (N,); infinite for infeasible placements, and for those after the end
+        of the budget.
 
         Args:
             placements: the placements to score; each one counts.
-            cutoff_s: (B,) above which a step time makes no difference: it may come back as infinite, but sooner.
+            cutoff_s: (B,) step times above these may be returned as infinite, which is faster.
 
         Raises:
-            InvalidValue: a placement that breaks a rule of the problem.
+            InvalidValue: a placement that violates a rule of the problem.
         """
         placements = np.atleast_2d(placements)
         count = int(min(len(placements), self.evaluations_left))
@@ -240,7 +240,7 @@ class Task:
         return times
 
     def score_distinct(self, placements: NDArray[np.int32]) -> None:
-        """`score` of placements (B, N), each of equal ones once, in the order in which they first come."""
+        """`score` of placements (B, N) without duplicates, in the order of their first occurrence."""
         self.score(placements[np.sort(np.unique(placements, axis=0, return_index=True)[1])])
 
     @property
@@ -251,8 +251,8 @@ class Task:
     def score_ordered(self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None) -> float:
         """Step time of a placement (N,) whose ready ops run by priority (N,), higher ones first.
 
-        If it is the best so far, its plan is kept with it. Observers are told of the problem's own order only. A timer
-        that plans nothing scores that one.
+        If it is the best so far, its plan is stored, too. Observers get only the problem's own order. A timer without
+        plans scores the problem's own order.
 
         Raises:
             InvalidValue: as `score`.
@@ -260,7 +260,7 @@ class Task:
         return self._score_one(devices, lambda timer: timer.plan_and_time(devices, priorities))
 
     def score_plan(self, plan: Plan) -> float:
-        """As `score_ordered`, of exactly this plan."""
+        """Like `score_ordered`, for exactly this plan."""
         return self._score_one(plan.devices, lambda timer: (plan, timer.retime(plan)))
 
     def score_groups(self, groups: NDArray[np.int32]) -> NDArray[np.float64]:
@@ -274,13 +274,13 @@ class Task:
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """Measurements of placements (B, N) on the host; only as many as the budget allows.
 
-        A host whose time ran out since `measurements_left` was asked still answers: a batch is run or not, never cut.
+        If the time ends after a check of `measurements_left`, the batch still runs completely: batches are never cut.
         """
         placements = np.atleast_2d(placements)[: self._take(len(np.atleast_2d(placements)))]
         return self.host.measure(placements) if self.host is not None and len(placements) else []
 
     def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
-        """As `measure`, of exactly these plans."""
+        """Like `measure`, for exactly these plans."""
         plans = plans[: self._take(len(plans))]
         return self.host.measure_plans(plans) if self.host is not None and plans else []
 
@@ -291,18 +291,18 @@ class Task:
         return taken
 
     def measure_some(self, plans: Sequence[Plan], *, is_all: bool = False) -> list[tuple[Plan, Measurement]]:
-        """As `measure_plans`, but a `LateHost` gives the results that have come: of these plans and of earlier ones.
+        """Like `measure_plans`, but a `LateHost` returns the available results, of these plans and of earlier ones.
 
         Args:
-            plans: to be measured; each counts now.
-            is_all: wait for all that were asked for.
+            plans: the plans to measure; each counts now.
+            is_all: wait for all requested results.
         """
         if isinstance(self.host, LateHost):
             return self.host.measure_some(plans[: self._take(len(plans))], is_all=is_all)
         return list(zip(plans, self.measure_plans(plans)))
 
     def count(self, evaluations: int) -> None:
-        """Counts evaluations that the method made past `score`: under other figures, or beyond the budget."""
+        """Counts evaluations that the method made without `score`: with other costs, or beyond the budget."""
         self.evaluations += evaluations
 
     def _score_one(self, devices: NDArray[np.int32], run: Callable[[PlanTimer], tuple[Plan, Measurement]]) -> float:
@@ -329,8 +329,7 @@ class Task:
         if times[first] < self.best_s:
             self.best_devices = np.array(placements[first], dtype=np.int32)
             self._best_plan, self._best_priorities = plan, priorities
-            best_s = float(times[first])
-            self.history.append(BestSoFar(self.evaluations, self.measurements, self.elapsed_s, best_s))
+            self.history.append(BestSoFar(self.evaluations, self.measurements, self.elapsed_s, float(times[first])))
 
     def tell(self, figures: Mapping[str, float]) -> None:
         """Passes figures of the learner, by name, to the observer."""
@@ -471,14 +470,6 @@ class Simulating(_OfTask):
         return [Measurement("ok" if math.isfinite(step_s) else "oom", step_s) for step_s in times]
 
 
-class Measuring(_OfTask):
-    """A task's host as a `Measurer`: every placement that is run counts as one of the task's measurements."""
-
-    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
-        """As `Task.measure`: one measurement a placement, as far as the budget allows."""
-        return self._task.measure(placements)
-
-
 MOST_STARTS = 64
 """Placements of a guide at most that a search tries to start from."""
 ListSchedule = tuple[str, tuple[float, ...]]
@@ -525,8 +516,6 @@ def score_guided(task: Task, guide: Guide | None) -> list[tuple[NDArray[np.int32
         return []
     starts = guide.starts(count)
     starts = starts[np.sort(np.unique(starts, axis=0, return_index=True)[1])]
-    if not len(starts):
-        return []
     return sorted(zip(starts, task.score(starts).tolist(), strict=True), key=lambda one: one[1])
 
 
@@ -537,34 +526,30 @@ def _num_starts(task: Task, guide: Guide) -> int:
     return int(min(max(guide.start_share * task.budget.evaluations, 1), task.evaluations_left, MOST_STARTS))
 
 
-class GuidedMoves:
-    """Puts a guide's suggestions among the moves of annealing over any grouping.
+def guided_moves(
+    guide: Guide,
+    problem: Problem,
+    grouping: Grouping,
+    current: NDArray[np.int32],
+    moved: NDArray[np.int32],
+    generator: np.random.Generator,
+) -> NDArray[np.int32]:
+    """(C, G) int32: `moved`, but for a share of its rows, which the guide moved from `current`.
 
     Args:
         guide: suggests placements of ops.
         problem: the problem to place.
         grouping: the groups that annealing moves; a suggestion is taken as far as its groups can follow it.
+        current: (G,) the devices of groups that the moves start from.
+        moved: (C, G) moves that are there already; they stay where the guide would change nothing.
+        generator: draws which rows are the guide's, one number a row.
     """
-
-    def __init__(self, guide: Guide, problem: Problem, grouping: Grouping) -> None:
-        self._guide, self._problem, self._grouping = guide, problem, grouping
-
-    def mixed(
-        self, current: NDArray[np.int32], moved: NDArray[np.int32], generator: np.random.Generator
-    ) -> NDArray[np.int32]:
-        """(C, G) int32: `moved`, but for a share of its rows, which the guide moved from `current`.
-
-        Args:
-            current: (G,) the groups that move.
-            moved: (C, G) moves that are there already; they stay where the guide would change nothing.
-            generator: draws which rows are the guide's, one number a row.
-        """
-        rows = np.flatnonzero(generator.random(len(moved)) < self._guide.move_share)
-        if not len(rows):
-            return moved
-        mixed = moved.copy()
-        for row, devices in zip(rows, self._guide.moves(self._grouping.expand(current), len(rows)), strict=True):
-            groups = majority_devices(self._problem, devices, self._grouping)
-            if not np.array_equal(groups, current):
-                mixed[row] = groups
-        return mixed
+    rows = np.flatnonzero(generator.random(len(moved)) < guide.move_share)
+    if not len(rows):
+        return moved
+    mixed = moved.copy()
+    for row, devices in zip(rows, guide.moves(grouping.expand(current), len(rows)), strict=True):
+        groups = majority_devices(problem, devices, grouping)
+        if not np.array_equal(groups, current):
+            mixed[row] = groups
+    return mixed

@@ -29,7 +29,7 @@ from rlplace import __version__
 from rlplace.errors import CaptureError, InvalidValue, RunnerError, UserError
 from rlplace.graphs import Constraints, OpGraph, capture
 from rlplace.graphs.capturing.capture import as_call
-from rlplace.graphs.micro_batching.dependence import has_values
+from rlplace.graphs.capturing.refusals import has_values
 from rlplace.graphs.micro_batching.loss_verdict import judge_loss, unchecked
 from rlplace.graphs.micro_batching.slices import BatchDims, plan_slices
 from rlplace.graphs.program import LossVerdict
@@ -276,7 +276,7 @@ def judge_twin(spec: WorkloadSpec, built: Workload, count: int, asked: CutOption
     Raises:
         UserError: the workload cannot be cut, or not so; or a package that it needs is not installed.
     """
-    if has_values(built.model, _tensors(built)):
+    if has_values((*built.model.parameters(), *built.model.buffers(), *_tensors(built))):
         return None
     if spec.is_function:
         return _judge_function(spec, built, count, asked, seed)

@@ -1,4 +1,5 @@
-"""Opening a store's database: for writing one's own, for reading anyone's; a failure is one line that says what to do.
+"""Opens a store's database: the user's own for writing, any for reading. An error is one line with the recommended
+action.
 
 `connect_safely` opens any database of a folder that somebody may have sent. Opening runs no code: no extension is
 loaded, no schema is trusted, no other database can be attached, and a file that holds a view or a trigger
@@ -157,7 +158,7 @@ class Schema:
     """The exact content of a database of ours, statement by statement.
 
     Attributes:
-        what: its kind, for messages.
+        what: the kind of file, for messages.
         application_id: in the header of the file; four letters.
         version: likewise (`user_version`).
         statements: by name of the table or index.
@@ -336,7 +337,7 @@ def is_local(folder: Path, mounts: str) -> bool:
 
 @contextmanager
 def told(path: Path, schema: Schema = STORE) -> Iterator[None]:
-    """While active, an error of SQLite becomes a `FileProblem` that says what to do."""
+    """While active, an error of SQLite becomes a `FileProblem` with the recommended action."""
     try:
         yield
     except sqlite3.Error as error:
@@ -464,12 +465,12 @@ def _check_plain(path: Path, *, is_written: bool) -> None:
 
 
 def _check_journal(path: Path, journal: Path) -> None:
-    """Refuses a journal that names a super-journal, or that makes the database huge (https://sqlite.org/fileformat.html,
-    "The Rollback Journal").
+    """Refuses a journal that names a super-journal, or that makes the database huge
+    (https://sqlite.org/fileformat.html, "The Rollback Journal").
 
     A super-journal is named at the end: a page number, the name, its length, a checksum, and the magic of a journal.
     SQLite removes the file of that name, and writes such a journal only where databases are attached: none of ours.
-    The header says how many pages the database had, and of what size: SQLite gives it that size back.
+    The header has the number of pages that the database had, and their size: SQLite restores this size.
     """
     header = _piece(journal, 0, 28)
     if header[:8] == _JOURNAL_MAGIC and len(header) == 28:

@@ -58,7 +58,8 @@ class _Shelf:
 class StoreLog(MeasurementLog):
     """Writes the measurements of a process into one or two stores, and looks for answers in them.
 
-    A store that is locked or full gets everything later, at the latest on `close`; then a warning says what is missing.
+    If a store is locked or full, everything is written later, at the latest on `close`. If this fails, a warning lists
+    the missing measurements.
 
     Attributes:
         num_recalled: measurements that were answered.

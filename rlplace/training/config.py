@@ -23,55 +23,57 @@ Spent = Annotated[Number, Field(gt=0, le=MOST_S)]
 
 @record(frozen=True)
 class SearchConfig:
-    """How a budget is spent."""
+    """Options of the search."""
 
     method: str | None = None
-    """The method that finds the placement: any of `rlplace compare`; `portfolio` always stands beside it. By default
-    policy where a policy or a learner is named and no guide, else learned (on a simulated host, where nothing can be
-    measured, guided with a guide and policy without)."""
+    """The method that finds the placement: any method of `rlplace compare`; `portfolio` always runs, too. By default
+    policy if a policy or a learner is named without a guide, else learned. A simulated host cannot be measured, so
+    there the default is guided with a guide, and policy without one."""
     guide: str = "none"
     """A policy that suggests starts and moves to the searches of `learned` or `guided`; or none."""
     simulate_share: Annotated[Number, Field(ge=0, le=1)] = 0.6
     """On a real host, the share of the budget for simulated placements; the rest measures the best of them."""
     num_calibrated: Annotated[Whole, Field(ge=0, le=MOST_ROUNDS)] = 12
-    """Placements measured before the search, to learn the host from (6 where fewer are given); 0 leaves it as it is."""
+    """Placements measured before the search, to calibrate the host (at least 6); 0 means no calibration."""
     priors: Path | None = None
-    """How far hosts are from their figures before anything is measured: a file of `rlplace fit-priors`."""
+    """The usual error of given costs: a file of `rlplace fit-priors`."""
     table_rounds: Annotated[Whole, Field(ge=1, le=MOST_ROUNDS)] = 25
     """Rounds of the final table."""
 
 
 @record(frozen=True)
 class TrainConfig(ProblemOptions):
-    """How a placement is found."""
+    """The options of a search for a placement."""
 
     budget_s: Spent = 300.0
-    """Seconds of search, for the method and `portfolio` together; profiling and the final table come on top."""
+    """Seconds of search, for the method and `portfolio` together; profiling and the final table take additional
+    time."""
     total_s: Spent | None = None
-    """Seconds of all of it on this machine: within them profiling, calibration and the final table shrink, and the
-    search has the rest, at most `budget_s`; None lets them take as long as they take."""
+    """Limit of the whole run on this machine, in seconds: profiling, calibration and the final table shrink to fit, and
+    the search gets the rest, at most `budget_s`; None sets no limit."""
     evaluations: Annotated[Whole, Field(ge=1, le=MOST_EVALUATIONS)] | None = None
-    """Placements that each method scores, on a simulated host, in place of `budget_s`: the same seed finds the same."""
+    """On a simulated host: placements that each method scores, instead of `budget_s`; results are then
+    deterministic."""
     track: Literal["disabled", "offline", "online"] = "disabled"
     """Weights & Biases: disabled, offline or online."""
     cluster: str = "off"
-    """Whose machines measure, or search on a simulated host: off (this one alone), auto (the Ray cluster that runs
-    here, else one that is started here), or the address of one."""
+    """The machines that measure, or for a simulated host search: off (only this machine), auto (the Ray cluster that
+    runs here, else a new one), or the address of a cluster."""
     search: SearchConfig = field(default_factory=SearchConfig)
-    """How the budget is spent."""
+    """Options of the search."""
     learn: LearnConfig = field(default_factory=LearnConfig)
-    """How the methods `policy` and `guided` learn."""
+    """Options of the methods `policy` and `guided`."""
     agent: AgentConfig = field(default_factory=AgentConfig)
-    """How the method `learned` explores."""
+    """Options of the method `learned`."""
 
     @classmethod
     def of(cls, setup: Setup, **options: Any) -> TrainConfig:
-        """The options that commands share, with further fields."""
+        """A configuration from the options that commands share, and further fields."""
         return cls(**{each.name: getattr(setup, each.name) for each in fields(ProblemOptions)}, **options)
 
     @property
     def guide(self) -> LearnConfig | None:
-        """The policy that guides searches, and how it learns; None where none does."""
+        """The policy that guides searches, with its options; None without a guide."""
         return None if self.search.guide == "none" else dataclasses.replace(self.learn, policy=self.search.guide)
 
     def __post_init__(self) -> None:

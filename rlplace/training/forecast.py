@@ -209,7 +209,7 @@ def limit_s(budget_s: float) -> float:
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds of each part of a run; 0 of one that it does not have.
+    """Seconds of each part of a run; 0 for a part that the run does not have.
 
     Example:
         >>> print(Durations(calibration_s=12.0, search_s=150.0))
@@ -217,13 +217,13 @@ class Durations:
     """
 
     profiling_s: float = 0.0
-    """Times of ops and links, and where it is asked for, the choice of how the batch is cut."""
+    """Measurement of op and link times, and with `auto` the choice of micro-batches."""
     calibration_s: float = 0.0
-    """Placements that are measured before the search, and the fit to them."""
+    """Measurement of placements before the search, and the fit to them."""
     heuristics_s: float = 0.0
-    """Placements without search, and the kernels of searches: read from disk, or compiled the first time."""
+    """Placements of heuristics, and loading the kernels of searches from disk, or compiling them the first time."""
     search_s: float = 0.0
-    """The search of all methods, measuring included."""
+    """The search of all methods, with measurements."""
     table_s: float = 0.0
     """The final table, and the timeline of the best placement."""
 
@@ -233,7 +233,7 @@ class Durations:
         return float(sum(asdict(self).values()))
 
     def to_dict(self) -> dict[str, float]:
-        """The parts and `total_s`, as `result.json` keeps them."""
+        """The parts and `total_s`, as in `result.json`."""
         return {**asdict(self), "total_s": self.total_s}
 
     def __str__(self) -> str:

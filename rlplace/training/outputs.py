@@ -48,12 +48,12 @@ from rlplace.training.tracking import NoTracker, Tracker
 
 @dataclass(frozen=True)
 class Table:
-    """Rows as `rlplace train --json` prints them, and the best placement among them.
+    """The rows that `rlplace train --json` prints, and the best placement among them.
 
     Attributes:
-        rows: one a method.
-        best: the method whose placement the run hands back.
-        plans: by method.
+        rows: one per method.
+        best: the method with the best placement, which the run returns.
+        plans: the plan of each method.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -319,10 +319,10 @@ class TrainResult:
     """The result of a run.
 
     Attributes:
-        placement: of the best method, as it was measured.
+        placement: the measured placement of the best method.
         table: all methods, measured in one race (simulated on a simulated host).
         timeline: a typical step of the placement.
-        is_measured: whether the step times come from running.
+        is_measured: whether the step times are measured.
         durations: how long the parts of the run took.
         expected: how long they were expected to take.
     """
@@ -341,7 +341,7 @@ class TrainResult:
 
     @property
     def summary(self) -> str:
-        """The best step beside those of one device and of plain PyTorch, in a line."""
+        """One line with the step times of the best placement, of one device and of plain PyTorch."""
         return self.table.summary if self.is_measured else f"{self.table.summary} (all simulated)"
 
     @property

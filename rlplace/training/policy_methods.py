@@ -30,7 +30,7 @@ from rlplace.search.improve.anneal import anneal_finer
 from rlplace.search.improve.portfolio import tuned_start, vary
 from rlplace.search.improve.starting_points import best_start_with_greedy, check_budget, score_weights, try_all
 from rlplace.search.parallel.hybrid import parallel_starts
-from rlplace.search.task import ListSchedule, Measuring, Simulating
+from rlplace.search.task import ListSchedule, Simulating
 
 MOST_IDLE = 8
 """Rounds without a new placement after which the policy is taken to be sure of itself."""
@@ -107,7 +107,7 @@ class PolicySearch:
         reward = make_reward(self._recipe.reward, self._baseline_s)
         self._scorer = Scorer(Simulating(task), reward, deterministic=True)
         self._imitation_s = 0.0
-        self._host_scorer = Scorer(Measuring(task), reward, deterministic=False, reference_s=self._baseline_s)
+        self._host_scorer = Scorer(task, reward, deterministic=False, reference_s=self._baseline_s)
 
     @property
     def imitation_share(self) -> float:

@@ -39,36 +39,37 @@ def train(
     known_hosts: Sequence[LearnedHost] = (),
     **options: Any,
 ) -> TrainResult:
-    """The best placement that was measured, and the table that it stands in.
+    """The best measured placement, with the table of all methods.
 
-    The method and `portfolio` share the budget alike: the same simulator, the same time, the same number of measured
-    placements. On a host of this machine they take turns, half of the budget each; on a simulated one they search side
-    by side with half of the cores each, nothing is measured, and the simulator judges everything.
+    The method and `portfolio` get the same time and simulator, and measure the same number of placements. On a real
+    host they run one after the other, with half of the budget each. On a simulated host they run at the same time with
+    half of the cores each, and all step times are simulated.
 
-    Measurements go into the store (`TrainConfig.store`) and into the session of the run; earlier measurements and host
-    models there are used. One search at a time measures on a machine: another one is waited for.
+    Measurements are written to the store (`TrainConfig.store`) and to the session of the run; earlier measurements and
+    host models there are used. Only one search at a time measures on a machine: the call waits for a running one.
 
     Args:
         problem: the step and the host, with groups and constraints.
-        config: how; or give its fields as keywords (`budget_s=60, seed=0`). Those that say how a problem is made are
-            refused: this one is made.
-        start: (N,) a placement that `portfolio`, and the methods that learn, may go on from.
-        run: a folder to keep the result in; Ctrl-C leaves the best placement so far there.
-        progress: told how it goes; True shows it on stderr, False shows nothing, and None shows it on a terminal, and
-            elsewhere the last line alone: the best step beside those of one device and of plain PyTorch.
-        tracker: told figures.
+        config: the options; or give its fields as keywords (`budget_s=60, seed=0`). Options for making a problem are
+            refused, because the problem is given.
+        start: (N,) a starting placement for `portfolio` and the learning methods.
+        run: a folder for the result; after Ctrl-C it has the best placement so far.
+        progress: called with the progress. True prints it to stderr, and False prints nothing. None prints it on a
+            terminal, and elsewhere only the last line: the step times of the placement, of one device and of plain
+            PyTorch.
+        tracker: called with figures of the run.
         workload: its name, for the store.
-        resume: go on from the state in `run` of the same problem and configuration, and measure nothing again.
-        known_hosts: knowledge of a host like this one, besides that of the store.
-        options: fields of `TrainConfig`, over those of `config`.
+        resume: continue from the state in `run` of the same problem and configuration, without measuring again.
+        known_hosts: results of runs on a similar host, in addition to the store.
+        options: fields of `TrainConfig`; they replace those of `config`.
 
     Raises:
-        FileProblem: a store was named that cannot be opened; or the state in `run` is malformed, or of another problem.
-        InvalidValue: a graph in the place of a problem; an unknown option, one out of range, or one that means nothing
-            for this problem or method.
+        FileProblem: the named store cannot be opened; or the state in `run` is malformed, or of another problem.
+        InvalidValue: a graph instead of a problem; or an option that is unknown, out of range, or unused for this
+            problem or method.
         UnknownName: no such method, policy, learner or reward.
-        MissingExtra: a cluster is asked for, and Ray is not installed.
-        RunnerError: no placement could be run, or the reference failed, or the cluster could not be joined.
+        MissingExtra: a cluster is requested, and Ray is not installed.
+        RunnerError: no placement could run, the reference failed, or the cluster could not be joined.
     """
     given: object = problem
     if not isinstance(given, Problem):

@@ -143,19 +143,22 @@ class Family:
 NETWORKS = "rlplace.workloads.networks"
 
 
-_BUILT_IN = {
-    "dlrm": Family(DLRMConfig, f"{NETWORKS}.dlrm:build"),
-    "evoformer": Family(EvoformerConfig, f"{NETWORKS}.evoformer:build"),
-    "inception_v3": Family(InceptionV3Config, f"{NETWORKS}.inception_v3:build"),
-    "nmt": Family(NMTConfig, f"{NETWORKS}.nmt:build"),
-    "rnnlm": Family(RNNLMConfig, f"{NETWORKS}.nmt:build_rnnlm"),
-    **{
-        name: Family(row.options_type(name), f"{NETWORKS}.zoo:build", package="transformers", extra="zoo")
-        for name, row in ZOO.items()
+CATALOG = Registry[Family](
+    "workload",
+    {
+        "dlrm": Family(DLRMConfig, f"{NETWORKS}.dlrm:build"),
+        "evoformer": Family(EvoformerConfig, f"{NETWORKS}.evoformer:build"),
+        "inception_v3": Family(InceptionV3Config, f"{NETWORKS}.inception_v3:build"),
+        "nmt": Family(NMTConfig, f"{NETWORKS}.nmt:build"),
+        "rnnlm": Family(RNNLMConfig, f"{NETWORKS}.nmt:build_rnnlm"),
+        **{
+            name: Family(row.options_type(name), f"{NETWORKS}.zoo:build", package="transformers", extra="zoo")
+            for name, row in ZOO.items()
+        },
     },
-}
-
-CATALOG = Registry[Family]("workload", _BUILT_IN, group="rlplace.workloads", entry_type=Family)
+    group="rlplace.workloads",
+    entry_type=Family,
+)
 
 
 def register_workload(config: type[WorkloadConfig], build: str | Callable[[Any], Parts]) -> None:

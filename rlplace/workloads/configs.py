@@ -45,16 +45,15 @@ class WorkloadConfig(ABC):
     def __post_init__(self) -> None:
         for option in fields(self):
             name, value, kind = option.name, getattr(self, option.name), type(cast(object, option.default))
-            if kind is int:
-                least, most = self.LEAST.get(name, 1), MOST_COPIES if name in COPIES else MOST
-                is_right = type(value) is int and least <= value <= most
-                self._require(is_right, name, f"an integer of at least {least} and at most {most:,}")
-            elif kind is float:
-                self._require(
-                    type(value) in (int, float) and 0 <= value < 1, name, "a number of at least 0 and below 1"
-                )
-            else:
-                self._require(type(value) is bool, name, "true or false")
+            least, most = self.LEAST.get(name, 1), MOST_COPIES if name in COPIES else MOST
+            is_whole, is_share = type(value) is int, type(value) in (int, float)
+            rules = {
+                int: (is_whole and least <= value <= most, f"an integer of at least {least} and at most {most:,}"),
+                float: (is_share and 0 <= value < 1, "a number of at least 0 and below 1"),
+                bool: (type(value) is bool, "true or false"),
+            }
+            is_right, expected = rules.get(kind, rules[bool])
+            self._require(is_right, name, expected)
         self._check()
 
     @classmethod
@@ -297,7 +296,7 @@ class Option:
     Attributes:
         small: its value in the size `small`.
         paper: its value in the size `paper`.
-        doc: what it is.
+        doc: its description.
         least: its smallest value, of an integer.
         divides: the option that it must divide.
         leaves_even: whether the quotient must be even as well: rotary positions take a head's features in pairs.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlplace.cli.main import main
-from rlplace.graphs.grouping.module_classes import module_classes
+from rlplace.graphs.grouping.module_classes import ModuleClasses
 from rlplace.measure.placement import load_placement
 from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build, without_memory
@@ -28,7 +28,7 @@ def test_a_placement_keeps_modules_together(method: str, tmp_path: Path, capsys:
         graph = capture_workload(build(MODEL))
     placement = load_placement(out)
     placement.require_graph(graph)
-    classes = module_classes(graph)
+    classes = ModuleClasses(graph)
     for number in range(classes.num_classes):
         assert len(set(placement.devices[classes.op_class == number].tolist())) == 1
     assert placement.devices[classes.op_class == classes.entry_class["projection"]].all(), "barred from the first"

@@ -11,14 +11,14 @@ from fake_gpus.plan_runs import judged, machine_installed
 
 from rlplace import cuda
 from rlplace.measure.costs.profile import profile_links
-from rlplace.measure.execute.device_threads import Streams, make_channel
+from rlplace.measure.execute.device_threads import Streams
 
 
 def test_what_may_be_taken_has_been_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A receiver that `abort` woke takes what is there: never a tensor whose event is still that of another step."""
     with machine_installed() as machine, machine.attached():
         source, destination = gpu_host(("cuda:0", "cuda:1")).devices
-        channel = make_channel(source, destination, Streams().copies(source, destination))
+        channel = Streams().channel(source, destination)
         tensor, record = torch.ones(3, device=torch.device("cuda", 0)), cuda.record
 
         def take_first(event: FakeEvent, stream: FakeStream) -> None:

@@ -15,7 +15,7 @@ from fake_machine import FILES, VERSIONS, Machine, fake_torch, only
 
 from rlplace.doctor import CHECKS, Check, Finding, System, run_checks, worst
 from rlplace.doctor.installation import EXTRAS, SCOTCH_PROGRAMS
-from rlplace.search.rules.partitioners import PROGRAMS
+from rlplace.search.rules.baselines import PROGRAMS
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 from search_problems import fork_problem
 
 from rlplace.env.schedule_batch import ESTIMATES, FIRST_WEIGHTS, GROUPINGS, ListSchedules
-from rlplace.search.schedule.greedy import Greedy
+from rlplace.search.schedule.partial_schedule import Greedy
 
 
 def test_own_groups_are_placed_as_the_scheduler_places_them() -> None:

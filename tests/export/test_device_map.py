@@ -31,7 +31,7 @@ from rlplace.export.device_map import (
 )
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.grouping.groups import Grouping
-from rlplace.graphs.grouping.module_classes import module_classes
+from rlplace.graphs.grouping.module_classes import ModuleClasses
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host
@@ -57,7 +57,7 @@ def problem_of(graph: OpGraph) -> Problem:
 
 def on(graph: OpGraph, *entries: str) -> np.ndarray:
     """(N,) the classes of these entries on the second device, the others on the first."""
-    classes = module_classes(graph)
+    classes = ModuleClasses(graph)
     return np.isin(classes.op_class, [classes.entry_class[name] for name in entries]).astype(np.int32)
 
 
@@ -73,7 +73,7 @@ def test_a_placement_of_classes_is_its_own_projection_and_is_read_back() -> None
 
 def test_a_module_goes_where_most_of_its_time_was() -> None:
     graph = step_of(Stack())
-    devices, classes = on(graph, "blocks.1"), module_classes(graph)
+    devices, classes = on(graph, "blocks.1"), ModuleClasses(graph)
     block = np.flatnonzero(classes.op_class == classes.entry_class["blocks.1"])
     few, most = devices.copy(), devices.copy()
     few[block[: len(block) // 2 - 1]] = 0
@@ -86,7 +86,7 @@ def test_a_module_goes_where_most_of_its_time_was() -> None:
 
 def test_pins_are_kept_where_a_module_can() -> None:
     graph = step_of(Stack())
-    last = np.flatnonzero(module_classes(graph).op_class == module_classes(graph).entry_class["last"])
+    last = np.flatnonzero(ModuleClasses(graph).op_class == ModuleClasses(graph).entry_class["last"])
     allowed = np.ones((graph.num_ops, 2), dtype=np.bool_)
     allowed[last[0], 0] = False
     problem = dataclasses.replace(problem_of(graph), allowed=allowed)
@@ -202,7 +202,7 @@ def test_gradients_stay_until_the_end_of_an_ordinary_loops_step() -> None:
 
 def test_every_part_is_where_its_module_is() -> None:
     made = problem()
-    classes = module_classes(made.graph)
+    classes = ModuleClasses(made.graph)
     devices = (classes.op_class == classes.entry_class["3"]).astype(np.int32)
     first, second = device_memory(made, devices, (0, 1), {})
     assert (first.parameter_bytes, second.parameter_bytes) == (3 * LAYER, LAYER)

@@ -15,7 +15,7 @@ from torch import nn
 
 from rlplace.export.device_map import Projection, device_map
 from rlplace.graphs import OpGraph, capture
-from rlplace.graphs.grouping.module_classes import module_classes
+from rlplace.graphs.grouping.module_classes import ModuleClasses
 
 accelerate = pytest.importorskip("accelerate")
 PLACES = (1, 2, 3)
@@ -23,14 +23,14 @@ PLACES = (1, 2, 3)
 
 def random_projection(graph: OpGraph, seed: int) -> Projection:
     """Each class on one of three devices."""
-    classes = module_classes(graph)
+    classes = ModuleClasses(graph)
     where = np.random.default_rng(seed).integers(0, len(PLACES), classes.num_classes).astype(np.int32)
     return Projection(classes, where, where[classes.op_class], 0.0)
 
 
 def alternating(graph: OpGraph) -> Projection:
     """Classes on one of two devices in turn."""
-    classes = module_classes(graph)
+    classes = ModuleClasses(graph)
     where = (np.arange(classes.num_classes) % 2).astype(np.int32)
     return Projection(classes, where, where[classes.op_class], 0.0)
 

@@ -13,7 +13,7 @@ from run_folders import run_of_problem
 from rlplace.cli.main import main
 from rlplace.errors import InvalidValue
 from rlplace.export.formats import export_run
-from rlplace.graphs.grouping.module_classes import module_classes
+from rlplace.graphs.grouping.module_classes import ModuleClasses
 from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.hosts.resolve import resolve_host
@@ -47,7 +47,7 @@ def run_of(
 
 def second_block_apart(problem: Problem) -> np.ndarray:
     """(N,) all on the first device but for the second block."""
-    classes = module_classes(problem.graph)
+    classes = ModuleClasses(problem.graph)
     return (classes.op_class == classes.entry_class["transformer.h.1"]).astype(np.int32)
 
 
@@ -75,7 +75,7 @@ def test_a_placement_of_modules_is_its_map(
 
 def test_single_ops_that_are_elsewhere_come_to_their_module(tmp_path: Path, problem: Problem) -> None:
     devices = second_block_apart(problem)
-    classes = module_classes(problem.graph).op_class
+    classes = ModuleClasses(problem.graph).op_class
     runs = ~problem.graph.is_source & (problem.graph.phases == FORWARD)
     block = np.flatnonzero((classes == classes[devices == 1][0]) & runs)
     free = dataclasses.replace(problem.graph, colocation=np.full_like(problem.graph.colocation, -1))

@@ -17,7 +17,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.improve.anneal import AnnealSettings, anneal_finer
 from rlplace.search.improve.starting_points import Schedulers
 from rlplace.search.methods import METHODS, find
-from rlplace.search.task import MOST_STARTS, Budget, GuidedMoves, ListSchedule, Task, guided_schedules, score_guided
+from rlplace.search.task import MOST_STARTS, Budget, ListSchedule, Task, guided_moves, guided_schedules, score_guided
 
 
 @dataclass
@@ -134,9 +134,9 @@ def test_a_guides_moves_lead_annealing_where_it_wants() -> None:
 
 def test_a_share_of_the_rows_is_the_guides_and_pins_hold_all_the_same() -> None:
     problem = barred(fork_problem(2), {0: (0,)})
-    moves = GuidedMoves(Oracle(np.ones(6, dtype=np.int32), move_share=0.25), problem, problem.grouping)
+    guide = Oracle(np.ones(6, dtype=np.int32), move_share=0.25)
     current, moved = np.zeros(6, dtype=np.int32), np.zeros((400, 6), dtype=np.int32)
-    mixed = moves.mixed(current, moved, np.random.default_rng(0))
+    mixed = guided_moves(guide, problem, problem.grouping, current, moved, np.random.default_rng(0))
     rows = {tuple(row) for row in mixed.tolist()}
     assert rows == {(0,) * 6, (0, 1, 1, 1, 1, 1)}  # the pin of op 0 stands
     assert mixed.any(axis=1).mean() == pytest.approx(0.25, abs=0.07)
@@ -149,10 +149,10 @@ def test_a_suggestion_is_taken_as_far_as_groups_follow_and_own_moves_stay_where_
     current, own = np.array([0, 1], dtype=np.int32), np.array([[1, 1]], dtype=np.int32)
     wanted = np.array([0, 0, 0, 1, 1, 1], dtype=np.int32)
     guide = Oracle(wanted, move_share=1.0)
-    mixed = GuidedMoves(guide, problem, halves).mixed(current, own, np.random.default_rng(0))
+    mixed = guided_moves(guide, problem, halves, current, own, np.random.default_rng(0))
     assert mixed.tolist() == [[1, 1]]
     guide.wanted = (1 - wanted).astype(np.int32)
-    mixed = GuidedMoves(guide, problem, halves).mixed(current, own, np.random.default_rng(0))
+    mixed = guided_moves(guide, problem, halves, current, own, np.random.default_rng(0))
     assert mixed.tolist() == [[1, 0]]
 
 

@@ -149,20 +149,20 @@ def diamond(target: str = "aten.op") -> Problem:
 
 
 def test_paths_count_the_times_and_transfers_of_the_placement() -> None:
-    paths = placed_paths(diamond(), DEVICES)
-    assert paths.op_s.tolist() == [1.0, 2.0, 3.0, 4.0]
+    op_s, before_s, after_s = placed_paths(diamond(), DEVICES)
+    assert op_s.tolist() == [1.0, 2.0, 3.0, 4.0]
     # op 2 starts after 1 s and 20 bytes; op 3 after op 2 and 40 bytes
-    assert paths.before_s.tolist() == [0.0, 1.0, 3.0, 10.0]
-    assert paths.after_s.tolist() == [13.0, 4.0, 8.0, 0.0]
+    assert before_s.tolist() == [0.0, 1.0, 3.0, 10.0]
+    assert after_s.tolist() == [13.0, 4.0, 8.0, 0.0]
 
 
 def test_without_transfers_only_ops_count() -> None:
-    paths = placed_paths(diamond(), DEVICES, transfers=False)
-    assert paths.before_s.tolist() == [0.0, 1.0, 1.0, 4.0]
-    assert paths.after_s.tolist() == [7.0, 4.0, 4.0, 0.0]
+    _, before_s, after_s = placed_paths(diamond(), DEVICES, transfers=False)
+    assert before_s.tolist() == [0.0, 1.0, 1.0, 4.0]
+    assert after_s.tolist() == [7.0, 4.0, 4.0, 0.0]
 
 
 def test_sources_take_no_time() -> None:
-    paths = placed_paths(diamond("parameter"), DEVICES)
-    assert paths.op_s[0] == 0.0
-    assert paths.before_s.tolist() == [0.0, 0.0, 2.0, 9.0]
+    op_s, before_s, _ = placed_paths(diamond("parameter"), DEVICES)
+    assert op_s[0] == 0.0
+    assert before_s.tolist() == [0.0, 0.0, 2.0, 9.0]

@@ -22,7 +22,7 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.methods import METHODS, Method, SearchResult, find, register_method
-from rlplace.search.task import MOST_LETTERS, BestSoFar, Budget, Failure, Measuring, Simulating, Task
+from rlplace.search.task import MOST_LETTERS, BestSoFar, Budget, Failure, Simulating, Task
 
 PROBLEM = chain_problem(3)
 
@@ -94,7 +94,7 @@ def test_simulating_and_measuring_are_measurers_that_count() -> None:
     task = Task(PROBLEM, timer, Budget(evaluations=9, measurements=3), host=host)
     statuses = [m.status for m in Simulating(task).measure(rows([0, 1, 1], [1, 0, 0]))]
     assert (statuses, task.evaluations) == (["ok", "oom"], 2)
-    assert [m.step_time_s for m in Measuring(task).measure(rows([0, 1, 1], [0, 0, 0]))] == [1.0, 3.0]
+    assert [m.step_time_s for m in task.measure(rows([0, 1, 1], [0, 0, 0]))] == [1.0, 3.0]
     assert task.measurements_left == 1
     assert len(task.measure(rows([0, 1, 1], [0, 0, 0]))) == 1
     assert task.measure(rows([0, 1, 1])) == []

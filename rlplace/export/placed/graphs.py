@@ -28,7 +28,7 @@ from rlplace.export.placed.step_arguments import HeldConstants, InputCutter
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.program import Autocast, Origin
+from rlplace.graphs.program import Origin
 from rlplace.measure import Host, Plan
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
@@ -184,10 +184,10 @@ def captured_evaluation(graph: OpGraph, call: Call) -> OpGraph:
         return capture_step(Origin(model, args, kwargs, None, frozen=origin.frozen), None)
 
 
-def as_cast(model: nn.Module, autocast: Autocast | None) -> contextlib.AbstractContextManager[object]:
+def as_cast(model: nn.Module, autocast: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
     """Autocast as it was around a capture, also where it was off."""
     kind = next((tensor.device.type for tensor in model.parameters()), "cpu")
-    return torch.autocast(kind, enabled=False) if autocast is None else autocast.entered(kind)
+    return torch.autocast(kind, dtype=autocast, enabled=autocast is not None)
 
 
 Role = tuple[object, ...]

@@ -57,33 +57,34 @@ _SETTABLE = ("lr", "betas", "eps", "momentum", "weight_decay", "num_steps")
 
 
 class PlacedModel(AbstractContextManager["PlacedModel"]):
-    """A captured step that runs as placed: a training step that updates its own parameters, or an inference.
+    """A captured step on the devices of its plan: a training step that updates its own parameters, or an inference.
 
-    Parameters, buffers and optimizer state live where they were placed; `state_dict` brings them back. It runs the
-    plan that was measured: the same devices, orders and transfers. Inputs of other shapes are captured when they are
-    first seen, and their graphs are placed as the measured one is, op by op.
+    Parameters, buffers and optimizer state are on the devices of the plan; `state_dict` copies them back. A step runs
+    exactly the measured plan: the same devices, orders and transfers. Inputs of other shapes are captured at their
+    first call. Each op of their graphs goes to the device of the matching op of the measured graph.
 
-    Threads may share it: calls, and other uses of its state, take turns. A call within a call (by a hook, a loss or an
-    op) is refused, and so is one in a forked process.
+    Threads may share it: calls, and other uses of its state, run one at a time. A call within a call (by a hook, a loss
+    or an op) is refused. A call in a forked process is refused, too.
 
-    As a context manager, it is closed at the end.
+    It is also a context manager that closes it.
 
     Args:
         graph: captured from the model.
-        host: of this machine, or a word for it.
+        host: a host of this machine, or a HOST word for it.
         plan: the plan to run.
-        seed: of random ops: each draws from (seed, op, step), the same numbers on all devices of one kind.
-        op_order: in which the plan was searched, one of `OP_ORDERS`; None where that is not known.
-        step_time_s: of the plan, as it was measured or simulated; None where that is not known.
-        table: of the race that it won; None where it was in none.
-        other_shapes: the handling of inputs of other shapes: `capture` them, run them in `eager` mode, or `refuse`.
+        seed: of random ops. Each draws from (seed, op, step), the same numbers on all devices of the same kind.
+        op_order: order of ops in the search of the plan, one of `OP_ORDERS`; None if unknown.
+        step_time_s: measured or simulated step time of the plan; None if unknown.
+        table: of the race that the plan won; None without a race.
+        other_shapes: for inputs of other shapes: `capture` them, run them in `eager` mode, or `refuse` them.
 
     Attributes:
-        num_steps: steps that were run; random ops draw by it.
-        op_order: as it was given.
-        step_time_s: likewise.
-        table: of the race that the plan won, beside one device and plain PyTorch: `table.rows` are those of `train`,
-            and `table.summary` says in a line whether placing is worth it; None where it was in none, as from a file.
+        num_steps: number of steps so far; random ops derive their seeds from it.
+        op_order: the argument.
+        step_time_s: the argument.
+        table: of the race that the plan won, with one device and plain PyTorch. `table.rows` are those of `train`, and
+            `table.summary` says in one line whether placing is worth it. None without a race, for example for a
+            placement from a file.
     """
 
     op_order: str | None
@@ -138,18 +139,18 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         """Runs one step: the result of the loss function in training, else the model's output.
 
         Args:
-            args: inputs as they were captured: the same structure and dtypes, and the same values where they are no
+            args: inputs as captured: the same structure and dtypes, and the same values of arguments that are not
                 tensors.
-            targets: labels of this batch, where the step was captured with targets; a dict where it was with one.
-            kwargs: inputs, likewise.
+            targets: labels of this batch, if the step was captured with targets; a dict if it was captured with a dict.
+            kwargs: inputs, like `args`.
 
         Raises:
-            InvalidValue: inputs or targets of another structure or dtype, or without data; another value that is no
-                tensor; or another shape, where that is refused. Where it updates: a parameter that is frozen or not,
-                other than it was captured, or that has a hook of its own.
+            InvalidValue: inputs or targets of another structure or dtype, or without data; another value of an argument
+                that is not a tensor; or another shape, if other shapes are refused. If the step updates parameters: a
+                parameter that was frozen or unfrozen after the capture, or that has a hook.
             CaptureError: the model cannot be captured for these shapes.
             RunnerError: an op failed.
-            UserError: it is called within a call, or in a forked process.
+            UserError: a call within a call, or in a forked process.
         """
         with self._turn():
             if self._optimizer is not None:
@@ -163,21 +164,21 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
     def backward(self, *args: Any, targets: Any = None, loss_scale: float | torch.Tensor = 1.0, **kwargs: Any) -> Any:
         """Forward and backward: gradients are added to `grad` of `parameters()`, and nothing is updated.
 
-        It is `loss.backward()` of plain PyTorch, as placed: clipping, accumulation, `GradScaler` and any optimizer over
-        `parameters()` work as they do there. A step that was captured with an optimizer does it too.
+        It does the same as `loss.backward()` of plain PyTorch: clipping, accumulation, `GradScaler` and any optimizer
+        for `parameters()` work as usual. It also works for a step that was captured with an optimizer.
 
         Args:
             args: as in a call.
-            targets: likewise.
-            loss_scale: gradients are those of the loss times this number; the returned loss is not scaled.
+            targets: as in a call.
+            loss_scale: the gradients are multiplied by this number; the returned loss is not scaled.
             kwargs: as in a call.
 
         Returns:
             The result of the loss function.
 
         Raises:
-            InvalidValue: the step was captured without a loss, or a parameter was frozen then that is not any more; or
-                as in a call.
+            InvalidValue: the step was captured without a loss, a parameter was unfrozen after the capture, or as in a
+                call.
             CaptureError: as in a call.
             RunnerError: as in a call.
             UserError: as in a call.
@@ -198,17 +199,18 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             return self._run(args, kwargs, targets, loss_scale=scale)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's output with all modules in evaluation mode, as placed; parameters and buffers stay as they are.
+        """The model's output with all modules in evaluation mode; parameters and buffers do not change.
 
-        Random ops draw anew in every evaluation, by a count of their own: the draws of training stay the same.
+        Random ops draw new numbers in every evaluation, from a separate count. So evaluations do not change the random
+        numbers of training.
 
         Args:
             args: as in a call, without targets.
-            kwargs: likewise.
+            kwargs: as in a call.
 
         Raises:
             InvalidValue: as in a call.
-            CaptureError: the model cannot be captured so.
+            CaptureError: the model cannot be captured in evaluation mode.
             RunnerError: an op failed.
             UserError: as in a call.
         """
@@ -221,10 +223,10 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             return result
 
     def train(self, mode: bool = True) -> NoReturn:
-        """Refuses: a step has the modes that its model was captured in.
+        """Always raises: the modes of a step are fixed at the capture.
 
         Raises:
-            UserError: says what to do instead.
+            UserError: always; the message names the alternative.
         """
         raise UserError(
             "a placed step has no modes to switch: a call runs as the model was captured, and `step.evaluate(x)` "
@@ -233,35 +235,35 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         )
 
     def eval(self) -> NoReturn:
-        """Refuses: `evaluate` gives the output in evaluation mode.
+        """Always raises: use `evaluate` for the output in evaluation mode.
 
         Raises:
-            UserError: says what to do instead.
+            UserError: always; the message names the alternative.
         """
         self.train(mode=False)
 
     @property
     def num_graphs(self) -> int:
-        """Graphs that were captured: one for all inputs of the same shapes, and for evaluation likewise."""
+        """Number of captured graphs: one for each set of input shapes, in training and in evaluation."""
         return len(self._graphs)
 
     @property
     def num_micro_batches(self) -> int:
-        """Slices that a step cuts its batch into; 1 where it is whole."""
+        """Number of slices of a batch; 1 if it is not cut."""
         return self._first.graph.num_micro_batches
 
     @property
     def verdict(self) -> LossVerdict | None:
-        """How micro-batches make the loss of their batch; None where the batch is whole."""
+        """How the loss of the batch is computed from micro-batches; None if the batch is not cut."""
         micro = self._program.origin.micro
         return None if micro is None else micro.verdict
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The captured optimizer as PyTorch's own: for schedulers, for its `state_dict`, and after `backward`.
+        """The captured optimizer as a PyTorch optimizer: for schedulers, for its `state_dict`, and after `backward`.
 
-        A call of the step updates by itself, with the options that are set here. After `backward`, `optimizer.step()`
-        updates by `grad`. Both have the same state.
+        A call of the step also updates the parameters, with the options of this object. After `backward`,
+        `optimizer.step()` updates them from `grad`. Both use the same state.
 
         Raises:
             InvalidValue: the step was captured without one.
@@ -286,26 +288,27 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         return self._optimizer
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The placed parameters, in the order of the model, on their devices: for optimizers and clipping."""
+        """The placed parameters on their devices, in the order of the model; for optimizers and clipping."""
         return iter(self._state.parameters.values())
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The same with their dotted names."""
+        """The placed parameters with their dotted names."""
         return iter(self._state.parameters.items())
 
     def zero_grad(self) -> None:
-        """Forgets the gradients of all parameters."""
+        """Sets the gradients of all parameters to None."""
         with self._turn(runs=False):
             for parameter in self.parameters():
                 parameter.grad = None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Copies of the tensors of the model's `state_dict`, under the same names. `save` keeps all else."""
+        """Copies of the tensors of the model's `state_dict`, with the same names. `save` also writes optimizer state
+        and counts."""
         with self._turn(runs=False):
             return self._state.copies()
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites parameters and buffers, by dotted name; names that are left out stay.
+        """Overwrites parameters and buffers, by dotted name; the others do not change.
 
         Raises:
             UnknownName: no parameter or buffer has that name.
@@ -315,7 +318,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             self._state.load(state)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes all that a straight run would go on with: parameters, buffers, optimizer state, options, steps.
+        """Writes everything that is needed to continue: parameters, buffers, optimizer state, options, counts of steps.
 
         Args:
             path: of a safetensors file.
@@ -337,10 +340,11 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             write_bytes_atomic(path, save(tensors, metadata={"rlplace": json.dumps(told)}))
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Goes on from a file of `save` for this model, of any placement: the next step is the same.
+        """Restores the state from a file of `save` for this model; the placement may differ.
 
         Raises:
-            FileProblem: no such file, or of another model, optimizer or seed. Nothing is overwritten then.
+            FileProblem: no such file, or a file of another model, optimizer or seed. In this case nothing is
+                overwritten.
         """
         with self._turn(runs=False):
             told, found = _read(Path(path))
@@ -381,15 +385,15 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         """Writes parameters and buffers back into `model`.
 
         Raises:
-            UnknownName: it has no parameter or buffer of a name of this model.
-            InvalidValue: one has another shape. Nothing is written then.
+            UnknownName: `model` lacks a parameter or buffer of this step.
+            InvalidValue: a parameter or buffer has another shape. In both cases nothing is written.
         """
         model = original_of(model)
         with self._turn(runs=False):
             self._state.write_to({**dict(model.named_parameters()), **dict(model.named_buffers())})
 
     def close(self) -> None:
-        """Ends its threads, once a call of another thread has ended."""
+        """Waits for a running call of another thread, and ends all threads of the step."""
         self._crew.stop()
 
     def __reduce__(self) -> Any:
@@ -571,20 +575,19 @@ def to_step(
     seed: int = 0,
     other_shapes: OtherShapes = "capture",
 ) -> PlacedModel:
-    """`model` as a callable that runs as placed, starting from its parameters as they are now.
+    """Returns `model` as a callable that runs on the devices of the placement, starting with its current parameters.
 
     Args:
-        model: the one that `graph` was captured from.
-        graph: with its program.
+        model: the model that `graph` was captured from.
+        graph: a graph with its program.
         placement: made for `graph` and for a host of this machine.
-        host: that host, or a word for it; by default the one that the placement was made for, whatever word of this
-            machine named it.
+        host: that host, or a HOST word for it; by default the host of this machine that the placement was made for.
         seed: of random ops.
-        other_shapes: the handling of inputs of other shapes: `capture` them when they are first seen, placed alike;
-            run them in `eager` mode; or `refuse`.
+        other_shapes: for inputs of other shapes: `capture` a new graph for them at their first call, with the same
+            placement; run them in `eager` mode; or `refuse` them.
 
     Raises:
-        InvalidValue: an argument is no model, graph or placement, or they are in another order.
+        InvalidValue: an argument is not a model, graph or placement, or the arguments are in the wrong order.
         FingerprintMismatch: the placement was made for another graph or host.
     """
     host = host_of(model, graph, placement, host, "to_step")
@@ -598,7 +601,7 @@ def host_of(model: nn.Module, graph: OpGraph, placement: Placement, host: Host |
     """The host of this machine that the function `where` is to place on, once its arguments are checked.
 
     Raises:
-        InvalidValue: an argument is no model, graph or placement, or they are in another order.
+        InvalidValue: an argument is not a model, graph or placement, or the arguments are in the wrong order.
         FingerprintMismatch: the placement was made for another graph or host.
     """
     for name, value, kind in (("model", model, nn.Module), ("graph", graph, OpGraph)):

@@ -42,32 +42,33 @@ Slot = tuple[str, dict[str, Any], str]
 
 
 class PlacedModule(nn.Module):
-    """The class that `to_module` adds to a copy of a model: its `forward` runs as placed."""
+    """The class that `to_module` adds to a copy of a model: its `forward` runs on the devices of the placement."""
 
     _placed: PlacedForward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The result of the model; its backward runs as placed, too.
+        """The result of the model; its backward also runs on the devices of the placement.
 
-        Threads may share the module: forwards and backwards take turns, and any number of forwards may wait for theirs.
+        Threads may share the module: one forward or backward runs at a time, and any number of forwards may wait for
+        their backwards.
 
         Raises:
             CaptureError: the model cannot be captured for these inputs.
-            InvalidValue: its modules, or hooks of them, are others than when it was placed; a parameter has another
-                dtype, shape or device; or an input has no data.
+            InvalidValue: modules or their hooks were changed after the placement; a parameter has another dtype, shape
+                or device; or an input has no data.
             RunnerError: an op failed.
-            UserError: it is called within a call (by an op of it), or in a forked process.
+            UserError: a call within a call (by an op of the module), or in a forked process.
         """
         with self._placed.crew.turn():
             return self._placed(self, args, kwargs)
 
     @property
     def num_graphs(self) -> int:
-        """Graphs that were captured: one for every kind of inputs, each in training and in evaluation."""
+        """Number of captured graphs: one for every kind of inputs, each in training and in evaluation."""
         return len(self._placed.graphs)
 
     def close(self) -> None:
-        """Ends its threads, once a call of another thread has ended."""
+        """Waits for a running call of another thread, and ends all threads of the module."""
         self._placed.crew.stop()
 
     def __reduce__(self) -> Any:
@@ -438,23 +439,23 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 def to_module(
     model: nn.Module, graph: OpGraph, placement: Placement, *, host: Host | str | None = None, seed: int = 0
 ) -> PlacedModule:
-    """A copy of `model` that runs as placed: it trains, evaluates, saves and loads as the original does.
+    """Returns a copy of `model` that runs on the devices of the placement. It trains, evaluates, saves and loads like
+    the original.
 
-    It is of a class that derives from that of `model`, with the same modules, parameters and buffers by the same names;
-    these are moved to where the placement has them. Forward and backward are captured at the first call with inputs of
-    a kind (structure, shapes, mode, tensors that require a gradient), and run where the placement has the ops of that
-    role. The loss is the caller's, and so is the optimizer.
+    Its class derives from the class of `model`. It has the same modules, parameters and buffers with the same names, on
+    the devices of the placement. Forward and backward are captured at the first call with inputs of a kind (structure,
+    shapes, mode, tensors that require a gradient). Each op runs on the device that the placement gives the matching op.
+    The caller computes the loss, and calls the optimizer.
 
     Args:
-        model: the one that `graph` was captured from; it stays as it is, and is captured.
-        graph: of a step of the model, with its program: training or inference.
+        model: the model that `graph` was captured from; it does not change.
+        graph: of a step of the model (training or inference), with its program.
         placement: made for `graph` and for a host of this machine.
-        host: that host, or a word for it; by default the one that the placement was made for, whatever word of this
-            machine named it.
+        host: that host, or a HOST word for it; by default the host of this machine that the placement was made for.
         seed: of random ops: each draws from (seed, op, call).
 
     Raises:
-        InvalidValue: an argument is no model, graph or placement, or they are in another order.
+        InvalidValue: an argument is not a model, graph or placement, or the arguments are in the wrong order.
         FingerprintMismatch: the placement was made for another graph or host.
         InvalidValue: `graph` was captured from another model.
     """

@@ -46,36 +46,37 @@ def capture(
     loss: str | LossVerdict = "auto",
     frozen: Sequence[str] = (),
 ) -> OpGraph:
-    """The ATen-level graph of one step of `model`, its executable `program` attached.
+    """The ATen-level graph of one step of `model`, with its executable `program`.
 
-    With a loss it is a training step: forward, loss, gradients of every parameter that requires one, and, with an
-    optimizer, their in-place updates. Without, it is inference: the forward alone, under `no_grad`.
+    With a loss it is a training step: forward, loss, and the gradients of all parameters that require one. With an
+    optimizer, the step also updates the parameters in place. Without a loss it is inference: only the forward, under
+    `no_grad`.
 
     The model is traced with fake tensors: nothing is computed, and its parameters and buffers stay as they are.
 
     Under `torch.autocast` for the device of the model's tensors, its casts are part of the step.
 
-    Labels are arguments, never taken from outside: a step that reads a tensor which is neither given here nor held by
-    the model is refused.
+    Labels must be arguments. A step is refused if it reads a tensor that is neither an argument nor part of the model.
 
     Args:
-        model: in the mode (`train` or `eval`) that the step is to run in.
+        model: the model, in the mode (`train` or `eval`) that the step will use.
         inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-        loss_fn: takes the model's output and the targets, `loss_fn(output, *targets)`, or `loss_fn(output, **targets)`
-            for a dict of them; returns a scalar tensor, or a tuple that begins with one: the step then returns all of
-            it, and trains on the first.
+        loss_fn: called as `loss_fn(output, *targets)`, or as `loss_fn(output, **targets)` for a dict of targets.
+            Returns a scalar tensor, or a tuple that begins with one. The step returns the whole tuple, and trains with
+            its first tensor.
         optimizer: `sgd`, `momentum`, `adam`, `adamw` or an `OptimizerSpec`; needs a loss.
-        targets: a tensor, a tuple or a dict of tensors, e.g. labels: further arguments of the loss. Every step takes
-            new ones.
-        micro_batches: K, into how many slices the batch is cut: forward and backward run once for each, gradients are
-            summed and parameters updated once. 1 leaves the batch whole.
-        batch_dims: for every tensor among the inputs, then the targets, the dimension that it is cut along, or None for
-            one that is shared. Or a dict of some. By default dimension 0, of tensors as long there as the first input.
-        loss: of micro-batches: `separate`: of each, weighted; `joined`: one, of all outputs together; `auto`: the one
-            that gives the loss of the whole batch; `accumulated`: as gradients accumulate over slices, by definition.
-            Or a verdict on a model that is alike but has values, which is taken as it is.
-        frozen: names of attributes (`encoder.calls`) that `forward` or the loss may change although placed steps leave
-            them as they are; others that change from step to step are refused.
+        targets: further arguments of the loss, e.g. labels: a tensor, a tuple or a dict of tensors. Every step takes
+            new targets.
+        micro_batches: K, the number of slices of the batch. Forward and backward run once for each slice. Gradients are
+            summed, and parameters are updated once. 1 does not cut the batch.
+        batch_dims: the dimension to cut, for every tensor of the inputs and then of the targets; None for a shared
+            tensor. Or a dict for some tensors. By default dimension 0, if it is as long as that of the first input.
+        loss: of micro-batches. `separate`: each slice has its own loss, weighted. `joined`: one loss of the
+            concatenated outputs. `auto`: the one of the two that gives the loss of the whole batch. `accumulated`:
+            gradient accumulation over the slices. Or the verdict of an equal model with values, which is used
+            unchecked.
+        frozen: names of attributes (`encoder.calls`) that `forward` or the loss may change, although placed steps do
+            not change them. Other attributes that change from step to step are refused.
 
     Raises:
         CaptureError: the model cannot be captured (control flow that depends on data, a tensor from outside, Python
@@ -83,7 +84,7 @@ def capture(
         InvalidValue: a model, inputs, loss, optimizer or targets of another type; an optimizer or targets without a
             loss; a loss that takes another number of targets; micro-batches that the batch cannot be cut into, or that
             do not give the loss of the whole batch.
-        UnknownName: an unknown optimizer, an unknown word for `loss`, or a name of nothing in `frozen`.
+        UnknownName: an unknown optimizer, an unknown word for `loss`, or an unknown attribute in `frozen`.
 
     >>> import torch
     >>> graph = capture(torch.nn.Linear(2, 1), torch.ones(3, 2), lambda y: y.sum(), "sgd")
@@ -321,7 +322,7 @@ def capture_module(
     """A forward and its backward; where no output has a gradient, the forward alone.
 
     Args:
-        model: in the mode that it is to run in.
+        model: the model, in the mode (`train` or `eval`) that the step will use.
         args: positional arguments.
         kwargs: keyword arguments.
         has_backward: whether to add one.
@@ -357,7 +358,7 @@ def _check_writes(graph: OpGraph) -> None:
                 op=graph.names[op],
             )
         readers = graph.edge_op[graph.input_tensors == tensor]
-        late = [reader for reader in readers.tolist() if graph.phases[reader] == BACKWARD]
+        late = readers[graph.phases[readers] == BACKWARD].tolist()
         if late:
             raise CaptureError(
                 f"the backward (op {graph.names[late[0]]}) reads {name} as it was before `forward` changed it, which a "

@@ -23,6 +23,8 @@ from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from rlplace.graphs.program import tensors_in
+
 aten = torch.ops.aten
 
 
@@ -275,9 +277,7 @@ def _owns_statistics(norm: Node) -> bool:
 
 
 def _storages(node: Node) -> list[int]:
-    values = node.meta.get("val")
-    tensors = values if isinstance(values, (list, tuple)) else (values,)
-    return [value.untyped_storage()._cdata for value in tensors if isinstance(value, torch.Tensor)]
+    return [value.untyped_storage()._cdata for value in tensors_in(node.meta.get("val"))]
 
 
 def _layout(value: torch.Tensor) -> tuple[Any, ...]:

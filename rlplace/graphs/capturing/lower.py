@@ -47,27 +47,6 @@ from rlplace.graphs.program import (
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class LoweredStep:
-    """A traced step as ops, its updates not among them.
-
-    Attributes:
-        ops: what runs; its first tensors are the placeholders of the trace, in their order.
-        results: what the `Ref`s in the trace's result stand for.
-        gradients: of each trainable parameter; None for one that the step does not reach.
-        input_gradients: of the inputs that have one, likewise.
-        statistics: of batch norms that hand out theirs, in the order of the trace.
-        trace: the lowered trace.
-    """
-
-    ops: Lowered
-    results: list[Ref]
-    gradients: list[Ref | None]
-    input_gradients: list[Ref | None]
-    statistics: list[Ref]
-    trace: Trace
-
-
 def lower(trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_training: bool) -> OpGraph:
     """The `OpGraph` of a traced step, its `program` attached.
 
@@ -77,7 +56,7 @@ def lower(trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_t
         origin: the traced step.
         is_training: whether the step has a backward.
     """
-    step = lower_step(trace)
+    step = LoweredStep(trace)
     ops = step.ops
     gradients: dict[str, Ref] = {}
     for position, (name, gradient) in enumerate(zip(trace.trainable, step.gradients, strict=True)):
@@ -102,45 +81,46 @@ def lower(trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_t
     )
 
 
-def lower_step(trace: Trace) -> LoweredStep:
-    """The ops of a traced step."""
-    made, graph = _Lowering(trace), trace.module.graph
-    live = live_nodes(graph, _is_store)
-    made.add_placeholders()
-    for node in graph.nodes:
-        if node.op == "get_attr" and node in live:
-            made.add_constant(node)
-        elif node.op == "call_function" and node in live:
-            made.add_call(node)
-    (output,) = graph.find_nodes(op="output")
-    flat: Any = output.args[0]
-    num_results, num_trainable = trace.num_results, len(trace.trainable)
-    end = num_results + num_trainable + len(trace.input_gradients)
-    gradients = [None if node is None else made.ref(node) for node in flat[num_results:end]]
-    for position, gradient in enumerate(gradients[:num_trainable]):  # of the first placeholders, in their order
-        if gradient is not None:
-            made.ops.built.ops[position].gradient_bytes = tensor_bytes(made.ops.value(gradient))
-    return LoweredStep(
-        ops=made.ops,
-        results=[made.ref(node) for node in flat[:num_results]],
-        gradients=gradients[:num_trainable],
-        input_gradients=gradients[num_trainable:],
-        statistics=[made.ref(node) for node in flat[end:]],
-        trace=trace,
-    )
+class LoweredStep:
+    """A traced step as ops, its updates not among them.
 
+    Attributes:
+        ops: what runs; its first tensors are the placeholders of the trace, in their order.
+        results: what the `Ref`s in the trace's result stand for.
+        gradients: of each trainable parameter; None for one that the step does not reach.
+        input_gradients: of the inputs that have one, likewise.
+        statistics: of batch norms that hand out theirs, in the order of the trace.
+        trace: the lowered trace.
+    """
 
-class _Lowering:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.ops = Lowered()
-        self.built, self.sources, self.calls = self.ops.built, self.ops.sources, self.ops.calls
-        self.constants: dict[tuple[Any, ...], Ref] = {}  # by the memory that they show
+        self._built, self._sources, self._calls = self.ops.built, self.ops.sources, self.ops.calls
+        self._constants: dict[tuple[Any, ...], Ref] = {}  # by the memory that they show
         self.ops.folded.update({id(each.tensor): each for each in trace.folded})
         # a Ref, a list of Ref | None (of several outputs), or a complex number
-        self.refs: dict[torch.fx.Node, Any] = {}
+        self._of_node: dict[torch.fx.Node, Any] = {}
+        graph = trace.module.graph
+        live = live_nodes(graph, _is_store)
+        self._add_placeholders()
+        for node in graph.nodes:
+            if node.op == "get_attr" and node in live:
+                self._add_constant(node)
+            elif node.op == "call_function" and node in live:
+                self._add_call(node)
+        (output,) = graph.find_nodes(op="output")
+        flat: Any = output.args[0]
+        num_results, num_trainable = trace.num_results, len(trace.trainable)
+        end = num_results + num_trainable + len(trace.input_gradients)
+        gradients = [None if node is None else self._ref(node) for node in flat[num_results:end]]
+        self.gradients, self.input_gradients = gradients[:num_trainable], gradients[num_trainable:]
+        for position, gradient in enumerate(self.gradients):  # of the first placeholders, in their order
+            if gradient is not None:
+                self._built.ops[position].gradient_bytes = tensor_bytes(self.ops.value(gradient))
+        self.results, self.statistics = [*map(self._ref, flat[:num_results])], [*map(self._ref, flat[end:])]
 
-    def add_placeholders(self) -> None:
+    def _add_placeholders(self) -> None:
         trace = self.trace
         kinds: list[tuple[SourceKind, str]] = [("parameter", name) for name in (*trace.trainable, *trace.fixed)]
         kinds += [("buffer", name) for name in trace.buffers]
@@ -150,12 +130,13 @@ class _Lowering:
         for node, (kind, key), value in zip(placeholders, kinds, trace.values, strict=True):
             is_state = kind in ("parameter", "buffer")
             name, module = (key, key.rpartition(".")[0]) if is_state else (f"{kind}_{key}", "")
-            source = Source(kind, key, value.detach())
-            self.refs[node] = ref = self.ops.add_source(name, source, node.meta["val"], module=module)
+            self._of_node[node] = ref = self.ops.add_source(
+                name, Source(kind, key, value.detach()), node.meta["val"], module=module
+            )
             # a recomputed forward reads the module's own tensors, and the loss of an autoencoder the user's input
-            self.constants.setdefault(memory(value), ref)
+            self._constants.setdefault(memory(value), ref)
 
-    def add_constant(self, node: torch.fx.Node) -> None:
+    def _add_constant(self, node: torch.fx.Node) -> None:
         value = operator.attrgetter(str(node.target))(self.trace.module)
         if not isinstance(value, torch.Tensor):
             reader = next(iter(node.users))
@@ -173,30 +154,30 @@ class _Lowering:
             )
         node.meta.setdefault("val", value)
         shown = memory(value)
-        if shown not in self.constants:  # tracing names a tensor anew wherever it is read
+        if shown not in self._constants:  # tracing names a tensor anew wherever it is read
             source = Source("constant", "", value.detach(), held=value)
-            self.constants[shown] = self.ops.add_source(node.name, source, value, module=module_of(node))
-        self.refs[node] = self.constants[shown]
+            self._constants[shown] = self.ops.add_source(node.name, source, value, module=module_of(node))
+        self._of_node[node] = self._constants[shown]
 
-    def add_call(self, node: torch.fx.Node) -> None:
+    def _add_call(self, node: torch.fx.Node) -> None:
         if node.target is operator.getitem:
             source, index = node.args
-            found = self.refs[source]  # type: ignore[index]
+            found = self._of_node[source]  # type: ignore[index]
             if isinstance(found, list):
-                self.refs[node] = found[index]  # type: ignore[index]
+                self._of_node[node] = found[index]  # type: ignore[index]
                 return
             self._add_view(node, found)
         elif node.target is aten._conj.default and isinstance(node.args[0], complex):  # by the backward of `x * 1j`
-            self.refs[node] = node.args[0].conjugate()
+            self._of_node[node] = node.args[0].conjugate()
         elif isinstance(node.target, torch._ops.OpOverload) and is_view(node.target):
-            self._add_view(node, self.ref(node.args[0]))
+            self._add_view(node, self._ref(node.args[0]))
         else:
             self._add_compute(node)
 
     def _add_view(self, node: torch.fx.Node, source: Ref) -> None:
         args, kwargs = self._refs(node.args), self._refs(node.kwargs)
         view = View(self.ops.base(source), node.target, args, kwargs)  # type: ignore[arg-type]
-        self.refs[node] = self.ops.add_view(view, node.meta.get("val"))
+        self._of_node[node] = self.ops.add_view(view, node.meta.get("val"))
 
     def _add_compute(self, node: torch.fx.Node) -> None:
         target, custom = node.target, node.meta.get("custom") or {}
@@ -207,25 +188,25 @@ class _Lowering:
         phase = UPDATE if is_store else FORWARD if custom.get("phase", "forward") == "forward" else BACKWARD
         output: Any = node.meta.get("val")
         signed, cost = signature(str(target), *values), call_facts(target, *values, output)
-        op = self.built.add(OpRow(node.name, str(target), module_of(node), phase, signed, reads, *cost))
+        op = self._built.add(OpRow(node.name, str(target), module_of(node), phase, signed, reads, *cost))
         outputs: tuple[int, ...] = ()
         returns_tuple = isinstance(output, (list, tuple))
         for position in (3, 4) if target is aten._native_batch_norm_legit.default else ():
-            statistic = self.ops.base(self.ref(node.args[position]))
-            self.built.mutations.append((op, statistic))
-            self.built.together.append((op, self.built.tensors[statistic].op))
+            statistic = self.ops.base(self._ref(node.args[position]))
+            self._built.mutations.append((op, statistic))
+            self._built.together.append((op, self._built.tensors[statistic].op))
         if is_store:
-            buffer = self.ops.base(self.ref(node.args[0]))
-            self.built.mutations.append((op, buffer))
-            home = self.built.tensors[buffer].op
-            self.built.ops[op].module = self.built.ops[home].module
-            self.built.together.append((op, home, self.ops.producer(self.ref(node.args[1]))))
+            buffer = self.ops.base(self._ref(node.args[0]))
+            self._built.mutations.append((op, buffer))
+            home = self._built.tensors[buffer].op
+            self._built.ops[op].module = self._built.ops[home].module
+            self._built.together.append((op, home, self.ops.producer(self._ref(node.args[1]))))
         elif returns_tuple or isinstance(output, torch.Tensor):
             refs = [
                 Ref(self.ops.add_tensor(op, k, value)) if isinstance(value, torch.Tensor) else None
                 for k, value in enumerate(output if returns_tuple else (output,))
             ]
-            self.refs[node] = refs if returns_tuple else refs[0]
+            self._of_node[node] = refs if returns_tuple else refs[0]
             outputs = tuple(-1 if ref is None else ref.id for ref in refs)
         else:
             raise CaptureError(
@@ -236,7 +217,7 @@ class _Lowering:
         if custom.get("seed"):
             self.ops.seeds.add(op)
         arguments = getattr(getattr(target, "_schema", None), "arguments", ())
-        self.calls[op] = Call(
+        self._calls[op] = Call(
             target=target,  # type: ignore[arg-type]
             args=args,
             kwargs=kwargs,
@@ -246,15 +227,15 @@ class _Lowering:
             takes_device=any(argument.name == "device" for argument in arguments),
         )
 
-    def ref(self, node: Any) -> Ref:
-        ref = self.refs[node]
+    def _ref(self, node: Any) -> Ref:
+        ref = self._of_node[node]
         if not isinstance(ref, Ref):
             raise CaptureError(f"output {node} of the traced step is a list, expected a tensor.", op=str(node.target))
         return ref
 
     def _refs(self, value: Any) -> Any:
         def of(node: torch.fx.Node) -> Any:
-            return found if isinstance(found := self.refs[node], complex) else self.ref(node)
+            return found if isinstance(found := self._of_node[node], complex) else self._ref(node)
 
         return torch.fx.node.map_arg(value, of)
 
@@ -342,16 +323,17 @@ class Lowered:
     ) -> Ref:
         """Adds a source op that holds `value`; returns its tensor."""
         target = "input" if source.kind == "target" else source.kind  # a target of the loss is placed as an input is
-        row = OpRow(
-            name,
-            target,
-            module,
-            signature=target,
-            parameter_bytes=tensor_bytes(value) if target == "parameter" else 0,
-            gradient_bytes=gradient_bytes,
-            micro_batch=micro_batch,
+        op = self.built.add(
+            OpRow(
+                name,
+                target,
+                module,
+                signature=target,
+                parameter_bytes=tensor_bytes(value) if target == "parameter" else 0,
+                gradient_bytes=gradient_bytes,
+                micro_batch=micro_batch,
+            )
         )
-        op = self.built.add(row)
         self.sources[op] = source
         return Ref(self.add_tensor(op, 0, value))
 
@@ -360,17 +342,18 @@ class Lowered:
     ) -> None:
         """Adds the update of a parameter, which lives with it and with the ops `together`."""
         value, slope, target = self.value(parameter), self.value(gradient), f"update.{optimizer.name}"
-        row = OpRow(
-            f"update_{name}",
-            target,
-            name.rpartition(".")[0],
-            UPDATE,
-            signature(target, (value, slope), {}),
-            (parameter.id, self.base(gradient)),
-            *update_facts(optimizer, value, slope),
-            state_bytes=state_bytes(optimizer, value),
+        op = self.built.add(
+            OpRow(
+                f"update_{name}",
+                target,
+                name.rpartition(".")[0],
+                UPDATE,
+                signature(target, (value, slope), {}),
+                (parameter.id, self.base(gradient)),
+                *update_facts(optimizer, value, slope),
+                state_bytes=state_bytes(optimizer, value),
+            )
         )
-        op = self.built.add(row)
         self.calls[op] = Update(parameter, gradient)
         self.built.mutations.append((op, parameter.id))
         self.built.together.append((op, self.producer(parameter), *together))
@@ -471,11 +454,10 @@ def register_cost(
     bytes_moved: CostFn | None = None,
     workspace_bytes: CostFn | None = None,
 ) -> None:
-    """Registers the costs of an op, for graphs captured from now on; the last registration of an op counts.
+    """Registers the costs of an op for later captures; the last registration of an op counts.
 
-    Each function is called as the op is, with fake tensors in place of tensors, and with `output=` the results of the
-    op. Costs that are left out are estimated: one operation for each element, each input and output moved once, no
-    workspace.
+    Each function is called with the arguments of the op (fake tensors), and with `output=`, the results of the op.
+    Missing costs are estimated: one operation for each element, each input and output moved once, no workspace.
 
     Args:
         op: `"mylib::op"`, `"mylib::op.overload"`, `torch.ops.mylib.op`, or the result of `torch.library.custom_op`.
@@ -485,7 +467,7 @@ def register_cost(
 
     Raises:
         UnknownName: no such op is defined.
-        InvalidValue: `op` is something else, or a figure is no function.
+        InvalidValue: `op` has another type, or a cost is not a function.
 
     >>> register_cost("aten::trace", flops=lambda matrix, output: matrix.shape[0])
     >>> unregister_cost("aten::trace")
@@ -592,11 +574,12 @@ def call_facts(target: Any, args: Any, kwargs: Any, output: Any) -> Facts:
     """
     inputs, outputs = tensors_in((args, kwargs)), tensors_in(output)
     packet, given = getattr(target, "overloadpacket", None), _registered(target, args, kwargs, output)
-    flops = max(sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
-    if packet in flop_registry and "flops" not in given:
-        flops = flop_registry[packet](*args, **kwargs, out_val=output)
-    distinct = {id(t): t for t in inputs}
-    moved = sum(map(tensor_bytes, distinct.values())) + sum(map(tensor_bytes, outputs))
+    flops = (
+        flop_registry[packet](*args, **kwargs, out_val=output)
+        if packet in flop_registry and "flops" not in given
+        else max(sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
+    )
+    moved = sum(map(tensor_bytes, {id(t): t for t in inputs}.values())) + sum(map(tensor_bytes, outputs))
     workspace = _SCRATCH[packet](*args, **kwargs, output=output) if packet in _SCRATCH else 0
     return Facts(
         float(given.get("flops", flops)),
@@ -611,9 +594,11 @@ def update_facts(spec: OptimizerSpec, parameter: torch.Tensor, gradient: torch.T
     Its workspace is a copy of the gradient in the parameter's layout, where it has another: fused kernels need it.
     """
     size = tensor_bytes(parameter)
-    moved = 3.0 * size + 2.0 * state_bytes(spec, parameter)
-    workspace = 0 if gradient.stride() == parameter.stride() else size
-    return Facts(float(UPDATE_FLOPS_PER_ELEMENT[spec.name] * parameter.numel()), moved, workspace)
+    return Facts(
+        float(UPDATE_FLOPS_PER_ELEMENT[spec.name] * parameter.numel()),
+        3.0 * size + 2.0 * state_bytes(spec, parameter),
+        0 if gradient.stride() == parameter.stride() else size,
+    )
 
 
 def signature(target: str, args: Any, kwargs: Any) -> str:

@@ -49,9 +49,11 @@ def portable(model: nn.Module) -> Iterator[None]:
     it runs.
     """
     had_onednn, had_cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
-    updating = updating_norms(model).values()
-    averaging = [norm for norm in updating if norm.momentum is None and norm.num_batches_tracked is not None]
-    forwards: dict[nn.Module, Callable[..., Any]] = {norm: _cumulative_norm(norm) for norm in averaging}
+    forwards: dict[nn.Module, Callable[..., Any]] = {
+        norm: _cumulative_norm(norm)
+        for norm in updating_norms(model).values()
+        if norm.momentum is None and norm.num_batches_tracked is not None
+    }
     stacks = [each for each in model.modules() if "forward" not in vars(each) and type(each).forward in _STACKS]
     forwards |= {each: _taking_masks_as_they_are(each) for each in stacks}
     torch._C._set_mkldnn_enabled(False)
@@ -343,8 +345,9 @@ def attention_backward_cpu(
     """As of `attention_backward_formula`."""
     added = None if mask is None else additive(mask, query.dtype)
     grad, query, key, value = _dense(grad), _dense(query), _dense(key), _dense(value)
-    saved = query, key, value, out, logsumexp
-    return _cpu_backward(grad, *saved, 0.0, is_causal, attn_mask=added, scale=scale)  # type: ignore[no-any-return]
+    return _cpu_backward(  # type: ignore[no-any-return]
+        grad, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=added, scale=scale
+    )
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -371,8 +374,9 @@ def attention_cuda(
         return attention_formula(query, key, value, mask, is_causal, scale)
     width, length = query.shape[-1], query.shape[2]
     bias = None if mask is None else aligned_bias(mask, query, key)
-    rows = _prepared(query, key, value)
-    out, logsumexp, _, _ = _cuda_forward(*rows, bias, True, 0.0, is_causal, scale=_scale(query, scale))
+    out, logsumexp, _, _ = _cuda_forward(
+        *_prepared(query, key, value), bias, True, 0.0, is_causal, scale=_scale(query, scale)
+    )
     return out_like(out[..., :width], query), visible(logsumexp[..., :length]).contiguous()
 
 
@@ -552,8 +556,9 @@ def _attend(
         and (attn_mask is None or _masks(attn_mask, query, key))
     )
     if not can_fuse:
-        given = query, key, value, attn_mask, dropout_p, is_causal
-        return _eager.decompose(*given, scale=scale, enable_gqa=enable_gqa)  # type: ignore[no-any-return]
+        return _eager.decompose(  # type: ignore[no-any-return]
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     is_single = query.dim() == 3
     if is_single:
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
@@ -577,8 +582,7 @@ def _masks(mask: Tensor, query: Tensor, key: Tensor) -> bool:
     if (mask.requires_grad and torch.is_grad_enabled()) or not 2 <= mask.dim() <= len(full):
         return False
     is_read = mask.dtype in (torch.bool, torch.float32, query.dtype)
-    sizes = zip(reversed(mask.shape), reversed(full), strict=False)
-    return is_read and all(size in (1, whole) for size, whole in sizes)
+    return is_read and all(size in (1, whole) for size, whole in zip(mask.shape[::-1], full[::-1], strict=False))
 
 
 class _Attention(torch.autograd.Function):

@@ -13,7 +13,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,7 +26,6 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplace.errors import CaptureError
-from rlplace.graphs.program import Autocast
 
 MOST_NAMED = 8
 """Hooks that a warning names."""
@@ -111,8 +110,8 @@ def check_devices(
         )
 
 
-def active_autocast(tensors: Sequence[torch.Tensor]) -> Autocast | None:
-    """The autocast that is active for the device of `tensors`, None without one.
+def autocast_dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype | None:
+    """The dtype of the autocast that is active for the device of `tensors`, None without one.
 
     Raises:
         CaptureError: one is active for another device, where it changes nothing.
@@ -125,7 +124,7 @@ def active_autocast(tensors: Sequence[torch.Tensor]) -> Autocast | None:
                 f'nothing; use `torch.autocast("{place}", dtype=...)`, whose casts are captured and run wherever they '
                 f"are placed, or make the model one of low precision (`.to(torch.bfloat16)`)."
             )
-    return Autocast(torch.get_autocast_dtype(place)) if torch.is_autocast_enabled(place) else None
+    return torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
 
 
 def check_dense(names: Sequence[str], gradients: Sequence[torch.Tensor | None]) -> None:
@@ -397,11 +396,15 @@ def explained(
         log.disabled = was_disabled
 
 
+def has_values(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether there is memory behind all of them: none is fake or on `meta`."""
+    return not any(isinstance(each, FakeTensor) or each.is_meta for each in tensors)
+
+
 def _raised_by(model: nn.Module, loss_fn: Callable[..., Any] | None, eagerly: Step) -> Exception | None:
     """The error of a copy of the model and its loss; None where it runs, or cannot be copied."""
     held = [*model.parameters(), *model.buffers()]
-    has_values = not any(isinstance(each, FakeTensor) or each.is_meta for each in held)
-    if not has_values or sum(each.numel() for each in held) > MOST_PARAMETERS:
+    if not has_values(held) or sum(each.numel() for each in held) > MOST_PARAMETERS:
         return None
     try:
         copies = copy.deepcopy((model, loss_fn))

@@ -25,17 +25,18 @@ from rlplace.graphs.capturing.constants import ConstantCheck, annotated, spread_
 from rlplace.graphs.capturing.functional import functionalise
 from rlplace.graphs.capturing.portable import Statistics, portable, statistics_handed_out, uncompiled
 from rlplace.graphs.capturing.refusals import (
-    active_autocast,
+    autocast_dtype,
     check_dense,
     check_devices,
     check_dtypes,
     check_model,
     dtype_words,
     explained,
+    has_values,
     no_numbers_drawn,
 )
 from rlplace.graphs.capturing.untouched import call_with, check_steps_alike, untouched, watched_state
-from rlplace.graphs.program import Autocast, Folded, Ref, loss_of, tensors_in, with_tensors
+from rlplace.graphs.program import Folded, Ref, loss_of, tensors_in, with_tensors
 
 LossFn = Callable[..., torch.Tensor]
 """Of the model's output, and of the targets where there are any."""
@@ -54,7 +55,7 @@ class Trace:
         num_targets: how many of the last ones are targets.
         result: the results of the model (or the loss), with `Ref(k)` in place of its k-th tensor, for fx's k-th output.
         num_results: how many outputs are the step's result; the rest are gradients of `trainable`.
-        autocast: active around the trace.
+        autocast: the dtype of the one that was active around the trace.
         norms: batch norms that hand out their statistics: the last outputs are a mean and a variance for each call.
         input_gradients: positions among the input tensors of those whose gradients follow those of `trainable`.
         folded: constants that were read as numbers.
@@ -68,7 +69,7 @@ class Trace:
     num_targets: int
     result: Any
     num_results: int
-    autocast: Autocast | None
+    autocast: torch.dtype | None
     norms: tuple[str, ...] = ()
     input_gradients: tuple[int, ...] = ()
     folded: tuple[Folded, ...] = ()
@@ -88,7 +89,7 @@ def trace_step(
     """The step of `model` as an fx graph; every node knows its module path and phase.
 
     Args:
-        model: in the mode that it is to run in.
+        model: the model, in the mode (`train` or `eval`) that the step will use.
         args: positional arguments of the model.
         kwargs: keyword arguments.
         loss_fn: of the output and the targets.
@@ -158,13 +159,12 @@ def trace_step(
             return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*twins)
 
     check_devices({**trainable, **fixed, **buffers}, tensors, targets)
-    autocast = active_autocast(values)
+    autocast = autocast_dtype(values)
     none: contextlib.AbstractContextManager[list[Statistics]] = contextlib.nullcontext([])
-    has_values = not any(isinstance(value, FakeTensor) or value.is_meta for value in values)
     with (
         statistics_handed_out(model) if isinstance(part, AsSlice) else none as handed_out,
         untouched(model, loss_fn),
-        explained(model, loss_fn, eagerly if has_values else None, dtypes),
+        explained(model, loss_fn, eagerly if has_values(values) else None, dtypes),
         portable(model),
         _use_lazy_graph_module(True),  # the code of the graph modules made on the way is never run
         grad_mode,
@@ -314,8 +314,7 @@ def backward_ends(
         loss = _check_loss(check_alone(result))
         with fx_traceback.annotate({"seed": True}):
             return [loss], [torch.full(loss.shape, part.weight, dtype=loss.dtype, device=loss.device)]
-    tensors = tensors_in(result)
-    return [tensors[position] for position in part.outputs], given
+    return [tensors_in(result)[position] for position in part.outputs], given
 
 
 def check_alone(returned: Any) -> Any:

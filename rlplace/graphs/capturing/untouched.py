@@ -35,9 +35,10 @@ from rlplace.graphs.program import tensors_in
 
 @contextlib.contextmanager
 def untouched(model: nn.Module, loss_fn: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Afterwards all that `forward` or the loss set (attributes, collections in them, caches) is what it was.
+    """Afterwards everything that `forward` or the loss changed (attributes, collections in them, caches) has its old
+    value.
 
-    While active it would hold traces. What `forward` writes to the model's buffers is part of the step.
+    While active it would hold traces. Writes of `forward` to the model's buffers are part of the step.
 
     Raises:
         CaptureError: a plain tensor attribute was written in place, or the loss changed a buffer of its own, which the
@@ -50,13 +51,13 @@ def untouched(model: nn.Module, loss_fn: Callable[..., Any] | None = None) -> It
     caches = [(each, each.cache_info().misses) for each in called if isinstance(each, functools._lru_cache_wrapper)]
     shared, parametrize._cache = parametrize._cache, {}  # of `parametrize.cached()` around the capture
     plain = [
-        (_joined(path, name), value, value._version, value.detach().clone())
+        (dotted(path, name), value, value._version, value.detach().clone())
         for path, module in (*of_model, *of_loss)
         for name, value in vars(module).items()
         if isinstance(value, Tensor) and not value.is_inference()
     ]
     held = [
-        (_joined(path, name), module, name, value, value._version, value.detach().clone())
+        (dotted(path, name), module, name, value, value._version, value.detach().clone())
         for path, module in of_loss
         for name, value in module._buffers.items()
         if value is not None and not value.is_inference()
@@ -113,7 +114,7 @@ def call_with(model: nn.Module, state: dict[str, Tensor], args: tuple[Any, ...],
         place: state[first.setdefault(id(value), place)]
         for path, module in model.named_modules()
         for name, value in (*module._parameters.items(), *module._buffers.items())
-        if value is not None and (place := _joined(path, name))
+        if value is not None and (place := dotted(path, name))
     }
     try:
         return torch.func.functional_call(model, given, args, kwargs, tie_weights=False)
@@ -129,11 +130,12 @@ def modules_of_loss(model: nn.Module, loss_fn: Callable[..., Any] | None) -> lis
         if isinstance(value, nn.Module):
             for path, module in value.named_modules():
                 if id(module) not in others:
-                    found.setdefault(id(module), (_joined(name, path), module))
+                    found.setdefault(id(module), (dotted(name, path), module))
     return list(found.values())
 
 
-def _joined(path: str, name: str) -> str:
+def dotted(path: str, name: str) -> str:
+    """The name of what a module at `path` has under `name`."""
     return f"{path}.{name}".strip(".")
 
 
@@ -233,7 +235,7 @@ def _is_free(name: str, frozen: Collection[str]) -> bool:
 def _norms_of_weights(model: nn.Module) -> set[str]:
     """The weights that hooks of `torch.nn.utils.weight_norm` and its like make for every call."""
     return {
-        _joined(path, getattr(hook, "name", ""))
+        dotted(path, getattr(hook, "name", ""))
         for path, module in model.named_modules()
         for hook in module._forward_pre_hooks.values()
         if type(hook).__module__.startswith("torch.nn.utils")
@@ -336,8 +338,7 @@ class _Kept:
         now, before, owner = self.now, self.before, self.owner
         if isinstance(before, dict):
             plain: Any = OrderedDict if isinstance(owner, OrderedDict) else dict  # whatever its own class allows
-            is_class = isinstance(owner, type)
-            put, delete = (setattr, delattr) if is_class else (plain.__setitem__, plain.__delitem__)
+            put, delete = (setattr, delattr) if isinstance(owner, type) else (plain.__setitem__, plain.__delitem__)
             for key in [key for key in now if key not in before]:
                 delete(owner, key)
             for key, value in before.items():
@@ -482,8 +483,7 @@ def _collection(value: object) -> tuple[Any, bool]:
         return vars(value), True
     if isinstance(value, (dict, list, set, deque)):
         return value, False
-    package = type(value).__module__.partition(".")[0]
-    is_opaque = package in _OPAQUE and not isinstance(value, SimpleNamespace)
+    is_opaque = type(value).__module__.partition(".")[0] in _OPAQUE and not isinstance(value, SimpleNamespace)
     if is_opaque or isinstance(value, (type, FunctionType, ModuleType, enum.Enum)):
         return None, False
     with contextlib.suppress(Exception):  # a proxy may raise; of a C library, `__dict__` is something else

@@ -52,9 +52,10 @@ def load_graph(
     """The graph in a file: own JSON, dnn-partitioning JSON, node-link JSON of networkx, GraphML, ONNX or a profile.
 
     Args:
-        path: its ending says the format (`ENDINGS`); with another ending, its first bytes do.
+        path: its ending determines the format (`ENDINGS`); for another ending, the first bytes determine it.
         dims: sizes of an ONNX model's dynamic dimensions (see `load_onnx`).
-        micro_batches: how many times the profiled batch, of a layer profile (see `load_pipedream`).
+        micro_batches: for a layer profile, the number of micro-batches, each of the profiled size (see
+            `load_pipedream`).
 
     Raises:
         FileProblem: the file is missing or malformed, or its format can only be written.
@@ -100,12 +101,13 @@ def load_times_s(path: str | os.PathLike[str], *, micro_batches: int = 1) -> NDA
 def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
     """Writes `graph` in the format that the path's ending names: `.json`, `.graphml` or `.dot`.
 
-    Own JSON and GraphML keep all of it but its program; DOT is for looking at, and shows the first ops of a big graph.
+    JSON and GraphML contain everything except the program. DOT is for pictures, and has only the first ops of a large
+    graph.
 
     Raises:
         UnknownName: no format has that ending, or it can only be read.
         FileProblem: the file cannot be written.
-        InvalidValue: a name that the format cannot hold.
+        InvalidValue: a name that the format cannot represent.
     """
     {"json": save_json, "graphml": save_graphml, "dot": save_dot}[format_to_write(path)](graph, path)
 
@@ -188,7 +190,7 @@ _HEAD = ("format", "schema", "fingerprint", "strings", "shapes", "names")
 
 @record(frozen=True, slots=True)
 class _Head:
-    """What a graph file holds besides arrays of numbers."""
+    """The content of a graph file, without the arrays of numbers."""
 
     format: Literal["rlplace-graph"]
     schema: Literal[1]
@@ -224,7 +226,7 @@ def graph_from_json(data: object, *, where: str) -> OpGraph:
     """The graph in a parsed file that `save_json` wrote; `where` names the file.
 
     Raises:
-        FileProblem: it is not what its fingerprint says.
+        FileProblem: the graph does not match its fingerprint.
         InvalidValue: a field is missing or wrong.
         UnknownName: a field that does not exist.
     """

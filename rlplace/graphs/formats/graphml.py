@@ -82,8 +82,9 @@ def read_graphml(path: str | os.PathLike[str]) -> nx.DiGraph[Any]:
     Where two nodes have several edges, it is a `MultiDiGraph`. A default that no reader of graphs asks for is that of
     the first node or edge alone.
     """
-    content = read_plain(path, largest_bytes=LARGEST_JSON_BYTES, holds="GraphML", follows_links=True)
-    return _Reader(str(path)).read(content)
+    return _Reader(str(path)).read(
+        read_plain(path, largest_bytes=LARGEST_JSON_BYTES, holds="GraphML", follows_links=True)
+    )
 
 
 class _Reader:

@@ -261,8 +261,8 @@ class _Reading(GraphBuilder):
                 if any(self.tensors[ids[each]].op != producer for each in sent):
                     raise InvalidValue("tensors", described(sent), "tensors of the edge's source")
             self._reads[self._index[reader]].update(ids[each] for each in sent)
-        given = {name: self._graph.graph.get(name) for name in ("outputs", "mutations")}
-        results = read_record(_Results, given, self._where)
+        facts = self._graph.graph
+        results = read_record(_Results, {name: facts.get(name) for name in ("outputs", "mutations")}, self._where)
         if not ids.keys() >= {*results.outputs, *(tensor for _, tensor in results.mutations)}:
             raise InvalidValue("outputs, mutations", "no tensors of this graph", "ids of tensors", where=self._where)
         if not self._index.keys() >= {op for op, _ in results.mutations}:

@@ -415,9 +415,11 @@ class _Inference:
                 ir_version=self.model.ir_version,
             )
         except Exception as error:  # onnx raises classes of its own and of pybind11, of no common root
-            is_input = isinstance(error, KeyError)  # of which no shape is known
-            missing = f"the shape of its input {described(error.args[0])!r} is unknown" if is_input else ""
-            reason = missing or shortened(str(error)) or type(error).__name__
+            reason = (
+                f"the shape of its input {described(error.args[0])!r} is unknown"
+                if isinstance(error, KeyError)  # of an input's type
+                else shortened(str(error)) or type(error).__name__
+            )
             self.reasons |= {name: self.reasons.get(next(iter(node.input), ""), reason) for name in node.output}
             return {}
 

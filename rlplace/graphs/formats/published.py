@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ from rlplace.graphs.opgraph import (
     OpGraph,
     OpRow,
     gradient_sums,
+    read_only,
 )
 from rlplace.graphs.paths import topological_order
 from rlplace.records import Number, Whole, read_record, shortened
@@ -175,9 +176,8 @@ class DnnPartitioning:
             FileProblem: the file cannot be written.
         """
         graph, ids = self.graph, self.ids.tolist()
-        nodes: list[dict[str, object]] = []
-        for op, number in enumerate(ids):
-            node: dict[str, object] = {
+        nodes = [
+            {
                 "id": number,
                 "name": self.labels[op],
                 "supportedOnFpga": bool(self.supported[op]),
@@ -185,20 +185,25 @@ class DnnPartitioning:
                 "fpgaLatency": float(self.accelerator_ms[op]),
                 "isBackwardNode": bool(graph.phases[op] == BACKWARD),
                 "size": float(self.size_bytes[op]),
+                **({"colorClass": self.class_ids[graph.colocation[op]]} if graph.colocation[op] >= 0 else {}),
+                **({"layerId": int(graph.modules[op].removeprefix(_LAYER))} if graph.modules[op] else {}),
             }
-            if graph.colocation[op] >= 0:
-                node["colorClass"] = self.class_ids[graph.colocation[op]]
-            if graph.modules[op]:
-                node["layerId"] = int(graph.modules[op].removeprefix(_LAYER))
-            nodes.append(node)
+            for op, number in enumerate(ids)
+        ]
         edges = [
             {"sourceId": ids[source], "destId": ids[reader], "cost": float(self.transfer_ms[source]), "size": size}
             for source, reader, size in zip(
                 graph.input_tensors.tolist(), graph.edge_op.tolist(), self.edge_bytes.tolist(), strict=True
             )
         ]
-        counts = {"maxSizePerFPGA": self.capacity_bytes, "maxFPGAs": self.num_accelerators, "maxCPUs": self.num_cpus}
-        write_json_atomic(path, {**counts, "nodes": nodes, "edges": edges}, indent=1)
+        document = {
+            "maxSizePerFPGA": self.capacity_bytes,
+            "maxFPGAs": self.num_accelerators,
+            "maxCPUs": self.num_cpus,
+            "nodes": nodes,
+            "edges": edges,
+        }
+        write_json_atomic(path, document, indent=1)
 
 
 _LAYER = "layer."
@@ -269,7 +274,7 @@ def _built(
     nodes = [file.nodes[i] for i in order]
     classes = dict.fromkeys(node.colorClass for node in nodes if node.colorClass is not None)
     numbers = {color: number for number, color in enumerate(classes)}
-    transfer_ms = _column([cost_ms.get(node.id, 0.0) for node in nodes])
+    transfer_ms = read_only([cost_ms.get(node.id, 0.0) for node in nodes], np.float64)
     builder = GraphBuilder()
     for node, read, milliseconds in zip(nodes, reads, transfer_ms.tolist(), strict=True):
         row = OpRow(
@@ -284,25 +289,19 @@ def _built(
         builder.add_outputs(builder.add(row), [round(milliseconds * TRANSFER_BYTES_PER_MS)])
     return DnnPartitioning(
         graph=builder.graph(),
-        ids=_column([node.id for node in nodes], np.int64),
+        ids=read_only([node.id for node in nodes], np.int64),
         labels=tuple(node.name for node in nodes),
         class_ids=tuple(classes),
-        accelerator_ms=_column([node.fpgaLatency for node in nodes]),
-        cpu_ms=_column([node.cpuLatency for node in nodes]),
+        accelerator_ms=read_only([node.fpgaLatency for node in nodes], np.float64),
+        cpu_ms=read_only([node.cpuLatency for node in nodes], np.float64),
         transfer_ms=transfer_ms,
-        size_bytes=_column([node.size for node in nodes]),
-        supported=_column([node.supportedOnFpga for node in nodes], np.bool_),
-        edge_bytes=_column([edge_bytes[link] for link in sorted(edge_bytes)]),
+        size_bytes=read_only([node.size for node in nodes], np.float64),
+        supported=read_only([node.supportedOnFpga for node in nodes], np.bool_),
+        edge_bytes=read_only([edge_bytes[link] for link in sorted(edge_bytes)], np.float64),
         num_accelerators=file.maxFPGAs,
         num_cpus=file.maxCPUs,
         capacity_bytes=file.maxSizePerFPGA,
     )
-
-
-def _column(values: Sequence[Any], dtype: Any = np.float64) -> NDArray[Any]:
-    column = np.array(values, dtype=dtype)
-    column.flags.writeable = False
-    return column
 
 
 MOST_MICRO_BATCHES = 4096
@@ -372,8 +371,8 @@ def _steps(path: str | os.PathLike[str], micro_batches: int) -> LayerSteps:
 
 
 def _lines(path: Path) -> list[str]:
-    content = read_plain(path, largest_bytes=1 << 26, holds="a profile", follows_links=True)
     try:
+        content = read_plain(path, largest_bytes=1 << 26, holds="a profile", follows_links=True)
         return content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise FileProblem(
@@ -483,8 +482,8 @@ class LayerSteps(GraphBuilder):
         self._parameters: dict[int, int] = {}  # tensor of each layer that has one
         self._has_backward: list[bool] = []
         for layer in layers:
-            needs = layer.parameter_bytes > 0 or any(self._has_backward[source] for source in layer.reads)
-            self._has_backward.append(needs or layer.backward_s > 0)
+            is_reached = any(self._has_backward[source] for source in layer.reads)
+            self._has_backward.append(is_reached or layer.parameter_bytes > 0 or layer.backward_s > 0)
         count = micro_batches
         for index, layer in enumerate(layers):
             if size := layer.parameter_bytes:

@@ -107,7 +107,8 @@ class Coarsening:
         growth: int = merging.FREELY,
         is_rule: bool = False,
     ) -> bool:
-        """Merges pairs in order, by a rule whatever is left then; False if some were undone to avoid a cycle."""
+        """Merges pairs in order, until `num_groups` groups are left or, with `is_rule`, without this limit; False if
+        some merges were undone to avoid a cycle."""
         before = self.roots()
         weight_s = np.zeros(len(pairs[0])) if weight_s is None else weight_s
         merging.merge_along(
@@ -364,5 +365,4 @@ def components(graph: OpGraph, roots: Longs) -> Longs:
     source, target = order_edges(graph, roots)
     n = graph.num_ops
     adjacency = csr_array((np.ones(len(source), dtype=np.int8), (source, target)), shape=(n, n))
-    _, component = connected_components(adjacency, directed=True, connection="strong")
-    return np.asarray(component, dtype=np.int64)[roots]
+    return np.asarray(connected_components(adjacency, connection="strong")[1], dtype=np.int64)[roots]

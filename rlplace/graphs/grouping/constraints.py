@@ -18,23 +18,10 @@ from rlplace.graphs.opgraph import OpGraph
 
 
 @dataclass(frozen=True)
-class Resolved:
-    """Constraints on the ops of one graph and the devices of one host.
-
-    Attributes:
-        allowed: (N, D) bool, devices where each op may be; at least one for each.
-        colocation: (N,) int32, the graph's co-location classes, merged where ops are to be together; -1 is free.
-    """
-
-    allowed: NDArray[np.bool_]
-    colocation: NDArray[np.int32]
-
-
-@dataclass(frozen=True)
 class Constraints:
     """Pins, exclusions, and ops that stay together.
 
-    A pattern is a glob over module paths (with all that is below them), op names and ATen targets. A device is a glob
+    A pattern is a glob for module paths (with all modules below them), op names and ATen targets. A device is a glob
     over device names (`cuda:1`, `cuda:*`), the part of a name before the colon (`cpu`), or a kind.
 
     Attributes:
@@ -58,7 +45,7 @@ class Constraints:
         """The constraints in words: `PATTERN=DEVICE` for pins and exclusions, `PATTERN,PATTERN` for together.
 
         Raises:
-            InvalidValue: a word of another form.
+            InvalidValue: a text of another form.
         """
         return cls(
             tuple(_pair("pin", word) for word in pins),
@@ -70,7 +57,7 @@ class Constraints:
         return bool(self.pins or self.exclusions or self.together)
 
     def check_devices(self, device_names: Sequence[str], device_kinds: Sequence[str]) -> None:
-        """Raises where a pin or an exclusion names a device that is not there: known before there is a graph.
+        """Checks the device names of pins and exclusions; this check needs no graph.
 
         Raises:
             UnknownName: no such device.
@@ -78,13 +65,19 @@ class Constraints:
         for _, word in (*self.pins, *self.exclusions):
             _devices(word, device_names, device_kinds)
 
-    def resolve(self, graph: OpGraph, device_names: Sequence[str], device_kinds: Sequence[str]) -> Resolved:
+    def resolve(
+        self, graph: OpGraph, device_names: Sequence[str], device_kinds: Sequence[str]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
         """The constraints on the ops of `graph` and these D devices.
 
-        Ops of one co-location class, and ops that are together, may be where all of them may.
+        Ops that must be together may run only on the devices that are allowed for all of them.
+
+        Returns:
+            (N, D) bool, devices where each op may be, at least one for each; and (N,) int32, the graph's co-location
+            classes, merged where ops are to be together, -1 for an op in none.
 
         Raises:
-            InvalidValue: a pattern that matches no op, or constraints that leave an op no device.
+            InvalidValue: a pattern that matches no op, or an op without any allowed device.
             UnknownName: a device that the host does not have.
         """
         allowed = np.ones((graph.num_ops, len(device_names)), dtype=np.bool_)
@@ -112,7 +105,7 @@ class Constraints:
                 "at least one device where all of them may be",
                 hint=f"Together these rule out every device: {'; '.join(reasons)}.",
             )
-        return Resolved(shared[tied], _classes(graph, tied, together))
+        return shared[tied], _classes(graph, tied, together)
 
 
 def _pair(field: str, word: str) -> tuple[str, str]:

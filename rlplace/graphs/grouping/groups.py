@@ -23,7 +23,7 @@ from rlplace.graphs.grouping.coarsen import Coarsening
 from rlplace.graphs.grouping.constraints import modules_matching
 from rlplace.graphs.grouping.merging import mirrored_twins
 from rlplace.graphs.grouping.module_classes import tied_as_modules
-from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
+from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph, read_only
 from rlplace.say import counted
 
 CAP_SLACK = 1.5
@@ -47,7 +47,7 @@ class Grouping:
     Attributes:
         op_group: (N,) int32, group of each op, in 0..G-1.
         rule: the rule that made it, e.g. `heavy-edge:256`.
-        dropped: rules that were not followed everywhere, as that would have made the graph of groups cyclic.
+        dropped: rules that were not applied everywhere, because the graph of groups would have become cyclic.
     """
 
     op_group: NDArray[np.int32]
@@ -55,10 +55,9 @@ class Grouping:
     dropped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        op_group = np.ascontiguousarray(self.op_group, dtype=np.int32)
-        op_group.flags.writeable = False
-        object.__setattr__(self, "op_group", op_group)
-        if len(op_group) and (op_group.min() < 0 or len(np.unique(op_group)) != op_group.max() + 1):
+        object.__setattr__(self, "op_group", read_only(self.op_group, np.int32))
+        numbers = np.unique(self.op_group)
+        if not np.array_equal(numbers, np.arange(len(numbers))):
             raise InvalidValue(
                 "op_group", "gaps or negative groups", "groups numbered 0..G-1 without gaps", where="grouping"
             )
@@ -73,7 +72,7 @@ class Grouping:
         return f"Grouping({counted(len(self.op_group), 'op')} in {counted(self.num_groups, 'group')}{by})"
 
     def expand(self, group_devices: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Devices of ops (..., N) from devices of groups (..., G)."""
+        """The devices of ops (..., N) for devices of groups (..., G)."""
         return np.ascontiguousarray(np.asarray(group_devices, dtype=np.int32)[..., self.op_group])
 
 
@@ -89,44 +88,44 @@ def group_ops(
     s_per_byte: float = S_PER_BYTE,
     cap_bytes: float = np.inf,
 ) -> Grouping:
-    """At most `num_groups` groups, numbered by their first op; the same arguments give the same groups.
+    """Divides the ops into at most `num_groups` groups, numbered by their first op; the result is deterministic.
 
-    Under every rule the ops of one co-location class are one group, and ops are never grouped that no device may hold
-    together. A source (parameter, input, constant) without a class joins its first reader. Then, by rule (see
-    `GroupingRule` for their options):
+    Under every rule, the ops of one co-location class are in one group, and the ops of a group have at least one
+    allowed device in common. A source (parameter, input, constant) without a class joins its first reader. The rest
+    depends on the rule (see `GroupingRule` for the options):
 
-    - `heavy-edge`: groups are merged where sending the tensors between them takes twice the cheaper one's cost, up to
-      an eighth of the whole cost: keeping them apart can hardly pay.
-    - `colocation` (Mirhoseini et al. 2017, section 3.3): a backward op joins the forward op whose gradient it computes,
-      and a group whose outputs are read by one other group joins it, to a fixpoint; cells first, where given.
+    - `heavy-edge`: two groups are merged if sending the tensors between them takes twice the time of the cheaper group.
+      A merged group has at most an eighth of the whole cost.
+    - `colocation` (Mirhoseini et al. 2017, section 3.3): a backward op joins the forward op whose gradient it computes.
+      A group whose outputs are read by only one other group joins that group, repeatedly. Cells come first, if given.
     - `module`: the ops of a module are one group.
-    - `device-map`: the ops that a Hugging Face device map cannot take apart are one co-location class; see
+    - `device-map`: the ops that a Hugging Face device map cannot separate are one co-location class; see
       `module_classes`.
-    - `metis`: `num_groups` parts of equal cost and bytes with the least seconds of sending between them.
-    - `none`: nothing more, and `num_groups` does not matter.
+    - `metis`: `num_groups` parts of equal cost and bytes, with the least transfer time between them.
+    - `none`: no further merges; `num_groups` is ignored.
 
-    Where more than `num_groups` are left, the heaviest edges are merged first (heavy-edge coarsening, Karypis & Kumar
-    1998, over all edges in order of weight instead of a matching) under a cap of 1.5 even shares of the cost; where
-    nothing can be merged under it, it grows by a quarter. Where no edge is left at all, the two cheapest groups are
-    merged. More than `num_groups` remain only where devices or bytes keep them apart.
+    If more than `num_groups` are left, the heaviest edges are merged first (heavy-edge coarsening, Karypis & Kumar
+    1998, over all edges in order of weight instead of a matching). The cost of a merged group is at most 1.5 even
+    shares; if no merge is possible, this cap grows by a quarter. If no edge is left, the two cheapest groups are
+    merged. More than `num_groups` remain only if allowed devices or `cap_bytes` forbid merges.
 
-    In a step that is cut into micro-batches, the ops of two of them, or of one and of none, are never one group unless
-    a class ties them, under any rule, and more than `num_groups` remain where there are as many micro-batches. Classes,
-    parameters for the most part, are first merged with those that are read just before and after.
+    If the batch is cut, a group never contains ops of two micro-batches, or of one micro-batch and shared ops, except
+    if a class requires it. So more than `num_groups` remain if there are more micro-batches. Classes, mostly of
+    parameters, are first merged with the classes that are read just before and after.
 
     Args:
         graph: N ops.
-        cost_s: (N,) float64, seconds of each op (the mean over devices, say).
+        cost_s: (N,) float64, seconds of each op (for example the mean over devices).
         num_groups: most groups to return, >= 1.
         rule: the word of a `GroupingRule`.
         allowed: (N, D) bool, devices where each op may be; None allows all.
-        acyclic: keep the graph of groups without cycles; `Grouping.dropped` then says which rules had to give way.
-            Classes never do: a class is joined by the ops between its ops. An edge from a parameter or buffer with a
-            class does not count: it is there before the step begins.
+        acyclic: keep the graph of groups without cycles; `Grouping.dropped` then lists rules that were not applied
+            everywhere. Classes are always kept: the ops between the ops of a class join it. An edge from a parameter or
+            buffer with a class does not count, because the tensor exists before the step begins.
         latency_s: seconds of a transfer of any size ...
         s_per_byte: ... and for each byte.
-        cap_bytes: most bytes of parameters, gradients, optimizer state and forward outputs that a group may reach by
-            merging; a class may exceed it by itself.
+        cap_bytes: limit for merged groups, in bytes of parameters, gradients, optimizer state and forward outputs; a
+            single class may exceed it.
 
     Raises:
         InvalidValue: an argument of the wrong shape or range, or ops that must be together and have no common device.
@@ -216,10 +215,9 @@ def _parts(groups: Coarsening, num_groups: int) -> NDArray[np.int64]:
     roots = np.unique(groups.roots())
     source, target, weight_s = groups.edges()
     numbers = np.searchsorted(roots, np.concatenate((source, target)))
-    parts = metis_parts(
+    return metis_parts(
         len(roots), numbers[: len(source)], numbers[len(source) :], weight_s, groups.shares()[roots], num_groups
-    )
-    return parts[groups.op_group()]
+    )[groups.op_group()]
 
 
 def _shared_runs(graph: OpGraph, count: int) -> NDArray[np.int64]:
@@ -279,7 +277,7 @@ class GroupingRule:
     | `module` | the ops of a module |
     | `module:DEPTH` | the ops of a module and all below it, DEPTH names deep |
     | `module:DEPTH:apart` | the same, with forward, backward and update apart |
-    | `device-map` | what a Hugging Face device map cannot take apart; a constraint, not only a start |
+    | `device-map` | modules that a Hugging Face device map cannot split; a constraint, not only a start |
     | `metis` | a balanced partition with few bytes cut |
     | `none` | every op by itself |
 
@@ -382,10 +380,14 @@ def run_metis(
     }
     if shares is not None:
         question |= {"tpwgts": shares.tolist(), "recursive": False}
-    command = [sys.executable, "-c", program]
     try:
         done = subprocess.run(
-            command, input=json.dumps(question), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            [sys.executable, "-c", program],
+            input=json.dumps(question),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RunnerError(f"metis: it could not finish: {error}") from error

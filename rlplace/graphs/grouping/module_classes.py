@@ -13,7 +13,6 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlplace.graphs.opgraph import FORWARD, OpGraph
 
@@ -24,30 +23,12 @@ INPUTS = ""
 """Stands for where the inputs of the step are, and the tensors that the root holds itself."""
 
 
-@dataclass(frozen=True)
+def tied_as_modules(graph: OpGraph) -> OpGraph:
+    """The graph with its module classes as co-location classes, which everything that places ops keeps to."""
+    return dataclasses.replace(graph, colocation=ModuleClasses(graph).op_class)
+
+
 class ModuleClasses:
-    """Classes of ops that every device map has on one device.
-
-    Attributes:
-        op_class: (N,) int32, class of each op, numbered by first op; -1 for an op that belongs to none.
-        entry_class: the class of every entry of the finest device map, a module by its path or a tensor of the root by
-            its name.
-        inputs_class: the class that is where the step's inputs are; -1 where no op minds where they are.
-        tree: the modules.
-    """
-
-    op_class: NDArray[np.int32]
-    entry_class: Mapping[str, int]
-    inputs_class: int
-    tree: ModuleTree
-
-    @property
-    def num_classes(self) -> int:
-        """C."""
-        return int(self.op_class.max(initial=-1)) + 1
-
-
-def module_classes(graph: OpGraph) -> ModuleClasses:
     """The finest classes of ops that a Hugging Face device map can tell apart.
 
     A map gives modules to devices; the inputs of a module are brought to its device, and an op of a module that has no
@@ -63,130 +44,133 @@ def module_classes(graph: OpGraph) -> ModuleClasses:
 
     Args:
         graph: with its program where classes of modules and tensors with several names are to be known.
+
+    Attributes:
+        op_class: (N,) int32, class of each op, numbered by first op; -1 for an op that belongs to none.
+        entry_class: the class of every entry of the finest device map, a module by its path or a tensor of the root by
+            its name.
+        inputs_class: the class that is where the step's inputs are; -1 where no op minds where they are.
+        tree: the modules.
     """
-    return _Classes(graph, module_tree(graph)).found()
 
-
-def tied_as_modules(graph: OpGraph) -> OpGraph:
-    """The graph with its module classes as co-location classes, which everything that places ops keeps to."""
-    return dataclasses.replace(graph, colocation=module_classes(graph).op_class)
-
-
-class _Classes:
-    def __init__(self, graph: OpGraph, tree: ModuleTree) -> None:
-        self.graph, self.tree = graph, tree
-        self.unit = tree.unit_of()
-        self.parent: dict[str, str] = {}
-        self.label: list[str | None] = [self.unit.get(path) for path in graph.modules]
-        self.offsets, self.inputs = graph.input_offsets.tolist(), graph.input_tensors.tolist()
-        self.producers, self.is_resident = graph.tensor_op.tolist(), graph.is_resident.tolist()
-        self.is_source = graph.is_source.tolist()
-
-    def found(self) -> ModuleClasses:
+    def __init__(self, graph: OpGraph) -> None:
+        self._graph, self.tree = graph, module_tree(graph)
+        self._unit = self.tree.unit_of()
+        self._parent: dict[str, str] = {}
+        self._label: list[str | None] = [self._unit.get(path) for path in graph.modules]
+        self._offsets, self._inputs = graph.input_offsets.tolist(), graph.input_tensors.tolist()
+        self._producers, self._is_resident = graph.tensor_op.tolist(), graph.is_resident.tolist()
+        self._is_source = graph.is_source.tolist()
         self._label_sources()
         for names in self.tree.tied:
-            self._join([self.unit.get(name.rpartition(".")[0], INPUTS) for name in names])
-        self._join_members(lambda op: self.is_resident[op])  # what lives with a parameter or buffer is of its unit
+            self._join([self._unit.get(name.rpartition(".")[0], INPUTS) for name in names])
+        self._join_members(lambda op: self._is_resident[op])  # what lives with a parameter or buffer is of its unit
         self._label_forward()
         self._label_backward()
         self._label_unread()
         self._join_members(lambda _: True)
-        return self._numbered()
+        self._number_classes()
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return int(self.op_class.max(initial=-1)) + 1
 
     def _label_sources(self) -> None:
-        graph, program = self.graph, self.graph.program
+        graph, program = self._graph, self._graph.program
         for op in np.flatnonzero(graph.is_source).tolist():
             is_target = program is not None and program.sources[op].kind == "target"
             is_input = graph.targets[op] == "input" and not is_target
-            if not self.is_resident[op]:
-                self.label[op] = INPUTS if is_input else None
-            elif self.label[op] is None:
-                self.label[op] = INPUTS
+            if not self._is_resident[op]:
+                self._label[op] = INPUTS if is_input else None
+            elif self._label[op] is None:
+                self._label[op] = INPUTS
 
     def _label_forward(self) -> None:
-        graph = self.graph
+        graph = self._graph
         for op in np.flatnonzero((graph.phases == FORWARD) & ~graph.is_source).tolist():
-            own, read = self.label[op], self._read(op)
+            own, read = self._label[op], self._read(op)
             if own is None:
                 movable = graph.modules[op] in self.tree.moves_inputs
-                read = [at for at in read if not movable or self.is_resident[at] or not self.is_source[at]]
-                known = [label for at in read if (label := self.label[at]) is not None]
+                read = [at for at in read if not movable or self._is_resident[at] or not self._is_source[at]]
+                known = [label for at in read if (label := self._label[at]) is not None]
                 self._join(known)
-                self.label[op] = known[0] if known else None
+                self._label[op] = known[0] if known else None
             else:
-                self._join([own, *(self.label[at] for at in read if self.is_resident[at])])
+                self._join([own, *(self._label[at] for at in read if self._is_resident[at])])
 
     def _label_backward(self) -> None:
-        graph = self.graph
+        graph = self._graph
         homes: dict[str, set[str]] = defaultdict(set)
         for op in np.flatnonzero((graph.phases == FORWARD) & ~graph.is_source).tolist():
-            if (label := self.label[op]) is not None:
+            if (label := self._label[op]) is not None:
                 homes[graph.modules[op]].add(self._root(label))
         sizes = graph.tensor_bytes.tolist()
         for op in np.flatnonzero((graph.phases != FORWARD) & ~graph.is_source).tolist():
-            if self.label[op] is not None:
+            if self._label[op] is not None:
                 continue
-            around, read = homes[graph.modules[op]], self.inputs[self.offsets[op] : self.offsets[op + 1]]
-            known = [tensor for tensor in read if self.label[self.producers[tensor]] is not None]
+            around, read = homes[graph.modules[op]], self._inputs[self._offsets[op] : self._offsets[op + 1]]
+            known = [tensor for tensor in read if self._label[self._producers[tensor]] is not None]
             if len(around) == 1:
-                (self.label[op],) = around
+                (self._label[op],) = around
             elif known:
-                self.label[op] = self.label[self.producers[max(known, key=lambda tensor: (sizes[tensor], -tensor))]]
+                self._label[op] = self._label[self._producers[max(known, key=lambda tensor: (sizes[tensor], -tensor))]]
 
     def _label_unread(self) -> None:
         """An op that reads nothing that is placed (inputs, constants, and ops on them alone) goes with its first
         reader."""
-        is_alone = not any(self._root(key) == self._root(INPUTS) for key in list(self.parent) if key != INPUTS)
-        runs = any(label == INPUTS and not self.is_source[op] for op, label in enumerate(self.label))
+        is_alone = not any(self._root(key) == self._root(INPUTS) for key in list(self._parent) if key != INPUTS)
+        runs = any(label == INPUTS and not self._is_source[op] for op, label in enumerate(self._label))
         if is_alone and INPUTS not in self.tree.tensors and not runs:
-            self.label = [None if label == INPUTS else label for label in self.label]
+            self._label = [None if label == INPUTS else label for label in self._label]
         first: dict[int, str] = {}
-        for op in range(self.graph.num_ops - 1, -1, -1):
-            label = self.label[op] = self.label[op] if self.label[op] is not None else first.get(op)
+        for op in range(self._graph.num_ops - 1, -1, -1):
+            label = self._label[op] = self._label[op] if self._label[op] is not None else first.get(op)
             if label is not None:
                 first |= dict.fromkeys(self._read(op), label)
 
     def _join_members(self, decides: Callable[[int], bool]) -> None:
         """Joins the members of each co-location class of the graph, by the labels of those that decide."""
         classes: dict[int, list[int]] = defaultdict(list)
-        for op in np.flatnonzero(self.graph.colocation >= 0).tolist():
-            classes[int(self.graph.colocation[op])].append(op)
+        for op in np.flatnonzero(self._graph.colocation >= 0).tolist():
+            classes[int(self._graph.colocation[op])].append(op)
         for members in classes.values():
-            known = [label for op in members if decides(op) and (label := self.label[op]) is not None]
+            known = [label for op in members if decides(op) and (label := self._label[op]) is not None]
             self._join(known)
             for op in members if known else ():
-                self.label[op] = known[0]
+                self._label[op] = known[0]
 
-    def _numbered(self) -> ModuleClasses:
+    def _number_classes(self) -> None:
         number: dict[str, int] = {}
-        op_class = np.full(self.graph.num_ops, -1, dtype=np.int32)
-        for op, label in enumerate(self.label):
+        op_class = np.full(self._graph.num_ops, -1, dtype=np.int32)
+        for op, label in enumerate(self._label):
             if label is not None:
                 op_class[op] = number.setdefault(self._root(label), len(number))
-        used = {label for label in self.label if label is not None}
+        used = {label for label in self._label if label is not None}
         entries = {
             path: number.get(self._root(unit), -1)
-            for path, unit in self.unit.items()
+            for path, unit in self._unit.items()
             if path == unit and (unit in used or any(map(self.tree.tensors.get, _below(self.tree, path))))
         }
-        if INPUTS not in self.unit:
+        if INPUTS not in self._unit:
             entries |= dict.fromkeys(self.tree.tensors.get("", ()), number.get(self._root(INPUTS), -1))
-        return ModuleClasses(op_class, entries, number.get(self._root(INPUTS), -1), self.tree)
+        self.op_class, self.inputs_class = op_class, number.get(self._root(INPUTS), -1)
+        self.entry_class: Mapping[str, int] = entries
 
     def _read(self, op: int) -> list[int]:
         """The producers of an op's inputs."""
-        return [self.producers[tensor] for tensor in self.inputs[self.offsets[op] : self.offsets[op + 1]]]
+        return [self._producers[tensor] for tensor in self._inputs[self._offsets[op] : self._offsets[op + 1]]]
 
     def _root(self, key: str) -> str:
-        while (above := self.parent.setdefault(key, key)) != key:
-            self.parent[key] = self.parent[above]
+        while (above := self._parent.setdefault(key, key)) != key:
+            self._parent[key] = self._parent[above]
             key = above
         return key
 
     def _join(self, keys: Iterable[str | None]) -> None:
         roots = dict.fromkeys(self._root(key) for key in keys if key is not None)
         for root in roots:
-            self.parent[root] = next(iter(roots))
+            self._parent[root] = next(iter(roots))
 
 
 def _below(tree: ModuleTree, path: str) -> list[str]:

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.constants import memory
-from rlplace.graphs.capturing.lower import Facts, Lowered, LoweredStep, call_facts, lower_step, signature
+from rlplace.graphs.capturing.lower import Facts, Lowered, LoweredStep, call_facts, signature
 from rlplace.graphs.capturing.trace import AsSlice, Trace, trace_step
 from rlplace.graphs.micro_batching.slices import cut_words
 from rlplace.graphs.opgraph import BACKWARD, LATER_HALF, UPDATE, GradientSum, OpRow, TensorRow, gradient_sums
@@ -115,8 +115,9 @@ class Assembly:
             )
             for output in part.tensors_of(op):
                 old = like.tensors[output]
-                row_of_output = TensorRow(new, old.output, old.bytes, old.shape, old.dtype, old.value)
-                refs[output] = Ref(built.add_tensor(row_of_output))
+                refs[output] = Ref(
+                    built.add_tensor(TensorRow(new, old.output, old.bytes, old.shape, old.dtype, old.value))
+                )
             outputs = tuple(-1 if output < 0 else refs[output].id for output in call.outputs)
             if op in part.seeds:
                 ops.seeds.add(new)
@@ -131,8 +132,9 @@ class Assembly:
         if ref.id not in refs:
             view = part.views[-1 - ref.id]
             args, kwargs = map_refs(lambda other: self.here(part, other, refs), (view.args, view.kwargs))
-            copied = View(self.ops.base(refs[view.base]), view.target, args, kwargs)
-            refs[ref.id] = self.ops.add_view(copied, part.view_values[-1 - ref.id])
+            refs[ref.id] = self.ops.add_view(
+                View(self.ops.base(refs[view.base]), view.target, args, kwargs), part.view_values[-1 - ref.id]
+            )
         return refs[ref.id]
 
     def call(
@@ -154,8 +156,9 @@ class Assembly:
             self._known[signed] = call_facts(target, values, kwargs, output), output
         cost, output = self._known[signed]
         reads = [self.ops.base(ref) for ref in refs_in(args)]
-        row = OpRow(named(name, micro_batch), str(target), module, phase, signed, reads, *cost, micro_batch=micro_batch)
-        op = self.ops.built.add(row)
+        op = self.ops.built.add(
+            OpRow(named(name, micro_batch), str(target), module, phase, signed, reads, *cost, micro_batch=micro_batch)
+        )
         tensor = self.ops.add_tensor(op, 0, output)
         self.ops.calls[op] = Call(target, args, kwargs, (tensor,), returns_tuple=False)
         return Ref(tensor)
@@ -182,16 +185,17 @@ class Assembly:
         built, ops, target = self.ops.built, self.ops, torch.ops.aten.copy_.default
         values = self._value(place), self._value(value)
         home = ops.producer(place)
-        row = OpRow(
-            name,
-            str(target),
-            built.ops[home].module,
-            UPDATE,
-            signature(str(target), values, {}),
-            (place.id, ops.base(value)),
-            *call_facts(target, values, {}, values[0]),
+        op = built.add(
+            OpRow(
+                name,
+                str(target),
+                built.ops[home].module,
+                UPDATE,
+                signature(str(target), values, {}),
+                (place.id, ops.base(value)),
+                *call_facts(target, values, {}, values[0]),
+            )
         )
-        op = built.add(row)
         ops.calls[op] = Call(target, (place, value), {}, (), returns_tuple=False)
         built.mutations.append((op, place.id))
         built.together.append((op, home, *together))
@@ -250,7 +254,7 @@ class Parts:
                 micro-batches share, other than running statistics of batch norm, or reads running statistics that it
                 updates.
         """
-        step = lower_step(self._trace(index, part, seeds))
+        step = LoweredStep(self._trace(index, part, seeds))
         built = step.ops.built
         if built.mutations:
             changed = built.ops[built.tensors[built.mutations[0][1]].op].name
@@ -287,8 +291,8 @@ class Parts:
             )
         except CaptureError as error:
             whole = (origin.args, origin.kwargs, origin.loss_fn, origin.targets)
-            is_training = origin.loss_fn is not None
-            trace_step(origin.model, *whole, is_training=is_training, frozen=origin.frozen)  # raises what fails in both
+            # raises what fails in both
+            trace_step(origin.model, *whole, is_training=origin.loss_fn is not None, frozen=origin.frozen)
             cut = cut_words(origin.args, origin.kwargs, origin.targets, self.micro.slicing)
             raise CaptureError(
                 f"cannot cut the step into {self.micro.slicing.num_micro_batches} micro-batches: a slice of the batch "
@@ -323,13 +327,12 @@ class Parts:
                 ref = self._assembly.add_source(Source(kind, key, whole.detach()), f"{kind}_{key}")
                 self._given.append([ref] * slicing.num_micro_batches)
                 continue
-            cuts = map(Cut, itertools.repeat(dim), slicing.starts, slicing.sizes)
             self._given.append(
                 [
                     self._assembly.add_source(
                         Source(kind, key, parts[index][position].detach(), cut), f"{kind}_{key}", micro_batch=index
                     )
-                    for index, cut in enumerate(cuts)
+                    for index, cut in enumerate(map(Cut, itertools.repeat(dim), slicing.starts, slicing.sizes))
                 ]
             )
 

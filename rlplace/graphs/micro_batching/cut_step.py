@@ -23,11 +23,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
-from rlplace.graphs.capturing.lower import Lowered, LoweredStep, lower_step
+from rlplace.graphs.capturing.lower import Lowered, LoweredStep
 from rlplace.graphs.capturing.portable import normalises_batch, portable, statistics_handed_out
 from rlplace.graphs.capturing.refusals import explained
 from rlplace.graphs.capturing.trace import AsSlice, check_alone, fakes, trace_step
-from rlplace.graphs.capturing.untouched import call_with, untouched
+from rlplace.graphs.capturing.untouched import call_with, dotted, untouched
 from rlplace.graphs.micro_batching.assembly import Assembly, Gradients, Parts, RefMap, running_ops
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.graphs.program import OptimizerSpec, Origin, Ref, tensors_in, with_tensors
@@ -179,7 +179,7 @@ def add_running_statistics(
 
     def kind(path: str) -> tuple[float | None, int, torch.dtype]:
         momentum: float | None = model.get_submodule(path).momentum  # type: ignore[assignment]
-        return momentum, calls[path], assembly.ops.value(buffers[_named(path, "running_mean")]).dtype
+        return momentum, calls[path], assembly.ops.value(buffers[dotted(path, "running_mean")]).dtype
 
     for (momentum, num_calls, _), group in itertools.groupby(calls, kind):
         paths, most = list(group), 1 if momentum is None else MOST_NORMS
@@ -212,8 +212,8 @@ def _update(
         own.append(ops.producer(made))
         return made
 
-    places = [buffers[_named(path, name)] for name in ("running_mean", "running_var") for path in paths]
-    counts = [buffers[name] for path in paths if (name := _named(path, "num_batches_tracked")) in buffers]
+    places = [buffers[dotted(path, name)] for name in ("running_mean", "running_var") for path in paths]
+    counts = [buffers[name] for path in paths if (name := dotted(path, "num_batches_tracked")) in buffers]
     running = call(aten.cat.default, places, 0)
     for index, statistics in enumerate(found):
         calls = [[each[1:] for each in statistics if each[0] == path] for path in paths]
@@ -244,10 +244,6 @@ def _update(
     stores += [(count, call(aten.add.Tensor, count, len(found) * num_calls)) for count in counts]
     for place, value in stores:
         assembly.store(place, value, name=f"store_{ops.built.ops[ops.producer(place)].name}", together=own)
-
-
-def _named(path: str, buffer: str) -> str:
-    return f"{path}.{buffer}" if path else buffer
 
 
 class Joined:
@@ -285,10 +281,11 @@ class Joined:
                 "outputs of micro-batches cannot be joined; return what the loss is made of, and give it as `loss_fn`, "
                 "or capture with loss='separate' if the loss is a mean or a sum over samples."
             )
-        outputs = _Outputs(output)
-        trace = trace_step(outputs, (), {}, origin.loss_fn, origin.targets, is_training=True, frozen=origin.frozen)
+        trace = trace_step(
+            _Outputs(output), (), {}, origin.loss_fn, origin.targets, is_training=True, frozen=origin.frozen
+        )
         check_alone(trace.result)
-        self._loss = lower_step(trace)
+        self._loss = LoweredStep(trace)
         self._gradients = dict(zip(trace.trainable, self._loss.gradients, strict=True))
         self.differentiated = tuple(k for k in range(len(self._whole)) if self._gradients.get(_name(k)) is not None)
 
@@ -390,7 +387,7 @@ def fake_output(
     """The results of `model` as fake tensors; in training they require gradients as real ones would.
 
     Args:
-        model: in the mode that it is to run in.
+        model: the model, in the mode (`train` or `eval`) that the step will use.
         args: positional arguments.
         kwargs: keyword arguments.
         is_training: whether there are gradients.

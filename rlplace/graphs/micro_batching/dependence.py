@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -103,10 +102,10 @@ class Pinned(TorchDispatchMode):
         if func in _LOSSES:
             given = _named(func, args, kwargs)
             num_ignored, is_mean = int((given["target"] == given["ignore_index"]).sum()), given["reduction"] == 1
-            is_weighted = is_mean and given.get("weight") is not None
-            self.labels.append(Labels(given["ignore_index"], num_ignored, is_mean, is_weighted))
-        is_random = torch.Tag.nondeterministic_seeded in func.tags
-        return _drawn(func, args, kwargs) if is_random else func(*args, **kwargs)
+            self.labels.append(
+                Labels(given["ignore_index"], num_ignored, is_mean, is_mean and given.get("weight") is not None)
+            )
+        return _drawn(func, args, kwargs) if (torch.Tag.nondeterministic_seeded in func.tags) else func(*args, **kwargs)
 
     def _normalised(self, given: dict[str, Any], func: Any) -> Any:
         x: Tensor = given["input"]
@@ -162,14 +161,14 @@ def _drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Stepped:
-    """A loss and the gradients of all trainable parameters, in their order; what a step computes."""
+    """The result of a step: a loss, and the gradients of all trainable parameters in their order."""
 
     loss: Tensor
     gradients: tuple[Tensor, ...]
 
     @classmethod
     def of_output(cls, output: Any) -> Stepped:
-        """What inference computes, as a step without a loss."""
+        """The output of inference, in the form of a step without a loss."""
         return cls(torch.zeros(()), tuple(leaf.double() for leaf in tensors_in(output) if not leaf.is_complex()))
 
     @property
@@ -206,8 +205,7 @@ class Trial:
         deadline: float,
     ) -> None:
         self.is_double, self._deadline = is_double, deadline
-        modules = [module for owner in (model, *owner_of(loss_fn)) for module in owner.modules()]
-        held = tensors_in([vars(module) for module in modules])
+        held = tensors_in([vars(module) for owner in (model, *owner_of(loss_fn)) for module in owner.modules()])
         memo: dict[int, Any] = {id(value): self._copied(value) for value in held}
         with torch.no_grad():
             self.model, self._loss_fn = copy.deepcopy((model, loss_fn), memo)
@@ -276,8 +274,10 @@ class Trial:
     def gradients(self, outputs: Sequence[Tensor], seeds: Sequence[Tensor | None] | None) -> tuple[Tensor, ...]:
         """Gradients of all trainable parameters, given those of `outputs`; zeros where these depend on none."""
         found = torch.autograd.grad(outputs, self.parameters, seeds, allow_unused=True)
-        pairs = zip(found, self.parameters, strict=True)
-        return tuple(torch.zeros_like(p) if g is None else g.detach().to_dense() for g, p in pairs)
+        return tuple(
+            torch.zeros_like(parameter) if gradient is None else gradient.detach().to_dense()
+            for gradient, parameter in zip(found, self.parameters, strict=True)
+        )
 
     def _copied(self, value: Tensor) -> Tensor:
         dtype = WIDENED.get(value.dtype, value.dtype) if self.is_double else value.dtype
@@ -287,12 +287,6 @@ class Trial:
             for hook in (value._backward_hooks or {}).values():  # they change the gradient
                 made.register_hook(hook)  # type: ignore[no-untyped-call]
         return made
-
-
-def has_values(model: nn.Module, tensors: Sequence[Tensor]) -> bool:
-    """Whether there is memory behind the model's tensors and the given ones: neither fake nor on `meta`."""
-    every = (*model.parameters(), *model.buffers(), *tensors)
-    return not any(isinstance(value, FakeTensor) or value.device.type == "meta" for value in every)
 
 
 MOST_NAMED = 3

@@ -30,6 +30,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError, InvalidValue, RlplaceError, check_known
 from rlplace.graphs.capturing.portable import normalises_batch
+from rlplace.graphs.capturing.refusals import has_values
 from rlplace.graphs.capturing.trace import LossFn
 from rlplace.graphs.capturing.untouched import untouched
 from rlplace.graphs.micro_batching.dependence import (
@@ -40,7 +41,6 @@ from rlplace.graphs.micro_batching.dependence import (
     TimeUp,
     Trial,
     dependence,
-    has_values,
 )
 from rlplace.graphs.micro_batching.slices import cut_words
 from rlplace.graphs.program import LossKind, LossVerdict, Slicing, Weights, even_sizes, tensors_in
@@ -110,7 +110,7 @@ def judge_loss(
         kind: LossKind = "joined" if asked == "joined" or loss_fn is None else "separate"
         return LossVerdict(kind, "mean", True, "one micro-batch is the whole batch", normalises_batch(model))
     try:
-        if not has_values(model, (*tensors_in((args, kwargs)), *targets)):
+        if not has_values((*model.parameters(), *model.buffers(), *tensors_in((args, kwargs)), *targets)):
             raise NotComputable("its tensors are fake, without values")
         if (num_parameters := sum(parameter.numel() for parameter in model.parameters())) > MOST_PARAMETERS:
             raise NotComputable(f"its {num_parameters:,} parameters are too many to copy")

@@ -59,8 +59,8 @@ def plan_slices(
     length = 1 if first is None else first.shape[0]
     dims = [0 if each is first or (length > 1 and each.shape[:1] == (length,)) else None for each in tensors]
     if batch_dims is not None:
-        targets_by_name = loss_fn.names if isinstance(loss_fn, LossByName) else ()
-        aliases = {name: f"target {position}" for position, name in enumerate(targets_by_name)}
+        by_name = enumerate(loss_fn.names if isinstance(loss_fn, LossByName) else ())
+        aliases = {name: f"target {position}" for position, name in by_name}
         aliases |= _forward_names(model, args)
         dims = _given_dims(batch_dims, names, aliases, tensors, dims)
     lengths = {name: int(tensor.shape[dim]) for (name, tensor), dim in zip(named, dims, strict=True) if dim is not None}

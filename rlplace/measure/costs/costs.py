@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue
-from rlplace.graphs import OpGraph
+from rlplace.graphs.opgraph import OpGraph, read_only
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.say import counted
 
@@ -22,7 +22,7 @@ class Costs:
     """Seconds per (op, device).
 
     Attributes:
-        op_time_s: (N, D) float64, >= 0; launching (`Host.dispatch_s`) not included.
+        op_time_s: (N, D) float64, >= 0, without launches (`Host.dispatch_s`).
         source: `estimated` (roofline), `profiled` (measured) or `given` (by the graph file).
         workspace_bytes: (N, D) int64, >= 0: scratch that each op was seen to take on each device while it ran; None:
             as the graph says.
@@ -33,26 +33,25 @@ class Costs:
     workspace_bytes: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        op_time_s = np.ascontiguousarray(self.op_time_s, dtype=np.float64)
-        op_time_s.flags.writeable = False
+        op_time_s = read_only(self.op_time_s, np.float64)
         object.__setattr__(self, "op_time_s", op_time_s)
         if op_time_s.ndim != 2:
             raise InvalidValue("op_time_s", op_time_s.shape, "an array of shape (N, D)", where="costs")
         if not np.all(np.isfinite(op_time_s)) or np.any(op_time_s < 0):
             raise InvalidValue("op_time_s", "a negative or non-finite entry", "finite seconds >= 0", where="costs")
         if self.workspace_bytes is not None:
-            table = np.array(self.workspace_bytes, dtype=np.int64)
-            table.flags.writeable = False
+            table = read_only(np.array(self.workspace_bytes), np.int64)
             object.__setattr__(self, "workspace_bytes", table)
             if table.shape != op_time_s.shape:
-                expected = f"shape {op_time_s.shape}, as of `op_time_s`"
-                raise InvalidValue("workspace_bytes", table.shape, expected, where="costs")
+                raise InvalidValue(
+                    "workspace_bytes", table.shape, f"shape {op_time_s.shape}, as of `op_time_s`", where="costs"
+                )
             if np.any(table < 0):
                 raise InvalidValue("workspace_bytes", int(table.min()), "bytes >= 0", where="costs")
 
     @staticmethod
     def given(times_s: NDArray[np.float64], host: Host) -> Costs:
-        """The times (N,) that a graph file gives its ops, the same on every device."""
+        """Costs from the times (N,) of a graph file, the same on every device."""
         return Costs(np.repeat(times_s[:, None], host.num_devices, axis=1), "given")
 
     def __repr__(self) -> str:

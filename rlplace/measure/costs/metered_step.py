@@ -136,21 +136,17 @@ class MeteredStep(PlacedStep):
 
     def _resident_bytes(self) -> NDArray[np.int64]:
         """(D,) bytes of the storages that stay on each device from step to step."""
-        held = []
-        for device, items in enumerate(self._code.items):
-            storages = (tensor.untyped_storage() for tensor in self._resident_tensors(device, items))
-            held.append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
-        return np.array(held, dtype=np.int64)
+        tensors = map(self._resident_tensors, range(self._host.num_devices))
+        storages = (map(torch.Tensor.untyped_storage, own) for own in tensors)
+        sizes = ({each.data_ptr(): each.nbytes() for each in own} for own in storages)
+        return np.array([sum(each.values()) for each in sizes], dtype=np.int64)
 
-    def _resident_tensors(self, device: int, items: tuple[int, ...]) -> Iterator[Any]:
-        for item in items:
+    def _resident_tensors(self, device: int) -> Iterator[torch.Tensor]:
+        for item in self._code.items[device]:
             if item in self._program.sources:
                 yield self._residents.tensor(item, device)
             elif isinstance(self._program.calls.get(item), Update):
-                state = self._residents.update_state(item, device)
-                yield from state.moments
-                if state.step is not None:
-                    yield state.step
+                yield from self._residents.update_state(item, device).tensors
 
 
 def _needed(events: list[Event]) -> Iterator[tuple[int, int]]:
@@ -219,7 +215,7 @@ def marked(function: Callable[..., Any], label: str) -> Callable[..., Any]:
 
 
 def read_events(records: Records, origin: Any) -> Iterator[Event]:
-    """What a thread did, in its order; time zero is that of the record `origin`."""
+    """The records of a thread, in order of time; time zero is that of the record `origin`."""
     open_marks: dict[int, str] = {}
     for record in records:
         kind, label = record.kind(), next(reversed(open_marks.values()), "")

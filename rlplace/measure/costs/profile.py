@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+import timeit
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from rlplace.graphs.optimizers import UpdateState, updater
 from rlplace.graphs.program import Ref, Update, map_refs
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.metered_step import MeteredStep
-from rlplace.measure.execute.device_threads import Crew, Job, cycles_to_launch, make_channel, torch_device
+from rlplace.measure.execute.device_threads import Crew, Job, cycles_to_launch, torch_device
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents, limited_memory, seeded
 from rlplace.measure.hosts.host import Device, Host, Link
@@ -87,8 +88,7 @@ def _measure(source: Device, destination: Device, repeats: int) -> tuple[float, 
     """(latency_s, bandwidth_bytes_per_s) of transfers from `source` to `destination`."""
     if "cuda" not in (source.backend, destination.backend):
         return line(SIZES_BYTES, [_round_s(size, size, source, destination, repeats) / 2 for size in SIZES_BYTES])
-    small = GPU_SIZES_BYTES[0]
-    rounds_s = [_round_s(size, small, source, destination, repeats) for size in GPU_SIZES_BYTES]
+    rounds_s = [_round_s(size, GPU_SIZES_BYTES[0], source, destination, repeats) for size in GPU_SIZES_BYTES]
     return line(GPU_SIZES_BYTES, [seconds - rounds_s[0] / 2 for seconds in rounds_s])
 
 
@@ -111,8 +111,8 @@ def line(sizes_bytes: tuple[int, ...], seconds: list[float]) -> tuple[float, flo
 def _round_s(size: int, answer_size: int, source: Device, destination: Device, repeats: int) -> float:
     """Median seconds of a transfer of `size` bytes and one of `answer_size` bytes back: of the same, if as large."""
     crew = Crew((source, destination))
-    there = make_channel(source, destination, crew.streams.copies(source, destination))
-    back = make_channel(destination, source, crew.streams.copies(destination, source))
+    there = crew.streams.channel(source, destination)
+    back = crew.streams.channel(destination, source)
     place, answering = torch_device(source), torch_device(destination)
     with cuda.settled(place), cuda.settled(answering):
         original = torch.ones(size, dtype=torch.uint8, device=place)
@@ -194,13 +194,13 @@ def profile_costs(
     crew = Crew(host.devices)
     try:
         with limited_memory(host):
-            say = on_progress or (lambda _: None)
-            profiler = _Profiler(graph, host, crew, num_steps, warmup, most_s, say, watch or Watch())
+            profiler = _Profiler(
+                graph, host, crew, num_steps, warmup, most_s, on_progress or (lambda _: None), watch or Watch()
+            )
             by_kind = profiler.run()
     finally:
         crew.stop()
-    seconds = np.stack([by_kind[device.kind] for device in host.devices], axis=1)
-    return Costs(seconds, "profiled", profiler.workspaces())
+    return Costs(np.stack([by_kind[device.kind] for device in host.devices], axis=1), "profiled", profiler.workspaces())
 
 
 class _Profiler:
@@ -243,11 +243,13 @@ class _Profiler:
         if not self._workspaces:
             return None
         other, told = next(iter(self._workspaces.values())), self._graph.workspace_bytes
-        columns = [
-            self._workspaces.get(device.kind, other if device.backend == "cpu" else told)
-            for device in self._host.devices
-        ]
-        return np.stack(columns, axis=1)
+        return np.stack(
+            [
+                self._workspaces.get(device.kind, other if device.backend == "cpu" else told)
+                for device in self._host.devices
+            ],
+            axis=1,
+        )
 
     def _device_of(self, kind: str) -> tuple[int, str]:
         """The first device of a kind that holds the step, else the first and why it does not."""
@@ -433,7 +435,10 @@ def _seconds(graph: OpGraph, host: Host, device: int, crew: Crew, op: int, known
             run()
         launch_s = max(time.perf_counter() - begin_s, 1e-9)
         num_runs = int(np.clip(ENOUGH_S / launch_s, LEAST_RUNS, MOST_RUNS))
-        seconds.append(_on_gpu_s(run, num_runs, place, launch_s) if is_gpu else _on_core_s(run, num_runs))
+        if is_gpu:
+            seconds.append(_on_gpu_s(run, num_runs, place, launch_s))
+        else:
+            seconds.append(max(float(np.median(timeit.repeat(run, number=1, repeat=num_runs))), 1e-9))
 
     jobs: list[Job] = [job if index == device else lambda _: None for index in range(host.num_devices)]
     crew.run(jobs, 0, on_error=lambda: None, deadline_s=LATEST_S)
@@ -457,15 +462,6 @@ def _call(graph: OpGraph, op: int, place: torch.device, make: Callable[[Ref], to
         draws = seeded(call.target, place, seed=0, op=op)
         return lambda: draws(0, *args, **kwargs)
     return lambda: target(*args, **kwargs)
-
-
-def _on_core_s(run: Callable[[], object], num_runs: int) -> float:
-    samples = []
-    for _ in range(num_runs):
-        begin_s = time.perf_counter()
-        run()
-        samples.append(time.perf_counter() - begin_s)
-    return max(float(np.median(samples)), 1e-9)
 
 
 def _on_gpu_s(run: Callable[[], object], num_runs: int, place: torch.device, launch_s: float) -> float:
@@ -527,8 +523,9 @@ def layouts(graph: OpGraph) -> dict[int, Layout]:
         for op in range(graph.num_ops):
             if op in program.sources:
                 value = program.sources[op].value
-                made = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype)
-                values[int(graph.output_offsets[op])] = made
+                values[int(graph.output_offsets[op])] = torch.empty_strided(
+                    tuple(value.shape), value.stride(), dtype=value.dtype
+                )
             elif isinstance(call := program.calls[op], Update):
                 read(call.gradient)
             else:

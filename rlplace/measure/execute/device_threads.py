@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -22,28 +22,6 @@ from rlplace.errors import RunnerError, UserError
 from rlplace.measure.hosts.host import Device
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions
 from rlplace.measure.timing.threads import pin_current_thread, set_intra_op_threads
-
-
-def make_channel(
-    source: Device,
-    destination: Device,
-    streams: CopyStreams | None = None,
-    *,
-    is_copy: bool = True,
-    is_traced: bool = False,
-) -> Channel:
-    """The channel that fits two devices.
-
-    Args:
-        source: sends.
-        destination: receives.
-        streams: of copies between the two, where one is a GPU.
-        is_copy: False hands the tensor itself over: both see the same memory.
-        is_traced: a copy by a GPU keeps the events of its beginning and end.
-    """
-    if streams is None:
-        return Channel(is_copy=is_copy)
-    return CudaChannel(source, destination, streams, is_traced=is_traced)
 
 
 class Channel:
@@ -64,9 +42,7 @@ class Channel:
         self._is_copy = is_copy
         self._slot: torch.Tensor | None = None
         self._is_aborted = False
-        self._ready, self._copied = threading.Lock(), threading.Lock()
-        self._ready.acquire()
-        self._copied.acquire()
+        self._ready, self._copied = locked(), locked()
         self.wait_ready = self._ready.acquire
         self.acknowledge = self._copied.release
 
@@ -89,7 +65,7 @@ class Channel:
         return tensor.clone() if self._is_copy else tensor
 
     def wait_arrived(self) -> None:
-        """Has what the calling thread does next wait for the copy; between cores, the taken tensor is there."""
+        """Makes the next work of the calling thread wait for the copy; between cores, the tensor is already there."""
 
     def wait_copied(self) -> bool:
         """Returns when the destination no longer reads the original, which an op is about to overwrite."""
@@ -131,28 +107,17 @@ class CudaChannel(Channel):
         super().send(tensor)
 
     def take(self) -> torch.Tensor:
-        tensor = self._taken()
+        tensor, streams = self._taken(), self._streams
         if self._source.type == "cpu":
-            return self._from_host(tensor)
-        with contextlib.ExitStack() as launching:
-            if self._streams.outgoing is not None:
-                launching.enter_context(cuda.using(self._streams.outgoing))
-            launching.enter_context(cuda.using(self._streams.incoming))
-            assert self._produced is not None
-            cuda.wait(self._streams.incoming, self._produced)
-            cuda.keep_for(tensor, self._streams.reading)
+            self._staging = cuda.pinned_like(tensor) if self._staging is None else self._staging
+            tensor = self._staging.copy_(tensor)
+        with cuda.using(streams.outgoing), cuda.using(streams.incoming):
+            if self._produced is not None:
+                cuda.wait(streams.incoming, self._produced)
+                cuda.keep_for(tensor, streams.outgoing)
             copy = self._copied_on_stream(tensor)
         if self._destination.type == "cuda":
             cuda.keep_for(copy, cuda.current_stream(self._destination))
-        return copy
-
-    def _from_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._staging is None:
-            self._staging = cuda.pinned_like(tensor)
-        self._staging.copy_(tensor)
-        with cuda.using(self._streams.incoming):
-            copy = self._copied_on_stream(self._staging)
-        cuda.keep_for(copy, cuda.current_stream(self._destination))
         return copy
 
     def _copied_on_stream(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -180,6 +145,13 @@ class CudaChannel(Channel):
         return True
 
 
+def locked() -> threading.Lock:
+    """A signal: a lock that starts locked, which one side releases and the other takes."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 def release_all(locks: Iterable[threading.Lock]) -> None:
     """Wakes the threads that wait for `locks`."""
     for lock in locks:
@@ -197,8 +169,7 @@ def torch_device(device: Device) -> torch.device:
     return torch.device("cpu") if parsed is None else torch.device("cuda", parsed[0])
 
 
-@dataclass(frozen=True)
-class CopyStreams:
+class CopyStreams(NamedTuple):
     """Where copies from one device to another run, at least one of them a GPU.
 
     Between two GPUs PyTorch copies on a stream of the source and makes one of the destination wait for it, and the
@@ -207,13 +178,8 @@ class CopyStreams:
 
     incoming: cuda.Stream
     """Of the destination; of the source where that alone is a GPU. It owns the copies' memory on a GPU."""
-    outgoing: cuda.Stream | None
-    """Of the source, where the two are different GPUs."""
-
-    @property
-    def reading(self) -> cuda.Stream:
-        """The one that reads the original."""
-        return self.outgoing or self.incoming
+    outgoing: cuda.Stream
+    """It reads the original: of the source where the two are different GPUs, else `incoming`."""
 
 
 class Streams:
@@ -238,24 +204,31 @@ class Streams:
             self._compute[device.name] = stream
         return stream
 
-    def copies(self, source: Device, destination: Device) -> CopyStreams | None:
-        """The streams of copies from `source` to `destination`, None between cores; those of one pair run in order."""
+    def channel(self, source: Device, destination: Device, *, is_copy: bool = True, is_traced: bool = False) -> Channel:
+        """A channel between two devices; copies of one pair with a GPU run in order.
+
+        Args:
+            source: sends.
+            destination: receives.
+            is_copy: between cores, False hands the tensor itself over: both see the same memory.
+            is_traced: a copy by a GPU keeps the events of its beginning and end.
+        """
         if "cuda" not in (source.backend, destination.backend):
-            return None
+            return Channel(is_copy=is_copy)
         pair, here, there = (source.name, destination.name), torch_device(source), torch_device(destination)
         with self._lock:
             if pair not in self._copies:
                 is_between = here.type == there.type == "cuda" and here != there
                 incoming = cuda.stream(there if there.type == "cuda" else here, is_urgent=True)
-                outgoing = cuda.stream(here, is_urgent=True) if is_between else None
-                self._copies[pair] = CopyStreams(incoming, outgoing)
-            return self._copies[pair]
+                self._copies[pair] = CopyStreams(
+                    incoming, cuda.stream(here, is_urgent=True) if is_between else incoming
+                )
+            return CudaChannel(source, destination, self._copies[pair], is_traced=is_traced)
 
     def settle(self, timeout_s: float) -> bool:
         """Whether all that was launched on them ended within `timeout_s`, be it with an error."""
         with self._lock:
-            pairs = [each for pair in self._copies.values() for each in (pair.incoming, pair.outgoing)]
-            pending = [*self._left, *self._compute.values(), *(each for each in pairs if each is not None)]
+            pending = [*self._left, *self._compute.values(), *(each for pair in self._copies.values() for each in pair)]
         until_s = time.monotonic() + timeout_s
         for stream in pending:
             while not _is_done(stream):
@@ -296,9 +269,7 @@ class Worker:
         self.is_busy = False
         self.suspended_s = 0.0
         self._task: tuple[Job, int, Report] | None = None
-        self._go, self._done = threading.Lock(), threading.Lock()
-        self._go.acquire()
-        self._done.acquire()
+        self._go, self._done = locked(), locked()
         self._thread = threading.Thread(target=self._loop, name=f"rlplace {device.name}", daemon=True)
         self._thread.start()
 
@@ -449,8 +420,7 @@ class Crew:
             while running and running[0].wait(until_s - time.monotonic()):
                 until_s += running.pop(0).suspended_s
             if running:
-                late = running[0].device.name
-                report(_Late(f"device {late} did not end its part within {deadline_s:g} s"))
+                report(_Late(f"device {running[0].device.name} did not end its part within {deadline_s:g} s"))
         except BaseException as error:  # Ctrl-C while waiting
             report(error)
             raise

@@ -1,6 +1,6 @@
-"""`generate`: from a plan to straight-line Python, one function a device, which the runner's threads execute.
+"""`StepCode`: from a plan to straight-line Python, one function a device, which the runner's threads execute.
 
-`StepCode` is the generated code, `Expressions` writes the ATen calls and views of one device, `gang_signals` finds
+`Expressions` writes the ATen calls and views of one device, `gang_signals` finds
 where a gang and its members wait for each other, and `update_runs` the updates that one fused call does.
 """
 
@@ -14,22 +14,19 @@ from typing import Any
 
 from rlplace.graphs import OpGraph, Program
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.program import Call, Ref, Update, View, refs_in
+from rlplace.graphs.program import Call, Ref, Update, refs_in
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Plan
 
 
-def generate(
-    graph: OpGraph,
-    host: Host,
-    plan: Plan,
-    *,
-    is_traced: bool = False,
-    hold_every: int = 0,
-    hands_out: bool = False,
-    second: Collection[int] | None = None,
-) -> StepCode:
-    """The code that executes `plan`.
+class StepCode:
+    """Generated code of one plan.
+
+    In the code, `t5` is tensor 5, `v7` view 7, `f3` the call of op 3, `u3` the updater of the run that op 3 ends, `c2`
+    constant 2, `k4` channel 4 by its methods (`k4_send`, `k4_wait`, `k4_take`, `k4_done`, `k4_copied`, and where a GPU
+    copies, `k4_arrived` before the first read), `s6` signal 6 (`s6_set`, `s6_wait`), `O` the results, `a8` takes
+    gradient 8 out, `S` keeps what the second part of a step in two parts needs of the first; in traced code `clock`,
+    `B` and `E` record when each item began and ended, and `hold` holds a GPU back.
 
     Args:
         graph: with its program.
@@ -41,139 +38,137 @@ def generate(
         second: items of the second part of a step in two parts, the last ones of the plan's sequence; gradients are
             then results of the second part.
 
+    Attributes:
+        sources: by device: a module that defines `run(step)`, and `second(step)` for a step in two parts.
+        line_items: by device: for each line of its source, the item that it belongs to, -1 for none.
+        constants: the names `c...` and their values.
+        items: by device: items of the plan's sequence (op i, or N + k), in program order.
+        allocations: by device: (item, tensor) where a tensor starts to take memory on the device ...
+        releases: ... and the item after whose end it is freed.
+        acknowledged: transfers whose original is overwritten later in the step.
+        is_handover: by transfer: the tensor itself goes over, no copy.
+        update_runs: by device: updates that one call does, where the last of them stands.
+        signals: by which a gang and its members take turns.
+        results: of `O`: the results of the step, then, of a step in two parts, the gradients; and whether the second
+            part makes each.
+
     Raises:
         InvalidValue: the graph has no program.
     """
-    return _Generator(graph, host, plan, is_traced, hold_every, hands_out, second).run()
 
-
-class _Generator:
     def __init__(
         self,
         graph: OpGraph,
         host: Host,
         plan: Plan,
-        is_traced: bool,
-        hold_every: int,
-        hands_out: bool,
-        second: Collection[int] | None,
+        *,
+        is_traced: bool = False,
+        hold_every: int = 0,
+        hands_out: bool = False,
+        second: Collection[int] | None = None,
     ) -> None:
-        self.graph, self.host, self.plan, self.is_traced = graph, host, plan, is_traced
-        self.hold_every = hold_every
-        self.program: Program = require_program(graph)
+        self._graph, self._host, self._plan, self._is_traced = graph, host, plan, is_traced
+        self._hold_every = hold_every
+        self._program: Program = require_program(graph)
         self.constants = Constants()
-        self.outgoing: dict[int, list[int]] = defaultdict(list)  # tensor -> transfers
-        for transfer, tensor in enumerate(plan.transfer_tensor.tolist()):
-            self.outgoing[tensor].append(transfer)
-        self.mutated: dict[int, list[int]] = defaultdict(list)  # op -> tensors
-        for op, tensor in zip(graph.mutation_op.tolist(), graph.mutation_tensor.tolist(), strict=True):
-            self.mutated[op].append(tensor)
+        sent = plan.transfer_tensor.tolist()
+        self._outgoing = _grouped(zip(sent, range(len(sent)), strict=True))  # tensor -> transfers
+        self._mutated = _grouped(zip(graph.mutation_op.tolist(), graph.mutation_tensor.tolist(), strict=True))
         updated = set(graph.mutation_tensor.tolist())
-        self.acknowledged = frozenset(k for k, tensor in enumerate(plan.transfer_tensor.tolist()) if tensor in updated)
+        self.acknowledged = frozenset(k for k, tensor in enumerate(sent) if tensor in updated)
         is_copy = {(r.source, r.destination): bool(r.links) for r in host.routes}
         sources, destinations = plan.devices[graph.tensor_op[plan.transfer_tensor]], plan.transfer_destination
         ends = [(host.devices[a], host.devices[b]) for a, b in zip(sources, destinations, strict=True)]
         self.is_handover = tuple(not is_copy[source.name, destination.name] for source, destination in ends)
         # by transfer: a copy that goes on once it was taken
-        self.is_late = tuple("cuda" in (source.backend, destination.backend) for source, destination in ends)
-        self.is_split, self.second = second is not None, frozenset(second or ())
-        self.signals = gang_signals(graph, host, plan, self.is_handover, self.second)
-        gradients = [*self.program.gradients.values(), *self.program.input_gradients.values()]
-        self.results = [(ref, False) for ref in self.program.result_refs]  # and whether the second part makes it
-        if self.is_split:
-            self.results += [(ref, True) for ref in gradients]
-        self.handed_out: dict[int, list[tuple[int, Ref]]] = defaultdict(list)  # op -> gradients that it makes
-        for index, ref in enumerate(gradients if hands_out and self.program.optimizer is None else ()):
-            self.handed_out[int(graph.tensor_op[self.program.base(ref)])].append((index, ref))
+        self._is_late = tuple("cuda" in (source.backend, destination.backend) for source, destination in ends)
+        self._is_split, self._second = second is not None, frozenset(second or ())
+        self.signals = gang_signals(graph, host, plan, self.is_handover, self._second)
+        gradients = [*self._program.gradients.values(), *self._program.input_gradients.values()]
+        of_second = [(ref, True) for ref in gradients] if self._is_split else []
+        self.results = [*((ref, False) for ref in self._program.result_refs), *of_second]
+        out = gradients if hands_out and self._program.optimizer is None else []
+        makers = graph.tensor_op[[self._program.base(ref) for ref in out]].tolist()
+        self._handed = _grouped(zip(makers, enumerate(out), strict=True))  # op -> gradients that it makes
         offsets, inputs = graph.input_offsets.tolist(), graph.input_tensors.tolist()
-        self.reads = [inputs[offsets[op] : offsets[op + 1]] for op in range(graph.num_ops)]
+        self._reads = [inputs[offsets[op] : offsets[op + 1]] for op in range(graph.num_ops)]
 
-    def run(self) -> StepCode:
-        n = self.graph.num_ops
-        device_of = self.plan.devices.tolist()
-        destination = self.plan.transfer_destination.tolist()
-        items: list[list[int]] = [[] for _ in self.host.devices]
-        for item in self.plan.sequence.tolist():
-            items[device_of[item] if item < n else destination[item - n]].append(item)
-        runs = [update_runs(self.graph, self.program, each, self.signals.waits, self.signals.sets) for each in items]
-        self.runs = {updates[-1]: updates for each in runs for updates in each}  # by its last update
-        self.last_of_run = {op: updates[-1] for updates in self.runs.values() for op in updates}
-        parts = [self._device_source(device, program) for device, program in enumerate(items)]
-        return StepCode(
-            sources=tuple(part[0] for part in parts),
-            line_items=tuple(part[1] for part in parts),
-            constants=self.constants.values,
-            items=tuple(map(tuple, items)),
-            allocations=tuple(part[2] for part in parts),
-            releases=tuple(part[3] for part in parts),
-            acknowledged=self.acknowledged,
-            is_handover=self.is_handover,
-            update_runs=tuple(runs),
-            num_signals=self.signals.count,
-            num_results=len(self.results),
-        )
+        self.items: list[list[int]] = [[] for _ in host.devices]
+        places = (*plan.devices.tolist(), *plan.transfer_destination.tolist())
+        for item in plan.sequence.tolist():
+            self.items[places[item]].append(item)
+        self.update_runs = [
+            update_runs(graph, self._program, each, self.signals.waits, self.signals.sets) for each in self.items
+        ]
+        self._runs = {updates[-1]: updates for each in self.update_runs for updates in each}  # by its last update
+        self._last_of_run = {op: updates[-1] for updates in self._runs.values() for op in updates}
+        parts = map(self._device_source, range(host.num_devices), self.items)
+        self.sources, self.line_items, self.allocations, self.releases = zip(*parts, strict=True)
+
+    def item_words(self, device: int, line: int) -> tuple[str, str]:
+        """The op that a line of a device's code belongs to: its name, and all in words; empty where it is of none."""
+        graph, n, items = self._graph, self._graph.num_ops, self.line_items[device]
+        item = items[line - 1] if 0 < line <= len(items) else -1
+        if item < 0:
+            return "", ""
+        op = item if item < n else int(graph.tensor_op[int(self._plan.transfer_tensor[item - n])])
+        what, place = "op" if item < n else "the transfer of op", self._host.devices[device].name
+        return graph.names[op], f"{what} {graph.names[op]!r} ({graph.targets[op]}) on {place}"
 
     def _device_source(
         self, device: int, items: list[int]
     ) -> tuple[str, tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
-        n, graph, program = self.graph.num_ops, self.graph, self.program
-        last_use = self._last_uses(device, items)
+        n, graph, program = self._graph.num_ops, self._graph, self._program
         copied: set[int] = set()
-        dying: dict[int, list[int]] = defaultdict(list)
-        for tensor, item in last_use.items():
-            dying[self.last_of_run.get(item, item)].append(tensor)
+        last_uses = self._last_uses(device, items).items()
+        dying = _grouped((self._last_of_run.get(item, item), tensor) for tensor, item in last_uses)
         lines: list[str] = []
         owners: list[int] = []  # the item of each line
         words = Expressions(program, device, self.constants)
         allocations: list[tuple[int, int]] = []
         releases: list[tuple[int, int]] = []
-        received = {int(self.plan.transfer_tensor[item - n]): item - n for item in items if item >= n}
+        received = {int(self._plan.transfer_tensor[item - n]): item - n for item in items if item >= n}
         resident = {int(graph.output_offsets[op]) for op in items if op < n and op in program.sources}
         # what the last step returned is let go of; of a step in two parts, who runs it took that out
         own = [index for index, (ref, _) in enumerate(self.results) if self._makes(ref, device)]
-        lines += [f"{''.join(f'O[{index}] = ' for index in own)}None"] if own and not self.is_split else []
+        lines += [f"{''.join(f'O[{index}] = ' for index in own)}None"] if own and not self._is_split else []
         lines += self._source_lines(items, words, is_second=False)
         owners += [-1] * len(lines)
-        is_first, made = self.is_split, set[int]()
+        is_first, made = self._is_split, set[int]()
         on_the_way: dict[int, int] = {}  # tensor -> transfer that nothing has waited for
-        is_held = self.hold_every > 0 and self.host.devices[device].backend == "cuda"
-        num_run = 0
-        for item in items:
-            if item < n and item in program.sources:
-                continue
-            if is_first and item in self.second:
+        is_held = self._hold_every > 0 and self._host.devices[device].backend == "cuda"
+        for num_run, item in enumerate([each for each in items if each not in program.sources]):
+            if is_first and item in self._second:
                 is_first = False
                 lines += self._turn(device, items, made, words, on_the_way)
                 owners += [-1] * (len(lines) - len(owners))
-            if is_held and num_run % self.hold_every == 0:
+            if is_held and num_run % self._hold_every == 0:
                 lines.append("hold()")
-            num_run += 1
             produced: tuple[int, ...] = ()
             lines += [f"s{signal}_wait()" for signal in self.signals.waits.get(item, ())]
             if item >= n:
                 transfer = item - n
-                tensor = int(self.plan.transfer_tensor[transfer])
+                tensor = int(self._plan.transfer_tensor[transfer])
                 body = [f"t{tensor} = k{transfer}_take()"]
                 lines.append(f"k{transfer}_wait()")
-                if transfer in self.acknowledged and not self.is_handover[transfer]:
-                    body.append(f"k{transfer}_done()")
                 if not self.is_handover[transfer]:
+                    body += [f"k{transfer}_done()"] * (transfer in self.acknowledged)
                     produced = (tensor,)
-                if self.is_late[transfer]:
+                if self._is_late[transfer]:
                     on_the_way[tensor] = transfer
             else:
-                read = dict.fromkeys(t for t in self.reads[item] if t in on_the_way)
+                read = dict.fromkeys(t for t in self._reads[item] if t in on_the_way)
                 lines += [f"k{on_the_way.pop(t)}_arrived()" for t in read]
                 body, produced = self._op_lines(item, program.calls[item], words)
-                copies = (k for tensor in self.mutated[item] for k in self.outgoing[tensor] if k not in copied)
+                copies = (k for tensor in self._mutated[item] for k in self._outgoing[tensor] if k not in copied)
                 lines += [f"k{k}_copied()" for k in copies]
-                copied.update(k for tensor in self.mutated[item] for k in self.outgoing[tensor])  # told once a step
-            lines += self._timed(item, body) if self.is_traced else body
+                copied.update(k for tensor in self._mutated[item] for k in self._outgoing[tensor])  # told once a step
+            lines += self._timed(item, body) if self._is_traced else body
             lines += [f"s{signal}_set()" for signal in self.signals.sets.get(item, ())]
             allocations += [(item, tensor) for tensor in produced]
             made.update(produced if item < n else (tensor,))
             lines += self._handed_out(item, words)
-            lines += [f"k{k}_send(t{tensor})" for tensor in produced if item < n for k in self.outgoing[tensor]]
+            lines += [f"k{k}_send(t{tensor})" for tensor in produced if item < n for k in self._outgoing[tensor]]
             for tensor in dying.get(item, ()):
                 gone = words.forget(tensor)
                 transfer = received.get(tensor, -1)
@@ -188,23 +183,23 @@ class _Generator:
             owners += [item] * (len(lines) - len(owners))
         if is_first:
             lines += self._turn(device, items, made, words, on_the_way)
-        lines += self._result_lines(device, words, is_second=self.is_split)
+        lines += self._result_lines(device, words, is_second=self._is_split)
         indented = (line if line.startswith("def ") else f"    {line}" for line in lines)
         source = "\n".join(["def run(step):", *indented, "    return None", ""])
         owners = [-1, *owners, *[-1] * (len(lines) - len(owners) + 1)]
         return source, tuple(owners), tuple(allocations), tuple(releases)
 
     def _makes(self, ref: Ref, device: int) -> bool:
-        return int(self.plan.devices[self.graph.tensor_op[self.program.base(ref)]]) == device
+        return int(self._plan.devices[self._graph.tensor_op[self._program.base(ref)]]) == device
 
     def _source_lines(self, items: list[int], words: Expressions, *, is_second: bool) -> list[str]:
         """Sends source tensors to where they are read; the second part has the gradients of outputs, as targets."""
         lines: list[str] = []
         for op in items:
-            source = self.program.sources.get(op) if op < self.graph.num_ops else None
-            if source is not None and (self.is_split and source.kind == "target") == is_second:
-                tensor = int(self.graph.output_offsets[op])
-                lines += [f"k{k}_send(t{tensor})" for k in self.outgoing[tensor]]
+            source = self._program.sources.get(op) if op < self._graph.num_ops else None
+            if source is not None and (self._is_split and source.kind == "target") == is_second:
+                tensor = int(self._graph.output_offsets[op])
+                lines += [f"k{k}_send(t{tensor})" for k in self._outgoing[tensor]]
                 lines += self._handed_out(op, words)
         return lines
 
@@ -215,13 +210,11 @@ class _Generator:
 
         Copies that are on the way for the second part are waited for in the first: its end is that of all it launched.
         """
-        n, program = self.graph.num_ops, self.program
+        n, program = self._graph.num_ops, self._program
         needed = {program.base(ref) for ref, is_second in self.results if is_second}
-        for item in items:
-            if item < n and item in self.second and item not in program.sources:
-                needed.update(self.reads[item])
+        needed.update(t for op in items if op < n and op in self._second for t in self._reads[op])
         given = {
-            int(self.graph.output_offsets[op])
+            int(self._graph.output_offsets[op])
             for op in items
             if op < n and op in program.sources and program.sources[op].kind == "input"
         }
@@ -235,50 +228,51 @@ class _Generator:
         return [*lines, *self._source_lines(items, words, is_second=True)]
 
     def _handed_out(self, item: int, words: Expressions) -> list[str]:
-        lines: list[str] = []
-        for index, ref in self.handed_out.get(item, ()):
-            lines += [*words.views([ref]), f"a{index}({words.name(ref)})"]
-        return lines
+        """Hands out the gradients that an item makes."""
+        own = self._handed.get(item, ())
+        return [line for index, ref in own for line in (*words.views([ref]), f"a{index}({words.name(ref)})")]
 
     def _result_lines(self, device: int, words: Expressions, *, is_second: bool) -> list[str]:
-        lines: list[str] = []
-        for index, (ref, is_of_second) in enumerate(self.results):
-            if is_of_second == is_second and self._makes(ref, device):
-                lines += [*words.views([ref]), f"O[{index}] = {words.name(ref)}"]
-        return lines
+        own = [(k, ref) for k, (ref, part) in enumerate(self.results) if part == is_second and self._makes(ref, device)]
+        return [line for k, ref in own for line in (*words.views([ref]), f"O[{k}] = {words.name(ref)}")]
 
     def _timed(self, item: int, body: list[str]) -> list[str]:
         """The code of an item between its marks; a run of updates is marked as one, for its first and its last."""
-        if item in self.last_of_run and item not in self.runs:
+        if item in self._last_of_run and item not in self._runs:
             return body
-        first = self.runs[item][0] if item in self.runs else item
+        first = self._runs[item][0] if item in self._runs else item
         return [f"B[{first}] = clock()", *body, f"E[{item}] = clock()"]
 
     def _last_uses(self, device: int, items: list[int]) -> dict[int, int]:
         """Tensor to the last item on the device that touches it; results are never dropped."""
-        n, graph = self.graph.num_ops, self.graph
+        n, graph = self._graph.num_ops, self._graph
         last: dict[int, int] = {}
-        for item in items:
+        for item in [each for each in items if each not in self._program.sources]:
             if item >= n:
-                last[int(self.plan.transfer_tensor[item - n])] = item
-                continue
-            if item in self.program.sources:
-                continue
-            for tensor in (*self.reads[item], *range(graph.output_offsets[item], graph.output_offsets[item + 1])):
-                last[tensor] = item
-        for tensor in {*graph.output_tensors.tolist(), *(self.program.base(ref) for ref, _ in self.results)}:
-            if self.plan.devices[graph.tensor_op[tensor]] == device:
-                last.pop(tensor, None)
-        return last
+                last[int(self._plan.transfer_tensor[item - n])] = item
+            else:
+                made = range(graph.output_offsets[item], graph.output_offsets[item + 1])
+                last |= dict.fromkeys((*self._reads[item], *made), item)
+        kept = {*graph.output_tensors.tolist(), *(self._program.base(ref) for ref, _ in self.results)}
+        own = {tensor for tensor in kept if self._plan.devices[graph.tensor_op[tensor]] == device}
+        return {tensor: item for tensor, item in last.items() if tensor not in own}
 
     def _op_lines(self, op: int, call: Call | Update, words: Expressions) -> tuple[list[str], tuple[int, ...]]:
         if not isinstance(call, Update):
             return words.call(op, call)
         lines = words.views([call.gradient])
-        if op in self.runs:
-            gradients = [self.program.calls[each].gradient for each in self.runs[op]]  # type: ignore[union-attr]
+        if op in self._runs:
+            gradients = [self._program.calls[each].gradient for each in self._runs[op]]  # type: ignore[union-attr]
             lines.append(f"u{op}({', '.join(map(words.name, gradients))})")
         return lines, ()
+
+
+def _grouped(pairs: Iterable[tuple[int, Any]]) -> dict[int, list[Any]]:
+    """The second ones of pairs by the first, in order; none for others."""
+    groups: dict[int, list[Any]] = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return groups
 
 
 class Constants:
@@ -335,12 +329,10 @@ class Expressions:
         """Lines that define the views that `refs` need and that do not exist yet on this device."""
         lines: list[str] = []
         for ref in refs:
-            if ref.id < self._program.num_tensors:
-                continue
             index = ref.id - self._program.num_tensors
-            view: View = self._program.views[index]
-            if index in self._views[view.base]:
+            if index < 0 or index in self._views[self._program.views[index].base]:
                 continue
+            view = self._program.views[index]
             lines += self.views(refs_in((view.args, view.kwargs)))
             lines.append(f"v{index} = g{index}({', '.join(self._arguments(view.args, view.kwargs).values())})")
             self._views[view.base].append(index)
@@ -366,9 +358,8 @@ class Expressions:
     def _literal(self, value: Any) -> str:
         if isinstance(value, Ref):
             return self.name(value)
-        if value is None or isinstance(value, (bool, str)) or type(value) is int:
-            return repr(value)
-        if type(value) is float and math.isfinite(value):
+        is_finite = type(value) is float and math.isfinite(value)
+        if is_finite or value is None or isinstance(value, (bool, str)) or type(value) is int:
             return repr(value)
         if isinstance(value, list):
             return f"[{', '.join(map(self._literal, value))}]"
@@ -426,43 +417,6 @@ def gang_signals(
                 count += 1
         last.update(dict.fromkeys(cores[device], (device, item)))
     return GangSignals(dict(sets), dict(waits), count)
-
-
-@dataclass(frozen=True)
-class StepCode:
-    """Generated code of one plan.
-
-    In the code, `t5` is tensor 5, `v7` view 7, `f3` the call of op 3, `u3` the updater of the run that op 3 ends, `c2`
-    constant 2, `k4` channel 4 by its methods (`k4_send`, `k4_wait`, `k4_take`, `k4_done`, `k4_copied`, and where a GPU
-    copies, `k4_arrived` before the first read), `s6` signal 6 (`s6_set`, `s6_wait`), `O` the results, `a8` takes
-    gradient 8 out, `S` keeps what the second part of a step in two parts needs of the first; in traced code `clock`,
-    `B` and `E` record when each item began and ended, and `hold` holds a GPU back.
-
-    Attributes:
-        sources: by device: a module that defines `run(step)`, and `second(step)` for a step in two parts.
-        line_items: by device: for each line of its source, the item that it belongs to, -1 for none.
-        constants: values of `c...`.
-        items: by device: items of the plan's sequence (op i, or N + k), in program order.
-        allocations: by device: (item, tensor) where a tensor starts to take memory on the device ...
-        releases: ... and the item after whose end it is freed.
-        acknowledged: transfers whose original is overwritten later in the step.
-        is_handover: by transfer: the tensor itself goes over, no copy.
-        update_runs: by device: updates that one call does, where the last of them stands.
-        num_signals: how many times a gang takes over from a member, or a member from a gang: each waits for a signal.
-        num_results: entries of `O`: the results of the step, then, of a step in two parts, the gradients.
-    """
-
-    sources: tuple[str, ...]
-    line_items: tuple[tuple[int, ...], ...]
-    constants: dict[str, Any]
-    items: tuple[tuple[int, ...], ...]
-    allocations: tuple[tuple[tuple[int, int], ...], ...]
-    releases: tuple[tuple[tuple[int, int], ...], ...]
-    acknowledged: frozenset[int]
-    is_handover: tuple[bool, ...]
-    update_runs: tuple[tuple[Run, ...], ...]
-    num_signals: int
-    num_results: int
 
 
 Run = tuple[int, ...]

@@ -32,11 +32,11 @@ from rlplace.measure.execute.device_threads import (
     CudaClock,
     HostClock,
     Job,
-    make_channel,
+    locked,
     release_all,
     torch_device,
 )
-from rlplace.measure.execute.launch_code import Run, StepCode, generate
+from rlplace.measure.execute.launch_code import Run, StepCode
 from rlplace.measure.execute.residents import GradientsOut, Resident, Residents, seeded
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Plan, Timeline
@@ -88,7 +88,7 @@ class PlacedStep:
         self._seed, self._is_traced = seed, is_traced
         self._program = require_program(graph)
         self._gradients = gradients
-        self._code: StepCode = generate(
+        self._code = StepCode(
             graph,
             host,
             plan,
@@ -130,13 +130,11 @@ class PlacedStep:
         """
         self.unload()  # the channels of a failed step are in no known state, and a thread left behind may use them
         self._marks.renew(self._graph.num_ops + self.plan.num_transfers)
-        self._results = [None] * self._code.num_results
+        self._results = [None] * len(self._code.results)
         self._kept = [[] for _ in self._host.devices]
         try:
             self._channels = [self._channel(k) for k in range(self.plan.num_transfers)]
-            self._signals = [threading.Lock() for _ in range(self._code.num_signals)]
-            for signal in self._signals:  # a lock that starts locked: released by the one side, taken by the other
-                signal.acquire()
+            self._signals = [locked() for _ in range(self._code.signals.count)]
             self._jobs = [self._bind(device) for device in range(self._host.num_devices)]
         except BaseException as error:
             self.unload()
@@ -199,8 +197,8 @@ class PlacedStep:
         plan, host = self.plan, self._host
         source = host.devices[int(plan.devices[self._graph.tensor_op[plan.transfer_tensor[transfer]]])]
         destination = host.devices[int(plan.transfer_destination[transfer])]
-        streams, is_copy = self._crew.streams.copies(source, destination), not self._code.is_handover[transfer]
-        return make_channel(source, destination, streams, is_copy=is_copy, is_traced=self._is_traced)
+        is_copy = not self._code.is_handover[transfer]
+        return self._crew.streams.channel(source, destination, is_copy=is_copy, is_traced=self._is_traced)
 
     def _abort(self) -> None:
         self._is_broken = True
@@ -210,20 +208,15 @@ class PlacedStep:
 
     def _explained(self, error: RunnerError) -> RunnerError:
         """The error with the op that failed, and without the tensors that its traceback holds."""
-        cause, n = error.__cause__, self._graph.num_ops
+        cause = error.__cause__
         if cause is None:
             return error
         devices = {_file_name(device): device for device in range(self._host.num_devices)}
         for frame, line in traceback.walk_tb(cause.__traceback__):
             device = devices.get(frame.f_code.co_filename, -1)
-            item = self._code.line_items[device][line - 1] if device >= 0 else -1
-            if item >= 0:
-                tensor = int(self.plan.transfer_tensor[item - n]) if item >= n else -1
-                op = item if item < n else int(self._graph.tensor_op[tensor])
-                what = "op" if item < n else "the transfer of op"
-                name, place = self._graph.names[op], self._host.devices[device].name
-                where = f"reported at {what}" if cuda.is_late(cause) else what
-                error = RunnerError(f"{where} {name!r} ({self._graph.targets[op]}) on {place}: {error}", op=name)
+            name, words = self._code.item_words(device, line) if device >= 0 else ("", "")
+            if name:
+                error = RunnerError(f"{'reported at ' * cuda.is_late(cause)}{words}: {error}", op=name)
         traceback.clear_frames(cause.__traceback__)
         said = cuda.advice(cause)
         return RunnerError(f"{error}{said}", op=error.op) if said else error
@@ -278,7 +271,7 @@ class PlacedStep:
         graph, code, program, gradients = self._graph, self._code, self._program, self._gradients
         places = [torch_device(described) for described in self._host.devices]
         names: dict[str, Any] = {
-            **code.constants,
+            **code.constants.values,
             **{f"D{d}": place for d, place in enumerate(places)},
             **{f"g{k}": _direct(view.target) for k, view in enumerate(program.views)},
         }
@@ -289,9 +282,11 @@ class PlacedStep:
             call = program.calls.get(item)
             if call is None or isinstance(call, Update):
                 continue
-            function = _direct(call.target)
-            if call.is_random:
-                function = seeded(call.target, places[device], seed=self._seed, op=item)
+            function = (
+                seeded(call.target, places[device], seed=self._seed, op=item)
+                if call.is_random
+                else _direct(call.target)
+            )
             if gradients is not None and item in program.seeds:
                 function = gradients.scaled(function)
             names[f"f{item}"] = function
@@ -302,7 +297,9 @@ class PlacedStep:
                 update = gradients.instead_of(update, keys)
             names[f"u{run_of[-1]}"] = update
         if gradients is not None and program.optimizer is None:
-            names.update({f"a{k}": gradients.taker([name]) for k, name in enumerate(program.gradients)})
+            names.update(
+                {f"a{k}": gradients.instead_of(lambda *_: None, [name]) for k, name in enumerate(program.gradients)}
+            )
         return names
 
     def _hold_back(self, device: int) -> None:
@@ -369,8 +366,7 @@ def step_timeline(
     for device, items in enumerate(code.items):
         for item in items:
             if item not in program.sources:
-                channel = channels[item - n] if item >= n else None
-                begin[item], end[item] = _span_s(host, marks, device, item, channel)
+                begin[item], end[item] = _span_s(host, marks, device, item, channels[item - n] if item >= n else None)
         for updates in code.update_runs[device]:
             _share_run(graph, updates, begin, end)
     times, devices, allocated = allocated_bytes(graph, host, plan, code, begin, end)
@@ -523,7 +519,7 @@ class TwoPartStep(PlacedStep):
             own.append(kept.pop())
         try:
             self._run([_ordinary(names["second"]) for names in self._namespaces], number, DEADLINE_S)
-            return list(self._taken(len(self._program.result_refs), self._code.num_results))
+            return list(self._taken(len(self._program.result_refs), len(self._code.results)))
         finally:
             self._forget(given)
 

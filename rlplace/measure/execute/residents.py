@@ -200,18 +200,18 @@ class GradientsOut:
         finally:
             self._into, self._fresh, self._loss_scale = None, (), 1.0
 
-    def taker(self, names: Sequence[str]) -> Updater:
-        """Takes the gradients of parameters `names`: drops them unless they are asked for."""
-        return self.instead_of(lambda *_: None, names)
-
     def instead_of(self, update: Updater, names: Sequence[str]) -> Updater:
         """`update` of parameters `names`, which leaves them as they are while gradients are asked for."""
 
         def update_or_take(*gradients: torch.Tensor) -> None:
             if self._into is None:
                 update(*gradients)
-            else:
-                self._take(self._into, names, gradients)
+                return
+            for name, gradient in zip(names, gradients, strict=True):
+                if name in self._fresh:
+                    self._into[name].copy_(gradient)
+                elif name in self._into:
+                    self._into[name].add_(gradient)
 
         return update_or_take
 
@@ -223,13 +223,6 @@ class GradientsOut:
             return made if self._loss_scale == 1.0 else made.mul_(self._loss_scale)
 
         return scaled_seed
-
-    def _take(self, into: Mapping[str, torch.Tensor], names: Sequence[str], gradients: Sequence[torch.Tensor]) -> None:
-        for name, gradient in zip(names, gradients, strict=True):
-            if name in self._fresh:
-                into[name].copy_(gradient)
-            elif name in into:
-                into[name].add_(gradient)
 
 
 _lock = threading.Lock()

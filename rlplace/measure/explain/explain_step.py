@@ -340,7 +340,7 @@ def explain(
     spread_s: float = 0.0,
     alternatives: Sequence[Alternative] = (),
 ) -> Explanation:
-    """Where the time and memory of a step of `plan` go.
+    """Explains the time and memory of a step of `plan`: ops, transfers and waits.
 
     Args:
         problem: the problem to place.
@@ -348,7 +348,7 @@ def explain(
         timeline: of a step of it.
         method: the method that found it.
         step_time_s: its median step time; by default that of the timeline.
-        spread_s: half the interquartile range of the steps that it is the median of; 0 where it is unknown.
+        spread_s: half the interquartile range of the measured steps; 0 if unknown.
         alternatives: step times of alternatives.
 
     Raises:

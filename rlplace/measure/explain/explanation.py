@@ -189,7 +189,7 @@ class Advice:
 
 @record(frozen=True)
 class Explanation:
-    """Where the time and memory of one placed step go; what `explanation.json` holds."""
+    """The time and memory of one placed step, by parts; the content of `explanation.json`."""
 
     schema: FirstSchema
     graph_fingerprint: str
@@ -256,5 +256,5 @@ def load_explanation(path: str | os.PathLike[str]) -> Explanation:
         FileProblem: no such file, or not JSON.
         InvalidValue, UnknownName: a malformed field.
     """
-    hint = "Expected an explanation, as `rlplace train` leaves it in a run folder."
-    return Explanation.from_dict(read_json(path, hint=hint), str(path))
+    data = read_json(path, hint="Expected an explanation, as `rlplace train` leaves it in a run folder.")
+    return Explanation.from_dict(data, str(path))

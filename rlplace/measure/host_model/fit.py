@@ -126,8 +126,9 @@ class HostModel:
         for _ in range(len(starts) + self.config.restarts):
             if not starts and 2.0 * loss <= count + 2.0 * math.sqrt(2.0 * count):
                 break
-            start = starts.pop() if starts else z + RESTART * generator.standard_normal(len(z))
-            other_z, other = self._settle(start, pull)
+            other_z, other = self._settle(
+                starts.pop() if starts else z + RESTART * generator.standard_normal(len(z)), pull
+            )
             if other < loss:
                 z, loss = other_z, other
         self._z = z
@@ -171,9 +172,7 @@ class HostModel:
             other.add([self._plans[k] for k in rest], np.exp(self._target[rest]), self._noise[rest])
             batch = self._checker.check_plans([self._plans[k] for k in out])
             for row, known in enumerate((Posterior.prior(self.scales), other.fit())):
-                outcomes = Simulator(known.problem, threads=1).retime_batch(batch)
-                said_s = np.array([outcome.step_time_s for outcome in outcomes])
-                errors[row, out] = np.abs(np.log(said_s) - self._target[out])
+                errors[row, out] = np.abs(np.log(_step_times_s(known.problem, batch)) - self._target[out])
         errors = errors[:, np.isfinite(errors).all(axis=0)]
         return (float(errors[0].mean()), float(errors[1].mean())) if errors.size else (0.0, 0.0)
 
@@ -273,9 +272,13 @@ class HostModel:
 
     def _deviation(self) -> NDArray[np.float64]:
         """(B,) of the log ratios that are expected of simulated and measured step times."""
-        behind = self._target - self._target.min()
-        expected = np.hypot(self._noise, self.config.misfit + self.config.far * behind)
+        expected = np.hypot(self._noise, self.config.misfit + self.config.far * (self._target - self._target.min()))
         return np.asarray(np.maximum(expected, LEAST_DEVIATION))
+
+
+def _step_times_s(problem: Problem, batch: PlanBatch) -> NDArray[np.float64]:
+    """(B,) simulated step times of plans on a problem."""
+    return np.array([outcome.step_time_s for outcome in Simulator(problem, threads=1).retime_batch(batch)])
 
 
 def _loss(residuals: NDArray[np.float64], moved: NDArray[np.float64]) -> float:
@@ -411,8 +414,10 @@ class PathTerms:
                 slowest = slowest + np.log(np.maximum(total, TIED) / (self._route_links >= 0).sum(axis=1)) / sharpness
             logs[terms] = slowest
             share[terms[:, None], np.arange(shares.shape[1])] = shares / np.maximum(total, TIED)[:, None]
-        power = self._power * share[self._at_q, self._slot]
-        exponents = csr_matrix((power, self._at_p, self._starts), shape=(self.num_terms, len(self.scales)))
+        exponents = csr_matrix(
+            (self._power * share[self._at_q, self._slot], self._at_p, self._starts),
+            shape=(self.num_terms, len(self.scales)),
+        )
         is_route = np.zeros(self.num_terms, dtype=bool)
         is_route[self._latency_terms] = is_route[self._bytes_terms] = True
         logs = np.where(is_route, logs, self._log_unit + np.clip(exponents @ x, -LARGEST, LARGEST))
@@ -425,8 +430,7 @@ class PathTerms:
         other no more than the step time there, as the longest path is never shorter than this one. Plans beyond
         memory have an infinite step time and no terms.
         """
-        problem = self.scales.apply(x)
-        paths = Simulator(problem, threads=1).critical_paths(batch)
+        paths = Simulator(self.scales.apply(x), threads=1).critical_paths(batch)
         terms, seconds = np.zeros((len(paths.step_s), self.num_terms)), self.seconds(x)
         add_terms(self._layout, batch, paths.items, paths.offsets, terms)
         fits = np.isfinite(paths.step_s)
@@ -434,8 +438,7 @@ class PathTerms:
             if place >= 0:
                 moved = np.array(x)
                 moved[place] += DIFFERENCE
-                outcomes = Simulator(self.scales.apply(moved), threads=1).retime_batch(batch)
-                slower_s = np.array([outcome.step_time_s for outcome in outcomes])
+                slower_s = _step_times_s(self.scales.apply(moved), batch)
                 both = fits & np.isfinite(slower_s)  # slower, a plan may keep more in memory at once
                 terms[both, term] = (slower_s[both] - paths.step_s[both]) / (np.expm1(DIFFERENCE) * seconds[term])
         terms[fits, -1] = paths.step_s[fits] - terms[fits] @ seconds

@@ -24,7 +24,6 @@ from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.host_model.scales import (
     LARGEST,
     SECTIONS,
-    Factor,
     Figure,
     HostKnowledge,
     Kind,
@@ -34,10 +33,10 @@ from rlplace.measure.host_model.scales import (
     Scales,
     Section,
     SeenRun,
-    median_of,
 )
 from rlplace.measure.problem import Problem
 from rlplace.records import FirstSchema, Number, described, read_record, record
+from rlplace.say import counted
 
 SCHEMA: Final = 1
 FILE = "host_model.json"
@@ -115,7 +114,7 @@ class LearnedHost:
                 mean,
                 deviation,
                 item.deviation,
-                median_of(scales.problem.host, scales.prior, item.kind),
+                item.median,
                 item.mean,
             )
             for item, mean, deviation in zip(
@@ -168,8 +167,7 @@ def load_learned_host(path: str | os.PathLike[str]) -> LearnedHost:
 
 
 def _file(path: str | os.PathLike[str]) -> Path:
-    path = Path(path)
-    return path / FILE if os.path.isdir(path) else path
+    return Path(path, FILE) if os.path.isdir(path) else Path(path)
 
 
 def _rounded(value: float) -> float:
@@ -221,8 +219,8 @@ class Posterior:
         # a factor of the precision without squaring the slopes, which may be large
         factor = np.linalg.qr(np.concatenate((np.eye(len(scales)), slopes)), mode="r")
         root = np.linalg.inv(factor * np.sign(np.diag(factor))[:, None])
-        left = np.zeros(len(slopes)) if residuals is None else residuals
-        return cls(scales, mean, scales.spread(root), loss, slopes, left)
+        residuals = np.zeros(len(slopes)) if residuals is None else residuals
+        return cls(scales, mean, scales.spread(root), loss, slopes, residuals)
 
     @classmethod
     def prior(cls, scales: Scales) -> Posterior:
@@ -279,8 +277,9 @@ def describe(posterior: Posterior, *, most: int = MOST) -> list[str]:
     deviation = posterior.deviation
     sureness = np.abs(posterior.mean) / np.maximum(deviation, 1e-12)
     ranked = [place for place in np.argsort(-sureness, kind="stable").tolist() if sureness[place] >= SURE]
-    scales = posterior.scales
-    return [_line(scales, place, float(posterior.mean[place]), float(deviation[place])) for place in ranked[:most]]
+    return [
+        _line(posterior.scales, place, float(posterior.mean[place]), float(deviation[place])) for place in ranked[:most]
+    ]
 
 
 def _line(scales: Scales, place: int, mean: float, deviation: float) -> str:
@@ -466,9 +465,8 @@ def fit_figures(
 
 
 def _source(figure: FittedFigure) -> str:
-    factors = f"{figure.num_factors} factor{'s' * (figure.num_factors != 1)}"
-    runs = f"{figure.num_runs} run{'s' * (figure.num_runs != 1)}"
-    return f"fitted to {factors} of {runs}; the shipped {figure.shipped:g} counts as {WEIGHT} more factors"
+    of = f"{counted(figure.num_factors, 'factor')} of {counted(figure.num_runs, 'run')}"
+    return f"fitted to {of}; the shipped {figure.shipped:g} counts as {WEIGHT} more factors"
 
 
 LEAST_CARRIED = 0.1
@@ -495,7 +493,8 @@ def knowledge_of(learned: Sequence[LearnedHost], source: CostSource) -> HostKnow
 
 
 def _seen(run: LearnedHost) -> SeenRun:
-    """What the measured steps of a run say; without its equations, one for each factor that it learned something of."""
+    """The information in the measured steps of a run; without its equations, one equation for each factor that the
+    steps inform about."""
     rows: list[Any] = [equation.slopes for equation in run.equations]
     targets = [equation.target for equation in run.equations]
     for place, factor in enumerate(() if run.equations else run.factors):
@@ -506,7 +505,7 @@ def _seen(run: LearnedHost) -> SeenRun:
             targets.append(found[0] / deviation)
     # the factors as far as they may be from 1 on a host that is not known
     factors = tuple(
-        Factor(
+        Scale(
             factor.kind,
             factor.name,
             getattr(run.prior, FIGURES_OF[factor.kind][0]) or factor.prior_deviation,

@@ -1,6 +1,6 @@
 """The factors on a problem's figures that a host model learns (`Scales`), and their prior distribution.
 
-`Prior` and `Priors` hold the prior's figures for any host, `HostKnowledge` what other workloads taught about this one.
+`Prior` and `Priors` hold the prior's figures for any host, `HostKnowledge` the results of other workloads on this host.
 """
 
 from __future__ import annotations
@@ -152,20 +152,18 @@ CARRIED: Mapping[Kind, float] = {
 op type has other shapes there, a link is the same link."""
 
 
-class Factor(NamedTuple):
-    """A factor before anything is measured: its logarithm is normal around 0.
-
-    Attributes:
-        kind: of the factor.
-        name: of it.
-        deviation: of its logarithm on a host that is not known.
-        median: the prior's figure that it is on, in seconds or as a share; 0 where it is on a figure of the problem.
-    """
+class Scale(NamedTuple):
+    """One factor: its logarithm is normal, and 0 where the problem's figures are right."""
 
     kind: Kind
     name: str
+    """Op type and kind of device, device, or link."""
     deviation: float
+    """Of the logarithm, before anything is measured."""
     median: float = 0.0
+    """The prior's figure that it is on, in seconds or as a share; 0 where it is on a figure of the problem."""
+    mean: float = 0.0
+    """Of the logarithm, before anything is measured; 0 unless the host is known from before."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +176,7 @@ class SeenRun:
         targets: (R,).
     """
 
-    factors: tuple[Factor, ...]
+    factors: tuple[Scale, ...]
     slopes: NDArray[np.float64]
     targets: NDArray[np.float64]
 
@@ -208,7 +206,7 @@ class HostKnowledge:
             if slopes.any()
         )
 
-    def prior(self, factors: Sequence[Factor]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def prior(self, factors: Sequence[Scale]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Means (P,) of the logarithms of a workload's factors, and a root (P, P) of their covariance.
 
         The host has h, of which each run, and the next workload, has its own with a deviation of c = `CARRIED` of the
@@ -247,12 +245,12 @@ class HostKnowledge:
         return mean, np.linalg.cholesky(root[:count] @ root[:count].T + np.diag(own[:count] ** 2))
 
 
-def _key(factor: Factor) -> tuple[Kind, str, bool]:
+def _key(factor: Scale) -> tuple[Kind, str, bool]:
     """The key by which two runs share a factor: a factor on the problem's figure is another than one on the prior's."""
     return factor.kind, factor.name, factor.median > 0
 
 
-def _log_median(factor: Factor) -> float:
+def _log_median(factor: Scale) -> float:
     return math.log(factor.median) if factor.median > 0 else 0.0
 
 
@@ -260,22 +258,6 @@ LARGEST = 20.0
 """No factor is more than e to this, either way: a fit on the way to its minimum must not overflow."""
 LEAST_OP_S = 1e-7
 """An op takes at least this where launching it is accounted for apart."""
-
-
-@dataclass(frozen=True)
-class Scale:
-    """One factor: its logarithm is 0 where the problem's figures are right.
-
-    Those of overhead, dispatch and co-run are on the prior's figures, where the problem gives none.
-    """
-
-    kind: Kind
-    name: str
-    """Op type and kind of device, device, or link."""
-    deviation: float
-    """Of the logarithm, before anything is measured."""
-    mean: float = 0.0
-    """Of the logarithm, likewise; 0 unless the host is known from before."""
 
 
 class Scales:
@@ -311,7 +293,7 @@ class Scales:
         def add(kind: Kind, name: str, deviation: float) -> int:
             if deviation <= 0.0:
                 return -1
-            items.append(Scale(kind, name, deviation))
+            items.append(Scale(kind, name, deviation, median_of(host, prior, kind)))
             return len(items) - 1
 
         op_type, types = _numbered(graph.targets)
@@ -328,8 +310,9 @@ class Scales:
             [add("latency", link.name, prior.latency * (link.latency_s > 0)) for link in host.links], dtype=int
         )
         self.overhead_at = add("overhead", "every op", prior.overhead if prior.overhead_s > 0 else 0.0)
-        has_dispatcher = any(device.dispatcher for device in host.devices)
-        self.dispatch_at = add("dispatch", "every launch", prior.dispatch if has_dispatcher else 0.0)
+        self.dispatch_at = add(
+            "dispatch", "every launch", prior.dispatch * any(device.dispatcher for device in host.devices)
+        )
         self._slowdown = slowdown_of(host, prior)
         self.corun_at = add("co-run", "devices that share memory", prior.corun_deviation * bool(self._slowdown.any()))
         self._root: NDArray[np.float64] | None = None
@@ -373,8 +356,7 @@ class Scales:
             if not host.dispatch_s:  # op times as profiled hold their launches
                 seconds = np.where(self._runs[:, None], np.maximum(seconds - dispatch_s, LEAST_OP_S), 0.0)
         if self.corun_at >= 0:
-            rows = self._slowdown * float(factors[self.corun_at])
-            changed["corun_slowdown"] = tuple(tuple(row) for row in rows.tolist())
+            changed["corun_slowdown"] = tuple(map(tuple, (self._slowdown * float(factors[self.corun_at])).tolist()))
         changed["links"] = tuple(
             Link(
                 link.name,
@@ -383,20 +365,20 @@ class Scales:
             )
             for index, link in enumerate(host.links)
         )
-        costs = dataclasses.replace(self.problem.costs, op_time_s=seconds)
-        return dataclasses.replace(self.problem, host=dataclasses.replace(host, **changed), costs=costs)
+        return dataclasses.replace(
+            self.problem,
+            host=dataclasses.replace(host, **changed),
+            costs=dataclasses.replace(self.problem.costs, op_time_s=seconds),
+        )
 
     def _known(self, items: list[Scale], knowledge: HostKnowledge) -> list[Scale]:
         """The factors as other workloads taught them; how they depend on each other is kept as the root."""
         if not items:
             return items
-        host, prior = self.problem.host, self.prior
-        mean, self._root = knowledge.prior(
-            [Factor(item.kind, item.name, item.deviation, median_of(host, prior, item.kind)) for item in items]
-        )
+        mean, self._root = knowledge.prior(items)
         deviation = np.sqrt((self._root**2).sum(axis=1)).tolist()
         return [
-            Scale(item.kind, item.name, left, at)
+            item._replace(deviation=left, mean=at)
             for item, left, at in zip(items, deviation, mean.tolist(), strict=True)
         ]
 

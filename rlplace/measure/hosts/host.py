@@ -51,7 +51,7 @@ class Device:
     kind: Printable
     """Devices of one kind share op costs, e.g. `cpu-core`, `Tesla V100-SXM2-16GB`."""
     backend: Backend
-    """Its backend; `simulated` runs nowhere."""
+    """Its backend; a `simulated` device cannot run ops."""
     memory_bytes: Annotated[Whole, Field(gt=0)]
     """Capacity for one step's tensors; a peak above it is `oom`."""
     memory_pool: Printable = ""
@@ -59,17 +59,18 @@ class Device:
     memory_granularity_bytes: AtLeastOne = 1
     """Every allocation is rounded up to a multiple of this."""
     context_bytes: Count = 0
-    """Held from the start, in any placement."""
+    """Memory that is used from the start, in any placement."""
     dispatcher: Printable = ""
-    """Devices with the same dispatcher share one launcher (a thread, an interpreter lock); `""` costs nothing."""
+    """Devices with the same dispatcher share one launcher (a thread, an interpreter lock); with `""`, launches take no
+    time."""
     peak_flops_per_s: dict[str, NotNegative] = field(default_factory=dict)
     """Peak FLOP/s by dtype name (`float32`, `bfloat16`, ...), for estimated costs."""
     memory_bandwidth_bytes_per_s: NotNegative = 0.0
     """Peak memory bandwidth, for estimated costs."""
     launch_s: NotNegative = 0.0
-    """Shortest time that an op takes on the device, for estimated costs."""
+    """Shortest time of an op on the device, for estimated costs."""
     cores: Annotated[tuple[Count, ...], Field(max_length=4096)] = ()
-    """CPU cores that the device's thread is pinned to; on the CPU also how many threads an op has, one a core."""
+    """CPU cores to which the device's thread is pinned; on the CPU an op has one thread per core."""
     members: tuple[str, ...] = ()
     """A gang: names of the devices that are busy whenever this one runs an op."""
 
@@ -82,7 +83,7 @@ class Device:
 
 @record(frozen=True)
 class Link:
-    """One direction of a wire or bus; a half-duplex medium is one link on both routes."""
+    """One direction of a wire or bus; a half-duplex medium is one link in the routes of both directions."""
 
     name: Printable
     bandwidth_bytes_per_s: Positive
@@ -91,17 +92,17 @@ class Link:
 
 @record(frozen=True)
 class Route:
-    """The links that a transfer from `source` to `destination` holds, all at once, for its whole duration.
+    """The links that a transfer from `source` to `destination` uses, all at once, for its whole duration.
 
     It takes `latency_s + bytes / bandwidth_bytes_per_s` with the largest latency and the least bandwidth of its links.
-    A route without links is a hand-over: both devices see the same memory (a gang and its member), nothing is copied
-    and no time passes; the tensor stays on the source's account until its readers at the destination are done.
+    A route without links is a hand-over: both devices use the same memory (a gang and its member), so nothing is copied
+    and it takes no time. The tensor counts as memory of the source until its readers at the destination have ended.
     """
 
     source: str
     destination: str
     links: Annotated[tuple[str, ...], Field(max_length=64)]
-    """Every one is waited for."""
+    """A transfer waits until all of them are free."""
     blocks_source: bool = False
     """The source device runs no op during a transfer (a plain copy between GPUs synchronises both)."""
     blocks_destination: bool = False
@@ -117,20 +118,20 @@ class Host:
     links: tuple[Link, ...] = ()
     routes: tuple[Route, ...] = ()
     dispatch_s: NotNegative = 0.0
-    """Seconds a dispatcher takes to launch one op."""
+    """Time of a dispatcher to launch one op, in seconds."""
     copy_dispatch_s: NotNegative = 0.0
-    """Seconds a dispatcher takes to launch one transfer (the destination's dispatcher does)."""
+    """Time of the destination's dispatcher to launch one transfer, in seconds."""
     dispatch_order: DispatchOrder = "plan"
-    """`plan`: a dispatcher is one thread that launches in plan order; `request`: a lock that each device's thread takes
-    for a launch, in order of request (ties by device index)."""
+    """`plan`: a dispatcher is one thread that launches in plan order. `request`: a dispatcher is a lock; the thread of
+    each device takes it for a launch, in order of request (ties by device index)."""
     run_ahead: AtLeastOne = 1024
     """An op's launch begins only when the op this many places before it in its device's order has ended; 1 launches
     on an idle device only (a CPU core launches its own ops)."""
     corun_slowdown: tuple[tuple[NotNegative, ...], ...] = ()
-    """(D, D): an op on device d progresses at rate 1 / (1 + sum of `corun_slowdown[d][e]` over busy devices e). Parts
-    of one GPU have a prior of 1 here, the rest is 0 until a calibration has fitted it."""
+    """(D, D): an op on device d progresses at rate 1 / (1 + sum of `corun_slowdown[d][e]` over busy devices e). For
+    parts of one GPU the initial value is 1, for other devices 0; a calibration fits both."""
     sources: dict[str, str] = field(default_factory=dict)
-    """Where each figure of a preset comes from."""
+    """The source of each figure of a preset."""
 
     def __post_init__(self) -> None:
         names, links = [device.name for device in self.devices], [link.name for link in self.links]
@@ -173,7 +174,7 @@ class Host:
         num_parts: int = 1,
         with_cpu: bool = False,
     ) -> Host:
-        """This machine: every CUDA GPU, or (`cores`, or where there is no GPU) each CPU core; see `detect_host`."""
+        """This machine: all CUDA GPUs. With `cores`, or without a GPU, all CPU cores; see `detect_host`."""
         from rlplace.measure.hosts.detect import detect_host
 
         return detect_host(kind, gangs=gangs, num_parts=num_parts, with_cpu=with_cpu)
@@ -184,7 +185,7 @@ class Host:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether any device cannot run ops here."""
+        """Whether a device cannot run ops on this machine."""
         return any(device.backend == "simulated" for device in self.devices)
 
     @cached_property
@@ -194,7 +195,7 @@ class Host:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits over devices (name, kind, backend, cores, gangs) and routes; measured figures do not enter."""
+        """16 hex digits: a hash of devices (name, kind, backend, cores, gangs) and routes, without measured values."""
         facts = {
             "devices": [[d.name, d.kind, d.backend, list(d.cores), list(d.members)] for d in self.devices],
             "routes": [[r.source, r.destination, list(r.links)] for r in self.routes],
@@ -211,5 +212,5 @@ class Host:
         return self.devices[self.device_index[name]]
 
     def to_dict(self) -> dict[str, object]:
-        """The host as plain data, as host files and run folders keep it."""
+        """The host as plain data, as in host files and run folders."""
         return asdict(self)

@@ -41,17 +41,17 @@ def list_presets() -> tuple[str, ...]:
 
 
 def resolve_host(text: str | Host, *, gangs: bool = False) -> Host:
-    """The host that a HOST word names; a `Host` itself comes back as it is.
+    """The host of a HOST word; a `Host` is returned unchanged.
 
     Args:
         text: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2` (two devices of one core), `cores:2x4`
             (two devices of four cores), `cuda` (its GPUs), `cuda/4` (each GPU as four devices), `auto+cpu`, `cuda+cpu`,
             `cuda/4+cpu` (the CPU as one more device), a preset, or the path of a host file.
-        gangs: Whether the cores of this machine may also work as gangs; presets and files say so themselves.
+        gangs: Whether the cores of this machine may also work as gangs; presets and files define this themselves.
 
     Raises:
-        UnknownName: No host is called that.
-        InvalidValue: No word and no host; a malformed `cores:...` or `cuda...`, devices that this machine has not got,
+        UnknownName: No host has this name.
+        InvalidValue: Neither a word nor a host; a malformed `cores:...` or `cuda...`; devices that this machine lacks;
             or a host file with a wrong value.
         FileProblem: A host file that is missing or malformed.
     """

@@ -51,7 +51,7 @@ from rlplace.measure.isolate.packing import Packed
 from rlplace.measure.isolate.worker import FROM_OUTSIDE, CannotIsolate, WorkerProcess, ending, op_at_fault
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline, single_device_plan
-from rlplace.measure.timing.eager_step import EagerRecipe, Other, Recipe
+from rlplace.measure.timing.eager_step import EagerRecipe, Other
 from rlplace.measure.timing.host_runner import LONGEST_S, HostRunner, Planner, all_lost, lost_of, status_of
 from rlplace.measure.timing.race import LOOKS_EVERY_S, REFERENCE, RaceProtocol, Suspensions, Timer
 from rlplace.measure.timing.threads import usable_cores
@@ -62,7 +62,7 @@ def describe(request: Request, problem: Problem, contender: int, stacks: str, *,
     """A contender in words, for its own measurement: the cause, and the op where stacks name it.
 
     Args:
-        request: what the worker was asked.
+        request: the request to the worker.
         problem: of the plans.
         contender: its index, `REFERENCE` or `IDLE`.
         stacks: the worker's output.
@@ -103,7 +103,7 @@ def wait_for(
         request: the request.
         problem: of the plans.
         timers: of this process, by their number among the request's others; it waits while one of them runs.
-        limit_s: how long the contender that is at work may take, by what the worker wrote.
+        limit_s: time limit of the running contender, as the worker wrote it.
         say: told the worker's messages for people.
     """
     board = process.board
@@ -136,8 +136,8 @@ def wait_for(
                 if not_before_s > running_s + STOPPED_S:
                     contender = board.contender if board.is_at_work else IDLE
                     process.end()
-                    why = f"the worker was stopped by a signal (SIGSTOP), and not continued within {STOPPED_S:g} s"
-                    why = f"{why}, in {describe(request, problem, contender, '')}"
+                    why = f"the worker was stopped by a signal (SIGSTOP), and not continued within {STOPPED_S:g} s, in "
+                    why += describe(request, problem, contender, "")
                     return Fault(contender, "error", why, is_from_outside=True)
                 continue
             elif board.is_at_work:
@@ -274,20 +274,21 @@ class IsolatedRunner:
         peaks = [self._simulated(plan) for plan in plans]
         found: list[Measurement | None] = [None if each.ok else each for each in peaks]
         found += [None] * len(others)
+        reference = [] if self._reference is None else [self._reference]
         deaths: Counter[int] = Counter()
         while left := [k for k, each in enumerate(found) if each is None]:
             raced = [k for k in left if k < len(plans)]
             timers = [self._sent(others[k - len(plans)]) for k in left if k >= len(plans)]
             request = Race(
                 [plans[k] for k in raced],
-                [peaks[k].peak_bytes for k in raced],
+                {plans[k].fingerprint: peaks[k].peak_bytes for k in raced}
+                | {plan.fingerprint: self._planner.retime(plan).peak_bytes for plan in reference},
                 [timer if isinstance(timer, EagerRecipe) else None for timer in timers],
                 protocol,
                 deadline_s,
                 self._reference,
-                () if self._reference is None else self._planner.retime(self._reference).peak_bytes,
             )
-            answer = self._ask(request, [None if isinstance(timer, Recipe) else timer for timer in timers])
+            answer = self._ask(request, [None if isinstance(timer, EagerRecipe) else timer for timer in timers])
             if isinstance(answer, Done):
                 for k, measurement in zip(left, answer.result, strict=True):
                     found[k] = measurement
@@ -312,8 +313,8 @@ class IsolatedRunner:
         Raises:
             RunnerError: an op failed, or the worker ended.
         """
-        request = Trace(plan, self._planner.retime(plan).peak_bytes, num_steps, warmup)
-        answer = self._ask_twice(request)
+        peaks = {plan.fingerprint: self._planner.retime(plan).peak_bytes}
+        answer = self._ask_twice(Trace(plan, peaks, num_steps, warmup))
         if isinstance(answer, Fault):
             raise RunnerError(answer.why)
         return cast(list[Timeline], answer.result)
@@ -407,7 +408,7 @@ class IsolatedRunner:
 
     def _sent(self, other: Other) -> Other:
         """The recipe, where the worker can follow it; else a timer of this process."""
-        if isinstance(other, Recipe) and not (self._has_model and isinstance(other, EagerRecipe)):
+        if isinstance(other, EagerRecipe) and not self._has_model:
             return other.timer(self._problem.graph, self._problem.host, None)
         return other
 
@@ -424,8 +425,8 @@ def packed_setup(problem: Problem, *, seed: int = 0, memory_limit_bytes: int | N
         CannotIsolate: it cannot be sent.
     """
     program, packed = require_program(problem.graph), Packed()
-    sent = dataclasses.replace(program, origin=without_model(program.origin))
     try:
+        sent = dataclasses.replace(program, origin=without_model(program.origin))
         packed.add(Setup(problem, sent, seed, usable_cores(), torch_settings(), memory_limit_bytes))
     except Exception as error:
         raise CannotIsolate(f"the captured step cannot be sent to it: {type(error).__name__}: {error}") from error
@@ -454,9 +455,7 @@ Runner = HostRunner | IsolatedRunner
 
 def is_isolated(asked: bool | None) -> bool:
     """Whether plans run in a worker: as asked, else as the environment says, else yes where workers can be started."""
-    if asked is not None:
-        return asked
-    return os.environ.get(VARIABLE, "") != "1" and os.name == "posix"
+    return asked if asked is not None else os.environ.get(VARIABLE, "") != "1" and os.name == "posix"
 
 
 def make_runner(
@@ -484,8 +483,11 @@ def make_runner(
 
 def _warn(what: str, error: CannotIsolate) -> None:
     """Says why work runs in this process, to the caller of the function that decided so."""
-    why = f"{what} in this process, as no worker can be had: {error}. An op that crashes will end this process."
-    warnings.warn(why, RuntimeWarning, stacklevel=4)
+    warnings.warn(
+        f"{what} in this process, as no worker can be had: {error}. An op that crashes will end this process.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def profile_isolated(

@@ -22,10 +22,10 @@ _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 def resident_bytes(process: int) -> int:
     """Resident memory of a process; 0 where it is unknown."""
     try:
-        pages = int((_PROC / str(process) / "statm").read_text(encoding="ascii").split()[1])
+        statm = (_PROC / str(process) / "statm").read_text(encoding="ascii")
+        return int(statm.split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def room_bytes(host: Host, asked: int | None = None) -> float:
@@ -52,12 +52,11 @@ def limit_data(num_bytes: float) -> None:
     try:
         import resource
 
-        status = (_PROC / "self" / "status").read_text(encoding="ascii")
-        used = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmData:"))
+        used = _words(_PROC / "self" / "status")["VmData"] * 1024
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         wanted = int(used + num_bytes)
         resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
-    except (ImportError, OSError, ValueError, StopIteration):
+    except (ImportError, OSError, ValueError, KeyError):
         return
 
 
@@ -105,14 +104,10 @@ def _own_cgroups() -> list[Path]:
         lines = (_PROC / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    folders = []
-    for line in lines:
-        _, controllers, path = line.split(":", maxsplit=2)
-        if controllers not in ("", "memory"):
-            continue
-        root, group = _CGROUPS / controllers, PurePosixPath(path.lstrip("/"))
-        folders += [root / folder for folder in (group, *group.parents)]
-    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+    groups = (line.split(":", maxsplit=2)[1:] for line in lines)
+    own = [(_CGROUPS / name, PurePosixPath(path.lstrip("/"))) for name, path in groups if name in ("", "memory")]
+    folders = dict.fromkeys(root / folder for root, group in own for folder in (group, *group.parents))
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def _number(path: Path) -> int | None:

@@ -8,7 +8,7 @@ parent, one request at a time:
       |  <---------------------- Done | Fault ---  |   once, after it imported torch and read its `Setup`
       |  ---- Race | Trace | Step | Profile ---->  |   a request
       |  <------------------------- Said, Ask ---  |   any number of them while it works
-      |  ---- float | Fault (after an Ask) ----->  |   what the parent's own timer took
+      |  ---- float | Fault (after an Ask) ----->  |   time of the parent's own timer
       |  <---------------------- Done | Fault ---  |   exactly one answer to each request
 
 A worker that crashes or hangs sends nothing. So beside the socket there is the `Board`, a page of shared memory on
@@ -16,8 +16,8 @@ which the worker announces each of its actions. The parent looks at the board, a
 status ten times a second, ends a worker that takes too long (`TimeLimits`) or too much, and makes the `Fault` itself.
 Writing to the board is a few stores and wakes no thread, so that the timed step is not disturbed.
 
-`torch_settings` are what a user set in PyTorch for the whole process; a worker has them too, so that it computes the
-same.
+`torch_settings` are the user's process-wide settings of PyTorch. A worker gets them too, so that it computes the same
+results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -68,8 +68,8 @@ class Race:
 
     plans: Sequence[Plan]
     """The plan to run."""
-    peaks: Sequence[Sequence[int]]
-    """(D,) of each, simulated, in bytes."""
+    peaks: Mapping[str, Sequence[int]]
+    """(D,) simulated bytes of each and of the reference, by fingerprint."""
     others: Sequence[EagerRecipe | None]
     """Recipes; None for a timer that runs in the process that asks."""
     protocol: RaceProtocol
@@ -78,8 +78,6 @@ class Race:
     """On `time.monotonic`."""
     reference: Plan | None = None
     """The reference of the race."""
-    reference_peaks: Sequence[int] = ()
-    """(D,) its simulated peaks in bytes."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,8 @@ class Trace:
 
     plan: Plan
     """The plan to run."""
-    peaks: Sequence[int]
-    """(D,) simulated, in bytes."""
+    peaks: Mapping[str, Sequence[int]]
+    """(D,) its simulated bytes, by its fingerprint."""
     num_steps: int
     """That are traced."""
     warmup: int
@@ -132,12 +130,12 @@ class Said:
 
 @dataclass(frozen=True)
 class Done:
-    """The answer to what was asked; the first one says that the worker has what it needs."""
+    """The answer to a request; the first one says that the worker is ready."""
 
     result: Any
     """Measurements, timelines, seconds of a step, or `Costs`.
 
-    The first one: bytes that placements may take beside what the worker has then; infinite where it is unknown.
+    In the first answer: bytes that placements may use, besides the worker's own memory; infinite if unknown.
     """
 
 
@@ -258,7 +256,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 
 
 def torch_settings() -> tuple[Any, ...]:
-    """Settings of this process that change what ops do or how long they take.
+    """Settings of this process that change the results or the times of ops.
 
     Intra-op threads of the calling thread, the default dtype, the precision of float32 matrix products, whether ops
     must be deterministic and whether others only warn, and whether cuDNN tries its algorithms out, uses

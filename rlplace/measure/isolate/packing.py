@@ -127,9 +127,10 @@ class Unpacked:
     def _storage(self, number: int) -> torch.UntypedStorage:
         if number not in self._storages:
             offset, size = self._sections[number]
-            flat = torch.empty(0, dtype=torch.uint8)
-            if size:
-                flat = torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=offset)
+            # no buffer of no bytes is taken
+            flat = (
+                torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=offset) if size else torch.empty(0)
+            )
             self._storages[number] = flat.untyped_storage()
         return self._storages[number]
 
@@ -159,9 +160,7 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
     def persistent_id(self, obj: Any) -> tuple[int, torch.dtype | None] | None:
         if isinstance(obj, torch.storage.TypedStorage):
             return self._number_of(obj._untyped_storage), obj.dtype
-        if isinstance(obj, torch.UntypedStorage):
-            return self._number_of(obj), None
-        return None
+        return (self._number_of(obj), None) if isinstance(obj, torch.UntypedStorage) else None
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, FakeTensor):
@@ -218,13 +217,11 @@ def reduced(obj: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
         obj: an overload, a packet, a higher-order op, a `CustomOpDef`, or anything else.
     """
     if isinstance(obj, OpOverload):
-        name = obj._schema.name
-        return find_overload, (name, obj._overloadname, home_of(name))
+        return find_op, (obj._schema.name, home_of(obj._schema.name), obj._overloadname)
     if isinstance(obj, OpOverloadPacket):
-        name = obj._qualified_op_name
-        return find_packet, (name, home_of(name))
+        return find_op, (obj._qualified_op_name, home_of(obj._qualified_op_name))
     if isinstance(obj, HigherOrderOperator):
-        return find_higher_order, (obj.__name__,)
+        return find_op, (f"higher_order::{obj.__name__}", OpHome())
     if isinstance(obj, CustomOpDef):
         return find_custom_op, (obj._qualname, home_of(obj._qualname))
     return None
@@ -236,8 +233,7 @@ def home_of(name: str) -> OpHome:
     if namespace in _BUILT_IN:
         return OpHome()
     libraries = tuple(sorted(map(str, torch.ops.loaded_libraries)))
-    custom = OPDEFS.get(name)
-    if custom is not None:
+    if (custom := OPDEFS.get(name)) is not None:
         module = custom._init_fn.__module__
         if _is_importable(module):
             return OpHome((module,), libraries)
@@ -253,17 +249,12 @@ def home_of(name: str) -> OpHome:
     return OpHome(tuple(sorted(modules)), libraries)
 
 
-def find_overload(name: str, overload: str, home: OpHome) -> OpOverload[..., Any]:
-    """The overload of the op, registered here if it was not.
+def find_op(name: str, home: OpHome, overload: str = "") -> Any:
+    """All overloads of the op, or one of them, registered here if they were not.
 
     Raises:
         ImportError, AttributeError: it cannot be.
     """
-    return cast("OpOverload[..., Any]", getattr(find_packet(name, home), overload))
-
-
-def find_packet(name: str, home: OpHome) -> OpOverloadPacket[..., Any]:
-    """All overloads of the op, registered here if they were not; raises as `find_overload`."""
     namespace, _, op = name.partition("::")
     for library in home.libraries:
         if library not in torch.ops.loaded_libraries:
@@ -272,17 +263,13 @@ def find_packet(name: str, home: OpHome) -> OpOverloadPacket[..., Any]:
         importlib.import_module(module)
     if home.define is not None and name not in OPDEFS:
         home.define()
-    return cast("OpOverloadPacket[..., Any]", getattr(getattr(torch.ops, namespace), op))
-
-
-def find_higher_order(name: str) -> HigherOrderOperator:
-    """The higher-order op of that name."""
-    return cast(HigherOrderOperator, getattr(torch.ops.higher_order, name))
+    packet = getattr(getattr(torch.ops, namespace), op)
+    return getattr(packet, overload) if overload else packet
 
 
 def find_custom_op(name: str, home: OpHome) -> CustomOpDef:
-    """The result of `torch.library.custom_op`, registered here if it was not; raises as `find_overload`."""
-    find_packet(name, home)
+    """The result of `torch.library.custom_op`, registered here if it was not; raises as `find_op`."""
+    find_op(name, home)
     return cast(CustomOpDef, OPDEFS[name])
 
 

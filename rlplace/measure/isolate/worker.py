@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -34,8 +34,7 @@ from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
 from rlplace.measure.costs.profile import profile_costs
-from rlplace.measure.execute.device_threads import Worker as CoreWorker
-from rlplace.measure.execute.launch_code import generate
+from rlplace.measure.execute.launch_code import StepCode
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import memory_watch
 from rlplace.measure.isolate.memory_watch import Room
@@ -57,7 +56,6 @@ from rlplace.measure.isolate.messages import (
 from rlplace.measure.isolate.packing import Packed, Section, Unpacked
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan
-from rlplace.measure.timing.eager_step import EagerRecipe, Other, Recipe
 from rlplace.measure.timing.host_runner import HostRunner, status_of
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions, Timer
 from rlplace.measure.timing.threads import one_thread_here, pin_current_thread
@@ -313,25 +311,11 @@ def op_at_fault(
         for depth, (file, line, _) in enumerate(frames):
             placed = _PLACED.match(file)
             if placed is not None and not (is_stuck and depth == 0):
-                return _words(frames[:depth], graph, host, plan, int(placed["device"]), line, is_traced)
+                _, words = StepCode(graph, host, plan, is_traced=is_traced).item_words(int(placed["device"]), line)
+                within = (each for each in frames[:depth] if not ("/torch/" in each[0] or each[0].startswith("<")))
+                own = (", {}:{} in {}".format(*each) for each in within)
+                return f"{words}{next(own, '')}" if words else ""
     return ""
-
-
-def _words(
-    within: Sequence[Frame], graph: OpGraph, host: Host, plan: Plan, device: int, line: int, is_traced: bool
-) -> str:
-    """The item of a line of a device's code; `within` are the frames that it called, innermost first."""
-    items = generate(graph, host, plan, is_traced=is_traced).line_items[device]
-    item = items[line - 1] if 0 < line <= len(items) else -1
-    if item < 0:
-        return ""
-    n = graph.num_ops
-    op = item if item < n else int(graph.tensor_op[int(plan.transfer_tensor[item - n])])
-    what = "op" if item < n else "the transfer of op"
-    own = [
-        f", {file}:{at} in {name}" for file, at, name in within if "/torch/" not in file and not file.startswith("<")
-    ]
-    return "".join((f"{what} {graph.names[op]!r} ({graph.targets[op]}) on {host.devices[device].name}", *own[:1]))
 
 
 SETUP, ORIGIN = range(2)
@@ -402,6 +386,7 @@ class _Worker:
             seed=setup.seed,
             watch=self._room,
             is_fatal=self._is_fatal,
+            with_model=lambda: self._with_model,
         )
 
     def room_bytes(self) -> float:
@@ -439,10 +424,11 @@ class _Worker:
         if isinstance(request, Step):
             return self._step(request)
         self._steps = {}
+        if isinstance(request, Race | Trace):
+            self._plans.peaks = request.peaks
         if isinstance(request, Race):
             return self._race(request)
         if isinstance(request, Trace):
-            self._plans.learn([request.plan], [request.peaks])
             return self._runner.trace(request.plan, num_steps=request.num_steps, warmup=request.warmup)
         return profile_costs(
             self._problem.graph,
@@ -463,14 +449,8 @@ class _Worker:
         return seconds
 
     def _race(self, request: Race) -> list[Measurement]:
-        self._plans.learn(request.plans, request.peaks)
         self._runner.reference = request.reference
-        if request.reference is not None:
-            self._plans.learn([request.reference], [request.reference_peaks])
-        others: list[Other] = [
-            _asking(self._connection, k) if other is None else _WithModel(other, lambda: self._with_model)
-            for k, other in enumerate(request.others)
-        ]
+        others = [other or _asking(self._connection, k) for k, other in enumerate(request.others)]
         return self._runner.measure_plans(
             request.plans, protocol=request.protocol, others=others, deadline_s=request.deadline_s
         )
@@ -488,16 +468,6 @@ class _Worker:
         return dataclasses.replace(self._problem.graph, program=program)
 
 
-class _WithModel(Recipe):
-    """A recipe that is given the graph with the user's model, which is read only if a race needs it."""
-
-    def __init__(self, recipe: EagerRecipe, graph: Callable[[], OpGraph]) -> None:
-        self._recipe, self._graph = recipe, graph
-
-    def timer(self, graph: OpGraph, host: Host, widest: CoreWorker | None) -> Timer:
-        return self._recipe.timer(self._graph(), host, widest)
-
-
 class _OutOfMemoryElsewhere(MemoryError):
     """A timer ran out of memory that is not this process's."""
 
@@ -506,11 +476,7 @@ class _SentPlans:
     """The planner of a worker: it plans nothing, and knows of each plan the figures that it was sent."""
 
     def __init__(self) -> None:
-        self._peaks: dict[str, tuple[int, ...]] = {}
-
-    def learn(self, plans: Sequence[Plan], peaks: Sequence[Sequence[int]]) -> None:
-        """Keeps (D,) peaks of each plan."""
-        self._peaks.update((plan.fingerprint, tuple(each)) for plan, each in zip(plans, peaks, strict=True))
+        self.peaks: Mapping[str, Sequence[int]] = {}  # (D,) of each plan, by its fingerprint
 
     def plan(self, devices: NDArray[np.int32]) -> Plan:
         """Plans travel with each request."""
@@ -518,7 +484,7 @@ class _SentPlans:
 
     def retime(self, plan: Plan) -> Measurement:
         """A measurement of which only the peaks are known."""
-        return Measurement("ok", 0.0, peak_bytes=self._peaks[plan.fingerprint])
+        return Measurement("ok", 0.0, peak_bytes=tuple(self.peaks[plan.fingerprint]))
 
 
 def _asking(connection: Connection[Any, Any], other: int) -> Timer:

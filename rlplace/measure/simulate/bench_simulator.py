@@ -131,11 +131,10 @@ def synthetic_host(num_devices: int) -> Host:
 def synthetic_problem(num_ops: int, num_devices: int, *, seed: int = 0) -> Problem:
     """A synthetic graph on a synthetic host, with ops of about 100 us."""
     rng = np.random.default_rng(seed + 1)
-    op_time_s = np.exp(rng.normal(np.log(1e-4), 1.0, (num_ops, 1))) * np.ones((1, num_devices))
     return Problem(
         synthetic_graph(num_ops, seed=seed),
         synthetic_host(num_devices),
-        Costs(op_time_s, "estimated"),
+        Costs(np.exp(rng.normal(np.log(1e-4), 1.0, (num_ops, 1))) * np.ones((1, num_devices)), "estimated"),
         Grouping(np.arange(num_ops, dtype=np.int32)),
     )
 

@@ -8,6 +8,7 @@ re-timed many times.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue
 from rlplace.graphs import FORWARD, OpGraph
 from rlplace.graphs.paths import longest_after, ready_order, topological_order
-from rlplace.jit import Block, Bytes, Floats, Ints, IntTable, Longs
+from rlplace.jit import Block, Bytes, Floats, Ints, IntTable, Longs, inlined
 from rlplace.measure.costs.costs import allocated
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Plan, Problem
@@ -87,8 +88,7 @@ def account_names(host: Host) -> tuple[str, ...]:
 
 def account_limits(host: Host) -> tuple[Ints, Longs]:
     """(D,) the account of the pool that each device shares, -1 for a memory of its own; (accounts,) bytes of each."""
-    names = account_names(host)
-    shared = names[host.num_devices :]
+    shared = account_names(host)[host.num_devices :]
     pool = [
         host.num_devices + shared.index(device.memory_pool) if device.memory_pool in shared else -1
         for device in host.devices
@@ -167,14 +167,18 @@ class Compiled(Block):
     # the graph
     op_time_s: Floats  # (N * D,)
     is_source: Bytes
-    input_counts: Ints  # (N,)
     input_offsets: Ints
     input_tensors: Ints
     output_offsets: Ints
     tensor_op: Ints
     reader_offsets: Ints
     reader_ops: Ints
-    updates: Updates
+    # in-place updates, CSR over ops and over tensors
+    updated_offsets: Ints  # tensors that an op updates
+    updated_tensors: Ints
+    updater_offsets: Ints  # ops that update a tensor
+    updater_ops: Ints
+    concerned: Bytes  # (N,) ops that read or update a tensor that some op updates
     # routes
     route_kind: Ints  # (D * D,) 0 on the diagonal, else HANDOVER, QUEUED or JOB
     route_blocks_source: Bytes
@@ -258,14 +262,13 @@ def compile_problem(problem: Problem) -> Compiled:
         num_top=-(-num_middle // 64),
         op_time_s=problem.costs.op_time_s.ravel(),
         is_source=graph.is_source.astype(np.int8),
-        input_counts=np.diff(graph.input_offsets),
         input_offsets=graph.input_offsets,
         input_tensors=graph.input_tensors,
         output_offsets=graph.output_offsets,
         tensor_op=graph.tensor_op,
         reader_offsets=reader_offsets,
         reader_ops=reader_ops,
-        updates=lay_out_updates(graph, kinds, host.num_devices),
+        **lay_out_updates(graph),
         route_kind=kinds,
         route_blocks_source=blocks_source,
         route_latency_s=problem.transfer_latency_s.ravel(),
@@ -314,28 +317,8 @@ def _rounded(num_bytes: Longs, granularities: list[int]) -> Longs:
     return np.concatenate([allocated(num_bytes, granularity) for granularity in granularities])
 
 
-class Updates(Block):
-    """In-place updates, and the arrays that tell which ops they wait for. CSR over ops, over tensors, over ops."""
-
-    updated_offsets: Ints  # tensors that an op updates
-    updated_tensors: Ints
-    updater_offsets: Ints  # ops that update a tensor
-    updater_ops: Ints
-    concerned: Bytes  # (N,) ops that read or update a tensor that some op updates
-    tensor_op: Ints
-    input_offsets: Ints
-    input_tensors: Ints
-    route_kind: Ints
-    num_devices: int
-
-
-def lay_out_updates(graph: OpGraph, route_kind: Ints, num_devices: int) -> Updates:
-    """The in-place updates of a graph on a host.
-
-    Args:
-        graph: with its mutations.
-        route_kind: (D * D,) kinds of route.
-        num_devices: D.
+def lay_out_updates(graph: OpGraph) -> dict[str, Any]:
+    """The fields of `Compiled` for the in-place updates of a graph.
 
     Raises:
         InvalidValue: updates that wait for each other.
@@ -355,18 +338,13 @@ def lay_out_updates(graph: OpGraph, route_kind: Ints, num_devices: int) -> Updat
     np.maximum.at(last_reader, graph.input_tensors[~is_update], graph.edge_op[~is_update])
     if not np.all(last_reader[tensors] < ops):  # else every update comes after all that it waits for
         _check_updates(graph, ops, tensors)
-    return Updates(
-        updated_offsets=_offsets(ops, graph.num_ops),
-        updated_tensors=tensors.astype(np.int32),
-        updater_offsets=_offsets(tensors, graph.num_tensors),
-        updater_ops=ops[by_tensor].astype(np.int32),
-        concerned=concerned,
-        tensor_op=graph.tensor_op,
-        input_offsets=graph.input_offsets,
-        input_tensors=graph.input_tensors,
-        route_kind=route_kind,
-        num_devices=num_devices,
-    )
+    return {
+        "updated_offsets": _offsets(ops, graph.num_ops),
+        "updated_tensors": tensors.astype(np.int32),
+        "updater_offsets": _offsets(tensors, graph.num_tensors),
+        "updater_ops": ops[by_tensor].astype(np.int32),
+        "concerned": concerned,
+    }
 
 
 def _offsets(keys: Longs, count: int) -> Ints:
@@ -391,10 +369,9 @@ def _check_updates(graph: OpGraph, ops: Longs, tensors: Longs) -> None:
     edges = [(before, op) for op, befores in enumerate(waits_for) for before in befores - {op}]
     runs = set(topological_order(graph.num_ops, edges))
     if len(runs) < graph.num_ops:
-        stuck = min(set(ops.tolist()) - runs)
         raise InvalidValue(
             "mutation_op",
-            f"op {graph.names[stuck]!r} waits for a reader that waits for it",
+            f"op {graph.names[min(set(ops.tolist()) - runs)]!r} waits for a reader that waits for it",
             "in-place updates after every other reader of their tensor",
             where="graph",
         )
@@ -468,7 +445,7 @@ def new_scratch(p: Compiled) -> Scratch:
         work_left_s=np.zeros(d),
         waiting=np.zeros(n + k, np.int32),
         ended=np.zeros(n, np.int32),
-        found=np.zeros(2 * len(p.updates.updater_ops), np.int32),
+        found=np.zeros(2 * len(p.updater_ops), np.int32),
         ready_leaf=np.zeros(d * p.num_leaf, np.int64),
         ready_middle=np.zeros(d * p.num_middle, np.int64),
         ready_top=np.zeros(d * p.num_top, np.int64),
@@ -493,7 +470,7 @@ def new_scratch(p: Compiled) -> Scratch:
 
 
 class FastScratch(Block):
-    """What only the fast planner needs."""
+    """Arrays that only the fast planner needs."""
 
     slot_tail: Ints  # (slots,)
     arrived: Ints  # (K,) tensors that arrive at one instant
@@ -516,7 +493,7 @@ def new_fast_scratch(p: Compiled) -> FastScratch | None:
 
 
 class EventScratch(Block):
-    """What only the general planner needs, and timing event by event.
+    """Arrays that only the general planner and the event-by-event simulation need.
 
     A lane is a list of items in plan order that take turns: one for each single device, for each link and, where
     launches cost time, for each dispatcher (`dispatch_order="plan"`) or device's launching thread (`"request"`).
@@ -618,12 +595,6 @@ class PlanBatch(Block):
     transfer_offsets: Longs
 
 
-def unplanned(placements: NDArray[np.int32]) -> PlanBatch:
-    """Placements (B, N) that are still to be planned."""
-    empty, offsets = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
-    return PlanBatch(np.ascontiguousarray(placements), empty, offsets, empty, empty, offsets)
-
-
 def stack_plans(problem: Problem, p: Compiled, plans: Sequence[Plan]) -> PlanBatch:
     """The plans as one batch, with everything in range; whether they can be followed is not looked at.
 
@@ -656,3 +627,19 @@ def stack_plans(problem: Problem, p: Compiled, plans: Sequence[Plan]) -> PlanBat
 
 def _joined(parts: list[NDArray[np.int32]]) -> Ints:
     return np.concatenate([np.zeros(0, dtype=np.int32), *parts])
+
+
+@inlined
+def transfer_seconds(latency_s: Floats, s_per_byte: Floats, route: int | tuple[int, int], num_bytes: float) -> float:
+    """Seconds that `num_bytes` are on their way: the one formula of the simulator's kernels and of the list schedulers.
+
+    A transfer holds every link of its route for the latency of the route and the time of its bytes on the slowest link
+    (docs/step-time-model.md, rule 2). `Problem.transfer_latency_s` and `Problem.transfer_s_per_byte` are the figures.
+
+    Args:
+        latency_s: of every route, (D * D,) or (D, D) float64.
+        s_per_byte: of every route, alike.
+        route: index of a route: `source * D + destination`, or both of them.
+        num_bytes: of the tensor.
+    """
+    return float(latency_s[route] + num_bytes * s_per_byte[route])

@@ -25,11 +25,10 @@ from rlplace.measure.simulate.compiled_problem import (
     FastScratch,
     PlanBatch,
     Scratch,
-    Updates,
+    transfer_seconds,
 )
 from rlplace.measure.simulate.kernel_general import plan_general, retime_events
 from rlplace.measure.simulate.kernel_plan import SLACK, is_updater, least_seconds, plan, shares_memory
-from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
 @kernel
@@ -173,12 +172,12 @@ def critical_path(p: Compiled, s: Scratch, devices: Ints) -> Ints:
             for a in range(p.input_offsets[item], p.input_offsets[item + 1]):
                 found = _later(end_s, found, available[p.input_tensors[a] * num_devices + device], limit_s)
             if p.has_updates:
-                for a in range(p.updates.updated_offsets[item], p.updates.updated_offsets[item + 1]):
-                    found = _later(end_s, found, updated[p.updates.updated_tensors[a]], limit_s)
+                for a in range(p.updated_offsets[item], p.updated_offsets[item + 1]):
+                    found = _later(end_s, found, updated[p.updated_tensors[a]], limit_s)
             for t in range(p.output_offsets[item], p.output_offsets[item + 1]):
                 available[t * num_devices + device] = item
-            if p.has_updates and p.updates.concerned[item]:
-                for a in range(awaited(p.updates, devices, item, s.found)):
+            if p.has_updates and p.concerned[item]:
+                for a in range(awaited(p, devices, item, s.found)):
                     updated[s.found[a]] = _later(end_s, updated[s.found[a]], item, np.inf)
         else:
             t, device = s.transfer_tensor[item - n], s.transfer_destination[item - n]
@@ -222,17 +221,17 @@ def _later(end_s: Floats, one: int, other: int, limit_s: float) -> int:
 
 
 @inlined
-def awaited(u: Updates, devices: Ints, op: int, found: Ints) -> int:
+def awaited(p: Compiled, devices: Ints, op: int, found: Ints) -> int:
     """Number of tensors whose in-place updates wait for the end of `op`, left in `found`."""
     count = 0
-    for a in range(u.input_offsets[op], u.input_offsets[op + 1]):
-        t = u.input_tensors[a]
-        waits = u.updater_offsets[t] < u.updater_offsets[t + 1] and not is_updater(u, op, t)
-        if waits and shares_memory(u, devices[u.tensor_op[t]], devices[op]):
+    for a in range(p.input_offsets[op], p.input_offsets[op + 1]):
+        t = p.input_tensors[a]
+        waits = p.updater_offsets[t] < p.updater_offsets[t + 1] and not is_updater(p, op, t)
+        if waits and shares_memory(p, devices[p.tensor_op[t]], devices[op]):
             found[count] = t
             count += 1
-    for a in range(u.updated_offsets[op], u.updated_offsets[op + 1]):
-        found[count] = u.updated_tensors[a]
+    for a in range(p.updated_offsets[op], p.updated_offsets[op + 1]):
+        found[count] = p.updated_tensors[a]
         count += 1
     return count
 
@@ -257,7 +256,7 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
     blocks_source, latency_s = pointer(p.route_blocks_source), pointer(p.route_latency_s)
     s_per_byte, tensor_bytes = pointer(p.route_s_per_byte), pointer(p.tensor_bytes)
     dispatcher, dispatch_s, copy_dispatch_s = pointer(p.dispatcher), p.dispatch_s, p.copy_dispatch_s
-    updates, updated_s, found = p.updates, pointer(s.updated_s), s.found
+    updated_s, found = pointer(s.updated_s), s.found
     sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
     transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
     available_s, atom_free_s, link_free_s = pointer(s.available_s), pointer(s.atom_free_s), pointer(s.link_free_s)
@@ -294,8 +293,8 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                 for a in range(input_offsets[item], input_offsets[item + 1]):
                     start = max(start, available_s[input_tensors[a] * num_devices + device])
                 if has_updates:
-                    for a in range(updates.updated_offsets[item], updates.updated_offsets[item + 1]):
-                        start = max(start, updated_s[updates.updated_tensors[a]])
+                    for a in range(p.updated_offsets[item], p.updated_offsets[item + 1]):
+                        start = max(start, updated_s[p.updated_tensors[a]])
                 rest = atoms[device]
                 while rest:
                     start = max(start, atom_free_s[lowest_bit(rest)])
@@ -307,8 +306,8 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                 start_s[item] = start
                 end_s[item] = end
                 _occupy(atom_free_s, recent_s, recent_place, run_ahead, launches, atoms[device], end)
-                if has_updates and updates.concerned[item]:
-                    for a in range(awaited(updates, placement, item, found)):
+                if has_updates and p.concerned[item]:
+                    for a in range(awaited(p, placement, item, found)):
                         updated_s[found[a]] = max(updated_s[found[a]], end)
             # Then its memory: workspace and outputs from its start on; after its end, the workspace, outputs without
             # users, and inputs whose last user it was.

@@ -19,6 +19,7 @@ from rlplace.measure.simulate.compiled_problem import (
     Compiled,
     EventScratch,
     Scratch,
+    transfer_seconds,
 )
 from rlplace.measure.simulate.kernel_plan import (
     begin,
@@ -30,7 +31,6 @@ from rlplace.measure.simulate.kernel_plan import (
     sort,
     waiting_updates,
 )
-from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
 @part
@@ -58,9 +58,9 @@ def plan_general(
     copy_head, copy_cursor = pointer(v.copy_head), pointer(v.copy_cursor)
     work_s, anchor_s = pointer(v.work_s), pointer(v.anchor_s)
     slowdown, reserved_by = pointer(v.slowdown), pointer(v.reserved)
-    has_updates, updates, has_corun = p.has_updates, p.updates, p.has_corun
-    concerned, updater_offsets = pointer(updates.concerned), pointer(updates.updater_offsets)
-    updater_ops = pointer(updates.updater_ops)
+    has_updates, has_corun = p.has_updates, p.has_corun
+    concerned, updater_offsets = pointer(p.concerned), pointer(p.updater_offsets)
+    updater_ops = pointer(p.updater_ops)
     devices, rank, order = pointer(placement), pointer(ranks), pointer(ops_by_rank)
     path_s, work_left_s = pointer(s.path_s), pointer(s.work_left_s)
     one = 1
@@ -130,7 +130,7 @@ def plan_general(
                         else:
                             copy_next[before] = k
             if has_updates and concerned[op]:
-                for b in range(waiting_updates(updates, placement, op, found)):
+                for b in range(waiting_updates(p, placement, op, found)):
                     e = devices[found[b]]
                     ready |= come_nearer(
                         leaf, middle, top, num_leaf, num_middle, num_top, waiting, rank, found[b], e, one
@@ -342,9 +342,9 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
     reader_offsets, reader_ops = pointer(p.reader_offsets), pointer(p.reader_ops)
     launches, by_request, dispatcher_of = p.launches, p.by_request, pointer(p.dispatcher)
     dispatch_s, copy_dispatch_s = p.dispatch_s, p.copy_dispatch_s
-    has_corun, has_updates, updates, found = p.has_corun, p.has_updates, p.updates, s.found
-    concerned, updater_offsets = pointer(updates.concerned), pointer(updates.updater_offsets)
-    updater_ops, corun_slowdown = pointer(updates.updater_ops), pointer(p.corun_slowdown)
+    has_corun, has_updates, found = p.has_corun, p.has_updates, s.found
+    concerned, updater_offsets = pointer(p.concerned), pointer(p.updater_offsets)
+    updater_ops, corun_slowdown = pointer(p.updater_ops), pointer(p.corun_slowdown)
     sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
     waiting, slot_item, slot_end_s = pointer(s.waiting), pointer(s.slot_item), pointer(s.slot_end_s)
     work_s, anchor_s, slowdown = pointer(v.work_s), pointer(v.anchor_s), pointer(v.slowdown)
@@ -401,7 +401,7 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
                         num_startable = _meet(data_waiting, waiting, startable, num_startable, n + k)
                     k = next_transfer[k]
             if has_updates and concerned[op]:
-                for b in range(waiting_updates(updates, placement, op, found)):
+                for b in range(waiting_updates(p, placement, op, found)):
                     num_startable = _meet(data_waiting, waiting, startable, num_startable, found[b])
         # Phase 2: dispatchers begin the next launch: of the first request, or in plan order.
         if launches and by_request:
@@ -605,16 +605,16 @@ def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> N
 
 @part
 def _count_data(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> None:
-    """Count what every item waits for: inputs, and the other users of a tensor that it updates."""
+    """Count the dependencies of every item: inputs, and the other users of a tensor that it updates."""
     n = p.num_ops
     data_waiting, transfer_tensor = pointer(v.data_waiting), pointer(s.transfer_tensor)
     first_transfer, next_transfer = pointer(v.first_transfer), pointer(v.next_transfer)
     for i in range(n):
-        data_waiting[i] = p.input_counts[i]
+        data_waiting[i] = p.input_offsets[i + 1] - p.input_offsets[i]
     v.first_transfer[:] = -1
     for k in range(s.state[TRANSFERS] - 1, -1, -1):
         data_waiting[n + k] = 1
         next_transfer[k] = first_transfer[transfer_tensor[k]]
         first_transfer[transfer_tensor[k]] = k
     if p.has_updates:
-        count_updates(p.updates, p.reader_offsets, p.reader_ops, v.data_waiting, devices)
+        count_updates(p, v.data_waiting, devices)

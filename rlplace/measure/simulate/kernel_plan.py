@@ -27,9 +27,8 @@ from rlplace.measure.simulate.compiled_problem import (
     Compiled,
     FastScratch,
     Scratch,
-    Updates,
+    transfer_seconds,
 )
-from rlplace.measure.simulate.transfer_time import transfer_seconds
 
 
 @part
@@ -60,8 +59,8 @@ def plan(
     slot_end_s, slot_bits = pointer(s.slot_end_s), pointer(s.slot_end_bits)
     slot_item, slot_tail, slot_next = pointer(s.slot_item), pointer(f.slot_tail), pointer(f.slot_next)
     follower, link_free_s, link_last = pointer(f.follower), pointer(s.link_free_s), pointer(f.link_last)
-    has_handovers, has_updates, updates = p.has_handovers, p.has_updates, p.updates
-    concerned, path_s, work_left_s = pointer(updates.concerned), pointer(s.path_s), pointer(s.work_left_s)
+    has_handovers, has_updates = p.has_handovers, p.has_updates
+    concerned, path_s, work_left_s = pointer(p.concerned), pointer(s.path_s), pointer(s.work_left_s)
     devices, rank, by_rank = pointer(placement), pointer(ranks), pointer(ops_by_rank)
     one = 1
     never = np.inf
@@ -175,15 +174,15 @@ def plan(
             for a in range(num_ended):
                 if not concerned[ended[a]]:
                     continue
-                for b in range(waiting_updates(updates, placement, ended[a], found)):
+                for b in range(waiting_updates(p, placement, ended[a], found)):
                     op = found[b]
                     ready |= come_nearer(
                         leaf, middle, top, num_leaf, num_middle, num_top, waiting, rank, op, devices[op], one
                     )
             for a in range(num_arrived):
                 t = arrived[a]
-                for b in range(updates.updater_offsets[t], updates.updater_offsets[t + 1]):
-                    op = updates.updater_ops[b]
+                for b in range(p.updater_offsets[t], p.updater_offsets[t + 1]):
+                    op = p.updater_ops[b]
                     ready |= come_nearer(
                         leaf, middle, top, num_leaf, num_middle, num_top, waiting, rank, op, devices[op], one
                     )
@@ -256,9 +255,9 @@ def begin(p: Compiled, s: Scratch, devices: Ints, rank: Ints) -> tuple[int, int]
     one = 1
     ready = num_ended = 0
     for i in range(p.num_ops):
-        s.waiting[i] = p.input_counts[i]
+        s.waiting[i] = p.input_offsets[i + 1] - p.input_offsets[i]
     if p.has_updates:
-        count_updates(p.updates, p.reader_offsets, p.reader_ops, s.waiting, devices)
+        count_updates(p, s.waiting, devices)
     for i in range(p.num_ops):
         if p.is_source[i]:
             s.sequence[num_ended] = s.ended[num_ended] = i
@@ -317,7 +316,7 @@ def come_nearer(
     device: int,
     met: int,
 ) -> int:
-    """Take off what the op waits for, if `met` is 1; where nothing is left, push it and give its device's bit."""
+    """Remove one dependency of the op, if `met` is 1. If none is left, push the op and return its device's bit."""
     left = waiting[op] - met
     waiting[op] = left
     return push(leaf, middle, top, num_leaf, num_middle, num_top, device, rank[op], met & int(left == 0))
@@ -355,59 +354,59 @@ def drop(
 
 
 @inlined
-def is_updater(u: Updates, op: int, tensor: int) -> bool:
+def is_updater(p: Compiled, op: int, tensor: int) -> bool:
     """Whether the op updates the tensor in place."""
     updates = False
-    for a in range(u.updater_offsets[tensor], u.updater_offsets[tensor + 1]):
-        updates = updates or u.updater_ops[a] == op
+    for a in range(p.updater_offsets[tensor], p.updater_offsets[tensor + 1]):
+        updates = updates or p.updater_ops[a] == op
     return updates
 
 
 @inlined
-def shares_memory(u: Updates, source: int, device: int) -> bool:
+def shares_memory(p: Compiled, source: int, device: int) -> bool:
     """Whether ops on `device` read the tensors of `source` where they are."""
-    return source == device or u.route_kind[source * u.num_devices + device] == HANDOVER
+    return source == device or p.route_kind[source * p.num_devices + device] == HANDOVER
 
 
 @inlined
-def count_updates(u: Updates, reader_offsets: Ints, reader_ops: Ints, waiting: Ints, devices: Ints) -> None:
+def count_updates(p: Compiled, waiting: Ints, devices: Ints) -> None:
     """Add to `waiting` (N,) the waits of in-place updates."""
-    for t in range(len(u.updater_offsets) - 1):
-        first, last = u.updater_offsets[t], u.updater_offsets[t + 1]
+    for t in range(len(p.updater_offsets) - 1):
+        first, last = p.updater_offsets[t], p.updater_offsets[t + 1]
         if first == last:
             continue
-        source = devices[u.tensor_op[t]]
+        source = devices[p.tensor_op[t]]
         waits = 0
         sent = 0
-        for a in range(reader_offsets[t], reader_offsets[t + 1]):
-            reader = reader_ops[a]
+        for a in range(p.reader_offsets[t], p.reader_offsets[t + 1]):
+            reader = p.reader_ops[a]
             e = devices[reader]
-            if shares_memory(u, source, e):
-                waits += not is_updater(u, reader, t)
+            if shares_memory(p, source, e):
+                waits += not is_updater(p, reader, t)
             elif not (sent >> e) & 1:
                 sent |= 1 << e
                 waits += 1
         for a in range(first, last):
-            waiting[u.updater_ops[a]] += waits + (a - first)
+            waiting[p.updater_ops[a]] += waits + (a - first)
 
 
 @inlined
-def waiting_updates(u: Updates, devices: Ints, op: int, found: Ints) -> int:
+def waiting_updates(p: Compiled, devices: Ints, op: int, found: Ints) -> int:
     """Number of updates that the end of `op` brings nearer, left in `found`, once for each tensor they wait on."""
     device = devices[op]
     count = 0
-    for a in range(u.input_offsets[op], u.input_offsets[op + 1]):
-        t = u.input_tensors[a]
-        first, last = u.updater_offsets[t], u.updater_offsets[t + 1]
-        if first < last and not is_updater(u, op, t) and shares_memory(u, devices[u.tensor_op[t]], device):
+    for a in range(p.input_offsets[op], p.input_offsets[op + 1]):
+        t = p.input_tensors[a]
+        first, last = p.updater_offsets[t], p.updater_offsets[t + 1]
+        if first < last and not is_updater(p, op, t) and shares_memory(p, devices[p.tensor_op[t]], device):
             for b in range(first, last):
-                found[count] = u.updater_ops[b]
+                found[count] = p.updater_ops[b]
                 count += 1
-    for a in range(u.updated_offsets[op], u.updated_offsets[op + 1]):
-        t = u.updated_tensors[a]
-        for b in range(u.updater_offsets[t], u.updater_offsets[t + 1]):
-            if u.updater_ops[b] > op:
-                found[count] = u.updater_ops[b]
+    for a in range(p.updated_offsets[op], p.updated_offsets[op + 1]):
+        t = p.updated_tensors[a]
+        for b in range(p.updater_offsets[t], p.updater_offsets[t + 1]):
+            if p.updater_ops[b] > op:
+                found[count] = p.updater_ops[b]
                 count += 1
     return count
 

@@ -36,7 +36,6 @@ from rlplace.measure.simulate.compiled_problem import (
     new_fast_scratch,
     new_scratch,
     stack_plans,
-    unplanned,
 )
 from rlplace.measure.simulate.kernel_batch import critical_path, evaluate, load_plan
 from rlplace.measure.simulate.kernel_plan import is_updater, shares_memory
@@ -72,25 +71,24 @@ __all__ = ["Objective", "Simulator"]
 
 
 class Simulator:
-    """Computes step times exactly as docs/step-time-model.md says; deterministic to the bit, with any number of
-    threads.
+    """Computes step times as docs/step-time-model.md describes. Results are bit-identical for any number of threads.
 
     Attributes:
-        problem: on which placements are simulated.
-        objective: what step times mean.
+        problem: the problem whose placements are simulated.
+        objective: the meaning of step times: `latency` or `throughput`.
         threads: placements simulated at once.
     """
 
     def __init__(self, problem: Problem, *, objective: Objective = "latency", threads: int | None = None) -> None:
-        """Lay the problem out for the kernels.
+        """Prepares the arrays of the problem for the kernels.
 
         Args:
-            problem: on which placements are simulated.
+            problem: the problem whose placements are simulated.
             objective: `latency`, one step from start to end, or `throughput`, seconds per step of a full pipeline.
             threads: placements simulated at once; every core by default.
 
         Raises:
-            InvalidValue: an unknown objective, no thread, or a problem that cannot be simulated.
+            InvalidValue: an unknown objective, fewer than one thread, or a problem that cannot be simulated.
         """
         if objective not in ("latency", "throughput"):
             raise InvalidValue("objective", objective, "'latency' or 'throughput'", where="simulator")
@@ -116,14 +114,15 @@ class Simulator:
         """One `Measurement` for each row of `placements` (B, N).
 
         Raises:
-            InvalidValue: a placement of the wrong length, with a device out of range, or against a co-location rule.
+            InvalidValue: a placement of the wrong length, with a device out of range, or that violates a co-location
+                rule.
         """
         return self._measurements(*self._evaluate(self._unplanned(placements)))
 
     def step_times(
         self, placements: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
     ) -> NDArray[np.float64]:
-        """(B,) float64 seconds, one for each row of `placements` (B, N); infinite where memory does not suffice.
+        """(B,) float64 seconds, one for each row of `placements` (B, N); infinite if it does not fit into memory.
 
         Args:
             placements: (B, N) device of each op.
@@ -140,10 +139,10 @@ class Simulator:
         cutoff_s: NDArray[np.float64],
         priorities: NDArray[np.float64] | None = None,
     ) -> NDArray[np.float64]:
-        """`step_times`, sooner: those above `cutoff_s` (B,) may come back as infinite, the others are the same.
+        """`step_times`, but faster: step times above `cutoff_s` (B,) may be returned as infinite. The others are equal.
 
         Raises:
-            InvalidValue: a placement that does not fit the problem, or not one cutoff for each.
+            InvalidValue: a placement that does not fit the problem, or a wrong number of cutoffs.
         """
         batch, cutoff_s = self._unplanned(placements), np.ascontiguousarray(cutoff_s, dtype=np.float64)
         if cutoff_s.shape != (len(batch.devices),):
@@ -151,7 +150,7 @@ class Simulator:
         return self._evaluate(batch, priorities, cutoff_s)[0]
 
     def plan(self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None) -> Plan:
-        """The placement `devices` (N,) with every order fixed.
+        """The plan of the placement `devices` (N,): with all orders fixed.
 
         Raises:
             InvalidValue: a placement or priorities that do not fit the problem.
@@ -187,7 +186,7 @@ class Simulator:
         return self.retime_batch(self.check_plans([plan]))[0]
 
     def check_plans(self, plans: Sequence[Plan]) -> PlanBatch:
-        """The plans, checked once and laid out for `retime_batch`, here or on a problem with other costs.
+        """Checks plans, and prepares them for `retime_batch` on this problem, or on a problem with other costs.
 
         Raises:
             InvalidValue: a plan that does not fit the problem, or whose sequence cannot be followed.
@@ -204,12 +203,12 @@ class Simulator:
         return batch
 
     def retime_batch(self, batch: PlanBatch) -> list[Measurement]:
-        """The step time and peak memory of exactly these plans, one after the other as `check_plans` laid them out."""
+        """The step time and peak memory of exactly these plans, in the order that `check_plans` got."""
         return self._measurements(*self._evaluate(batch))
 
     def critical_paths(self, batch: PlanBatch) -> CriticalPaths:
-        """A critical path of each plan of a batch: the items that its step time is the sum of, without waits for
-        launches."""
+        """A critical path of each plan of a batch: the ops and transfers whose times add up to the step time, without
+        waits for launches."""
         p, found = self._compiled, [np.zeros(0, dtype=np.int32)]
         cutoff_s, results = np.full(len(batch.devices), np.inf), self._new_results(batch)
         step_s = results[0]
@@ -222,9 +221,11 @@ class Simulator:
     def critical_ops(
         self, devices: NDArray[np.int32], priorities: NDArray[np.float64] | None = None
     ) -> NDArray[np.int32]:
-        """(C,) ops of a critical path of a placement (N,), the last first; for a transfer, the op whose tensor it is.
+        """(C,) ops of a critical path of a placement (N,), the last op first; for a transfer, the producer of its
+        tensor.
 
-        Empty where memory does not suffice, and under the objective `throughput`, which is no path from start to end.
+        Empty if the placement does not fit into memory, and for the objective `throughput`, which has no path from
+        start to end.
 
         Raises:
             InvalidValue: a placement or priorities that do not fit the problem.
@@ -250,7 +251,9 @@ class Simulator:
             return simulated_timeline(self._compiled, memory[0], plan)
 
     def _unplanned(self, placements: NDArray[np.int32]) -> PlanBatch:
-        return unplanned(self.problem.check_placement(np.atleast_2d(placements)))
+        empty, offsets = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
+        devices = np.ascontiguousarray(self.problem.check_placement(np.atleast_2d(placements)))
+        return PlanBatch(devices, empty, offsets, empty, empty, offsets)
 
     @contextmanager
     def _scratch(self) -> Iterator[Memory]:
@@ -349,7 +352,7 @@ def check(p: Compiled, s: Scratch, devices: Ints) -> int:
     """
     n, num_devices = p.num_ops, p.num_devices
     input_offsets, input_tensors, output_offsets = p.input_offsets, p.input_tensors, p.output_offsets
-    tensor_op, u, sequence, state, done = p.tensor_op, p.updates, s.sequence, s.users, s.waiting
+    tensor_op, sequence, state, done = p.tensor_op, s.sequence, s.users, s.waiting
     done[:] = 0
     state[:] = 0
     missing, there = 1, 2
@@ -371,18 +374,18 @@ def check(p: Compiled, s: Scratch, devices: Ints) -> int:
             for a in range(input_offsets[item], input_offsets[item + 1]):
                 if state[input_tensors[a] * num_devices + devices[item]] != there:
                     return position
-            for a in range(u.updated_offsets[item], u.updated_offsets[item + 1]):
-                t = u.updated_tensors[a]
+            for a in range(p.updated_offsets[item], p.updated_offsets[item + 1]):
+                t = p.updated_tensors[a]
                 source = devices[tensor_op[t]]
                 for e in range(num_devices):
-                    if not shares_memory(u, source, e) and state[t * num_devices + e] == missing:
+                    if not shares_memory(p, source, e) and state[t * num_devices + e] == missing:
                         return position
                 for b in range(p.reader_offsets[t], p.reader_offsets[t + 1]):
                     reader = p.reader_ops[b]
-                    if not done[reader] and not is_updater(u, reader, t) and shares_memory(u, source, devices[reader]):
+                    if not done[reader] and not is_updater(p, reader, t) and shares_memory(p, source, devices[reader]):
                         return position
-                for b in range(u.updater_offsets[t], u.updater_offsets[t + 1]):
-                    if u.updater_ops[b] < item and not done[u.updater_ops[b]]:
+                for b in range(p.updater_offsets[t], p.updater_offsets[t + 1]):
+                    if p.updater_ops[b] < item and not done[p.updater_ops[b]]:
                         return position
             for t in range(output_offsets[item], output_offsets[item + 1]):
                 state[t * num_devices + devices[item]] = there

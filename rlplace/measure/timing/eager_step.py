@@ -11,9 +11,8 @@ import os
 import tempfile
 import time
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,17 +163,18 @@ class EagerStep:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The copy's parameters and buffers, by every dotted name that they have."""
-        model = self._model
-        parameters = model.named_parameters(remove_duplicate=False)
-        return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
+        held = (self._model.named_parameters, self._model.named_buffers)
+        return {name: tensor for named in held for name, tensor in named(remove_duplicate=False)}
 
     def _step(self, *, is_synchronised: bool = True) -> None:
         if self._optimizer is not None:
             self._optimizer.zero_grad()
-        with torch.set_grad_enabled(self._loss_fn is not None), self._casting():
+        casting = nullcontext() if self._autocast is None else torch.autocast(self.place.type, dtype=self._autocast)
+        with torch.set_grad_enabled(self._loss_fn is not None), casting:
             if self._micro is not None:
-                call = self._args, self._kwargs
-                returned = run_in_micro_batches(self._run, call, self._loss_fn, self._targets, self._micro)
+                returned = run_in_micro_batches(
+                    self._run, (self._args, self._kwargs), self._loss_fn, self._targets, self._micro
+                )
             else:
                 returned = self._run(*self._args, **self._kwargs)
                 if self._loss_fn is not None:
@@ -186,29 +186,9 @@ class EagerStep:
         if self._is_cuda and is_synchronised:
             cuda.await_all(self.place)
 
-    def _casting(self) -> AbstractContextManager[object]:
-        """The autocast that was active around the capture."""
-        if self._autocast is None:
-            return nullcontext()
-        return self._autocast.entered("cuda" if self._is_cuda else "cpu")
-
-
-class Recipe(ABC):
-    """Makes a contender that is no plan, in the process that runs the race."""
-
-    @abstractmethod
-    def timer(self, graph: OpGraph, host: Host, widest: Worker | None) -> Timer:
-        """A function that runs one step and returns its seconds.
-
-        Args:
-            graph: with its program and the model that was captured.
-            host: of this machine.
-            widest: the thread that has all cores, if there is one: a second team as wide would slow both.
-        """
-
 
 @dataclass(frozen=True)
-class EagerRecipe(Recipe):
+class EagerRecipe:
     """How the captured model's own step is to run beside placements: a few words that travel, no tensors.
 
     The step is made where and when the race begins, so its copy of the model, its threads and its GPU memory are those
@@ -223,7 +203,12 @@ class EagerRecipe(Recipe):
     """Whether the whole step is captured as one CUDA graph and replayed."""
 
     def timer(self, graph: OpGraph, host: Host, widest: Worker | None) -> Timer:
-        """A function that runs the step and returns its seconds; see `Recipe`.
+        """A function that runs the step and returns its seconds, in the process that runs the race.
+
+        Args:
+            graph: with its program and the model that was captured.
+            host: of this machine.
+            widest: the thread that has all cores, if there is one: a second team as wide would slow both.
 
         Raises:
             InvalidValue: the model was built from fake tensors.
@@ -275,7 +260,7 @@ class CudaGraphStep:
         return time.perf_counter() - begin
 
 
-Other = Timer | Recipe
+Other = Timer | EagerRecipe
 """Contenders that may run beside placements: a recipe, or a timer that runs in the process that asks."""
 
 

@@ -1,6 +1,6 @@
 """`HostRunner`: a `Measurer` that runs placements for real on this machine.
 
-`FirstLosses` tells a placement that breaks the arithmetic from a model that gives NaN wherever it runs. `LoadedPlans`
+It tells a placement that breaks the arithmetic from a model that gives NaN wherever it runs. `LoadedPlans`
 loads and unloads plans where the host's memory does not hold all of them. `as_measurement` is the outcome of a
 contender as a `Measurement`, and `lost_of` tells whether devices of the host are lost.
 """
@@ -31,7 +31,7 @@ from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline
-from rlplace.measure.timing.eager_step import Other, Recipe
+from rlplace.measure.timing.eager_step import EagerRecipe, Other
 from rlplace.measure.timing.race import REFERENCE, Lane, RaceProtocol, Suspensions, Timer, Watch, race, watched
 from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
 
@@ -49,27 +49,29 @@ class Planner(Protocol):
 class HostRunner:
     """Runs placements on the problem's host and times them, interleaved with a reference placement.
 
-    Placements of one race that do not fit into memory together take turns in it, between timed steps (`LoadedPlans`).
-    Until `close`, this process has no more of each GPU than the host says. A plan is run even where its simulated peak
-    is above the capacity: on a GPU it is `oom` if it really runs out of memory, on cores nothing limits it. A plan
-    whose first step, from the captured parameters, gives NaN where that of another gives none is an `error`.
+    If the placements of a race do not fit into memory together, they are swapped between timed steps (`LoadedPlans`).
+    Until `close`, this process uses at most the memory of each GPU that the host states. A plan also runs if its
+    simulated peak is above the capacity: on a GPU it is `oom` only if it really runs out of memory; on cores there is
+    no limit. All plans start from the captured parameters. A plan whose first step gives NaN, while that of another
+    plan does not, is an `error`.
 
     Args:
-        problem: on a host of this machine, its graph with a program.
-        planner: makes the plans that are run.
-        reference: (N,) placement timed beside every other, so that drift of the machine cancels.
+        problem: for a host of this machine, and a graph with its program.
+        planner: makes the plans to run.
+        reference: (N,) placement that is timed in every race, so that a drift of the machine cancels.
         protocol: of the races.
         step_timeout_s: a step that takes longer is a `timeout`.
         seed: of random ops.
         watch: told which contender of a race is at work.
         is_fatal: whether an error of a contender ends the race for all, and is raised.
+        with_model: the graph with the user's model, for recipes; by default the problem's has it.
 
     Attributes:
-        problem: what placements are measured on.
+        problem: the problem whose placements are measured.
         reference: its plan.
 
     Raises:
-        InvalidValue: a simulated host, one with a device that this machine lacks, or a graph without a program.
+        InvalidValue: a simulated host, a host with a device that this machine lacks, or a graph without a program.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class HostRunner:
         seed: int = 0,
         watch: Watch | None = None,
         is_fatal: Callable[[Exception], bool] = cuda.is_lost,
+        with_model: Callable[[], OpGraph] | None = None,
     ) -> None:
         check_runs_here(problem.host)
         keep_freed_memory()
@@ -93,7 +96,8 @@ class HostRunner:
         self._seed = seed
         self._watch = watch or Watch()
         self._is_fatal = is_fatal
-        self._losses = FirstLosses()
+        self._with_model = with_model or (lambda: self.problem.graph)
+        self._saw_numbers = False  # whether a first step returned no NaN: the model itself is fine then
         self._crew = Crew(problem.host.devices)
         self._residents = Residents(problem.graph, problem.host, seed=seed)
         self._loaded = LoadedPlans(problem.graph, problem.host, self._residents)
@@ -103,7 +107,7 @@ class HostRunner:
         self._limits.enter_context(limited_memory(problem.host))
 
     def turn_to(self, problem: Problem, planner: Planner, reference: NDArray[np.int32]) -> None:
-        """From here on, with other figures of the same host and another reference."""
+        """Continues with other costs of the same host, and another reference."""
         self.problem, self._planner, self.reference = problem, planner, planner.plan(reference)
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
@@ -119,11 +123,11 @@ class HostRunner:
         others: Sequence[Other] = (),
         deadline_s: float = float("inf"),
     ) -> list[Measurement]:
-        """Races exactly these plans, with `others` (contenders that are no plans) in the same race.
+        """Races exactly these plans, and `others` (contenders that are not plans), in one race.
 
         Args:
-            plans: the plan to run.
-            protocol: other than the runner's own.
+            plans: the plans to run.
+            protocol: replaces that of the runner.
             others: an eager step, or timers of anything.
             deadline_s: on `time.monotonic`; the race ends after the round in which it passes.
 
@@ -131,7 +135,7 @@ class HostRunner:
             A measurement for each plan, then one for each of `others`.
 
         Raises:
-            RunnerError: the reference failed, or a GPU did in a way that leaves nothing to measure with.
+            RunnerError: the reference failed, or a GPU failed so that it cannot be used any more.
         """
         self._residents.reset()
         first = [_First() for _ in plans]
@@ -139,9 +143,11 @@ class HostRunner:
         timers += [partial(self._with_room, self._other(each, len(plans) + k), None) for k, each in enumerate(others)]
         suspensions = Suspensions()
         timers = [watched(timer, k, self._watch, suspensions) for k, timer in enumerate(timers)]
-        reference = None
-        if self.reference is not None:
-            reference = watched(self._timer(self.reference, _First()), REFERENCE, self._watch, suspensions)
+        reference = (
+            None
+            if self.reference is None
+            else watched(self._timer(self.reference, _First()), REFERENCE, self._watch, suspensions)
+        )
         try:
             with suspensions.watching():
                 lanes = race(
@@ -158,8 +164,8 @@ class HostRunner:
         if (lost := lost_of(self.problem.host)) is not None:
             return all_lost(len(timers), lost)
         for lane, each in zip(lanes, first):  # where another was free of NaN, but only later
-            if each.is_nan and lane.error is None and self._losses.saw_numbers:
-                lane.error = NotANumber()
+            if each.is_nan and lane.error is None and self._saw_numbers:
+                lane.error = RunnerError(WHY_NAN)
         return [as_measurement(lane, has_reference=reference is not None) for lane in lanes]
 
     def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2) -> list[Timeline]:
@@ -181,7 +187,7 @@ class HostRunner:
         return [timeline for _, _, timeline in sorted(timed, key=lambda item: item[:2])]
 
     def timer(self, plan: Plan) -> Timer:
-        """A timer of one step of `plan`, which is loaded now, to be raced by another runner.
+        """Loads `plan` now, and returns a timer of one step of it for a race of another runner.
 
         Raises:
             RunnerError: a device has no memory for it.
@@ -191,7 +197,7 @@ class HostRunner:
         return lambda: step.run(deadline_s=self._timeout_s)
 
     def load(self, plan: Plan, *, is_traced: bool = False) -> PlacedStep:
-        """The plan for this runner's threads and tensors; it is loaded when it runs."""
+        """Prepares a plan for the threads and tensors of this runner; it is loaded when it runs."""
         return PlacedStep(
             self.problem.graph,
             self.problem.host,
@@ -203,12 +209,13 @@ class HostRunner:
         )
 
     def widest_worker(self) -> Worker | None:
-        """The thread of a CPU device that has all usable cores, or None: a second such team would slow it."""
+        """The thread of a CPU device with all usable cores, or None. It is shared, because a second such team of
+        threads would slow it down."""
         cores = set(usable_cores())
         return next((w for w in self._crew.workers if w.device.backend == "cpu" and set(w.device.cores) == cores), None)
 
     def close(self) -> None:
-        """Ends the threads and lifts limits of memory; the runner cannot be used again."""
+        """Ends the threads and removes memory limits; the runner cannot be used again."""
         self._crew.stop()
         self._limits.close()
 
@@ -227,17 +234,22 @@ class HostRunner:
             first.is_done = True
             self._residents.reset()
             seconds = self._timed(step, peak_bytes, self.num_steps)
-            first.is_nan = self._losses.is_nan(step.result)
+            # later steps are not looked at: all placements of a race train the same parameters, and the loss may run
+            # away in the turn of any of them
+            first.is_nan = has_nan(step.result)
+            if first.is_nan and self._saw_numbers:
+                raise RunnerError(WHY_NAN)
+            self._saw_numbers |= not first.is_nan
             return seconds
 
         return timer
 
     def _other(self, other: Other, contender: int) -> Timer:
-        if not isinstance(other, Recipe):
+        if not isinstance(other, EagerRecipe):
             return other
         self._watch.begin(contender, is_made=False)
         try:
-            timer = other.timer(self.problem.graph, self.problem.host, self.widest_worker())
+            timer = other.timer(self._with_model(), self.problem.host, self.widest_worker())
         except Exception as error:
             if self._is_fatal(error):
                 raise
@@ -275,7 +287,7 @@ class _First:
 
     Attributes:
         is_done: whether it was run.
-        is_nan: whether it returned a NaN before another plan had returned a number.
+        is_nan: whether it returned a NaN.
     """
 
     is_done: bool = False
@@ -289,47 +301,10 @@ def _raises(error: Exception) -> Callable[[], float]:
     return timer
 
 
-WHY = (
+WHY_NAN = (
     "the loss is NaN after the first step from the captured parameters, where another placement of the same step gives "
     "a number"
 )
-
-
-class NotANumber(RunnerError):
-    """A placement whose first step returned NaN, where others of the same step return numbers."""
-
-    def __init__(self) -> None:
-        super().__init__(WHY)
-
-
-class FirstLosses:
-    """The results of the first step of every placement, each from the captured parameters.
-
-    Later steps are not looked at: placements of one race train the same parameters on one batch, so a loss that runs
-    away there says nothing about the placement whose turn it was.
-
-    Attributes:
-        saw_numbers: whether any step returned no NaN: the model itself is fine then.
-    """
-
-    def __init__(self) -> None:
-        self.saw_numbers = False
-
-    def is_nan(self, result: Any) -> bool:
-        """Whether a first step's result (the loss, or the output) holds a NaN and no earlier result was free of them.
-
-        Args:
-            result: tensors, nested.
-
-        Raises:
-            NotANumber: it holds one, and an earlier result was free of them.
-        """
-        if not has_nan(result):
-            self.saw_numbers = True
-            return False
-        if self.saw_numbers:
-            raise NotANumber
-        return True
 
 
 def has_nan(result: Any) -> bool:
@@ -465,7 +440,7 @@ def _union(step: PlacedStep, others: Iterable[PlacedStep]) -> frozenset[Resident
 
 
 def status_of(error: BaseException) -> Status:
-    """What an error makes of a measurement."""
+    """The measurement of a placement that raised an error."""
     if cuda.is_out_of_memory(error):
         return "oom"
     if isinstance(error, DeviceLost) or cuda.is_gone(error):
@@ -474,7 +449,7 @@ def status_of(error: BaseException) -> Status:
 
 
 def as_measurement(lane: Lane, *, has_reference: bool) -> Measurement:
-    """The measurement of a lane: its median, or what stopped it.
+    """The measurement of a lane: its median, or the error that stopped it.
 
     Args:
         lane: of a race that is over.
@@ -494,15 +469,16 @@ _GPU = re.compile(r"\bcuda:[0-9]+(?:/[0-9]+)?")
 
 
 def lost_of(host: Host, error: BaseException | None = None) -> DeviceLost | None:
-    """What tells which devices of a host of this machine are not there any more; None where nothing is known to be.
+    """The devices of a host of this machine that are lost, as an error with the cause; None if no device is known to be
+    lost.
 
     A core is lost once this process may not run on it: it was taken offline, or out of the process's affinity or
-    control group. The kernel does not report it: a thread that was pinned there goes on elsewhere, and its times are
-    wrong. That a GPU is lost is known by errors alone.
+    control group. The kernel does not report this: a thread that was pinned there continues elsewhere, and its times
+    are wrong. The loss of a GPU is known only from errors.
 
     Args:
         host: that is measured.
-        error: what a step or a worker failed with.
+        error: of the step or the worker.
     """
     usable = set(usable_cores())
     without = {device.name: sorted(set(device.cores) - usable) for device in host.devices}

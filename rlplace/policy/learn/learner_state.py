@@ -192,7 +192,7 @@ def save_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
 
     Raises:
         FileProblem: the file cannot be written.
-        InvalidValue: the policy is no `torch.nn.Module` with a `generator`.
+        InvalidValue: the policy is not a `torch.nn.Module` with a `generator`.
     """
     write_bytes_atomic(path, _packed(learner, learner.state()))
 
@@ -206,7 +206,7 @@ def _packed(learner: Resumable, state: LearnerState) -> bytes:
 
 
 def resume_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
-    """Puts a learner, and its policy, where `save_learner` left one made for the same problem with the same options.
+    """Restores a learner and its policy from a file of `save_learner`, for the same problem and options.
 
     Raises:
         FileProblem: the file is missing, malformed, or of another learner or policy.

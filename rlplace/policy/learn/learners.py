@@ -127,7 +127,7 @@ class EliteLearner:
         return {}
 
     def load_facts(self, facts: Mapping[str, Any]) -> None:
-        """Takes the `facts` of another one."""
+        """Restores the `facts` of another learner."""
 
     def state(self) -> LearnerState:
         """Everything that the learner and its policy need to go on."""
@@ -169,7 +169,7 @@ class CloneLearner(EliteLearner):
     def update(
         self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
     ) -> dict[str, float]:
-        """Keeps the best of placements (B, G) by their rewards (B,), and clones the best of all."""
+        """Adds the best of placements (B, G) by rewards (B,) to the elites, and clones the elites."""
         self.elites.add(group_devices, rewards)
         loss = torch.zeros(())
         for _ in range(self.config.num_steps):
@@ -291,22 +291,23 @@ class Noisy(Protocol):
 
 
 class Reinforce(EliteLearner):
-    """REINFORCE (Williams 1992) as Mirhoseini et al. 2017 (section 3.1) use it.
+    """REINFORCE (Williams 1992), as in Mirhoseini et al. 2017 (section 3.1).
 
-    The gradient is that of the mean over a batch of (reward - baseline) log-probability, with a moving average of
-    rewards for a baseline, scaled down to a norm of 1, in steps of Adam. A placement that fails has a reward too, the
-    failing signal of the reward; after a share of learning (5,000 steps in the paper) such placements teach nothing any
-    more, so that the policy does not unlearn placements that run. At first samples are drawn with noise on the logits,
-    of half their size as in the program that the authors released later: without it the policy is soon sure of one
-    device for everything.
+    The gradient is that of the batch mean of (reward - baseline) * log-probability. The baseline is a moving average of
+    rewards. The gradient is clipped to a norm of 1, and Adam makes the steps. A placement that fails also has a reward,
+    the failing signal. After a share of the training (5,000 steps in the paper) failed placements are ignored, so that
+    the policy does not unlearn placements that run. At first, samples are drawn with noise on the logits. Its size is
+    half that of the logits, as in the program that the authors released later. Without this noise the policy soon puts
+    everything on one device.
 
-    Differences from the paper: the baseline begins with the mean of the first batch, not with the failing signal,
-    which would make any first samples look good; and one process samples, not twenty.
+    Differences from the paper: the baseline begins with the mean of the first batch, because with the failing signal
+    all first samples would look good; and one process samples, not twenty.
 
-    Where every group is drawn by itself, the expected reward has as many local optima as there are placements that no
-    single move improves (20 of 729 on a problem of six groups and three devices). The gradient ends in one of them, and
-    a policy that has become sure samples nothing else. `flips` keeps it trying, `elite_coef` pulls it towards the best
-    placement seen as well (self-imitation, Oh et al. 2018); `GroupPPO` has both by default, the paper neither.
+    If groups are sampled independently, the expected reward has a local optimum for each placement that no single move
+    improves (20 of 729 placements on a problem of six groups and three devices). The gradient ends in one of them, and
+    then the policy samples only this placement. `flips` keeps the samples different. `elite_coef` also trains the
+    policy to imitate the best placement seen (self-imitation, Oh et al. 2018). `GroupPPO` has both by default, the
+    paper has neither.
 
     Attributes:
         baseline: moving average of the rewards so far; None before the first.
@@ -318,11 +319,11 @@ class Reinforce(EliteLearner):
         """A learner for `policy`, which learns in place.
 
         Args:
-            policy: anything with log-probabilities and parameters; one with `logit_noise` is told how much to use.
-            config: how.
+            policy: a policy with log-probabilities and parameters; its `logit_noise`, if it has one, is set.
+            config: the options.
 
         Raises:
-            InvalidValue: the policy has no parameters, or no log-probabilities by group where `config` needs them.
+            InvalidValue: the policy has no parameters, or lacks log-probabilities by group that `config` needs.
         """
         if not isinstance(policy, LearnedPolicy):
             raise InvalidValue("policy", type(policy).__name__, "one with `parameters()`", where="learner reinforce")
@@ -335,10 +336,11 @@ class Reinforce(EliteLearner):
         self._set_noise(0.0)
 
     def imitate(self, group_devices: NDArray[np.integer]) -> None:
-        """Makes placements (G,) or (M, G) likely, by their cross-entropy; a policy that starts somewhere starts there.
+        """Trains the policy to imitate placements (G,) or (M, G), with their cross-entropy; a policy with a start
+        placement starts there.
 
         Raises:
-            InvalidValue: one that the policy gives no probability, as where pins bar it.
+            InvalidValue: a placement with probability 0, for example because pins forbid it.
         """
         rows = np.atleast_2d(group_devices)
         if isinstance(self.policy, StartsSomewhere):
@@ -370,9 +372,9 @@ class Reinforce(EliteLearner):
 
         Args:
             group_devices: devices of groups.
-            rewards: of each placement, that of a failed one the failing signal.
-            progress: share of learning that is done, 0 to 1.
-            ran: (B,) which placements did not fail; all by default.
+            rewards: of each placement; for a failed placement, the failing signal.
+            progress: finished share of the training, 0 to 1.
+            ran: (B,) whether each placement ran; all by default.
         """
         self._set_noise(progress)
         rewards_B = np.asarray(rewards, dtype=np.float64)
@@ -392,7 +394,7 @@ class Reinforce(EliteLearner):
         return figures | parts | {"loss": loss.item(), "baseline": self.baseline, "gradient_norm": norm}
 
     def forget(self) -> None:
-        """Forgets the baseline and the best placement, as when rewards come to mean something else."""
+        """Forgets the baseline and the best placement, for example after the meaning of rewards has changed."""
         super().forget()
         self.baseline = None
 
@@ -401,7 +403,7 @@ class Reinforce(EliteLearner):
         return {"baseline": self.baseline, "logit_noise": getattr(self.policy, "logit_noise", None)}
 
     def load_facts(self, facts: Mapping[str, Any]) -> None:
-        """Takes the `facts` of another one."""
+        """Restores the `facts` of another learner."""
         self.baseline = None if facts["baseline"] is None else finite(facts["baseline"])
         if isinstance(self.policy, Noisy):
             self.policy.logit_noise = finite(facts["logit_noise"])

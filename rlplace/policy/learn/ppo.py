@@ -35,17 +35,17 @@ from rlplace.policy.options import PPOConfig
 class GroupPPO(EliteLearner):
     """Proximal policy optimisation (Schulman et al. 2017) for placements of many groups at once.
 
-    - Every episode is one placement and all start in the same state, so the advantage is the reward less the mean of
-      the batch, over its spread: a better baseline than any learned value.
-    - The surrogate is clipped for each group and averaged over groups, since the ratio of a whole placement, a product
-      over hundreds of groups, explodes.
-    - Besides, the policy clones the best placements that it has seen (self-imitation, Oh et al. 2018; with only this
-      term it would be a cross-entropy method).
-    - Where the policy lets itself be told, its samples stay within about `flips` groups of its mode, and it starts from
-      the best placement seen.
+    - Every episode is one placement, and all episodes start in the same state. So the advantage is the reward minus the
+      mean of the batch, divided by the standard deviation: a better baseline than a learned value.
+    - The surrogate is clipped for each group and averaged over groups, because the ratio of a whole placement is a
+      product over hundreds of groups and becomes too large.
+    - The policy also clones the best placements that it has seen (self-imitation, Oh et al. 2018; with this term alone
+      it would be a cross-entropy method).
+    - If the policy supports it, its samples differ from its mode in about `flips` groups, and it starts from the best
+      placement seen.
 
     Attributes:
-        policy: the policy that learns, in place.
+        policy: the policy to train, in place.
         elites: the best placements seen, which the policy clones.
     """
 
@@ -62,10 +62,10 @@ class GroupPPO(EliteLearner):
         """A learner for `policy`.
 
         Args:
-            policy: learns, in place.
-            config: how.
+            policy: the policy to train, in place.
+            config: the options.
             seed: of the order of minibatches.
-            optimizer: of the policy's parameters, where several learners share them; an Adam of its own by default.
+            optimizer: of the policy's parameters, if several learners share them; a new Adam by default.
         """
         self.config = config or PPOConfig()
         super().__init__(
@@ -85,9 +85,9 @@ class GroupPPO(EliteLearner):
     def update(
         self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
     ) -> dict[str, float]:
-        """One update on placements (B, G) with their rewards (B,); its losses, entropy and so on by name.
+        """One update with placements (B, G) and their rewards (B,); returns losses, entropy and other figures by name.
 
-        They need not come from this policy: the ratio is to the policy as it is now.
+        The placements may come from elsewhere: the ratio is to the current policy.
         """
         rows_BG = np.asarray(group_devices, dtype=np.int64)
         self.elites.add(rows_BG, rewards)
@@ -109,7 +109,7 @@ class GroupPPO(EliteLearner):
         return {"shuffling": self._rng.bit_generator.state, "n_updates": self._num_updates}
 
     def load_facts(self, facts: Mapping[str, Any]) -> None:
-        """Takes the `facts` of another one."""
+        """Restores the `facts` of another learner."""
         self._rng.bit_generator.state = facts["shuffling"]
         self._num_updates = operator.index(facts["n_updates"])
 

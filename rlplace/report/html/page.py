@@ -568,16 +568,16 @@ REPORT = "report.html"
 
 
 def write_report(folder: RunFolder | Path, session: Session | None = None) -> Path:
-    """Writes the report of a run, over one that is there already, and returns where.
+    """Writes the report of a run, overwrites an older one, and returns its path.
 
-    Reading runs no code: neither the model nor the host is needed.
+    It executes no code of the run, and needs neither the model nor the host.
 
     Args:
-        folder: of a run that came to its end.
-        session: of the run, where it is open already.
+        folder: of a run that has ended.
+        session: of the run, if it is already open.
 
     Raises:
-        FileProblem: no run there, one without a result, or a file that cannot be read or written.
+        FileProblem: no run in the folder, a run without a result, or a file that cannot be read or written.
         InvalidValue, UnknownName: its session is malformed.
         MissingExtra: plotly is not installed.
     """

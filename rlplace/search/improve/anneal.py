@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ from rlplace.search.groupings import (
 from rlplace.search.improve.moves import CHANCES, TABLE_CHANCES, Neighbourhood, Table
 from rlplace.search.improve.starting_points import best_start_with_greedy, evaluations_until, has_few_evaluations
 from rlplace.search.parallel.layouts import StepRoles, cut_stages, step_roles
-from rlplace.search.task import Budget, Guide, GuidedMoves, Task
+from rlplace.search.task import Budget, Guide, Task, guided_moves
 
 
 def anneal_from(
@@ -61,67 +61,19 @@ def anneal_from(
     task = Task(problem, timer, budget, seed=seed)
     start = np.asarray(start, dtype=np.int32)
     start_s = float(task.score_groups(start)[0])
-    return anneal_groups(task, problem.grouping, start, start_s, until=1.0, settings=settings)
-
-
-def anneal_split(
-    task: Task,
-    grouping: Grouping,
-    devices: NDArray[np.int32],
-    step_s: float,
-    *,
-    until: float,
-    coarse: Sequence[Grouping] = (),
-    reheat: bool = True,
-    table: Table | None = None,
-    settings: AnnealSettings | None = None,
-) -> tuple[NDArray[np.int32], float]:
-    """The best devices (N,) int32 of ops found from `devices` over `grouping`, and their step time.
-
-    Groups whose ops are on several devices are split by them, and move as blocks too: the groups that it is annealed
-        over change no start.
-
-    Args:
-        task: scores and counts.
-        grouping: the groups that move, where their ops start on one device.
-        devices: (N,) where to start from.
-        step_s: their step time.
-        until: share of the task's budget at which to stop.
-        coarse: groupings whose groups are moved as blocks.
-        reheat: whether many moves start hotter; earlier annealing would be lost by that.
-        table: cells of ops, whose rows are moved to where the next ones are.
-        settings: temperatures, moves and batch.
-    """
-    parts = split(grouping, devices)
-    if parts.num_groups > grouping.num_groups:
-        coarse = [*coarse, grouping]
-    groups, step_s = anneal_groups(
-        task,
-        parts,
-        majority_devices(task.problem, devices, parts),
-        step_s,
-        until=until,
-        coarse=coarse,
-        reheat=reheat,
-        table=table,
-        settings=settings,
-    )
-    return parts.expand(groups), step_s
+    return anneal_groups(task, Rung(problem.grouping, 1.0), start, start_s, until=1.0, settings=settings)
 
 
 def anneal_groups(
     task: Task,
-    grouping: Grouping,
+    rung: Rung,
     start: NDArray[np.int32],
     start_s: float,
     *,
     until: float,
-    coarse: Sequence[Grouping] = (),
-    reheat: bool = True,
-    table: Table | None = None,
     settings: AnnealSettings | None = None,
 ) -> tuple[NDArray[np.int32], float]:
-    """The best devices (G,) int32 of `grouping`'s groups found from `start`, and their step time.
+    """The best devices (G,) int32 of a rung's groups found from `start`, and their step time.
 
     A move is taken where its step time is below the current one times 1 + temperature x an exponential draw (the
     Metropolis rule). Infeasible placements are never taken from a feasible one; from an infeasible one, any move
@@ -129,21 +81,17 @@ def anneal_groups(
 
     Args:
         task: scores and counts.
-        grouping: the groups that move; the problem's, or finer.
+        rung: the groups that move, and how.
         start: (G,) devices to start from.
         start_s: their step time.
         until: share of the task's budget at which to stop.
-        coarse: groupings whose groups are moved as blocks.
-        reheat: whether many moves start hotter.
-        table: cells of ops, whose rows are moved to where the next ones are.
         settings: temperatures, moves and batch.
     """
-    settings = settings or AnnealSettings()
-    generator, near = task.generator, Neighbourhood.of(task.problem, grouping, coarse, table)
-    guided = None if settings.guide is None else GuidedMoves(settings.guide, task.problem, grouping)
+    settings, grouping = settings or AnnealSettings(), rung.grouping
+    generator, near = task.generator, Neighbourhood.of(task.problem, grouping, rung.blocks, rung.table)
     kept, room = kept_bytes(task.problem, grouping), room_bytes(task.problem)
     choices = max(grouping.num_groups * task.problem.host.num_devices, 1)
-    moves_each = task.expected_evaluations(until) / choices if reheat else 0.0
+    moves_each = task.expected_evaluations(until) / choices if rung.reheat else 0.0
     # the schedule: from `hot` to `cold`, geometrically, over the share of the budget between now and `until`; both are
     # shares of the step time, so that they mean the same for every problem
     hot, cold = settings.temperatures(grouping.num_groups, moves_each)
@@ -151,7 +99,7 @@ def anneal_groups(
     best, best_s = current, current_s
     is_serial = math.isfinite(task.budget.evaluations) or task.is_serial
     batch = settings.batch or (1 if is_serial else settings.timed_batch)
-    chances = settings.chances if table is None else settings.table_chances
+    chances = settings.chances if rung.table is None else settings.table_chances
     begin, max_window = task.spent, max(4, grouping.num_groups // 8)
     timer = task.timer if settings.critical_share > 0 and isinstance(task.timer, PathTimer) else None
     focus, focused, is_movable = near.movable[:0], None, near.allowed.sum(axis=1) > 1
@@ -170,8 +118,8 @@ def anneal_groups(
             focus=focus,
             focus_share=settings.critical_share,
         )
-        if guided is not None:
-            moved = guided.mixed(current, moved, generator)
+        if settings.guide is not None:
+            moved = guided_moves(settings.guide, task.problem, grouping, current, moved, generator)
         # the Metropolis rule with its draw made first: what a step time must not exceed is known before it is simulated
         draws = generator.exponential(size=count)
         acceptable_s = current_s * (1.0 + temperature * draws)
@@ -238,12 +186,13 @@ class AnnealSettings:
 
     def __post_init__(self) -> None:
         hot, cold = self.temperatures(1)
-        if not 0 < cold <= hot:
-            raise InvalidValue("temperatures", (self.hot, self.cold), "0 < cold <= hot", where="anneal")
-        if not 0 <= self.critical_share <= 1:
-            raise InvalidValue("critical_share", self.critical_share, "0 to 1", where="anneal")
-        if self.batch is not None and self.batch < 1:
-            raise InvalidValue("batch", self.batch, "at least 1", where="anneal")
+        for name, value, is_valid, expected in (
+            ("temperatures", (self.hot, self.cold), 0 < cold <= hot, "0 < cold <= hot"),
+            ("critical_share", self.critical_share, 0 <= self.critical_share <= 1, "0 to 1"),
+            ("batch", self.batch, self.batch is None or self.batch >= 1, "at least 1"),
+        ):
+            if not is_valid:
+                raise InvalidValue(name, value, expected, where="anneal")
 
     def temperatures(self, num_groups: int, moves_each: float = 0.0) -> tuple[float, float]:
         """At the start and at the end.
@@ -336,10 +285,10 @@ def ladder(problem: Problem, moves: float, settings: AnnealSettings) -> Ladder:
     """The rungs for so many moves.
 
     The problem's groups, then about 256, then atoms, for an equal share each; blocks of all coarser levels move too.
-    Where ops repeat, as in a layer that is unrolled over steps, many valleys are nearly as deep, and one annealing is
-    lucky or not: short ones, a branch for every `few_moves` up to `most_branches`, go over the problem's groups and
-    then over roles (`by_role`), with whole modules as blocks; the best of them goes on over roles, about 256 groups and
-    atoms, without being made hot again. Graphs whose ops have no modules are taken for ones that do not repeat.
+    Where ops repeat, as in a layer that is unrolled over steps, many local minima are nearly as good, and the result of
+    one annealing varies. Then short annealings, one for every `few_moves` up to `most_branches`, go over the problem's
+    groups and over roles (`by_role`), with whole modules as blocks. The best of them goes on over roles, about 256
+    groups and atoms, without a hot start. Graphs whose ops have no modules are taken for ones that do not repeat.
 
     Less than `few_moves` are spent at about 256 groups alone: they are too few to move atoms one by one, and groups of
     the problem's own may be too coarse.
@@ -400,23 +349,27 @@ def _descend(
     until: float,
     settings: AnnealSettings,
 ) -> tuple[NDArray[np.int32], float]:
-    """`anneal_split` over one rung after the other, beside a guide that was told where it begins."""
+    """The best devices (N,) int32 found from `devices` over one rung after the other, and their step time.
+
+    Groups whose ops are on several devices are split by them, and move as blocks too: no rung changes its start. The
+    guide is told where the first one begins.
+    """
     if settings.guide is not None:
         settings.guide.imitate(devices)
     begin, done, whole = task.spent, 0.0, sum(rung.share for rung in rungs)
     for rung in rungs:
         done += rung.share
-        devices, step_s = anneal_split(
+        parts = split(rung.grouping, devices)
+        coarse = [*rung.blocks, rung.grouping] if parts.num_groups > rung.grouping.num_groups else rung.blocks
+        groups, step_s = anneal_groups(
             task,
-            rung.grouping,
-            devices,
+            replace(rung, grouping=parts, blocks=coarse),
+            majority_devices(task.problem, devices, parts),
             step_s,
-            coarse=rung.blocks,
-            reheat=rung.reheat,
-            table=rung.table,
             until=begin + (until - begin) * done / whole,
             settings=settings,
         )
+        devices = parts.expand(groups)
     return devices, step_s
 
 
@@ -484,8 +437,7 @@ def blocks(problem: Problem, *, whole_modules: bool = True) -> list[Grouping]:
         problem: the problem to place.
         whole_modules: whether modules are among them: they are many, and few evaluations are better spent on the rest.
     """
-    modules = [by_module(problem, 1)] if whole_modules else []
-    return [*modules, nested(problem)[0], problem.grouping]
+    return [*([by_module(problem, 1)] if whole_modules else ()), nested(problem)[0], problem.grouping]
 
 
 def chain_runs(problem: Problem, step: StepRoles, count: int) -> NDArray[np.int32]:
@@ -534,13 +486,12 @@ def run_groups(
     leaders[fine.op_group[jobs[::-1]]] = jobs[::-1]  # the first op of each atom that computes
     leaders = np.where(leaders >= 0, leaders, first)
     is_owned = (graph.colocation >= 0)[first]
-    parts = [chain_runs(problem, step, count)[step.op_position[first]].astype(np.int64)]
-    if micro_batches:
-        parts += [np.where(is_owned, -2, step.follows[leaders]).astype(np.int64)]
-    if phases:
-        parts += [np.where(is_owned, 2, graph.phases[leaders] != FORWARD).astype(np.int64)]
-    if owners:
-        parts += [np.where(is_owned, graph.colocation[first], -1).astype(np.int64)]
-    parts += [np.unique(allowed_devices(problem, fine), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)]
-    label = np.unique(np.stack(parts), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    traits = [
+        chain_runs(problem, step, count)[step.op_position[first]],
+        np.where(is_owned, -2, step.follows[leaders]) * micro_batches,
+        np.where(is_owned, 2, graph.phases[leaders] != FORWARD) * phases,
+        np.where(is_owned, graph.colocation[first], -1) * owners,
+        np.unique(allowed_devices(problem, fine), axis=0, return_inverse=True)[1].reshape(-1),
+    ]  # a row of zeros for what does not keep atoms apart
+    label = np.unique(np.stack(traits), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return numbered(label[fine.op_group], f"runs of a chain:{count}")

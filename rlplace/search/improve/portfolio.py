@@ -2,6 +2,10 @@
 
 `evolve`: the weights of the list scheduler `Greedy`, tuned on the problem: variations of several, then CMA-ES.
 
+`cem`: the cross-entropy method over one categorical a group (Rubinstein 1999; de Boer et al. 2005).
+
+`genetic`: a biased random-key genetic algorithm (BRKGA; Gonçalves & Resende 2011).
+
 `diverse_starts`: for a step that is cut into micro-batches, layouts, partitions and list schedules to start from.
 """
 
@@ -28,11 +32,11 @@ from rlplace.search.improve.starting_points import (
     losses,
     score_greedy,
     score_heuristics,
-    score_layouts,
+    score_starts,
     score_weights,
     try_all,
 )
-from rlplace.search.parallel.hybrid import hybrid_start
+from rlplace.search.parallel.hybrid import Starts, hybrid_start, parallel_starts
 from rlplace.search.parallel.pipelines import list_priorities
 from rlplace.search.task import Guide, Task, guided_schedules, score_guided
 
@@ -59,8 +63,7 @@ _TRIES = 2000
 def solve_evolve(task: Task) -> None:
     """Tunes the scheduler for a share of the budget, at most `TUNING` evaluations, then anneals the result."""
     devices, step_s, leaders = best_start_with_greedy(task)
-    tuned = tuned_start(task, devices, step_s, leaders, until=1.0)
-    anneal_finer(task, *tuned, others=[(devices, step_s)], until=1.0)
+    anneal_finer(task, *tuned_start(task, devices, step_s, leaders, until=1.0), others=[(devices, step_s)], until=1.0)
 
 
 def tuned_start(
@@ -75,7 +78,10 @@ def tuned_start(
         leaders: weights to begin with.
         until: share of the task's budget at which annealing will stop.
     """
-    tuned = task.spent + tuning_share(task, until=until)
+    share = FEW_TUNING_SHARE if has_few_evaluations(task) else TUNING_SHARE
+    tuned = task.spent + share * (until - task.spent)
+    if not has_few_evaluations(task) and math.isfinite(task.budget.evaluations):
+        tuned = min(tuned, task.spent + TUNING / task.budget.evaluations)
     leaders = vary(task, leaders, until=tuned)
     found = [(start, start_s)]
     if leaders:
@@ -83,22 +89,12 @@ def tuned_start(
     return min(found, key=lambda pair: pair[1])
 
 
-def tuning_share(task: Task, *, until: float) -> float:
-    """Share of the budget to tune for: `TUNING_SHARE` of the rest until then, at most `TUNING` evaluations. With few
-    evaluations it is `FEW_TUNING_SHARE` of the rest.
-    """
-    if has_few_evaluations(task):
-        return FEW_TUNING_SHARE * (until - task.spent)
-    most = 1.0 if math.isinf(task.budget.evaluations) else TUNING / task.budget.evaluations
-    return min(TUNING_SHARE * (until - task.spent), most)
-
-
 def vary(task: Task, leaders: Sequence[GreedyPlacement], *, until: float) -> list[GreedyPlacement]:
     """`leaders` and about `VARIED` variations of their weights, best first.
 
     Each varies about half of the weights of one of the best `LEADERS` at that time, over any grouping: weights
     that do well in different ways are worth more than many steps from one of them. The draws are always the same, so
-    that all seeds anneal from one placement, and a small budget does not hang on luck.
+    that all seeds anneal from one placement, and the result of a small budget depends less on the seed.
 
     Args:
         task: scores and counts.
@@ -149,9 +145,8 @@ def tune(task: Task, leader: GreedyPlacement, *, until: float) -> tuple[NDArray[
             first = int(np.argmin(step_s))
             if step_s[first] < best_s:
                 best, best_s = grouping.expand(groups)[first], float(step_s[first])
-            if count < POPULATION:
-                break
-            strategy.tell(weights, losses(task.problem, grouping, groups, step_s).tolist())
+            if count == POPULATION:
+                strategy.tell(weights, losses(task.problem, grouping, groups, step_s).tolist())
     return best, best_s
 
 
@@ -186,9 +181,6 @@ def solve_portfolio(task: Task, start: NDArray[np.int32] | None = None, guide: G
         anneal_finer(task, task.best_devices, task.best_s, until=1.0, settings=settings)
 
 
-Starts = list[tuple[NDArray[np.int32], float]]
-"""Devices (N,) int32 and step times, best first."""
-
 GREEDY_SHARE = 0.06
 """Most of a budget that fixed weights of the list scheduler take ..."""
 TUNED_SHARE = 0.1
@@ -210,16 +202,14 @@ def diverse_starts(task: Task) -> Starts:
     Args:
         task: scores and counts.
     """
-    kinds = [score_layouts(task), score_heuristics(task, MICRO_BATCHED)]
+    kinds = [parallel_starts(task), score_heuristics(task, MICRO_BATCHED)]
     pairs = [(name, weights) for weights in START_WEIGHTS for name in CROSSED]
     leaders = score_greedy(task, pairs, until=task.spent + GREEDY_SHARE)
     until = task.spent + TUNED_SHARE
-    leaders = vary(task, leaders, until=until)
-    if leaders:
-        devices, step_s = tune(task, leaders[0], until=until)
-        kinds.append([(leaders[0].step_s, leaders[0].devices), (step_s, devices)])
-    best = sorted((min(kind, key=lambda one: one[0]) for kind in kinds if kind), key=lambda one: one[0])
-    starts = [(devices, step_s) for step_s, devices in best if step_s <= WORST * best[0][0]]
+    if leaders := vary(task, leaders, until=until):
+        kinds.append([(leaders[0].devices, leaders[0].step_s), tune(task, leaders[0], until=until)])
+    best = sorted((min(kind, key=lambda one: one[1]) for kind in kinds if kind), key=lambda one: one[1])
+    starts = [one for one in best if one[1] <= WORST * best[0][1]]
     if not starts or np.isinf(starts[0][1]):
         groups = balanced(task.problem)
         starts.insert(0, (task.problem.grouping.expand(groups), float(task.score_groups(groups)[0])))
@@ -250,6 +240,96 @@ def in_best_order(task: Task, starts: Starts) -> Starts:
     if best_s < starts[0][1]:
         task.priorities = best
     times = task.score(np.stack(placements)).tolist()
-    order = sorted(range(len(times)), key=lambda place: times[place])
-    kept = [place for place in order if times[place] <= WORST * times[order[0]]] or order[:1]
-    return [(placements[place], times[place]) for place in kept]
+    timed = sorted(zip(placements, times, strict=True), key=lambda one: one[1])
+    return [one for one in timed if one[1] <= WORST * timed[0][1]] or timed[:1]
+
+
+CEM_ELITE = 0.15
+"""Share of a batch that chances move towards ..."""
+STEP = 0.3
+"""... and how far."""
+FLOOR = 0.002
+"""Least chance of an allowed device, over the number of devices: no choice is lost for good."""
+
+
+def solve_cem(task: Task) -> None:
+    """Draws placements, moves the chances of each group's devices towards the best of them, and again."""
+    starts, times = score_starts(task)
+    problem = task.problem
+    size = int(min(max(10, math.sqrt(min(task.budget.evaluations, 10_000))), 64))
+    chances = start_chances(starts[0], problem.group_allowed)
+    elite, elite_loss = starts[:1], losses(problem, problem.grouping, starts[:1], times[:1])
+    keep = max(1, round(CEM_ELITE * size))
+    while not task.is_spent:
+        drawn = draw(chances, size, task.generator)
+        loss = losses(problem, problem.grouping, drawn, task.score_groups(drawn))
+        pool, pool_loss = np.concatenate((elite, drawn)), np.concatenate((elite_loss, loss))
+        order = np.argsort(pool_loss, kind="stable")[:keep]
+        elite, elite_loss = pool[order], pool_loss[order]
+        chances = towards(chances, elite, problem.group_allowed)
+
+
+def start_chances(start: NDArray[np.int32], allowed: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(G, D) float64: nine tenths for where each group is in `start`, the rest evenly over its allowed devices."""
+    chances: NDArray[np.float64] = 0.1 * allowed / allowed.sum(axis=1, keepdims=True)
+    chances[np.arange(len(start)), start] += 0.9
+    return chances
+
+
+def towards(chances: NDArray[np.float64], elite: NDArray[np.int32], allowed: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """`chances` (G, D) moved by `STEP` towards how often each group is where in `elite` (K, G), floored."""
+    share = (elite[:, :, None] == np.arange(chances.shape[1])).mean(axis=0)
+    moved = np.where(allowed, np.maximum((1 - STEP) * chances + STEP * share, FLOOR / chances.shape[1]), 0.0)
+    return np.asarray(moved / moved.sum(axis=1, keepdims=True))
+
+
+def draw(chances: NDArray[np.float64], count: int, generator: np.random.Generator) -> NDArray[np.int32]:
+    """(count, G) int32: a device for each group by its chances (G, D)."""
+    place = (generator.random((count, len(chances), 1)) >= np.cumsum(chances, axis=1)).sum(axis=2)
+    last = chances.shape[1] - 1 - np.argmax(chances[:, ::-1] > 0, axis=1)  # where rounding left the sum below 1
+    return np.asarray(np.minimum(place, last), dtype=np.int32)
+
+
+GENETIC_ELITE, MUTANTS, BIAS = 0.2, 0.15, 0.7
+"""Shares of a population that is kept and that is drawn anew, and the chance of a child's key from its elite parent."""
+
+
+def solve_genetic(task: Task) -> None:
+    """Evolves keys, one for each group, from those of the starts and random ones."""
+    starts, times = score_starts(task)
+    problem, generator = task.problem, task.generator
+    size = population_size(task.budget.evaluations)
+    keys = np.concatenate((keys_of(starts, problem.group_allowed), generator.random((size, starts.shape[1]))))[:size]
+    known = min(len(starts), size)
+    loss = losses(problem, problem.grouping, starts[:known], times[:known])
+    drawn = decode(keys[known:], problem.group_allowed)
+    loss = np.concatenate((loss, losses(problem, problem.grouping, drawn, task.score_groups(drawn))))
+    num_elite, num_mutants = max(1, int(GENETIC_ELITE * size)), max(1, int(MUTANTS * size))
+    while not task.is_spent:
+        order = np.argsort(loss, kind="stable")
+        elite, others = order[:num_elite], order[num_elite:]
+        count = size - num_elite - num_mutants
+        first, second = keys[generator.choice(elite, count)], keys[generator.choice(others, count)]
+        children = np.where(generator.random(first.shape) < BIAS, first, second)
+        fresh = np.concatenate((generator.random((num_mutants, keys.shape[1])), children))
+        placed = decode(fresh, problem.group_allowed)
+        fresh_loss = losses(problem, problem.grouping, placed, task.score_groups(placed))
+        keys, loss = np.concatenate((keys[elite], fresh)), np.concatenate((loss[elite], fresh_loss))
+
+
+def population_size(evaluations: float) -> int:
+    """About twice the square root of the budget, between 10 and 200."""
+    return 100 if math.isinf(evaluations) else int(min(max(10, 2 * math.sqrt(evaluations)), 200))
+
+
+def decode(keys: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """(B, G) int32: the device of each group; the keys [0, 1) are cut evenly over the group's allowed devices."""
+    place = (keys * allowed.sum(axis=1)).astype(np.int64)  # which of its allowed devices
+    ranked = np.argsort(~allowed, axis=1, kind="stable").astype(np.int32)  # allowed devices first
+    return np.asarray(ranked[np.arange(len(allowed)), place])
+
+
+def keys_of(placements: NDArray[np.int32], allowed: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(B, G) float64: the keys in the middle of those that decode to `placements`."""
+    place = (np.cumsum(allowed, axis=1) - 1)[np.arange(len(allowed)), placements]
+    return np.asarray((place + 0.5) / allowed.sum(axis=1))

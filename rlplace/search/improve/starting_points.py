@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,12 +29,17 @@ from rlplace.search.groupings import (
     nested,
     room_bytes,
 )
-from rlplace.search.parallel.hybrid import first_layouts, parallel_starts
-from rlplace.search.rules.baselines import blocks, single, solve_expert
-from rlplace.search.rules.partitioners import solve_metis
-from rlplace.search.schedule.baechi import solve_m_etf, solve_m_sct
-from rlplace.search.schedule.greedy import Greedy
-from rlplace.search.schedule.list_schedulers import eft, solve_critical_path, solve_heft, solve_peft
+from rlplace.search.parallel.hybrid import Starts, first_layouts, parallel_starts
+from rlplace.search.rules.baselines import blocks, single, solve_expert, solve_metis
+from rlplace.search.schedule.list_schedulers import (
+    eft,
+    solve_critical_path,
+    solve_heft,
+    solve_m_etf,
+    solve_m_sct,
+    solve_peft,
+)
+from rlplace.search.schedule.partial_schedule import Greedy
 from rlplace.search.task import Budget, Scoring, Task
 
 INFEASIBLE = 1e3
@@ -55,7 +61,7 @@ MICRO_BATCHED = (solve_metis, solve_critical_path, solve_heft)
 HEURISTICS_SHARE = 0.3
 """No further heuristic begins once this share of the budget is gone."""
 LEAST_S = 1e-3
-"""Seconds of a heuristic that begins as the time ends: a budget is never nothing."""
+"""Least seconds of a heuristic's budget, which must be more than 0, also where the time has ended."""
 LAYOUTS = 4
 """Layouts of a step cut into micro-batches that are starts over groups, the first."""
 _CHUNK = 256
@@ -70,15 +76,14 @@ def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
         InvalidValue: as `score_starts`.
     """
     starts, times = score_starts(task)
-    found = [(float(times[0]), task.problem.grouping.expand(starts[0])), *score_layouts(task)]
+    found = [(task.problem.grouping.expand(starts[0]), float(times[0])), *parallel_starts(task)]
     found += score_heuristics(task, HEURISTICS if task.problem.graph.num_micro_batches == 1 else MICRO_BATCHED)
-    step_s, devices = min(found, key=lambda pair: pair[0])
-    return devices, step_s
+    return min(found, key=lambda start: start[1])
 
 
-def score_heuristics(task: Task, heuristics: Sequence[Callable[[Task], None]]) -> list[tuple[float, NDArray[np.int32]]]:
-    """Step time and devices (N,) int32 of each of some heuristics, where its placement is feasible."""
-    found: list[tuple[float, NDArray[np.int32]]] = []
+def score_heuristics(task: Task, heuristics: Sequence[Callable[[Task], None]]) -> Starts:
+    """The result of each of some heuristics whose placement is feasible."""
+    found: Starts = []
     for solve in heuristics:
         if task.spent >= HEURISTICS_SHARE or task.is_spent:
             break
@@ -88,7 +93,7 @@ def score_heuristics(task: Task, heuristics: Sequence[Callable[[Task], None]]) -
         except (MissingExtra, RunnerError):
             continue
         if part.best_devices is not None:
-            found.append((part.best_s, part.best_devices))
+            found.append((part.best_devices, part.best_s))
     return found
 
 
@@ -103,18 +108,20 @@ def score_starts(task: Task) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     """
     check_budget(task)
     problem = task.problem
-    devices = [single(problem, device) for device in _kinds(problem)]
-    devices += [blocks(problem), eft(problem), *first_layouts(problem, LAYOUTS)]
+    allowed = np.ones((1, problem.host.num_devices)) if problem.allowed is None else problem.allowed
+    columns = np.concatenate((problem.costs.op_time_s, room_bytes(problem)[None], allowed))  # of equal devices alike
+    kinds = np.sort(np.unique(columns, axis=1, return_index=True)[1]).tolist()
+    devices = [
+        *(single(problem, device) for device in kinds),
+        blocks(problem),
+        eft(problem),
+        *first_layouts(problem, LAYOUTS),
+    ]
     starts = np.stack([*(majority_devices(problem, row) for row in devices), balanced(problem)])
     starts = starts[np.sort(np.unique(starts, axis=0, return_index=True)[1])]
     times = task.score_groups(starts)
     order = np.argsort(times, kind="stable")
     return starts[order], times[order]
-
-
-def score_layouts(task: Task) -> list[tuple[float, NDArray[np.int32]]]:
-    """Step time and devices (N,) int32 of the best layouts of a step cut into micro-batches; none where it is not."""
-    return [(start.step_s, start.devices) for start in parallel_starts(task)]
 
 
 def check_budget(task: Task) -> None:
@@ -125,13 +132,6 @@ def check_budget(task: Task) -> None:
     """
     if math.isinf(task.budget.evaluations) and math.isinf(task.budget.seconds):
         raise InvalidValue("budget", "none", "evaluations or seconds: a search goes on until they end", where="search")
-
-
-def _kinds(problem: Problem) -> list[int]:
-    """The first of every kind of devices: equal costs, room and rules."""
-    allowed = np.ones((1, problem.host.num_devices)) if problem.allowed is None else problem.allowed
-    columns = np.concatenate((problem.costs.op_time_s, room_bytes(problem)[None], allowed))
-    return list(np.sort(np.unique(columns, axis=1, return_index=True)[1]).tolist())
 
 
 def losses(
@@ -148,13 +148,9 @@ def try_all(task: Task, *, share: float) -> bool:
     count = math.prod(len(row) for row in choices)
     if count > share * min(task.evaluations_left, MOST_TRIED):
         return False
-    for first in range(0, count, _CHUNK):
-        place = np.arange(first, min(first + _CHUNK, count))
-        placements = np.empty((len(place), len(choices)), dtype=np.int32)
-        for group, row in enumerate(choices):
-            placements[:, group] = row[place % len(row)]
-            place = place // len(row)
-        task.score_groups(placements)
+    every = itertools.product(*reversed(choices))  # the first group changes fastest
+    while chunk := list(itertools.islice(every, _CHUNK)):
+        task.score_groups(np.array(chunk, dtype=np.int32)[:, ::-1])
         if task.is_spent:
             return False
     return True
@@ -200,7 +196,6 @@ class Schedulers(dict[str, Greedy]):
     """A problem's list schedulers by name of a grouping of `GROUPINGS`; each is laid out when it is first read."""
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__()
         self._problem = problem
 
     def __missing__(self, grouping: str) -> Greedy:
@@ -228,18 +223,15 @@ def best_start_with_greedy(
     Raises:
         InvalidValue: the task's budget is infinite.
     """
-    check_budget(task)
     crossed = [(name, weights) for weights in START_WEIGHTS for name in CROSSED]
     if has_few_evaluations(task):
         share = max(FEW_WEIGHTS_SHARE, LEAST / task.budget.evaluations)
         leaders = score_greedy(task, [*first, *FIRST_WEIGHTS, *crossed], until=task.spent + share)
-        devices, step_s = _plain_start(task)
+        start = _plain_start(task)
     else:
-        devices, step_s = best_start(task)
+        start = best_start(task)
         leaders = score_greedy(task, [*first, *crossed], until=task.spent + WEIGHTS_SHARE)
-    if leaders and leaders[0].step_s < step_s:
-        devices, step_s = leaders[0].devices, leaders[0].step_s
-    return devices, step_s, leaders
+    return *min([start, *((one.devices, one.step_s) for one in leaders[:1])], key=lambda one: one[1]), leaders
 
 
 def has_few_evaluations(task: Task) -> bool:
@@ -253,15 +245,14 @@ def _plain_start(task: Task) -> tuple[NDArray[np.int32], float]:
     A budget may end before all are scored.
     """
     own = task.problem.grouping
-    found = score_layouts(task)
+    found = parallel_starts(task)
     if task.problem.graph.num_micro_batches > 1:
         found += score_heuristics(task, MICRO_BATCHED[:1])
     if task.best_devices is None:
         groups = balanced(task.problem)
-        found += [(float(task.score_groups(groups)[0]), own.expand(groups))]
+        found += [(own.expand(groups), float(task.score_groups(groups)[0]))]
     starts, times = score_starts(task)
-    step_s, devices = min([*found, (float(times[0]), own.expand(starts[0]))], key=lambda pair: pair[0])
-    return devices, step_s
+    return min([*found, (own.expand(starts[0]), float(times[0]))], key=lambda start: start[1])
 
 
 def score_greedy(task: Task, pairs: Sequence[Pair], *, until: float) -> list[GreedyPlacement]:

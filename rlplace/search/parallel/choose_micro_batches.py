@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,8 +84,9 @@ class _Contender:
         """It and the same in every other order; a step that is not cut has one."""
         if self.problem.graph.num_micro_batches == 1:
             return [self]
-        others = [order for order in OP_ORDERS if order != self.problem.op_order]
-        return [self, *(_Contender(self.count, dataclasses.replace(self.problem, op_order=order)) for order in others)]
+        problems = (replace(self.problem, op_order=order) for order in OP_ORDERS)
+        others = (problem for problem in problems if problem.op_order != self.problem.op_order)
+        return [self, *(_Contender(self.count, problem) for problem in others)]
 
 
 def choose(
@@ -126,8 +126,7 @@ def choose(
     race = _Race(SHARE * evaluations, seed, say or (lambda _: None))
     if len(problems) == 1:
         race.say(f"racing orders of ops: at most {max(int(race.left), 1):,} evaluations")
-    near = _near(race.counts(problems), NEAR, KEPT_COUNTS)
-    racing = [other for one in near for other in one.in_all_orders()]
+    racing = [other for one in _near(race.counts(problems), NEAR, KEPT_COUNTS) for other in one.in_all_orders()]
     if len(racing) > 1:
         race.run(racing, race.left / (ROUNDS - 1))
     if len(final := _near(racing, NEAREST, FINAL)) > 1:
@@ -211,10 +210,10 @@ class _Race:
     def _first(self, count: int, problem: Problem, share: float) -> _Contender:
         """A number of micro-batches, searched in the first order; in that which needs least where nothing fits."""
         is_cut = problem.graph.num_micro_batches > 1
-        one = _Contender(count, dataclasses.replace(problem, op_order=FIRST_ORDER) if is_cut else problem)
+        one = _Contender(count, replace(problem, op_order=FIRST_ORDER) if is_cut else problem)
         self.run([one], share)
         if is_cut and math.isinf(one.step_s):
-            one = _Contender(count, dataclasses.replace(problem, op_order=LEAN_ORDER))
+            one = _Contender(count, replace(problem, op_order=LEAN_ORDER))
             self.run([one], share)
         return one
 
@@ -243,17 +242,10 @@ def _search(one: _Contender, evaluations: int, seed: int) -> int:
         one.devices, one.step_s = task.best_devices, task.best_s
     if math.isfinite(one.step_s) or math.isfinite(one.fullness):
         return task.evaluations
-    one.fullness = _fullness(simulator)
+    (measured,) = simulator.measure(one.problem.grouping.expand(balanced(one.problem))[None])
+    devices = one.problem.host.devices
+    one.fullness = max(peak / device.memory_bytes for peak, device in zip(measured.peak_bytes, devices, strict=True))
     return task.evaluations + 1
-
-
-def _fullness(simulator: Simulator) -> float:
-    """The peak of the fullest device over its memory, where groups are spread so that devices are about as full."""
-    problem = simulator.problem
-    (measured,) = simulator.measure(balanced(problem)[problem.grouping.op_group][None])
-    return max(
-        peak / device.memory_bytes for peak, device in zip(measured.peak_bytes, problem.host.devices, strict=True)
-    )
 
 
 def _words(one: _Contender) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from rlplace.search.parallel.layouts import (
     step_roles,
     thinnest_cuts,
 )
-from rlplace.search.parallel.pipelines import list_priorities, most_under_way, one_f_one_b
+from rlplace.search.parallel.pipelines import list_priorities, most_under_way, one_f_one_b, one_moved
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.task import Task
 
@@ -79,11 +79,10 @@ def solve_hybrid(task: Task) -> None:
 
 def improve_hybrids(task: Task, *, until: float) -> Field:
     """`solve_hybrid` until a share of the budget, a third of it for each of its parts at the most."""
-    field = Field(task, until)
     begin = task.spent
+    field = Field(task, begin + (until - begin) / 3)
     found: list[Tried] = []
     last = tried = min(max(TRIED, TRIED_OPS // task.problem.graph.num_ops), MOST_TRIED)
-    field.until = begin + (until - begin) / 3
     ranked = field.ranked(field.candidates())
     field.until = begin + 2 * (until - begin) / 3
     for place, layout in enumerate(ranked):
@@ -97,7 +96,12 @@ def improve_hybrids(task: Task, *, until: float) -> Field:
     for one in [one for one in found if np.isfinite(one.step_s)][: max(REFINED, tried // 20)]:
         if field.is_spent:
             break
-        field.move_owners(field.try_orders(field.refine(one).layout))
+        climbed = field.climb(one, lambda layout, best: field.try_orders(layout, (best.order,)), REFINEMENTS)
+        field.move_owners(
+            field.try_orders(climbed.layout),
+            lambda best, moved: field.score(best.layout, moved, best.order),
+            OWNERS_MOVED,
+        )
     return field
 
 
@@ -110,26 +114,18 @@ class Tried:
         devices: (N,) int32, its placement.
         step_s: its step time; infinite where it does not fit.
         order: the order of ops with that step time; empty for the problem's own.
+        limit: (p,) micro-batches under way on each stage, where the order bounds them; else empty.
     """
 
     layout: Layout
     devices: NDArray[np.int32]
     step_s: float
     order: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Bounded:
-    """A placement (N,) of a layout, micro-batches under way on each stage (p,) and the step time of that plan."""
-
-    layout: Layout
-    devices: NDArray[np.int32]
-    limit: NDArray[np.int64]
-    step_s: float
+    limit: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
 class Field:
-    """A task's problem with all that layouts and orders of it are made of.
+    """Scores layouts of a task's problem in several orders of ops, and keeps the best of them.
 
     Args:
         task: whose graph is cut into micro-batches.
@@ -150,7 +146,7 @@ class Field:
         self.priorities = list_priorities(problem)
         self.best_listed = (np.zeros(problem.graph.num_ops, dtype=np.int32), np.inf, self.priorities["rank"])
         nothing = Layout(np.zeros((1, 1), dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32))
-        self.best_bounded = Bounded(nothing, self.best_listed[0], np.zeros(1, dtype=np.int64), np.inf)
+        self.best_bounded = Tried(nothing, self.best_listed[0], np.inf)
         roomy = tuple(replace(device, memory_bytes=ROOMY_BYTES) for device in problem.host.devices)
         self._roomy = Simulator(replace(problem, host=replace(problem.host, devices=roomy)), threads=1)
 
@@ -160,9 +156,9 @@ class Field:
         return self.task.is_spent or self.task.spent >= self.until
 
     def candidates(self) -> Iterator[Layout]:
-        """Stages with different numbers of replicas, planned, then grids; all that there are where they are few.
+        """Planned stages with different numbers of replicas, then grids, then, of small problems, every plan.
 
-        Planned ones are first: few evaluations end before all grids of many devices are tried.
+        Planned ones are first: a small budget ends before all grids of many devices are tried.
         """
         problem = self.task.problem
         pairs = max(problem.host.num_devices * (problem.host.num_devices - 1), 1)
@@ -182,8 +178,8 @@ class Field:
 
     def ranked(self, candidates: Iterator[Layout]) -> list[Layout]:
         """Candidates by step time on devices whose memory has no end, in the better of two orders."""
-        timed: list[tuple[float, int, Layout]] = []
-        for number, layout in enumerate(candidates):
+        timed: list[tuple[float, Layout]] = []
+        for layout in candidates:
             if self.is_spent and timed:
                 break
             devices = placement_of(self.task.problem, layout, self.step)
@@ -191,20 +187,16 @@ class Field:
             orders = ("backward-first",) if is_one else ("gpipe", "backward-first")
             times = [float(self._roomy.step_times(devices[None], self.priorities[order])[0]) for order in orders]
             self.task.count(len(orders))
-            timed.append((min(times), number, layout))
-        return [layout for _, _, layout in sorted(timed, key=lambda one: one[:2])]
+            timed.append((min(times), layout))
+        return [layout for _, layout in sorted(timed, key=lambda one: one[0])]
 
     def try_orders(self, layout: Layout, orders: tuple[str, ...] = ()) -> Tried:
         """The best of the orders of a layout, all by default."""
         devices = placement_of(self.task.problem, layout, self.step)
-        named = orders or (*self.priorities, "1f1b", "1f1b-deep")
-        times = {order: self._score(layout, devices, order) for order in named}
+        every = (*self.priorities, "1f1b", "1f1b-deep")
+        times = {order: self.score(layout, devices, order) for order in orders or every}
         best = min(times, key=lambda order: times[order])
         return Tried(layout, devices, times[best], best)
-
-    def refine(self, one: Tried) -> Tried:
-        """The best of a plan, its neighbours, theirs and so on, in the order that was best."""
-        return self.climb(one, lambda layout, best: self.try_orders(layout, (best.order,)), REFINEMENTS)
 
     def climb(self, one: Tried, attempt: Callable[[Layout, Tried], Tried], most: int) -> Tried:
         """The best of a plan, its neighbours, theirs and so on; steps get smaller.
@@ -228,18 +220,26 @@ class Field:
                 far //= 2
         return one
 
-    def move_owners(self, one: Tried) -> None:
-        """Tries each parameter on the other replicas of its stage, the largest first, in the order that was best."""
+    def move_owners(
+        self, one: Tried, score: Callable[[Tried, NDArray[np.int32]], float], most: float = math.inf
+    ) -> None:
+        """Tries each parameter on the other replicas of its stage, the largest first.
+
+        Args:
+            one: where to start.
+            score: gives the step time of other devices (N,) in the order of `one`.
+            most: owners that are tried at most.
+        """
         devices, best_s = one.devices, one.step_s
-        for tries, (members, device) in enumerate(self.other_owners(one.layout)):
-            if self.is_spent or tries >= OWNERS_MOVED:
+        for tries, (members, device) in enumerate(self._other_owners(one.layout)):
+            if self.is_spent or tries >= most:
                 return
             moved = devices.copy()
             moved[members] = device
-            if device != devices[members[0]] and (step_s := self._score(one.layout, moved, one.order)) < best_s:
+            if device != devices[members[0]] and (step_s := score(one, moved)) < best_s:
                 devices, best_s = moved, step_s
 
-    def other_owners(self, layout: Layout) -> Iterator[tuple[NDArray[np.int64], int]]:
+    def _other_owners(self, layout: Layout) -> Iterator[tuple[NDArray[np.int64], int]]:
         """Ops of each co-location class, the largest first, with every device of its stage where it may be."""
         problem, graph = self.task.problem, self.task.problem.graph
         held = graph.parameter_bytes + graph.gradient_bytes
@@ -247,8 +247,7 @@ class Field:
         size = np.bincount(graph.colocation[graph.colocation >= 0], weights=held[graph.colocation >= 0])
         for owned in classes[np.argsort(-size[classes], kind="stable")].tolist():
             members = np.flatnonzero(graph.colocation == owned)
-            stage = int(layout.role_stage[self.step.role[members[0]]])
-            for device in np.unique(layout.devices[stage]).tolist():
+            for device in np.unique(layout.devices[layout.role_stage[self.step.role[members[0]]]]).tolist():
                 if problem.allowed is None or problem.allowed[members, device].all():
                     yield members, device
 
@@ -259,16 +258,17 @@ class Field:
         self.task.count(1)
         step_s = self.task.score_plan(one_f_one_b(self.task.problem, self.step, layout, devices, limit))
         if step_s < self.best_bounded.step_s:
-            self.best_bounded = Bounded(layout, devices, limit, step_s)
+            self.best_bounded = Tried(layout, devices, step_s, limit=limit)
         return step_s
 
-    def _score(self, layout: Layout, devices: NDArray[np.int32], order: str) -> float:
+    def score(self, layout: Layout, devices: NDArray[np.int32], order: str) -> float:
+        """Step time of devices (N,) of a layout in an order, one of `priorities` or 1F1B."""
         if order in self.priorities:
             step_s = self.task.score_ordered(devices, self.priorities[order])
             if step_s < self.best_listed[1]:
                 self.best_listed = (devices, step_s, self.priorities[order])
             return step_s
-        limit = most_under_way(layout, self.task.problem.graph.num_micro_batches)
+        limit = most_under_way(layout)
         return self.score_bounded(layout, devices, 2 * limit - 1 if order == "1f1b-deep" else limit)
 
 
@@ -352,12 +352,12 @@ MOST_PLANS = 2000
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Where a chain is cut, and who runs each stage.
+    """Where a chain is cut into stages, and the devices of each stage.
 
     Attributes:
         ends: where each stage but the last ends, ascending places of the chain.
         teams: the devices of each stage; micro-batches are dealt out over them in contiguous runs.
-        owners: who owns the parameters of a stage.
+        owners: which replicas own the parameters of a stage, as of `Layout`.
         by_speed: faster devices of a team get more micro-batches.
     """
 
@@ -369,7 +369,8 @@ class StagePlan:
     @classmethod
     def of(cls, layout: Layout, chain: Chain) -> StagePlan:
         """The plan of a layout whose stages are contiguous; those without a place of the chain are left out."""
-        stage_of = stages_of(layout, chain)
+        stage_of = np.zeros(chain.step.num_positions, dtype=np.int64)  # of each place of the chain
+        stage_of[chain.step.position] = layout.role_stage
         teams = tuple(tuple(dict.fromkeys(row)) for row in layout.devices[np.unique(stage_of)].tolist())
         return cls(tuple((np.flatnonzero(np.diff(stage_of)) + 1).tolist()), teams, layout.owners)
 
@@ -391,8 +392,7 @@ class StagePlan:
             columns, together, as_dealt = count, np.arange(count), dealt
         column = far_apart(columns)
         table = np.empty((len(self.teams), columns), dtype=np.int32)
-        for stage, (team, place) in enumerate(zip(self.teams, as_dealt, strict=True)):
-            table[stage, column] = np.array(team)[place]
+        table[:, column] = [np.array(team)[place] for team, place in zip(self.teams, as_dealt, strict=True)]
         stage_of = np.searchsorted(np.array(self.ends), np.arange(chain.step.num_positions), side="right")
         return Layout(
             devices=table,
@@ -409,11 +409,8 @@ class StagePlan:
             num_positions: P, places of the chain.
             far: how far an end is moved.
         """
-        for index, end in enumerate(self.ends):
-            for moved in (end + far, end - far):
-                ends = (*self.ends[:index], moved, *self.ends[index + 1 :])
-                if all(a < b for a, b in itertools.pairwise((0, *ends, num_positions))):
-                    yield replace(self, ends=ends)
+        for ends in one_moved(self.ends, (far, -far), (0, num_positions)):
+            yield replace(self, ends=ends)
         for index in range(len(self.ends)):
             yield from self._across(index)
         bounds = (0, *self.ends, num_positions)
@@ -444,13 +441,6 @@ class StagePlan:
         if self.by_speed and np.ptp(speed) > 0 and len(team) <= count:
             return deal(count, 1.0 / speed).astype(np.int64)
         return np.arange(count) * len(team) // count
-
-
-def stages_of(layout: Layout, chain: Chain) -> NDArray[np.int64]:
-    """(P,) int64: the stage of each place of the chain."""
-    found = np.zeros(chain.step.num_positions, dtype=np.int64)
-    found[chain.step.position] = layout.role_stage
-    return found
 
 
 def all_plans(num_positions: int, devices: list[int]) -> list[StagePlan]:
@@ -509,7 +499,7 @@ def improve_bounded(field: Field) -> None:
     Args:
         field: with a plan under a bound.
     """
-    base = most_under_way(field.best_bounded.layout, field.task.problem.graph.num_micro_batches)
+    base = most_under_way(field.best_bounded.layout)
     for factor in FACTORS:
         _try_bound(field, np.ceil(factor * base).astype(np.int64))
     before_s = math.inf
@@ -519,15 +509,7 @@ def improve_bounded(field: Field) -> None:
             limit = field.best_bounded.limit.copy()
             limit[stage] = max(limit[stage] + change, 1)
             _try_bound(field, limit)
-        # owners of parameters within their stage, each once, the largest first
-        for members, device in field.other_owners(field.best_bounded.layout):
-            best = field.best_bounded
-            if field.is_spent:
-                return
-            if best.devices[members[0]] != device:
-                moved = best.devices.copy()
-                moved[members] = device
-                field.score_bounded(best.layout, moved, best.limit)
+        field.move_owners(field.best_bounded, lambda best, moved: field.score_bounded(best.layout, moved, best.limit))
 
 
 def _try_bound(field: Field, limit: NDArray[np.int64]) -> None:
@@ -548,9 +530,11 @@ STARTS_REFINED = 2
 """Those of them whose neighbours are tried, as long as one is better ..."""
 START_REFINEMENTS = 200
 """... and how many of each at most."""
+Starts = list[tuple[NDArray[np.int32], float]]
+"""Devices (N,) int32 and step times of placements to start from."""
 
 
-def parallel_starts(task: Task) -> list[Tried]:
+def parallel_starts(task: Task) -> Starts:
     """The best layouts in the problem's op order, best first; nothing where the step is not cut.
 
     They are over ops, not groups, which may be too coarse for them: stages x replicas, then stages with different
@@ -572,9 +556,11 @@ def parallel_starts(task: Task) -> list[Tried]:
     until = task.spent + (FEW_LAYOUTS_SHARE if is_few else LAYOUTS_SHARE)
     found: list[Tried] = []
     made = _distinct(field)
-    while (not found or task.spent < until) and not task.is_spent:
-        if not (batch := list(itertools.islice(made, LAYOUTS_BATCH))):
-            break
+    while (
+        (not found or task.spent < until)
+        and not task.is_spent
+        and (batch := list(itertools.islice(made, LAYOUTS_BATCH)))
+    ):
         times = task.score(np.stack([devices for devices, _ in batch])).tolist()
         found += [Tried(layout, devices, step_s) for (devices, layout), step_s in zip(batch, times, strict=True)]
         found = sorted(found, key=lambda one: one.step_s)[:KEPT_LAYOUTS]
@@ -583,7 +569,7 @@ def parallel_starts(task: Task) -> list[Tried]:
         for place, one in enumerate(found[:STARTS_REFINED]):
             if not len(one.layout.role_device) and math.isfinite(one.step_s):
                 found[place] = field.climb(one, attempt, START_REFINEMENTS)
-    return sorted(found, key=lambda one: one.step_s)
+    return sorted(((one.devices, one.step_s) for one in found), key=lambda start: start[1])
 
 
 def first_layouts(problem: Problem, count: int) -> list[NDArray[np.int32]]:

@@ -14,9 +14,10 @@ updates, are owned by one replica of their stage.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from rlplace.graphs import FORWARD, OpGraph
 from rlplace.graphs.grouping.merging import mirrored_twins
 from rlplace.measure import Problem
+from rlplace.search.groupings import heaviest_first, room_bytes
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.schedule.list_schedule import next_allowed, op_units
 
@@ -63,8 +65,7 @@ def step_roles(graph: OpGraph) -> StepRoles:
     follows = np.where(is_owned, -1, graph.micro_batch).astype(np.int32)
     is_own = (follows >= 0) & ~graph.is_source
     is_link = is_own & (graph.phases == FORWARD)
-    chain = np.unique(role[is_link])
-    first_op = np.unique(role, return_index=True)[1]
+    first_op, chain = np.unique(role, return_index=True)[1], np.unique(role[is_link])
     position = np.full(len(first_op), -1, dtype=np.int32)
     if not len(chain):
         return StepRoles(role, np.zeros_like(position), int(graph.num_micro_batches > 1), follows)
@@ -118,11 +119,8 @@ def _class_places(graph: OpGraph, places: NDArray[np.int32], is_link: NDArray[np
 def _sums(graph: OpGraph, is_backward: NDArray[np.bool_]) -> NDArray[np.int32]:
     """(N,) int32: the class into which a partial sum of gradients goes, directly or through other sums; else -1."""
     found = np.full(graph.num_ops, -1, dtype=np.int32)
-    offsets, readers = graph.readers
-    starts = offsets[graph.output_offsets]
-    candidates = [op for op in np.flatnonzero(is_backward).tolist() if graph.targets[op] == SUM]
-    for op in reversed(candidates):
-        into = readers[starts[op] : starts[op + 1]]
+    for op in reversed([op for op in np.flatnonzero(is_backward).tolist() if graph.targets[op] == SUM]):
+        into = graph.readers_of(op)
         classes = np.maximum(graph.colocation[into], found[into])
         if len(classes) and classes.min() >= 0:
             found[op] = classes[0]
@@ -136,10 +134,8 @@ def _settle(graph: OpGraph, places: NDArray[np.int32]) -> None:
     computed = np.where(graph.is_source & (graph.colocation < 0), -1, places)
     for op in lost:
         computed[op] = places[op] = computed[producers[inputs[op] : inputs[op + 1]]].max(initial=-1)
-    offsets, readers = graph.readers
-    starts = offsets[graph.output_offsets]
     for op in np.flatnonzero(places < 0).tolist()[::-1]:
-        into = places[readers[starts[op] : starts[op + 1]]]
+        into = places[graph.readers_of(op)]
         places[op] = into[into >= 0].min(initial=np.iinfo(np.int32).max) if np.any(into >= 0) else 0
 
 
@@ -156,7 +152,7 @@ class Layout:
         devices: (p, d) int32, the device of each stage of each replica.
         role_stage: (R,) int32, the stage of each role (`StepRoles.role`).
         replica: (K,) int32, the replica of each micro-batch.
-        owners: who owns the parameters of a stage: all its replicas, even in bytes, or the first.
+        owners: which replicas own the parameters of a stage: all, with even shares of the bytes, or the first.
         role_device: (R,) int32, the device of roles that are apart from stages and replicas, -1 for others; empty where
             none is.
         name: in words.
@@ -229,25 +225,21 @@ def layouts(problem: Problem, step: StepRoles | None = None) -> Iterator[Layout]
         return
     step = step_roles(graph) if step is None else step
     plain, chain = plain_devices(problem), Chain.of(problem, step)
-    lines = [plain]
     fastest = sorted(plain, key=lambda device: (-chain.speed[device], device))
-    if fastest != plain:
-        lines += [fastest, fastest[::-1]]
+    lines = [plain] if fastest == plain else [plain, fastest, fastest[::-1]]
     for stages, replicas in shapes(len(plain), graph.num_micro_batches):
         seen: set[bytes] = set()
-        for line, is_turned in product(lines, (False, True)):
+        for line, is_turned in itertools.product(lines, (False, True)):
             used = np.array(line[: stages * replicas], dtype=np.int32)
-            devices = used.reshape(replicas, stages).T if is_turned else used.reshape(stages, replicas)
-            devices = np.ascontiguousarray(devices)
+            devices = used.reshape(replicas, stages).T.copy() if is_turned else used.reshape(stages, replicas)
             for cut in CUTS if stages > 1 else CUTS[:1]:
                 layout = chain.layout(devices, cut)
                 key = devices.tobytes() + layout.role_stage.tobytes()
-                if key in seen:
-                    continue
-                seen.add(key)
-                yield layout
-                if replicas > 1:
-                    yield replace(layout, owners="with-stage", name=f"{layout.name}, owned by the first replica")
+                if key not in seen:
+                    seen.add(key)
+                    yield layout
+                    if replicas > 1:
+                        yield replace(layout, owners="with-stage", name=f"{layout.name}, owned by the first replica")
             if stages == 1 and not is_turned:
                 for what, role_device in apart_roles(problem, step, devices[0]):
                     yield replace(chain.layout(devices, "work"), role_device=role_device, name=f"{what} apart")
@@ -298,7 +290,6 @@ class Chain:
         fixed = (graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes).astype(np.float64)
         is_saved = (graph.phases == FORWARD) & (graph.colocation < 0)
         saved = np.where(is_saved, graph.output_bytes, 0).astype(np.float64)
-        devices = problem.host.devices
         return cls(
             step=step,
             num_micro_batches=graph.num_micro_batches,
@@ -307,7 +298,7 @@ class Chain:
             saved_bytes=np.bincount(place, weights=saved, minlength=count).astype(np.float64),
             crossing_s=_crossing_s(problem, place, count),
             speed=whole_s.mean() / whole_s,
-            room=np.array([max(float(device.memory_bytes - device.context_bytes), 1.0) for device in devices]),
+            room=room_bytes(problem),
         )
 
     def layout(self, devices: NDArray[np.int32], cut: str = "work") -> Layout:
@@ -319,20 +310,15 @@ class Chain:
         """
         stages, replicas = devices.shape
         speed = self.speed[devices]
-        rate = speed.sum(axis=1)
-        if cut == "memory":
-            load = self.fixed_bytes + self.saved_bytes / replicas
-            stage_of = cut_stages(load, self.room[devices].min(axis=1))
-        else:
-            stage_of = cut_stages(self.work_s, rate, self.crossing_s / replicas if cut == "crossing" else None)
+        held, room = self.fixed_bytes + self.saved_bytes / replicas, self.room[devices].min(axis=1)
+        stage_of = cut_by(cut, self.work_s, self.crossing_s / replicas, speed.sum(axis=1), held, room)
         share = np.bincount(stage_of, weights=self.work_s, minlength=stages)
         slowest_s = (share[:, None] / speed).max(axis=0)
-        words = f"{stages} stages x {replicas} replicas" + (f", stages cut by {cut}" if stages > 1 else "")
         return Layout(
             devices=devices,
             role_stage=stage_of[self.step.position],
             replica=deal(self.num_micro_batches, slowest_s),
-            name=words,
+            name=f"{stages} stages x {replicas} replicas" + (f", stages cut by {cut}" if stages > 1 else ""),
         )
 
 
@@ -359,8 +345,7 @@ def _crossing_s(problem: Problem, place: NDArray[np.int32], count: int) -> NDArr
     pairs = max(host.num_devices * (host.num_devices - 1), 1)
     latency_s = float(problem.transfer_latency_s.sum()) / pairs
     s_per_byte = float(problem.transfer_s_per_byte.sum()) / pairs
-    producer = graph.tensor_op[graph.input_tensors]
-    counts = graph.colocation[producer] < 0
+    counts = graph.colocation[graph.tensor_op[graph.input_tensors]] < 0
     tensors, ends = graph.input_tensors[counts], place[graph.edge_op[counts]]
     home = place[graph.tensor_op]
     low, high = home.copy(), home.copy()
@@ -374,8 +359,8 @@ def _crossing_s(problem: Problem, place: NDArray[np.int32], count: int) -> NDArr
     return np.maximum(np.cumsum(change), 0.0)
 
 
-EXPERTS = "experts"
-"""Name of the module whose numbered children are experts."""
+EXPERT = re.compile(r"(?:^|\.)experts\.([0-9]+)(?:\.|$)")
+"""The path of a module within an expert: a numbered child of a module with this name."""
 LOOKUP = "aten.embedding"
 """How the targets of ops that look rows up in a table begin."""
 
@@ -397,21 +382,14 @@ def apart_roles(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -
 
 def _experts(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> NDArray[np.int32]:
     """(P,) int32: the device of each place of the chain that belongs to an expert, else -1."""
-    graph = problem.graph
-    numbers = {path: _expert(path) for path in set(graph.modules)}
-    expert = np.array([numbers[path] for path in graph.modules], dtype=np.int64)
     found = np.full(step.num_positions, -1, dtype=np.int32)
+    numbers = {path: EXPERT.search(path) for path in set(problem.graph.modules)}
+    expert = np.array([int(match[1]) if (match := numbers[path]) else -1 for path in problem.graph.modules])
+    inside = np.flatnonzero((expert >= 0) & (step.follows >= 0) & (problem.graph.phases == FORWARD))
     count = int(expert.max(initial=-1)) + 1
-    inside = np.flatnonzero((expert >= 0) & (step.follows >= 0) & (graph.phases == FORWARD))
     if count > 1:
         found[step.op_position[inside]] = devices[expert[inside] * len(devices) // count]
     return found
-
-
-def _expert(path: str) -> int:
-    """The number of the expert that a module belongs to; -1 for none."""
-    pairs = itertools.pairwise(path.split("."))
-    return next((int(number) for name, number in pairs if name == EXPERTS and number.isdecimal()), -1)
 
 
 def _tables(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -422,18 +400,35 @@ def _tables(problem: Problem, step: StepRoles, devices: NDArray[np.int32]) -> ND
     edges = looks[reader] & (graph.parameter_bytes[producer] > 0) & (step.follows[reader] >= 0)
     found = np.full(step.num_positions, -1, dtype=np.int32)
     tables = np.unique(producer[edges])
-    if len(tables) < 2:
-        return found
-    place, filled = step.op_position, np.zeros(len(devices))
-    for table in tables[np.argsort(-graph.parameter_bytes[tables], kind="stable")].tolist():
-        least = int(filled.argmin())
-        filled[least] += graph.parameter_bytes[table]
-        found[place[table]] = devices[least]
+    if len(tables) > 1:
+        share = heaviest_first(graph.parameter_bytes[tables].astype(np.float64), np.ones(len(devices)))
+        found[step.op_position[tables]] = devices[share]
     return found
 
 
 MOST_PLACES = 256
 """Places where a chain may be cut: of more, the thinnest in each of as many equal shares of the load."""
+
+
+def cut_by(
+    cut: str,
+    work_s: NDArray[np.float64],
+    crossing_s: NDArray[np.float64],
+    speed: NDArray[np.float64],
+    held: NDArray[np.float64],
+    room: NDArray[np.float64],
+) -> NDArray[np.int32]:
+    """(P,) int32: the stage of every link of a chain by one of `CUTS`.
+
+    Args:
+        cut: which load is even: work by speed, the same with transfers over cuts, or bytes by room.
+        work_s, held: (P,) seconds and bytes of each link.
+        crossing_s: (P + 1,) seconds of the transfers over a cut before each link.
+        speed, room: (S,) of each stage.
+    """
+    if cut == "memory":
+        return cut_stages(held, room)
+    return cut_stages(work_s, speed, crossing_s if cut == "crossing" else None)
 
 
 def cut_stages(
@@ -490,16 +485,11 @@ def roles(graph: OpGraph) -> NDArray[np.int32]:
     Copies keep their order, so the r-th op of one micro-batch answers to the r-th of another with the same target,
     module and phase. Roles are numbered by the first op that has them.
     """
-    seen: dict[tuple[str, str, int, int, int], int] = {}
+    number: dict[Hashable, int] = {}
     found = np.empty(graph.num_ops, dtype=np.int32)
-    count: dict[tuple[int, str, str, int], int] = {}
+    nth: dict[Hashable, Iterator[int]] = defaultdict(itertools.count)
     labels = zip(graph.micro_batch.tolist(), graph.targets, graph.modules, graph.phases.tolist(), strict=True)
-    for op, (micro_batch, target, module, phase) in enumerate(labels):
-        if micro_batch < 0:
-            key = ("", "", 0, op, -1)
-        else:
-            nth = count.get((micro_batch, target, module, phase), 0)
-            count[micro_batch, target, module, phase] = nth + 1
-            key = (target, module, phase, nth, 0)
-        found[op] = seen.setdefault(key, len(seen))
+    for op, (micro_batch, *kind) in enumerate(labels):
+        key = op if micro_batch < 0 else (*kind, next(nth[micro_batch, *kind]))
+        found[op] = number.setdefault(key, len(number))
     return found

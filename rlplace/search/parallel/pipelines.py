@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -18,63 +17,56 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.measure import Plan, Problem, Simulator, upward_ranks
 from rlplace.measure.simulate.compiled_problem import default_priorities
-from rlplace.search.parallel.layouts import CUTS, SUM, Chain, Layout, StepRoles, cut_stages, placement_of, step_roles
+from rlplace.search.parallel.layouts import CUTS, SUM, Chain, Layout, StepRoles, cut_by, placement_of, step_roles
 from rlplace.search.rules.baselines import plain_devices
 
 
 def list_priorities(problem: Problem) -> dict[str, NDArray[np.float64]]:
     """(N,) float64 priorities of every order that a list schedule can have, by name."""
     return {
-        "gpipe": gpipe_priorities(problem),
-        "backward-first": backward_first_priorities(problem),
-        "rank": default_priorities(dataclasses.replace(problem, op_order="rank")),
-        "tilt": default_priorities(dataclasses.replace(problem, op_order="tilt")),
+        "gpipe": phase_priorities(problem, first=FORWARD),
+        "backward-first": phase_priorities(problem, first=BACKWARD),
+        "rank": default_priorities(replace(problem, op_order="rank")),
+        "tilt": default_priorities(replace(problem, op_order="tilt")),
     }
 
 
-def gpipe_priorities(problem: Problem) -> NDArray[np.float64]:
-    """(N,) float64: forward ops of all micro-batches, then backward ones (Huang et al. 2019)."""
-    return _priorities(problem, first=FORWARD)
+def phase_priorities(problem: Problem, first: int) -> NDArray[np.float64]:
+    """(N,) float64 priorities by phase, then micro-batch, then upward rank.
 
+    Shared ops and sums of gradients come before all others, as they free memory.
 
-def backward_first_priorities(problem: Problem) -> NDArray[np.float64]:
-    """(N,) float64: backward ops as soon as they are ready, each of the earliest micro-batch."""
-    return _priorities(problem, first=BACKWARD)
-
-
-def _priorities(problem: Problem, first: int) -> NDArray[np.float64]:
-    """Shared ops and sums of gradients at once, as they free memory; then by phase, micro-batch and upward rank."""
+    Args:
+        problem: whose graph is cut into micro-batches.
+        first: `FORWARD` for GPipe, the forward ops of all micro-batches before any backward op (Huang et al. 2019);
+            `BACKWARD` for backward ops as soon as they are ready, those of the earliest micro-batch first.
+    """
     graph = problem.graph
     at_once = (graph.micro_batch < 0) | is_gradient_sum(graph)
     order = np.lexsort(
         (-upward_ranks(problem), np.where(at_once, 0, graph.micro_batch), ~at_once & (graph.phases != first), ~at_once)
     )
-    priorities = np.empty(graph.num_ops)
-    priorities[order] = np.arange(graph.num_ops, 0, -1)
-    return priorities
+    return (graph.num_ops - np.argsort(order)).astype(np.float64)
 
 
 def is_gradient_sum(graph: OpGraph) -> NDArray[np.bool_]:
     """(N,) bool: additions whose result only goes into updates, directly or through others of them."""
     found = np.zeros(graph.num_ops, dtype=np.bool_)
     found_or_update = graph.phases == UPDATE
-    offsets, readers = graph.readers
-    starts = offsets[graph.output_offsets]
     is_sum = np.array([target == SUM for target in graph.targets], dtype=np.bool_) & (graph.phases == BACKWARD)
     for op in np.flatnonzero(is_sum)[::-1].tolist():
-        into = readers[starts[op] : starts[op + 1]]
+        into = graph.readers_of(op)
         found[op] = found_or_update[op] = len(into) > 0 and bool(found_or_update[into].all())
     return found
 
 
-def most_under_way(layout: Layout, num_micro_batches: int) -> NDArray[np.int64]:
+def most_under_way(layout: Layout) -> NDArray[np.int64]:
     """(p,) int64: micro-batches whose backward is awaited on a device of each stage under 1F1B.
 
     With d replicas everywhere it is p - s of stage s (PipeDream: Narayanan et al. 2019; DAPPLE's policy A: Fan et al.
     2021, section 5.1); else the devices from a stage on, for each of its own.
     """
-    columns = layout.devices[:, layout.replica[np.arange(num_micro_batches)]]
-    replicas = np.array([len(np.unique(row)) for row in columns])
+    replicas = np.array([len(np.unique(row)) for row in layout.devices[:, layout.replica]])
     after = np.cumsum(replicas[::-1])[::-1]
     return np.asarray(-(-after // replicas), dtype=np.int64)
 
@@ -94,9 +86,8 @@ def one_f_one_b(
         devices: (N,) the placement.
         limit: (p,) micro-batches under way.
     """
-    graph = _bounded(problem.graph, step, layout, devices, limit)
-    bounded = dataclasses.replace(problem, graph=graph)
-    return Simulator(bounded, threads=1).plan(devices, backward_first_priorities(problem))
+    bounded = replace(problem, graph=_bounded(problem.graph, step, layout, devices, limit))
+    return Simulator(bounded, threads=1).plan(devices, phase_priorities(problem, first=BACKWARD))
 
 
 def _bounded(
@@ -126,7 +117,7 @@ def _bounded(
     pairs = np.unique(pairs + np.concatenate((graph.input_tensors, tensors)))
     readers, read = np.divmod(pairs, max(graph.num_tensors, 1))
     offsets = np.concatenate(([0], np.cumsum(np.bincount(readers, minlength=graph.num_ops))))
-    return dataclasses.replace(graph, input_offsets=offsets, input_tensors=read, program=None)
+    return replace(graph, input_offsets=offsets, input_tensors=read, program=None)
 
 
 def _blocks_before(layout: Layout, count: int, limit: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -155,7 +146,7 @@ class BoundedPipeline:
         chosen: indices of the places where the stages but the first begin, ascending.
         devices: of each stage.
         schedule: the order of micro-batches.
-        step_s: simulated step time, or the least time of handing on, if that is more.
+        step_s: simulated step time, or a lower bound for stages that wait for all their inputs, if that is larger.
         work_s: seconds of each stage on its device, all micro-batches together.
     """
 
@@ -189,15 +180,17 @@ def best_pipeline(
         InvalidValue: places that are out of order or out of range, or none.
     """
     step = step_roles(problem.graph) if step is None else step
-    _check_places(places, step.num_positions)
+    if not len(places) or places[0] < 1 or places[-1] >= step.num_positions or np.any(np.diff(places) <= 0):
+        expected = f"ascending places of 1..{step.num_positions - 1}, one or more"
+        raise InvalidValue("places", places.tolist(), expected, where="pipeline")
     trials = _Trials(problem, step, places)
     usable = plain_devices(problem) if devices is None else list(devices)
-    best_of: dict[int, BoundedPipeline] = {}  # by number of stages
-    for stage_of_block, line in _stagings(trials.chain, usable, trials.blocks, places):
-        found = trials.simulated(tuple(np.flatnonzero(np.diff(stage_of_block)).tolist()), line)
-        known = best_of.get(len(line))
-        if np.isfinite(found.step_s) and (known is None or found.step_s < known.step_s):
-            best_of[len(line)] = found
+    found = [
+        trials.simulated(tuple(np.flatnonzero(np.diff(stage_of_block)).tolist()), line)
+        for stage_of_block, line in _stagings(trials.chain, usable, trials.blocks, places)
+    ]
+    slowest_first = sorted((one for one in reversed(found) if np.isfinite(one.step_s)), key=lambda one: -one.step_s)
+    best_of = {len(one.devices): one for one in slowest_first}  # by number of stages
     ranked = sorted(best_of.values(), key=lambda one: (one.step_s, len(one.devices)))
     refined = [trials.refined(one) for one in ranked[:REFINED]]
     return min(refined, key=lambda one: (one.step_s, len(one.devices)), default=None)
@@ -217,7 +210,7 @@ class _Trials:
         self.blocks = np.searchsorted(places, np.arange(step.num_positions), side="right")
         self._problem, self._step, self._num_places = problem, step, len(places)
         self._simulator = Simulator(problem, threads=1)
-        self._priorities = gpipe_priorities(problem)
+        self._priorities = phase_priorities(problem, first=FORWARD)
 
     def simulated(
         self, chosen: tuple[int, ...], line: tuple[int, ...], schedules: Sequence[Schedule] = ("gpipe", "1f1b")
@@ -236,18 +229,21 @@ class _Trials:
         if "gpipe" in schedules:
             times["gpipe"] = float(self._simulator.step_times(placed[None], self._priorities)[0])
         if "1f1b" in schedules and count >= len(line):
-            limit = most_under_way(layout, count)
+            limit = most_under_way(layout)
             times["1f1b"] = self._simulator.retime(one_f_one_b(problem, step, layout, placed, limit)).step_time_s
         best = min(times, key=lambda name: times[name])
         op_stage = layout.role_stage[step.role]
-        least_s = _least_s(problem, op_stage, line)
-        return BoundedPipeline(chosen, line, best, max(times[best], least_s), _work_s(problem, op_stage, line))
+        op_s = problem.costs.op_time_s[np.arange(len(op_stage)), layout.devices[op_stage, 0]]
+        op_s = np.where(problem.graph.is_source, 0.0, op_s)
+        least_s = _least_s(op_stage, np.where(problem.graph.micro_batch >= 0, op_s, 0.0), count)
+        work_s = np.bincount(op_stage, weights=op_s, minlength=len(line))
+        return BoundedPipeline(chosen, line, best, max(times[best], least_s), tuple(work_s.tolist()))
 
     def refined(self, one: BoundedPipeline) -> BoundedPipeline:
         """A pipeline with stages that begin elsewhere: one at a time is moved, ever less far, while it gets faster."""
         far, tries = max(self._num_places // 8, 1), 0
         while far and tries < MOST_TRIES:
-            for chosen in _moved(one.chosen, far, self._num_places):
+            for chosen in one_moved(one.chosen, (-far, far), (-1, self._num_places)):
                 tries += 1
                 other = self.simulated(chosen, one.devices, (one.schedule,))
                 if other.step_s < one.step_s:
@@ -258,12 +254,12 @@ class _Trials:
         return one
 
 
-def _moved(chosen: tuple[int, ...], far: int, num_places: int) -> Iterator[tuple[int, ...]]:
-    for index, place in enumerate(chosen):
-        for moved in (place - far, place + far):
-            other = (*chosen[:index], moved, *chosen[index + 1 :])
-            if all(a < b for a, b in itertools.pairwise((-1, *other, num_places))):
-                yield other
+def one_moved(places: tuple[int, ...], steps: tuple[int, ...], bounds: tuple[int, int]) -> Iterator[tuple[int, ...]]:
+    """`places` with one of them moved by one of `steps`, where they still ascend between `bounds`."""
+    for (index, place), step in itertools.product(enumerate(places), steps):
+        moved = (*places[:index], place + step, *places[index + 1 :])
+        if all(a < b for a, b in itertools.pairwise((bounds[0], *moved, bounds[1]))):
+            yield moved
 
 
 def _stagings(
@@ -281,40 +277,20 @@ def _stagings(
     for stages in range(2, min(len(usable), count) + 1):
         for line in (usable[:stages], fastest[:stages], fastest[:stages][::-1]):
             for cut in CUTS:
-                if cut == "memory":
-                    stage_of = cut_stages(fixed + saved, chain.room[line])
-                else:
-                    stage_of = cut_stages(work_s, chain.speed[line], crossing_s if cut == "crossing" else None)
+                stage_of = cut_by(cut, work_s, crossing_s, chain.speed[line], fixed + saved, chain.room[line])
                 key = tuple(line), stage_of.tobytes()
                 if key not in seen:
                     seen.add(key)
                     yield stage_of, key[0]
 
 
-def _work_s(problem: Problem, stage: NDArray[np.int32], devices: tuple[int, ...]) -> tuple[float, ...]:
-    """Seconds of each stage on its device."""
-    return tuple(np.bincount(stage, weights=_own_s(problem, stage, devices), minlength=len(devices)).tolist())
+def _least_s(stage: NDArray[np.int32], op_s: NDArray[np.float64], num_micro_batches: int) -> float:
+    """Lower bound of the step time in seconds, for stages that begin after the end of the stage before.
 
-
-def _least_s(problem: Problem, stage: NDArray[np.int32], devices: tuple[int, ...]) -> float:
-    """Seconds that no order of micro-batches goes below, as a stage begins with the output of the one before it.
-
-    The simulator lets a branch that nothing of an earlier stage feeds begin at once. Here the first micro-batch gets to
-    a stage through all before it, and the last one goes back through them: K times a stage, once each earlier one.
+    In the simulator, a branch without inputs from an earlier stage begins at once. Here the first micro-batch passes
+    all earlier stages before it reaches a stage, and the last one goes back through them: K times the work of the
+    stage, and once that of each earlier stage.
     """
-    own_s = np.where(problem.graph.micro_batch >= 0, _own_s(problem, stage, devices), 0.0)
-    all_s = np.bincount(stage, weights=own_s, minlength=len(devices))
-    each_s = all_s / problem.graph.num_micro_batches
+    all_s = np.bincount(stage, weights=op_s)
+    each_s = all_s / num_micro_batches
     return float((all_s + np.cumsum(each_s) - each_s).max())
-
-
-def _own_s(problem: Problem, stage: NDArray[np.int32], devices: tuple[int, ...]) -> NDArray[np.float64]:
-    """(N,) seconds of each op on the device of its stage."""
-    time_s = np.where(problem.graph.is_source[:, None], 0.0, problem.costs.op_time_s)
-    return np.asarray(time_s[np.arange(len(stage)), np.array(devices)[stage]], dtype=np.float64)
-
-
-def _check_places(places: NDArray[np.integer], num_positions: int) -> None:
-    if not len(places) or places[0] < 1 or places[-1] >= num_positions or np.any(np.diff(places) <= 0):
-        expected = f"ascending places of 1..{num_positions - 1}, one or more"
-        raise InvalidValue("places", places.tolist(), expected, where="pipeline")

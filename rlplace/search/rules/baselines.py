@@ -1,5 +1,9 @@
 """Placements without search: one device, contiguous blocks, round-robin, random.
 
+`metis`: balanced parts with few bytes between them (Karypis and Kumar 1998), one a device.
+
+`scotch`: SCOTCH's mapping of the graph onto devices (Pellegrini 1996), where its program is installed.
+
 `expert`: as people split a model by hand, by the names of its modules.
 
 Three patterns, each over 2, 4, ... and all devices that are not gangs; the best one counts:
@@ -12,16 +16,23 @@ Three patterns, each over 2, 4, ... and all devices that are not gangs; the best
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import tempfile
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.errors import MissingExtra, RunnerError
+from rlplace.graphs.grouping.groups import check_installed, run_metis
 from rlplace.measure import Problem
 from rlplace.measure.measurement import StepTimer
-from rlplace.search.groupings import group_time_s
-from rlplace.search.schedule.list_schedule import next_allowed, op_units
+from rlplace.search.groupings import group_time_s, heaviest_first
+from rlplace.search.schedule.list_schedule import Units, next_allowed, op_units, unit_levels
 from rlplace.search.task import Task
 
 
@@ -51,9 +62,7 @@ def blocks(problem: Problem) -> NDArray[np.int32]:
     """(N,) int32: groups in order of their first op, cut into one contiguous block a device, of equal cost."""
     devices = plain_devices(problem)
     cost_s = group_time_s(problem, problem.grouping)[:, devices].mean(axis=1)
-    middle = np.cumsum(cost_s) - cost_s / 2
-    block = np.minimum((middle / max(cost_s.sum(), 1e-30) * len(devices)).astype(np.int64), len(devices) - 1)
-    return problem.grouping.expand(np.array(devices, dtype=np.int32)[block])
+    return problem.grouping.expand(np.array(devices, dtype=np.int32)[_runs(cost_s, len(devices))])
 
 
 def round_robin(problem: Problem) -> NDArray[np.int32]:
@@ -140,16 +149,13 @@ def find_blocks(problem: Problem) -> Blocks:
     stacks = {part[:k] for part in set(parts) for k in range(_number_at(part) + 1)}
     keys = {part: _block_path(part, stacks) for part in set(parts)}
     paths = [keys[part] for part in parts]
-    producers = graph.tensor_op[graph.input_tensors]
-    edges = list(zip(producers.tolist(), graph.edge_op.tolist(), strict=True))
+    edges = list(zip(graph.tensor_op[graph.input_tensors].tolist(), graph.edge_op.tolist(), strict=True))
     for producer, reader in edges:
         paths[reader] = paths[reader] or paths[producer]
     for producer, reader in reversed(edges):
         paths[producer] = paths[producer] or paths[reader]
-    index: dict[str, int] = {}
-    jobs = np.flatnonzero(~graph.is_source).tolist()
-    for op in [*jobs, *range(graph.num_ops)]:
-        index.setdefault(paths[op], len(index))
+    ordered = dict.fromkeys(paths[op] for op in (*np.flatnonzero(~graph.is_source).tolist(), *range(graph.num_ops)))
+    index = {path: number for number, path in enumerate(ordered)}
     op_block = np.array([index[path] for path in paths], dtype=np.int64)
     cost_s = np.bincount(op_block, weights=problem.costs.op_time_s.mean(axis=1), minlength=len(index))
     return Blocks(op_block, tuple(index), cost_s.astype(np.float64))
@@ -162,7 +168,8 @@ def layers(split: Blocks, count: int) -> NDArray[np.int64]:
 
 def numbered(split: Blocks, count: int) -> NDArray[np.int64]:
     """(B,) int64, part of each block: by the number of its layer; before the first layer 0, after a stack the last."""
-    numbers = np.array([_number(path) for path in split.paths], dtype=np.int64)
+    words = [path.split(".") for path in split.paths]
+    numbers = np.array([int(path[at]) if (at := _number_at(path)) >= 0 else -1 for path in words], dtype=np.int64)
     last = int(numbers.max(initial=-1))
     if last < 0:
         return _runs(split.cost_s, count)
@@ -182,8 +189,9 @@ def halves(split: Blocks, count: int) -> NDArray[np.int64]:
 
 
 def _second_half(split: Blocks) -> NDArray[np.bool_]:
-    is_decoder = np.array(["decoder" in path for path in split.paths], dtype=np.bool_)
-    is_encoder = np.array(["encoder" in path for path in split.paths], dtype=np.bool_)
+    is_decoder, is_encoder = (
+        np.array([word in path for path in split.paths], dtype=np.bool_) for word in ("decoder", "encoder")
+    )
     if is_decoder.any() and is_encoder.any():
         return is_decoder | (np.logical_or.accumulate(is_decoder) & ~is_encoder)
     roots = [path.split(".")[0] for path in split.paths]
@@ -199,17 +207,14 @@ def _second_half(split: Blocks) -> NDArray[np.bool_]:
 
 
 def _runs(cost_s: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """(B,) int64: the run of each item where items are cut, in order, into `count` runs of equal cost."""
     middle = np.cumsum(cost_s) - cost_s / 2
     return np.minimum((middle / max(float(cost_s.sum()), 1e-30) * count).astype(np.int64), count - 1)
 
 
-def _number_at(part: tuple[str, ...]) -> int:
+def _number_at(part: Sequence[str]) -> int:
     """Where the first number stands in a path; -1 if there is none."""
     return next((k for k, word in enumerate(part) if word.isdigit()), -1)
-
-
-def _number(path: str) -> int:
-    return next((int(word) for word in path.split(".") if word.isdigit()), -1)
 
 
 def _block_path(part: tuple[str, ...], stacks: set[tuple[str, ...]]) -> str:
@@ -218,3 +223,208 @@ def _block_path(part: tuple[str, ...], stacks: set[tuple[str, ...]]) -> str:
         return ".".join(part[: at + 1])
     shortest = next((k for k in range(1, len(part) + 1) if part[:k] not in stacks), 0)
     return ".".join(part[:shortest])
+
+
+SHARES = 1 << 20
+"""Weights become whole numbers: the heaviest edge, and all nodes together, are this much."""
+
+
+@dataclass(frozen=True, eq=False)
+class Undirected:
+    """An undirected graph as CSR, with whole weights; the edges of a node are in order.
+
+    Attributes:
+        offsets: (V + 1,) int64.
+        neighbours: (2 E,) int64, every edge from both ends.
+        edge_weights: (2 E,) int64, >= 1.
+        node_weights: (V,) int64, >= 0.
+    """
+
+    offsets: NDArray[np.int64]
+    neighbours: NDArray[np.int64]
+    edge_weights: NDArray[np.int64]
+    node_weights: NDArray[np.int64]
+
+
+Cut = Callable[[Undirected, NDArray[np.float64]], NDArray[np.int64]]
+"""From a graph and the share of each part, (K,) summing to 1, to the part of each node, (V,)."""
+
+
+def score_cuts(task: Task, cut: Cut) -> None:
+    """Scores the parts of ops and of groups, balanced by time and by memory, one part a device that is no gang.
+
+    Fast devices get a larger share of the time, large memories of the memory. Nodes go on to the next device that may
+    hold them. A graph on which the partitioner fails is passed over.
+
+    Raises:
+        RunnerError: the partitioner failed on every graph.
+    """
+    problem = task.problem
+    devices = plain_devices(problem)
+    rows: list[NDArray[np.int32]] = []
+    failure: RunnerError | None = None
+    for units in unit_levels(problem):
+        for weights, shares in balances(problem, units, devices):
+            try:
+                parts = (
+                    cut(undirected(units, weights), shares) if len(devices) > 1 else np.zeros(len(weights), np.int64)
+                )
+            except RunnerError as error:
+                failure = error
+                continue
+            placed = next_allowed(units, np.array(devices, dtype=np.int32)[parts])[units.label]
+            rows.append(placed if len(placed) == problem.graph.num_ops else problem.grouping.expand(placed))
+    if failure is not None and not rows:
+        raise failure
+    task.score_distinct(np.stack(rows))
+
+
+def balances(
+    problem: Problem, units: Units, devices: list[int]
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """The weights by which parts may be balanced: weights of labels (C,), and the share of each part (K,)."""
+    time_s = np.bincount(units.label, weights=units.time_s[:, devices].mean(axis=1)).astype(np.float64)
+    speed = 1.0 / np.maximum(units.time_s[:, devices].sum(axis=0), 1e-30)
+    room = np.array([problem.host.devices[device].memory_bytes for device in devices], dtype=np.float64)
+    return [(time_s, speed / speed.sum()), (units.label_resident_bytes + units.label_output_bytes, room / room.sum())]
+
+
+def undirected(units: Units, node_weight: NDArray[np.float64]) -> Undirected:
+    """The graph over labels; an edge weighs the bytes of the tensors that go along it, in either direction."""
+    count = len(node_weight)
+    a = units.label[units.tensor_unit[units.input_tensors]].astype(np.int64)
+    b = units.label[np.repeat(np.arange(len(units.label)), np.diff(units.input_offsets))].astype(np.int64)
+    num_bytes = units.tensor_bytes[units.input_tensors]
+    apart = a != b
+    keys = np.concatenate(((a * count + b)[apart], (b * count + a)[apart]))
+    pairs, which = np.unique(keys, return_inverse=True)
+    weight = np.bincount(which, weights=np.tile(num_bytes[apart], 2), minlength=len(pairs))
+    edge_weights = np.ceil(weight / max(float(weight.max(initial=0.0)), 1e-300) * SHARES).astype(np.int64)
+    node_weights = np.round(node_weight / max(float(node_weight.sum()), 1e-300) * SHARES).astype(np.int64)
+    offsets = np.searchsorted(pairs // count, np.arange(count + 1)).astype(np.int64)
+    return Undirected(offsets, pairs % count, np.maximum(edge_weights, 1), node_weights)
+
+
+LEAST_NODES = 4
+"""Nodes a part that METIS needs; fewer are dealt out."""
+ROUNDS = 64
+"""How often weights are evened out; each round halves the excess."""
+
+
+def solve_metis(task: Task) -> None:
+    """Scores METIS's parts of ops and of groups, balanced by time and by memory.
+
+    Raises:
+        MissingExtra: pymetis is not installed.
+        RunnerError: METIS failed on every graph.
+    """
+    check_installed()
+    score_cuts(task, metis_parts)
+
+
+def metis_parts(graph: Undirected, shares: NDArray[np.float64]) -> NDArray[np.int64]:
+    """(V,) int64: the part of each node.
+
+    Args:
+        graph: the graph to cut.
+        shares: (K,) of the weight of all nodes that each part aims at, summing to 1.
+
+    Raises:
+        MissingExtra: pymetis is not installed, and there are nodes enough to need it.
+        RunnerError: METIS crashed, or did not finish.
+    """
+    if len(graph.node_weights) < LEAST_NODES * len(shares):
+        return heaviest_first(graph.node_weights.astype(np.float64), np.maximum(shares, 1e-12))
+    weights = _even_weights(graph.node_weights, float(shares.min()))
+    return run_metis(
+        len(shares), graph.offsets, graph.neighbours, weights, graph.edge_weights.tolist(), shares / shares.sum()
+    )
+
+
+def _even_weights(node_weights: NDArray[np.int64], share: float) -> list[int]:
+    """Weights that leave no part empty: none above half of the least part, none below a tenth of the mean.
+
+    Where one node outweighs a part, METIS's bisections run out of nodes.
+    """
+    weights = node_weights.astype(np.float64)
+    for _ in range(ROUNDS):
+        weights = np.maximum(weights, 0.1 * weights.mean())
+        weights = np.minimum(weights, 0.5 * share * weights.sum())
+    whole = weights / max(float(weights.sum()), 1e-300) * SHARES
+    return [max(int(weight), 1) for weight in whole.tolist()]
+
+
+PROGRAMS = ("gmap", "scotch_gmap")
+TIMEOUT_S = 300.0
+
+
+def solve_scotch(task: Task) -> None:
+    """Scores SCOTCH's parts of ops and of groups, balanced by time and by memory.
+
+    Raises:
+        MissingExtra: its program is not installed.
+        RunnerError: the program failed.
+    """
+    find_program()
+    score_cuts(task, scotch_parts)
+
+
+def find_program() -> str:
+    """Path of SCOTCH's `gmap`.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    if (path := next(filter(None, map(shutil.which, PROGRAMS)), None)) is None:
+        raise MissingExtra("scotch (its program gmap)", how="install it with the system's packages: apt install scotch")
+    return path
+
+
+def scotch_parts(graph: Undirected, shares: NDArray[np.float64]) -> NDArray[np.int64]:
+    """(V,) int64: the part of each node; the target is a complete graph of parts weighted by `shares`.
+
+    Args:
+        graph: the graph to cut.
+        shares: (K,) of the weight of all nodes that each part aims at, summing to 1.
+
+    Raises:
+        MissingExtra: its program is not installed.
+        RunnerError: the program failed, or answered nonsense.
+    """
+    program = find_program()
+    with tempfile.TemporaryDirectory(prefix="rlplace-scotch-") as folder:
+        source, target, mapping = (Path(folder) / name for name in ("graph.grf", "parts.tgt", "mapping.map"))
+        source.write_text(graph_text(graph), encoding="ascii")
+        weights = np.maximum(np.round(shares * SHARES / 64), 1).astype(np.int64)
+        target.write_text(f"cmpltw {len(shares)} {' '.join(map(str, weights.tolist()))}\n", encoding="ascii")
+        command = [program, str(source), str(target), str(mapping)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise RunnerError(f"scotch: {program} could not finish: {error}") from error
+        if done.returncode != 0 or not mapping.exists():
+            raise RunnerError(f"scotch: {program} exited with {done.returncode}: {done.stderr.strip()[:500]}")
+        return _parts(mapping.read_text(encoding="ascii"), len(graph.node_weights), len(shares), program)
+
+
+def graph_text(graph: Undirected) -> str:
+    """A graph in SCOTCH's source format, version 0: weights of vertices and of edges, numbered from 0."""
+    lines = ["0", f"{len(graph.node_weights)} {len(graph.neighbours)}", "0 011"]
+    for node, weight in enumerate(graph.node_weights.tolist()):
+        first, last = graph.offsets[node], graph.offsets[node + 1]
+        edges = zip(graph.edge_weights[first:last].tolist(), graph.neighbours[first:last].tolist(), strict=True)
+        lines.append(" ".join([str(weight), str(last - first), *(f"{load} {other}" for load, other in edges)]))
+    return "\n".join(lines) + "\n"
+
+
+def _parts(text: str, num_nodes: int, num_parts: int, program: str) -> NDArray[np.int64]:
+    """The mapping that the program wrote: how many nodes, then a node and its part on every line."""
+    parts = np.full(num_nodes, -1, dtype=np.int64)
+    try:
+        table = np.array([line.split() for line in text.splitlines()[1:] if line.strip()], dtype=np.int64)
+        parts[table[:, 0]] = table[:, 1]
+    except (ValueError, IndexError) as error:
+        raise RunnerError(f"scotch: {program} wrote a mapping that cannot be read: {error}") from error
+    if np.any(parts < 0) or np.any(parts >= num_parts):
+        raise RunnerError(f"scotch: {program} left nodes without one of {num_parts} parts")
+    return parts

@@ -1,5 +1,5 @@
 """List schedulers: ops or groups in order of priority, each where it would end first.
 
-`list_schedule` is the arithmetic that all of them share, `list_schedulers` and `baechi` are schedulers on it, and
-`greedy` is the one whose weights are tuned. It places groups over a `partial_schedule`; learners step through both.
+`list_schedule` is the arithmetic that all of them share, and `list_schedulers` are schedulers on it. `partial_schedule`
+grows group by group: learners step through it, and `Greedy`, the scheduler whose weights are tuned, works on it.
 """

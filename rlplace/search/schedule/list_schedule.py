@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from rlplace.graphs import Grouping
 from rlplace.jit import Block, Bools, BoolTable, Floats, FloatTable, Ints, Longs, inlined, kernel
 from rlplace.measure import Host, Problem
-from rlplace.measure.simulate.compiled_problem import JOB, Compiled, compile_problem, turns
-from rlplace.measure.simulate.transfer_time import transfer_seconds
+from rlplace.measure.simulate.compiled_problem import JOB, Compiled, compile_problem, transfer_seconds, turns
 from rlplace.search.groupings import allowed_devices
 
 
@@ -225,6 +224,14 @@ def append(u: Units, h: HostResources, s: Schedule, unit: int, device: int, end_
         home = s.home[u.label[u.tensor_unit[tensor]]]
         if home >= 0 and home != device and s.there_s[tensor, device] < 0.0:
             s.there_s[tensor, device] = end_s  # or earlier: until then the device is busy in any case
+
+
+@inlined
+def add_busy(h: HostResources, busy_s: Floats, device: int, seconds: float) -> None:
+    """Adds `seconds` to `busy_s` (D,) of every device that `device` keeps busy."""
+    for other in range(len(busy_s)):
+        if h.occupies[device, other]:
+            busy_s[other] += seconds
 
 
 @inlined
@@ -442,17 +449,15 @@ def group_units(problem: Problem) -> Units:
     low, high = np.minimum(producer, reader), np.maximum(producer, reader)
     keys, first, which = np.unique(key, return_index=True, return_inverse=True)
     by_producer = np.argsort(low[first], kind="stable")
-    place = np.empty_like(by_producer)
-    place[by_producer] = np.arange(len(keys))
-    edges = np.unique(np.stack((high, place[which]), axis=1), axis=0)
+    edges = np.unique(np.stack((high, np.argsort(by_producer)[which]), axis=1), axis=0)
     tensor_unit = low[first][by_producer].astype(np.int32)
     tensor_bytes = graph.tensor_bytes[tensor[first][by_producer]].astype(np.float64)
     by_tensor = np.lexsort((edges[:, 0], edges[:, 1]))
-    has_job = np.zeros(count, dtype=np.bool_)
-    has_job[group[~graph.is_source]] = True
+    turn = np.full(count, -np.inf)
+    np.maximum.at(turn, group, turns(problem))  # that of the op which comes first
     return Units(
         time_s=time_s,
-        is_source=~has_job,
+        is_source=~np.isin(np.arange(count), group[~graph.is_source]),
         label=np.arange(count, dtype=np.int32),
         label_allowed=np.asarray(problem.group_allowed),
         label_resident_bytes=_sums(group, resident_bytes(problem)),
@@ -464,8 +469,14 @@ def group_units(problem: Problem) -> Units:
         output_offsets=_offsets(tensor_unit, count),
         reader_offsets=_offsets(edges[:, 1], len(keys)),
         readers=edges[by_tensor, 0].astype(np.int32),
-        turn=_earliest_turn(problem),
+        turn=turn,
     )
+
+
+def unit_levels(problem: Problem) -> list[Units]:
+    """Ops as units, then groups as units where they are fewer."""
+    is_coarser = problem.grouping.num_groups < problem.graph.num_ops
+    return [op_units(problem), *([group_units(problem)] if is_coarser else ())]
 
 
 def next_allowed(units: Units, wanted: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -490,13 +501,6 @@ def _offsets(keys: NDArray[np.integer], count: int) -> Ints:
     return np.concatenate(([0], np.cumsum(np.bincount(keys, minlength=count)))).astype(np.int32)
 
 
-def _earliest_turn(problem: Problem) -> Floats:
-    """(G,) float64: of each group the turn of its op that comes first."""
-    earliest = np.full(problem.grouping.num_groups, -np.inf)
-    np.maximum.at(earliest, problem.grouping.op_group, turns(problem))
-    return earliest
-
-
 def device_rules(host: Host) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """(D, D) where a copy from a device keeps the other busy, and (D, D) which devices a device keeps busy.
 
@@ -508,8 +512,7 @@ def device_rules(host: Host) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
             blocks[host.device_index[route.source], host.device_index[route.destination]] = True
     occupies = np.eye(host.num_devices, dtype=np.bool_)
     for index, device in enumerate(host.devices):
-        for member in device.members:
-            occupies[index, host.device_index[member]] = True
+        occupies[index, [host.device_index[member] for member in device.members]] = True
     return blocks, occupies
 
 

@@ -8,6 +8,9 @@
 
 `critical-path`: the critical path on one device, everything else where it ends first (CPOP).
 
+`m-topo`, `m-etf`, `m-sct`: the memory-constrained placers of Baechi (Jeon et al., SoCC 2020). `m-sct` keeps a unit and
+its favourite child, the reader that should share its device by a linear program, together.
+
 `Estimator`: figures of a placement that need no simulation: when its list schedule ends, and totals.
 """
 
@@ -15,53 +18,53 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs import Grouping
 from rlplace.graphs.paths import longest_after, longest_before, ready_order
-from rlplace.jit import Bools, Floats, Ints, Longs, kernel
+from rlplace.jit import Floats, Ints, Longs, inlined, kernel
 from rlplace.measure import Problem
-from rlplace.measure.simulate.compiled_problem import list_order
-from rlplace.measure.simulate.transfer_time import transfer_seconds
+from rlplace.measure.simulate.compiled_problem import list_order, transfer_seconds
 from rlplace.search.groupings import held_bytes, room_bytes
 from rlplace.search.schedule.list_schedule import (
+    Gaps,
     HostResources,
     Memory,
     Schedule,
     Units,
+    add_busy,
     append,
     end_on,
     group_units,
     host_resources,
+    may_use,
     new_gaps,
     new_memory,
     new_schedule,
     op_units,
+    place_unit,
     schedule_in_order,
+    unit_levels,
 )
 from rlplace.search.task import Task
 
 
-def eft(problem: Problem, priorities: NDArray[np.float64] | None = None) -> NDArray[np.int32]:
-    """(N,) int32: ops in order of priority, each on the device where it would end first; memory does not count.
+def eft(problem: Problem) -> NDArray[np.int32]:
+    """(N,) int32: ops in the order of the problem, each on the device where it would end first; memory does not count.
 
     A parameter or input goes where its first reader goes, and ops that live together follow the first of them; ops go
     only where they may. A copy takes its route's time; where it blocks the destination it takes the device's time too.
 
     Args:
         problem: gangs take part as devices that occupy their members.
-        priorities: (N,) larger first, higher for an op than for its readers; the order of the problem by default.
     """
-    order = list_order(problem)
-    if priorities is not None:
-        order = np.lexsort((np.arange(problem.graph.num_ops), -priorities)).astype(np.int64)
     units, resources = op_units(problem), host_resources(problem)
     schedule, memory = new_schedule(units), new_memory(units, resources, 0.0)
-    memory.need_bytes[:] = 0.0
     room = resources.replace(room_bytes=np.full(len(resources.room_bytes), np.inf))
-    schedule_in_order(units, room, schedule, memory, None, order, *_no_choice(units))
+    schedule_in_order(units, room, schedule, memory, None, list_order(problem), *_no_choice(units))
     home = np.where(schedule.home >= 0, schedule.home, units.label_allowed.argmax(axis=1))
     return home[units.label].astype(np.int32)
 
@@ -102,22 +105,18 @@ def peft(units: Units, resources: HostResources, output_share: float = 0.0) -> t
     Units by the mean of their row of the table, each where its end plus its optimistic cost is least. Arguments as
     of `heft`.
     """
-    table_s = optimistic_cost_s(units, resources)
+    table_s = optimistic_cost_s(units, mean_transfer_s(units, resources))
     order = _ready_order(units, np.asarray(table_s.mean(axis=1)))
     return _inserted(units, resources, output_share, order, table_s, _no_choice(units)[1])
 
 
-def optimistic_cost_s(units: Units, resources: HostResources) -> NDArray[np.float64]:
+@kernel
+def optimistic_cost_s(u: Units, transfer_s: Floats) -> Floats:
     """(U, D) float64: shortest way from the end of a unit on a device to the end, every reader on its best device.
 
     Equation 2 of the paper: the largest over readers j of the least over devices q of the cost of j on q, its time
-    there, and the mean transfer unless q is the unit's device.
+    there, and the mean transfer (T,) unless q is the unit's device.
     """
-    return _optimistic(units, mean_transfer_s(units, resources))
-
-
-@kernel
-def _optimistic(u: Units, transfer_s: Floats) -> Floats:
     num_units, num_devices = u.time_s.shape
     table_s = np.zeros((num_units, num_devices))
     for unit in range(num_units - 1, -1, -1):
@@ -170,8 +169,7 @@ def longest_path(
     jobs = np.flatnonzero(~units.is_source)
     if not len(jobs):
         return jobs
-    unit = int(jobs[np.argmax((above_s + below_s)[jobs])])
-    path = [unit]
+    path = [int(jobs[np.argmax((above_s + below_s)[jobs])])]
     while (before := _before(units, path[0], above_s, transfer_s)) >= 0:
         path.insert(0, before)
     while (after := _after(units, path[-1], below_s, transfer_s)) >= 0:
@@ -231,14 +229,10 @@ Place = Callable[[Units, HostResources, float], NDArray[np.int32]]
 def score_both(task: Task, place: Place) -> None:
     """Scores the placements that `place` makes of ops and of groups, for every share of `OUTPUT_SHARES`; equal answers
     count once."""
-    problem = task.problem
-    resources = host_resources(problem)
-    ops = op_units(problem)
-    found = [place(ops, resources, share) for share in OUTPUT_SHARES]
-    if problem.grouping.num_groups < problem.graph.num_ops:
-        groups = group_units(problem)
-        found += [problem.grouping.expand(place(groups, resources, share)) for share in OUTPUT_SHARES]
-    task.score_distinct(np.stack(found).astype(np.int32))
+    problem, resources = task.problem, host_resources(task.problem)
+    found = [place(units, resources, share) for units in unit_levels(problem) for share in OUTPUT_SHARES]
+    by_op = [row if len(row) == problem.graph.num_ops else problem.grouping.expand(row) for row in found]
+    task.score_distinct(np.stack(by_op).astype(np.int32))
 
 
 def mean_transfer_s(units: Units, resources: HostResources) -> NDArray[np.float64]:
@@ -277,6 +271,314 @@ def _edges(units: Units, resources: HostResources) -> tuple[Ints, Ints, NDArray[
     return units.input_offsets, units.tensor_unit[tensors], mean_transfer_s(units, resources)[tensors]
 
 
+MOST_LP_EDGES = 3000
+"""Where there are more, favourite children of ops are found over groups."""
+
+
+def solve_m_topo(task: Task) -> None:
+    """Scores `m_topo` of ops and of groups."""
+    score_both(task, m_topo)
+
+
+def solve_m_etf(task: Task) -> None:
+    """Scores `m_etf` of ops and of groups."""
+    score_both(task, m_etf)
+
+
+def solve_m_sct(task: Task) -> None:
+    """Scores `m_sct` of ops and of groups; where there are too many ops for the program, they take their groups'."""
+    problem = task.problem
+
+    @cache
+    def favourites(units: Units, resources: HostResources) -> NDArray[np.int64]:
+        num_edges = len(job_edges(units, units.tensor_bytes)[0])
+        if len(units.label) <= problem.grouping.num_groups or num_edges <= MOST_LP_EDGES:
+            return favourite_children(units, resources)
+        children = favourite_children(group_units(problem), resources)
+        return favourites_within(units, problem.grouping.op_group, children)
+
+    score_both(task, lambda units, resources, share: m_sct(units, resources, share, favourites(units, resources)))
+
+
+def m_topo(units: Units, resources: HostResources, output_share: float = 0.0) -> NDArray[np.int32]:
+    """(U,) int32: units in topological order fill one device after the other, each to an even share of the memory.
+
+    The share is the mean over devices plus the largest label's, so that the last device need not take the rest; labels
+    that the device at hand may not hold, or has no room for, go to the next that does. Sources come with their first
+    reader. Gangs are left out.
+    """
+    schedule, memory, gaps = new_schedule(units), new_memory(units, resources, output_share), new_gaps(units, resources)
+    plain = np.flatnonzero(resources.occupies.sum(axis=1) == 1).tolist()
+    need = memory.need_bytes
+    share = float(need.sum()) / len(plain) + float(need.max(initial=0.0))
+    filled = np.zeros(len(resources.latency_s))
+    at = 0
+    for unit in np.flatnonzero(~units.is_source).tolist():
+        label = int(units.label[unit])
+        tensors = units.input_tensors[units.input_offsets[unit] : units.input_offsets[unit + 1]]
+        labels = {label, *units.label[units.tensor_unit[tensors]].tolist()}
+        new = [other for other in sorted(labels) if schedule.home[other] < 0]
+        device = int(schedule.home[label])
+        if device < 0:
+            wanted = float(need[new].sum())
+            while at < len(plain) - 1 and filled[plain[at]] + wanted > share:
+                at += 1
+            room = resources.room_bytes - memory.used_bytes
+            turns = [*plain[at:], *plain[:at]]
+            may = [d for d in turns if units.label_allowed[label, d]]
+            fitting = [d for d in may if room[resources.account[d]] >= wanted]
+            every = np.flatnonzero(units.label_allowed[label]).tolist()
+            device = (fitting or may or every or turns)[0]
+        _place(units, resources, schedule, memory, gaps, unit, device)
+        np.add.at(filled, schedule.home[new], need[new])
+    return unit_devices(units, resources, schedule, memory)
+
+
+def m_etf(units: Units, resources: HostResources, output_share: float = 0.0) -> NDArray[np.int32]:
+    """(U,) int32: of all ready units and devices with room, always the pair that can start first (ETF: Hwang 1989)."""
+    return m_sct(units, resources, output_share, np.full(len(units.label), -1, dtype=np.int64))
+
+
+def m_sct(
+    units: Units, resources: HostResources, output_share: float = 0.0, favourites: NDArray[np.int64] | None = None
+) -> NDArray[np.int32]:
+    """(U,) int32: as `m_etf`, but a device waits a transfer's time for the favourite child of its last op.
+
+    Small communication times (Hanen and Munier 1995): while the favourite child could not have started elsewhere for
+    want of its parent's output, no other unit may start on the parent's device.
+
+    Args:
+        units: the problem to place.
+        resources: where.
+        output_share: share of all outputs that counts as held at once.
+        favourites: (U,) favourite child of each unit, -1 for none; `favourite_children` by default.
+    """
+    if favourites is None:
+        favourites = favourite_children(units, resources)
+    schedule, memory, gaps = new_schedule(units), new_memory(units, resources, output_share), new_gaps(units, resources)
+    rank = in_turn(units, upward(units, resources))
+    _earliest_start(units, resources, schedule, memory, gaps, rank, mean_transfer_s(units, resources), favourites)
+    return unit_devices(units, resources, schedule, memory)
+
+
+@kernel
+def _place(u: Units, h: HostResources, s: Schedule, m: Memory, gaps: Gaps, unit: int, device: int) -> None:
+    place_unit(u, h, s, m, gaps, unit, device)
+
+
+@inlined
+def _free_s(h: HostResources, gaps: Gaps, device: int) -> float:
+    """The end of the last item that holds `device`."""
+    free_s = 0.0
+    for k in range(h.device_offsets[device], h.device_offsets[device + 1]):
+        resource = h.device_holds[k]
+        if gaps.counts[resource] > 0:
+            free_s = max(free_s, gaps.ends[resource, gaps.counts[resource] - 1])
+    return free_s
+
+
+@inlined
+def _arrival_s(u: Units, h: HostResources, s: Schedule, unit: int, device: int) -> float:
+    """When the inputs of `unit` could be on `device` if links were free."""
+    arrival_s = 0.0
+    for edge in range(u.input_offsets[unit], u.input_offsets[unit + 1]):
+        tensor = u.input_tensors[edge]
+        home = s.home[u.label[u.tensor_unit[tensor]]]
+        there_s = s.end_s[u.tensor_unit[tensor]]
+        if home >= 0 and home != device:
+            there_s += transfer_seconds(h.latency_s, h.s_per_byte, (home, device), u.tensor_bytes[tensor])
+            if s.there_s[tensor, device] >= 0.0:
+                there_s = s.there_s[tensor, device]
+        arrival_s = max(arrival_s, there_s)
+    return arrival_s
+
+
+@inlined
+def _wait_s(u: Units, transfer_s: Floats, parent: int, child: int) -> float:
+    """Seconds of the transfer from `parent` that `child` reads."""
+    wait_s = 0.0
+    for edge in range(u.input_offsets[child], u.input_offsets[child + 1]):
+        if u.tensor_unit[u.input_tensors[edge]] == parent:
+            wait_s += transfer_s[u.input_tensors[edge]]
+    return wait_s
+
+
+@kernel
+def _earliest_start(
+    u: Units,
+    h: HostResources,
+    s: Schedule,
+    m: Memory,
+    gaps: Gaps,
+    level: Floats,
+    transfer_s: Floats,
+    favourites: Longs,
+) -> None:
+    """The pair of a ready unit and a device that can start first is placed, again and again; ties by level, index."""
+    num_units, num_devices = u.time_s.shape
+    missing = np.zeros(num_units, dtype=np.int64)
+    ready = np.zeros(num_units, dtype=np.int64)
+    arrival_s = np.zeros((num_units, num_devices))
+    released = np.zeros(num_units, dtype=np.int64)
+    is_done = np.zeros(num_units, dtype=np.bool_)
+    last = np.full(num_devices, -1, dtype=np.int64)
+    usable = np.zeros(num_devices, dtype=np.bool_)
+    num_ready, num_released = 0, 0
+    for unit in range(num_units):
+        missing[unit] = u.input_offsets[unit + 1] - u.input_offsets[unit]
+        if missing[unit] == 0:
+            released[num_released] = unit
+            num_released += 1
+    while num_released + num_ready > 0:
+        while num_released > 0:  # a source or a placed job releases its readers, another job joins the ready ones
+            num_released -= 1
+            unit = released[num_released]
+            if not u.is_source[unit] and not is_done[unit]:
+                for device in range(num_devices):
+                    arrival_s[unit, device] = _arrival_s(u, h, s, unit, device)
+                ready[num_ready] = unit
+                num_ready += 1
+                continue
+            for t in range(u.output_offsets[unit], u.output_offsets[unit + 1]):
+                for a in range(u.reader_offsets[t], u.reader_offsets[t + 1]):
+                    missing[u.readers[a]] -= 1
+                    if missing[u.readers[a]] == 0:
+                        released[num_released] = u.readers[a]
+                        num_released += 1
+        if num_ready == 0:
+            break
+        place, best, best_s = -1, -1, np.inf
+        for k in range(num_ready):
+            unit = ready[k]
+            may_use(u, h, s, m, unit, usable)
+            for device in range(num_devices):
+                if not usable[device]:
+                    continue
+                free_s = _free_s(h, gaps, device)
+                child = favourites[last[device]] if last[device] >= 0 else -1
+                if child >= 0 and child != unit and not is_done[child]:
+                    free_s += _wait_s(u, transfer_s, last[device], child)
+                start_s = max(free_s, arrival_s[unit, device])
+                is_tie = place >= 0 and start_s == best_s and unit != ready[place]
+                if start_s < best_s or (
+                    is_tie
+                    and (
+                        level[unit] > level[ready[place]]
+                        or (level[unit] == level[ready[place]] and unit < ready[place])
+                    )
+                ):
+                    place, best, best_s = k, device, start_s
+        unit = ready[place]
+        num_ready -= 1
+        ready[place] = ready[num_ready]
+        place_unit(u, h, s, m, gaps, unit, best)
+        is_done[unit] = True
+        last[best] = unit
+        released[0] = unit
+        num_released = 1
+
+
+FAVOURITE_BELOW = 0.1
+"""A child is a favourite where the relaxed program puts less than this on the edge (Baechi's threshold)."""
+
+
+def favourite_children(units: Units, resources: HostResources) -> NDArray[np.int64]:
+    """(U,) int64: the child that each unit should share a device with, -1 for none.
+
+    An edge on which the relaxed program puts less than `FAVOURITE_BELOW` makes a favourite; every unit has at most one
+    favourite child and is that of at most one parent.
+    """
+    count = len(units.label)
+    parents, children, transfer_s = job_edges(units, mean_transfer_s(units, resources))
+    share = _relaxed(units, parents, children, transfer_s) if len(parents) else None
+    if share is None:
+        return np.full(count, -1, dtype=np.int64)
+    turns = np.lexsort((np.arange(len(parents)), share))
+    return _matched(count, parents, children, turns[share[turns] < FAVOURITE_BELOW])
+
+
+def favourites_within(
+    ops: Units, op_group: NDArray[np.int32], group_favourites: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """(N,) int64: favourite children of ops where only those of groups are known.
+
+    An op's is the reader, in its own group or its group's favourite, of the most bytes that is not yet a favourite.
+    """
+    parents, children, weight = job_edges(ops, ops.tensor_bytes)
+    near = (op_group[parents] == op_group[children]) | (group_favourites[op_group[parents]] == op_group[children])
+    turns = np.lexsort((np.arange(len(parents)), -weight))
+    return _matched(len(ops.label), parents, children, turns[near[turns]])
+
+
+def job_edges(
+    units: Units, tensor_weight: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Pairs (parent, child) of jobs, and the summed weight of the tensors between them."""
+    count = len(units.label)
+    child = np.repeat(np.arange(count), np.diff(units.input_offsets))
+    parent = units.tensor_unit[units.input_tensors].astype(np.int64)
+    is_job = ~units.is_source[parent] & ~units.is_source[child]
+    pairs, which = np.unique(parent[is_job] * count + child[is_job], return_inverse=True)
+    weight = np.bincount(which, weights=tensor_weight[units.input_tensors[is_job]], minlength=len(pairs))
+    return pairs // count, pairs % count, weight.astype(np.float64)
+
+
+def _relaxed(
+    units: Units, parents: NDArray[np.int64], children: NDArray[np.int64], transfer_s: NDArray[np.float64]
+) -> NDArray[np.float64] | None:
+    """(E,) float64: the share of its transfer that each edge pays, 0..1; None where no solution was found.
+
+    The linear relaxation of Hanen and Munier's program, by HiGHS: an edge's transfer counts x in 0..1 of its time, a
+    unit with k children (or parents) has at least k - 1 of x over them, and the makespan is least.
+    """
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_matrix, hstack, identity, vstack
+
+    count, edges = len(units.label), len(parents)
+    time_s = units.time_s.mean(axis=1)
+    scale = 1.0 / max(float(time_s.sum() + transfer_s.sum()), 1e-30)
+    # columns: starts of units, x of edges, makespan; rows: edges, children, parents, ends
+    rows = np.arange(edges)
+    ones = np.ones(edges)
+    width = count + edges + 1
+    after = coo_matrix(
+        (
+            np.concatenate((ones, -ones, transfer_s * scale)),
+            (np.tile(rows, 3), np.concatenate((parents, children, count + rows))),
+        ),
+        shape=(edges, width),
+    )
+    by_parent = coo_matrix((-ones, (parents, count + rows)), shape=(count, width))
+    by_child = coo_matrix((-ones, (children, count + rows)), shape=(count, width))
+    ends = hstack((identity(count), coo_matrix((count, edges)), coo_matrix(-np.ones((count, 1)))))
+    limits = np.concatenate(
+        (
+            -time_s[parents] * scale,
+            -np.maximum(np.bincount(parents, minlength=count) - 1, 0),
+            -np.maximum(np.bincount(children, minlength=count) - 1, 0),
+            -time_s * scale,
+        )
+    )
+    goal = np.append(np.zeros(width - 1), 1.0)
+    bounds = [(0.0, np.inf)] * count + [(0.0, 1.0)] * edges + [(0.0, np.inf)]
+    solved = linprog(goal, A_ub=vstack((after, by_parent, by_child, ends)).tocsr(), b_ub=limits, bounds=bounds)
+    return None if solved.x is None else np.asarray(solved.x[count : count + edges])
+
+
+def _matched(
+    count: int, parents: NDArray[np.int64], children: NDArray[np.int64], turns: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """(count,) int64: favourite children where edges, in these turns, make one if parent and child have none yet."""
+    favourites = np.full(count, -1, dtype=np.int64)
+    taken = np.zeros(count, dtype=np.bool_)
+    for edge in turns.tolist():
+        parent, child = int(parents[edge]), int(children[edge])
+        if favourites[parent] < 0 and not taken[child]:
+            favourites[parent] = child
+            taken[child] = True
+    return favourites
+
+
 ESTIMATES = ("finish", "load", "link", "cut", "copies", "memory")
 """Figures of a placement:
 
@@ -297,7 +599,6 @@ class Estimator:
     units: Units
     resources: HostResources
     order: Longs
-    links: Bools
     held: Floats
     room: Floats
 
@@ -309,7 +610,6 @@ class Estimator:
             op_units(problem, every),
             host_resources(problem),
             list_order(problem),
-            _links(problem),
             held_bytes(problem, every),
             room_bytes(problem),
         )
@@ -319,25 +619,14 @@ class Estimator:
         found = np.zeros((len(placements), len(ESTIMATES)))
         for row, devices in enumerate(placements):
             schedule = new_schedule(self.units)._replace(home=np.array(devices, dtype=np.int32))
-            _estimate(found[row], self.units, self.resources, schedule, self.order, self.links)
+            _estimate(found[row], self.units, self.resources, schedule, self.order)
             found[row, 5] = (np.bincount(devices, weights=self.held, minlength=len(self.room)) / self.room).max()
         return found
 
 
-def _links(problem: Problem) -> Bools:
-    """(D, D, L) bool: the links that each route holds."""
-    host = problem.host
-    number = {link.name: place for place, link in enumerate(host.links)}
-    table = np.zeros((host.num_devices, host.num_devices, max(len(number), 1)), dtype=np.bool_)
-    for route in host.routes:
-        for link in route.links:
-            table[host.device_index[route.source], host.device_index[route.destination], number[link]] = True
-    return table
-
-
 @kernel
-def _estimate(found: Floats, u: Units, h: HostResources, s: Schedule, order: Longs, links: Bools) -> None:
-    load_s, link_s = np.zeros(len(h.occupies)), np.zeros(links.shape[2])
+def _estimate(found: Floats, u: Units, h: HostResources, s: Schedule, order: Longs) -> None:
+    load_s, link_s = np.zeros(len(h.occupies)), np.zeros(h.num_resources - len(h.occupies) + 1)
     cut_s, copies = 0.0, 0
     for unit in order:
         if u.is_source[unit]:
@@ -350,12 +639,11 @@ def _estimate(found: Floats, u: Units, h: HostResources, s: Schedule, order: Lon
                 transfer_s = transfer_seconds(h.latency_s, h.s_per_byte, (home, device), u.tensor_bytes[tensor])
                 cut_s += transfer_s
                 copies += 1
-                for link in range(len(link_s)):
-                    if links[home, device, link]:
-                        link_s[link] += transfer_s
+                pair = home * len(h.occupies) + device
+                for k in range(h.route_offsets[pair], h.route_offsets[pair + 1]):
+                    if h.route_holds[k] >= len(h.occupies):  # a link, not a device that the copy blocks
+                        link_s[h.route_holds[k] - len(h.occupies)] += transfer_s
         append(u, h, s, unit, device, end_on(u, h, s, None, unit, device, False))
-        for other in range(len(load_s)):
-            if h.occupies[device, other]:
-                load_s[other] += u.time_s[unit, device]
+        add_busy(h, load_s, device, u.time_s[unit, device])
     found[0], found[1], found[2] = s.end_s.max(), load_s.max(), link_s.max()
     found[3], found[4] = cut_s, copies

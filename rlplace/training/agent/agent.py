@@ -289,8 +289,8 @@ def learn_host(
     """The best plan of as many as may be measured, each chosen with the host model as the earlier ones fitted it.
 
     Model-based reinforcement learning with posterior sampling (Strens 2000, ICML; Osband et al. 2013, arXiv:1306.0940):
-    a batch is searched for under the most probable factors of the host model and under draws of their posterior, is
-    measured, and the model is fitted to all that was measured so far.
+    searches find a batch of plans with the most probable factors of the host model and with draws of their posterior.
+    Then the batch is measured, and the model is fitted to all measurements.
 
     Args:
         problem: as profiled or estimated.
@@ -304,7 +304,7 @@ def learn_host(
         knowledge: knowledge of this host from other workloads (`knowledge_of`); nothing by default.
 
     Raises:
-        InvalidValue: nothing may be measured, or the measurer gave more or fewer measurements than plans.
+        InvalidValue: the budget allows no measurement, or the measurer returned a wrong number of measurements.
     """
     if not budget.measurements:
         raise InvalidValue(

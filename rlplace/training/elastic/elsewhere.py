@@ -69,7 +69,7 @@ def resume_elsewhere(
         folder: of the run, which is not changed.
         host: where to train.
         new_folder: of the new run.
-        named: what the user names again; a budget is the new run's own.
+        named: the options that the user named again; a budget counts for the new run only.
         host_word: the user's word for the host.
         gangs: whether it was to have gangs.
         constraints: pins, exclusions, and ops that stay together, instead of the run's.

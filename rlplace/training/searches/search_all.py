@@ -426,7 +426,7 @@ def search_and_measure(
         single_s: step time on the best single device.
         on_best: told each new best measured plan, its step time and its ratio to the reference; at last the plan that
             the last race decided for.
-        options: of the method's own.
+        options: options of the method.
         clock: seconds that never go back.
         before: the method's result at an interruption: it goes on from there, with the rest of its budget.
         keeper: keeps the method's result, after every race and from time to time.

@@ -6,7 +6,7 @@ the losses are the masked MSA's and the distogram's, with their weights in the f
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -153,8 +153,7 @@ class GatedAttention(nn.Module):
             scores_AHLL = scores_AHLL + self.bias(pair_LLP).permute(2, 0, 1)
         attended_AHLD = torch.matmul(torch.softmax(scores_AHLL, dim=3), values)
         joined = attended_AHLD.transpose(1, 2).flatten(2)  # (A, L, H * D)
-        out: Tensor = self.out(torch.sigmoid(self.gate(x_ALC)) * joined)
-        return out
+        return cast(Tensor, self.out(torch.sigmoid(self.gate(x_ALC)) * joined))
 
 
 class OuterProductMean(nn.Module):
@@ -171,8 +170,7 @@ class OuterProductMean(nn.Module):
         """(S, R, M) to (R, R, P)."""
         x_SRM = self.norm(msa_SRM)
         outer_RRIJ = torch.einsum("sai,sbj->abij", self.left(x_SRM), self.right(x_SRM)) / msa_SRM.shape[0]
-        out: Tensor = self.out(outer_RRIJ.flatten(2))
-        return out
+        return cast(Tensor, self.out(outer_RRIJ.flatten(2)))
 
 
 class TriangleMultiplication(nn.Module):
@@ -194,8 +192,7 @@ class TriangleMultiplication(nn.Module):
         left_RRP = torch.sigmoid(self.left_gate(x_RRP)) * self.left(x_RRP)
         right_RRP = torch.sigmoid(self.right_gate(x_RRP)) * self.right(x_RRP)
         product_RRP = self.out_norm(torch.einsum(self.equation, left_RRP, right_RRP))
-        updated: Tensor = torch.sigmoid(self.gate(x_RRP)) * self.out(product_RRP)
-        return updated
+        return cast(Tensor, torch.sigmoid(self.gate(x_RRP)) * self.out(product_RRP))
 
 
 def transition(width: int) -> nn.Sequential:

@@ -7,7 +7,7 @@ stem) are as in the model that its authors released, whose published count of 27
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -103,8 +103,7 @@ class ConvNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, in, H, W) to (B, out, H', W')."""
-        out: Tensor = self.relu(self.norm(self.conv(x)))
-        return out
+        return cast(Tensor, self.relu(self.norm(self.conv(x))))
 
 
 class Branches(nn.Module):
@@ -142,8 +141,7 @@ class AuxHead(nn.Module):
         """(B, 768, H, W) to (B, classes)."""
         x = self.pool(x)  # (B, 768, 5, 5)
         x = self.conv2_5x5(self.conv1_1x1(x))  # (B, 768, 1, 1)
-        logits: Tensor = self.classifier(self.global_pool(x).flatten(1))
-        return logits
+        return cast(Tensor, self.classifier(self.global_pool(x).flatten(1)))
 
 
 class SmoothedCrossEntropy(nn.Module):

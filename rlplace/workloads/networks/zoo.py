@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -195,5 +195,4 @@ class Expert(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(R, W) to the same."""
-        out: Tensor = self.down(silu(self.gate(x)) * self.up(x))
-        return out
+        return cast(Tensor, self.down(silu(self.gate(x)) * self.up(x)))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlplace.errors import CaptureError
-from rlplace.graphs import capture, program, run_graph
+from rlplace.graphs import capture, run_graph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import resolve_optimizer, torch_optimizer
 
@@ -114,7 +114,7 @@ def test_what_was_active_around_the_capture_is_remembered() -> None:
         graph = capture(model, x)
         with torch.autocast("cpu", enabled=False):
             assert require_program(capture(model, x)).origin.autocast is None
-    assert require_program(graph).origin.autocast == program.Autocast(torch.bfloat16)
+    assert require_program(graph).origin.autocast == torch.bfloat16
 
 
 def test_autocast_of_a_gpu_around_a_model_on_the_cpu_is_refused_rather_than_lost(

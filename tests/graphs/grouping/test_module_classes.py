@@ -10,7 +10,7 @@ from split_models import Block, Borrowing, Meeting, OwnScale, Stack, Tied, featu
 from torch import Tensor, nn
 
 from rlplace.graphs import OpGraph, capture
-from rlplace.graphs.grouping.module_classes import ModuleClasses, module_classes, tied_as_modules
+from rlplace.graphs.grouping.module_classes import ModuleClasses, tied_as_modules
 from rlplace.graphs.opgraph import FORWARD
 
 
@@ -36,7 +36,7 @@ def sets(*given: set[str]) -> set[frozenset[str]]:
 
 def test_a_residual_block_is_whole_and_a_stack_of_them_is_not() -> None:
     graph = step_of(Stack(2))
-    classes = module_classes(graph)
+    classes = ModuleClasses(graph)
     assert together(classes) == sets({"first"}, {"blocks.0"}, {"blocks.1"}, {"last"})
     assert {"blocks.0", "blocks.1"} <= classes.tree.whole
     for path in ("first", "blocks.0.up", "blocks.1.down", "last"):
@@ -49,14 +49,14 @@ def test_a_residual_block_is_whole_and_a_stack_of_them_is_not() -> None:
 
 def test_every_op_has_a_class_and_classes_are_numbered_by_first_op() -> None:
     for model in (Stack(), Tied(), Meeting(), Borrowing(), OwnScale(), Block()):
-        found = module_classes(step_of(model)).op_class
+        found = ModuleClasses(step_of(model)).op_class
         numbers, first = np.unique(found, return_index=True)
         assert numbers.tolist() == list(range(len(numbers)))
         assert np.all(np.diff(first) > 0)
 
 
 def test_tied_weights_are_one_class() -> None:
-    assert together(module_classes(step_of(Tied()))) == sets({"words", "head"}, {"middle"})
+    assert together(ModuleClasses(step_of(Tied()))) == sets({"words", "head"}, {"middle"})
 
 
 def test_a_module_under_two_names_has_both_in_one_class() -> None:
@@ -69,25 +69,25 @@ def test_a_module_under_two_names_has_both_in_one_class() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.again(self.b(self.a(x)))
 
-    assert together(module_classes(step_of(Twice()))) == sets({"a", "again"}, {"b"})
+    assert together(ModuleClasses(step_of(Twice()))) == sets({"a", "again"}, {"b"})
 
 
 def test_outputs_that_meet_are_of_one_class_with_the_op_that_reads_them() -> None:
     graph = step_of(Meeting())
-    classes = module_classes(graph)
+    classes = ModuleClasses(graph)
     assert together(classes) == sets({"left.0"}, {"left.1", "right"}, {"after"})
     (product,) = (op for op in np.flatnonzero(graph.phases == FORWARD) if graph.targets[op] == "aten.mul.Tensor")
     assert classes.op_class[product] == classes.entry_class["right"]
 
 
 def test_a_module_that_uses_a_childs_weight_by_itself_is_whole() -> None:
-    classes = module_classes(step_of(Borrowing()))
+    classes = ModuleClasses(step_of(Borrowing()))
     assert together(classes) == sets({"part"}, {"after"})
 
 
 def test_what_the_root_adds_to_its_input_is_where_inputs_and_its_own_tensors_are() -> None:
     graph = step_of(OwnScale())
-    classes = module_classes(graph)
+    classes = ModuleClasses(graph)
     assert together(classes) == sets({"scale", "layer"}, {"before"}, {"after"})
     assert classes.inputs_class == classes.entry_class["scale"]
     assert classes.op_class[graph.names.index("input_0")] == classes.inputs_class
@@ -95,7 +95,7 @@ def test_what_the_root_adds_to_its_input_is_where_inputs_and_its_own_tensors_are
 
 def test_inputs_that_only_modules_read_are_of_no_class_of_their_own() -> None:
     graph = step_of(Stack())
-    classes = module_classes(graph)
+    classes = ModuleClasses(graph)
     assert classes.inputs_class == -1
     assert classes.op_class[graph.names.index("input_0")] == classes.entry_class["first"]
 
@@ -113,19 +113,19 @@ def test_what_a_class_says_not_to_split_is_whole() -> None:
                 x = part(x)
             return x
 
-    assert together(module_classes(step_of(Plain()))) == sets({"parts.0"}, {"parts.1"})
+    assert together(ModuleClasses(step_of(Plain()))) == sets({"parts.0"}, {"parts.1"})
 
 
 def test_a_root_without_children_is_one_class() -> None:
-    classes = module_classes(step_of(nn.Linear(8, 4)))
+    classes = ModuleClasses(step_of(nn.Linear(8, 4)))
     assert dict(classes.entry_class) == {"": 0}
     assert classes.num_classes == 1
 
 
 def test_a_graph_without_a_program_has_the_classes_that_its_ops_tell_of() -> None:
     graph = step_of(Stack(2))
-    alone = module_classes(dataclasses.replace(graph, program=None))
-    assert alone.op_class.tolist() == module_classes(graph).op_class.tolist()
+    alone = ModuleClasses(dataclasses.replace(graph, program=None))
+    assert alone.op_class.tolist() == ModuleClasses(graph).op_class.tolist()
 
 
 def test_tied_as_modules_keeps_the_graphs_own_classes() -> None:
@@ -145,7 +145,7 @@ def test_models_of_transformers_split_between_their_layers(name: str) -> None:
 
     with without_memory():
         workload = build(f"{name}@small")
-    classes = module_classes(capture_workload(workload))
+    classes = ModuleClasses(capture_workload(workload))
     unsplit = {word for module in workload.model.modules() for word in getattr(module, "_no_split_modules", None) or ()}
     layers = [path for path, module in workload.model.named_modules() if type(module).__name__ in unsplit]
     assert layers
@@ -158,7 +158,7 @@ def test_models_of_transformers_split_between_their_layers(name: str) -> None:
 
 def test_what_a_backward_op_around_units_goes_with() -> None:
     graph = step_of(Meeting())
-    classes = module_classes(graph)
+    classes = ModuleClasses(graph)
     own = [op for op, module in enumerate(graph.modules) if module == "" and graph.phases[op] == 1]
     backward = [op for op in own if graph.targets[op] == "aten.mul.Tensor"]
     assert len(backward) == 2, "the product rule"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from core_hosts import core_device
 
-from rlplace.measure.execute.device_threads import Channel, CudaChannel, CudaClock, Streams, make_channel
+from rlplace.measure.execute.device_threads import Channel, CudaChannel, CudaClock, Streams
 from rlplace.measure.hosts.host import Device
 
 
@@ -81,7 +81,7 @@ def test_giving_up_wakes_both_sides_and_may_come_twice() -> None:
 def test_cores_get_channels_without_a_gpu() -> None:
     source, destination = core_device("cpu:0"), core_device("cpu:1")
     for is_copy in (True, False):
-        channel = make_channel(source, destination, is_copy=is_copy)
+        channel = Streams().channel(source, destination, is_copy=is_copy)
         assert not isinstance(channel, CudaChannel)
         tensor = torch.zeros(1)
         channel.send(tensor)
@@ -100,7 +100,7 @@ def test_a_gpu_copies_on_its_own_stream_and_tells_when(to_gpu: bool) -> None:
     source, destination = (core, GPU) if to_gpu else (GPU, core)
     clock = CudaClock(torch.device("cuda:0"))
     clock.start()
-    channel = make_channel(source, destination, Streams().copies(source, destination), is_traced=True)
+    channel = Streams().channel(source, destination, is_traced=True)
     assert isinstance(channel, CudaChannel)
     original = torch.arange(5.0, device="cpu" if to_gpu else "cuda")
     for _ in range(2):

@@ -35,7 +35,6 @@ from rlplace.measure.execute.launch_code import (
     GangSignals,
     StepCode,
     gang_signals,
-    generate,
     update_runs,
 )
 from rlplace.measure.execute.placed_step import PlacedStep
@@ -53,7 +52,7 @@ def linear_step() -> OpGraph:
 def code_of(devices: list[int], *, has_gang: bool = False, is_traced: bool = False) -> StepCode:
     graph = linear_step()
     host = core_host(2, has_gang=has_gang)
-    return generate(graph, host, naive_plan(graph, np.array(devices, dtype=np.int32)), is_traced=is_traced)
+    return StepCode(graph, host, naive_plan(graph, np.array(devices, dtype=np.int32)), is_traced=is_traced)
 
 
 def lines_of(code: StepCode, device: int) -> list[str]:
@@ -93,10 +92,10 @@ def test_everything_on_one_device_needs_no_channel() -> None:
         "return None",
     ]
     assert code.sources[1] == "def run(step):\n    return None\n"
-    assert code.constants == {"c0": torch.preserve_format}
-    assert code.items == (tuple(range(12)), ())
+    assert code.constants.values == {"c0": torch.preserve_format}
+    assert code.items == [[*range(12)], []]
     assert not code.acknowledged
-    assert code.num_signals == 0
+    assert code.signals.count == 0
 
 
 def test_a_step_over_two_devices() -> None:
@@ -132,7 +131,7 @@ def test_a_step_over_two_devices() -> None:
     assert lines_of(code, 0)[1:3] == ["k0_send(t0)", "k1_send(t1)"]
     assert code.acknowledged == {0, 1}
     assert code.is_handover == (False,) * 6
-    assert code.items[1] == (12, 13, 2, 3, 16, 5, 6)
+    assert code.items[1] == [12, 13, 2, 3, 16, 5, 6]
 
 
 def test_an_update_waits_until_its_parameter_has_been_copied() -> None:
@@ -170,15 +169,15 @@ def test_traced_code_marks_every_item_and_nothing_else() -> None:
 def test_gpus_are_held_back_at_the_start_and_every_few_ops_and_cores_never() -> None:
     graph, gpus = linear_step(), plain_gpus.gpu_host(2, 1 << 30)
     plan = naive_plan(graph, np.array(SPLIT, dtype=np.int32))
-    plain = generate(graph, gpus, plan, is_traced=True)
-    held = generate(graph, gpus, plan, is_traced=True, hold_every=2)
+    plain = StepCode(graph, gpus, plan, is_traced=True)
+    held = StepCode(graph, gpus, plan, is_traced=True, hold_every=2)
     for device in range(2):
         runs = [item for item in held.items[device] if item >= graph.num_ops or not graph.is_source[item]]
         places = [k for k, line in enumerate(lines_of(held, device)) if line == "hold()"]
         before = [held.line_items[device][k + 1] for k in places]  # a line more: the function's first
         assert before == runs[::2]
         assert [line for line in lines_of(held, device) if line != "hold()"] == lines_of(plain, device)
-    cores = generate(graph, core_host(2), plan, is_traced=True, hold_every=2)
+    cores = StepCode(graph, core_host(2), plan, is_traced=True, hold_every=2)
     assert "hold()" not in "".join(cores.sources)
 
 
@@ -195,7 +194,7 @@ def test_a_hand_over_is_acknowledged_after_its_last_reader() -> None:
 def test_a_gang_and_its_members_take_turns() -> None:
     """addmm on the gang, relu on core 0, sum on the gang, ones_like on core 1, the rest on core 0."""
     code = code_of([0, 0, 2, 2, 0, 2, 1, 0, 0, 0, 0, 0], has_gang=True)
-    assert code.num_signals == 4
+    assert code.signals.count == 4
     first, second, gang = (lines_of(code, device) for device in range(3))
     assert gang.index("t3 = f3(t1, t2, v0)") + 1 == gang.index("s0_set()")
     assert first.index("s0_wait()") + 1 == first.index("t4 = f4(t3)")
@@ -210,9 +209,9 @@ def test_every_signal_is_used_once_on_each_side(seed: int) -> None:
     graph, host = linear_step(), core_host(3, has_gang=True)
     generator = np.random.default_rng(seed)
     plan = naive_plan(graph, random_devices(graph, 4, generator), generator)
-    code = generate(graph, host, plan)
+    code = StepCode(graph, host, plan)
     words = Counter(line for device in range(4) for line in lines_of(code, device))
-    for signal in range(code.num_signals):
+    for signal in range(code.signals.count):
         assert words[f"s{signal}_set()"] == words[f"s{signal}_wait()"] == 1
     for transfer in range(plan.num_transfers):
         tensor = plan.transfer_tensor[transfer]
@@ -240,7 +239,7 @@ def test_random_ops_get_the_step_and_factories_their_device() -> None:
 
     graph = capture(Draws(), torch.ones(3))
     devices = np.ones(graph.num_ops, dtype=np.int32)
-    source = generate(graph, core_host(), naive_plan(graph, devices)).sources[1]
+    source = StepCode(graph, core_host(), naive_plan(graph, devices)).sources[1]
     assert "(step, " in source
     assert "device=D1" in source
 
@@ -252,7 +251,7 @@ def test_code_of_every_model_drops_what_it_made(name: str) -> None:
     case = CASES[name]()
     graph = capture(case.model, case.inputs, case.loss_fn, "sgd", targets=case.targets)
     generator = np.random.default_rng(0)
-    code = generate(graph, core_host(), naive_plan(graph, random_devices(graph, 2, generator), generator))
+    code = StepCode(graph, core_host(), naive_plan(graph, random_devices(graph, 2, generator), generator))
     kept = set(graph.output_tensors.tolist())
     for device in range(2):
         made = Counter(tensor for _, tensor in code.allocations[device])
@@ -265,7 +264,7 @@ def test_code_of_every_model_drops_what_it_made(name: str) -> None:
 def test_a_graph_without_a_program_has_no_code() -> None:
     graph = dataclasses.replace(linear_step(), program=None)
     with pytest.raises(InvalidValue, match="capture it again"):
-        generate(graph, core_host(), naive_plan(graph, np.zeros(12, dtype=np.int32)))
+        StepCode(graph, core_host(), naive_plan(graph, np.zeros(12, dtype=np.int32)))
 
 
 @pytest.fixture
@@ -408,7 +407,7 @@ def test_one_call_a_run_and_every_update_done(is_traced: bool) -> None:
     assert graph.program is not None
     none = np.zeros(0, dtype=np.int32)
     plan = Plan(np.zeros(graph.num_ops, dtype=np.int32), none, none, np.arange(graph.num_ops, dtype=np.int32))
-    code = generate(graph, host, plan, is_traced=is_traced)
+    code = StepCode(graph, host, plan, is_traced=is_traced)
     (run,), _ = code.update_runs
     assert list(run) == updates_of(graph)
     assert code.sources[0].count(f"u{run[-1]}(") == 1

@@ -11,9 +11,9 @@ from host_models import learnable_problem, paired_host, step_times, varied_plans
 
 from rlplace.measure.host_model import HostModel, LearnedHost, Posterior, Prior, Scales, knowledge_of
 from rlplace.measure.host_model.learned_host import Equation, LearnedFactor
-from rlplace.measure.host_model.scales import CARRIED, Factor, Kind
+from rlplace.measure.host_model.scales import CARRIED, Kind, Scale
 
-X = Factor("bandwidth", "x", 1.0)
+X = Scale("bandwidth", "x", 1.0)
 PRIOR = Prior(op_type=0.5, device=0.2, bandwidth=1.0, latency=0.0, overhead_s=0.1)
 OWN = CARRIED["bandwidth"]
 OF_HOST = 1.0 - OWN**2
@@ -32,7 +32,7 @@ def seen(
     return LearnedFactor(kind, name, variance * (mean + log / noise**2), math.sqrt(variance), 1.0, median, mean)
 
 
-def expected(*hosts: LearnedHost, factor: Factor = X) -> tuple[float, float]:
+def expected(*hosts: LearnedHost, factor: Scale = X) -> tuple[float, float]:
     """Mean and variance that what runs learned gives a factor."""
     knowledge = knowledge_of(hosts, "given")
     assert knowledge is not None
@@ -45,7 +45,7 @@ def test_one_run_is_carried_with_what_differs_between_workloads() -> None:
     seen_once = 1.0 / (0.1**2 + OWN**2)
     precision = 1.0 / OF_HOST + seen_once
     assert expected(learned(seen(2.0, 0.1))) == pytest.approx((2.0 * seen_once / precision, 1 / precision + OWN**2))
-    assert expected(learned(seen(2.0, 0.1)), factor=Factor("bandwidth", "y", 1.0)) == pytest.approx((0.0, 1.0))
+    assert expected(learned(seen(2.0, 0.1)), factor=Scale("bandwidth", "y", 1.0)) == pytest.approx((0.0, 1.0))
 
 
 def test_what_a_run_was_told_beforehand_does_not_count_again() -> None:
@@ -60,10 +60,10 @@ def test_runs_are_weighed_by_how_sure_they_are() -> None:
 
 def test_a_factor_on_a_figure_of_the_prior_is_carried_as_that_figure() -> None:
     run = learned(seen(math.log(2.0), 1e-3, kind="overhead", median=5e-6))
-    mean, variance = expected(run, factor=Factor("overhead", "x", 1.0, 1e-5))
+    mean, variance = expected(run, factor=Scale("overhead", "x", 1.0, 1e-5))
     assert mean == pytest.approx(0.0, abs=1e-9), "ten microseconds, as was found"
     assert variance < 0.1
-    assert expected(run, factor=Factor("overhead", "x", 1.0)) == pytest.approx((0.0, 1.0))
+    assert expected(run, factor=Scale("overhead", "x", 1.0)) == pytest.approx((0.0, 1.0))
 
 
 def test_what_hardly_anything_was_learned_of_and_costs_of_another_kind_tell_nothing() -> None:
@@ -81,7 +81,7 @@ def test_an_equation_in_two_factors_is_shared_with_what_the_next_workload_lacks(
     knowledge = knowledge_of([run], "estimated")
     assert knowledge is not None
     assert knowledge.factors == {("bandwidth", "x"), ("bandwidth", "y")}
-    mean, root = knowledge.prior([Factor("bandwidth", name, 1.0) for name in "yx"])
+    mean, root = knowledge.prior([Scale("bandwidth", name, 1.0) for name in "yx"])
     total = 2 * OF_HOST / (2 * OF_HOST + 2 * OWN**2)
     assert mean == pytest.approx([total, total], rel=1e-5)
     covariance = root @ root.T
@@ -96,7 +96,7 @@ def test_two_equations_tell_a_difference_whatever_they_have_in_common() -> None:
     run = learned(*every, equations=(Equation(3e3, (1e3, 0.0, 1e3)), Equation(2e3, (0.0, 1e3, 1e3))))
     knowledge = knowledge_of([run], "estimated")
     assert knowledge is not None
-    mean, root = knowledge.prior([Factor("bandwidth", name, 1.0) for name in "xy"])
+    mean, root = knowledge.prior([Scale("bandwidth", name, 1.0) for name in "xy"])
     assert mean[0] - mean[1] == pytest.approx(1.0 * OF_HOST / (OF_HOST + OWN**2), rel=1e-4)
     covariance = root @ root.T
     assert covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1] < 0.25 * np.trace(covariance)
@@ -138,9 +138,7 @@ def test_knowledge_is_the_prior_of_the_model_and_is_kept_with_what_it_learned() 
     scales = Scales(problem, PRIOR, knowledge_of([learned(*factors)], "estimated"))
     place = int(scales.bandwidth_at[0])
     prior = Posterior.prior(scales)
-    assert prior.mean[place] == pytest.approx(
-        expected(learned(factors[0]), factor=Factor("bandwidth", "d0>d1", 1.0))[0]
-    )
+    assert prior.mean[place] == pytest.approx(expected(learned(factors[0]), factor=Scale("bandwidth", "d0>d1", 1.0))[0])
     assert np.count_nonzero(np.abs(prior.mean) > 1e-12) == 1
     assert prior.problem.host.links[0].bandwidth_bytes_per_s == pytest.approx(
         problem.host.links[0].bandwidth_bytes_per_s * math.exp(prior.mean[place])

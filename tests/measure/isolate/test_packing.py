@@ -98,7 +98,7 @@ def test_what_belongs_to_one_process_is_refused(packed: Packed) -> None:
 
 def test_ops_of_pytorch_need_nothing() -> None:
     assert ops.home_of("aten::add") == ops.OpHome()
-    assert ops.find_overload("aten::add", "Tensor", ops.OpHome()) is torch.ops.aten.add.Tensor
+    assert ops.find_op("aten::add", ops.OpHome(), "Tensor") is torch.ops.aten.add.Tensor
 
 
 def test_a_custom_op_needs_the_module_that_defines_it() -> None:
@@ -128,7 +128,7 @@ def test_an_op_of_a_main_module_travels_with_its_definition(monkeypatch: pytest.
     assert isinstance(home.define, partial)
     assert home.define.args[:3:2] == ("rlplace_tests_ops::twice", twice)
     monkeypatch.delitem(OPDEFS, "rlplace_tests_ops::twice")
-    found = ops.find_overload("rlplace_tests_ops::twice", "default", home)
+    found = ops.find_op("rlplace_tests_ops::twice", home, "default")
     assert torch.equal(found(torch.ones(2)), torch.full((2,), 2.0))
     assert "rlplace_tests_ops::twice" in OPDEFS
 

@@ -8,7 +8,7 @@ from core_hosts import core_host
 from faulty_ops import faulty_graph
 from naive_plan import naive_plan
 
-from rlplace.measure.execute.launch_code import generate
+from rlplace.measure.execute.launch_code import StepCode
 from rlplace.measure.isolate import worker as post_mortem
 
 DUMP = """Fatal Python error: Aborted
@@ -51,7 +51,7 @@ def test_the_thread_at_fault_comes_first() -> None:
 def test_the_line_of_generated_code_names_the_op() -> None:
     graph, host = faulty_graph(("abort",)), core_host(2)
     plan = naive_plan(graph, np.array([0, 1, 0], dtype=np.int32))
-    items = generate(graph, host, plan).line_items[1]
+    items = StepCode(graph, host, plan).line_items[1]
     dump = DUMP.format(line=items.index(1) + 1)
     said = post_mortem.op_at_fault(dump, graph, host, plan)
     assert said.startswith("op 'faulty' (")

@@ -22,7 +22,7 @@ from rlplace.policy.base import GroupPolicy
 from rlplace.policy.options import ScheduleConfig
 from rlplace.policy.schedule import LOG_PROB_BARRED, SchedulePolicy
 from rlplace.policy.schedule_network import ScheduleNetwork, new_network
-from rlplace.search.schedule.greedy import Greedy
+from rlplace.search.schedule.partial_schedule import Greedy
 
 
 def shaken(seed: int = 0, scale: float = 0.5) -> ScheduleNetwork:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.search.improve.cem_and_genetic import (
+from rlplace.search.improve.portfolio import (
     FLOOR,
     STEP,
     decode,

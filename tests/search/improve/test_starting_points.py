@@ -34,7 +34,7 @@ from rlplace.search.improve.starting_points import (
     score_greedy,
     score_starts,
 )
-from rlplace.search.schedule.greedy import FEATURES, Greedy
+from rlplace.search.schedule.partial_schedule import FEATURES, Greedy
 from rlplace.search.task import Budget, Task
 
 CROSS = [(name, weights) for weights in START_WEIGHTS for name in CROSSED]

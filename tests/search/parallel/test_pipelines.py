@@ -16,19 +16,14 @@ from random_problems import plain_host
 
 import rlplace
 from rlplace.errors import InvalidValue
+from rlplace.graphs import BACKWARD, FORWARD
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.parallel.hybrid import Field, solve_data_parallel
 from rlplace.search.parallel.layouts import Layout, placement_of, step_roles
-from rlplace.search.parallel.pipelines import (
-    backward_first_priorities,
-    best_pipeline,
-    gpipe_priorities,
-    most_under_way,
-    one_f_one_b,
-)
+from rlplace.search.parallel.pipelines import best_pipeline, most_under_way, one_f_one_b, phase_priorities
 from rlplace.search.task import Task
 
 LAYER_S = 0.1875
@@ -155,7 +150,7 @@ def one_f_one_b_of(problem: Problem, devices: np.ndarray) -> tuple[float, tuple[
         replica=np.zeros(count, dtype=np.int32),
     )
     assert np.array_equal(placement_of(problem, chain, step), devices)
-    limit = most_under_way(chain, count)
+    limit = most_under_way(chain)
     assert limit.tolist() == list(range(stages, 0, -1))
     done = Simulator(problem, threads=1).retime(one_f_one_b(problem, step, chain, devices, limit))
     return done.step_time_s, done.peak_bytes
@@ -168,7 +163,7 @@ def test_gpipe_and_1f1b_have_their_textbook_bubble(stages: int, micro_batches: i
     problem, devices = pipeline(tmp_path, stages, micro_batches)
     simulator = Simulator(problem, threads=1)
     work_s = micro_batches * (F_S + B_S)
-    for priorities in (gpipe_priorities(problem), backward_first_priorities(problem)):
+    for priorities in (phase_priorities(problem, FORWARD), phase_priorities(problem, BACKWARD)):
         step_s = float(simulator.step_times(devices[None], priorities)[0])
         assert step_s == (micro_batches + stages - 1) * (F_S + B_S)
         assert (step_s - work_s) / step_s == (stages - 1) / (micro_batches + stages - 1)
@@ -181,7 +176,7 @@ def test_1f1b_keeps_p_minus_s_micro_batches_where_gpipe_keeps_all(
     stages: int, micro_batches: int, tmp_path: Path
 ) -> None:
     problem, devices = pipeline(tmp_path, stages, micro_batches)
-    gpipe = Simulator(problem, threads=1).plan_and_time(devices, gpipe_priorities(problem))[1]
+    gpipe = Simulator(problem, threads=1).plan_and_time(devices, phase_priorities(problem, FORWARD))[1]
     gradient = HELD  # of what the first layer gave: there while the stage's backward runs
     assert gpipe.peak_bytes == (micro_batches * HELD + gradient,) * stages
     peaks = one_f_one_b_of(problem, devices)[1]

@@ -17,9 +17,8 @@ from rlplace.graphs.grouping.groups import Grouping, run_metis
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.rules import partitioners as metis
-from rlplace.search.rules import partitioners as scotch
-from rlplace.search.rules.partitioners import Undirected, balances, score_cuts, undirected
+from rlplace.search.rules import baselines
+from rlplace.search.rules.baselines import Undirected, balances, score_cuts, undirected
 from rlplace.search.schedule.list_schedule import op_units
 from rlplace.search.task import Task
 
@@ -61,7 +60,7 @@ def test_labels_are_nodes_and_bytes_of_both_directions_are_edges() -> None:
 
 def test_metis_cuts_between_cliques() -> None:
     units = op_units(two_cliques())
-    parts = metis.metis_parts(undirected(units, np.ones(12)), HALVES)
+    parts = baselines.metis_parts(undirected(units, np.ones(12)), HALVES)
     assert len(set(parts[:6].tolist())) == len(set(parts[6:].tolist())) == 1
     assert parts[0] != parts[6]
 
@@ -75,7 +74,7 @@ def test_fast_devices_get_more() -> None:
     assert time_s.tolist() == [2.0] * 12
     assert memory.tolist() == [100.0] * 5 + [1.0] + [100.0] * 6
     free = Problem(op_graph([[]] * 12), problem.host, problem.costs, problem.grouping)
-    parts = metis.metis_parts(undirected(op_units(free), np.ones(12)), shares)
+    parts = baselines.metis_parts(undirected(op_units(free), np.ones(12)), shares)
     assert np.bincount(parts).tolist() == [9, 3]
 
 
@@ -86,8 +85,8 @@ def test_the_method_scores_allowed_placements_and_is_the_same_twice() -> None:
     allowed[11, 0] = False
     pinned = replace(problem, allowed=allowed)
     first, second = (Task(pinned, Simulator(pinned, threads=1)) for _ in range(2))
-    metis.solve_metis(first)
-    metis.solve_metis(second)
+    baselines.solve_metis(first)
+    baselines.solve_metis(second)
     assert first.best_devices is not None
     assert second.best_devices is not None
     assert first.best_devices.tolist() == second.best_devices.tolist()
@@ -98,14 +97,14 @@ def test_without_pymetis_it_says_which_extra(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("rlplace.graphs.grouping.groups.importlib.util.find_spec", lambda name: None)
     problem = two_cliques()
     with pytest.raises(MissingExtra, match="rlplace\\[metis\\]"):
-        metis.solve_metis(Task(problem, Simulator(problem, threads=1)))
+        baselines.solve_metis(Task(problem, Simulator(problem, threads=1)))
 
 
 def test_few_nodes_are_dealt_out() -> None:
     problem = two_cliques()
     few = undirected(op_units(replace(problem)), np.array([5.0, 4.0, 3.0] + [0.0] * 9))
     thirds = np.array([0.25, 0.25, 0.25, 0.25])
-    assert sorted(metis.metis_parts(few, thirds)[:3].tolist()) == [0, 1, 2]
+    assert sorted(baselines.metis_parts(few, thirds)[:3].tolist()) == [0, 1, 2]
 
 
 def test_a_crash_of_metis_is_a_runner_error_and_one_of_every_cut_is_the_methods() -> None:
@@ -125,7 +124,7 @@ def test_a_crash_of_metis_is_a_runner_error_and_one_of_every_cut_is_the_methods(
 def test_without_its_program_scotch_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingExtra, match=r"gmap.*apt install scotch"):
-        scotch.find_program()
+        baselines.find_program()
 
 
 def test_scotch_gets_a_graph_and_a_target_and_its_mapping_is_read(
@@ -139,17 +138,17 @@ open(mapping, "w").write("12\\n" + "".join(f"{v}\\t{int(v >= 6)}\\n" for v in ra
 """
     monkeypatch.setenv("PATH", str(gmap(tmp_path, body)))
     problem = two_cliques()
-    parts = scotch.scotch_parts(undirected(op_units(problem), np.ones(12)), HALVES)
+    parts = baselines.scotch_parts(undirected(op_units(problem), np.ones(12)), HALVES)
     assert parts.tolist() == [0] * 6 + [1] * 6
     task = Task(problem, Simulator(problem, threads=1))
-    scotch.solve_scotch(task)
+    baselines.solve_scotch(task)
     assert task.best_s < np.inf
 
 
 def test_scotch_s_source_format() -> None:
     graph = op_graph([[], [0]], [8, 1])
     problem = Problem(graph, plain_host(2), Costs(np.ones((2, 2)), "estimated"), Grouping(np.arange(2)))
-    text = scotch.graph_text(undirected(op_units(problem), np.ones(2)))
+    text = baselines.graph_text(undirected(op_units(problem), np.ones(2)))
     assert text == f"0\n2 2\n0 011\n{1 << 19} 1 {1 << 20} 1\n{1 << 19} 1 {1 << 20} 0\n"
 
 
@@ -157,4 +156,4 @@ def test_scotch_s_source_format() -> None:
 def test_a_program_that_fails_is_a_runner_error(body: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(gmap(tmp_path, body)))
     with pytest.raises(RunnerError, match="scotch"):
-        scotch.scotch_parts(undirected(op_units(two_cliques()), np.ones(12)), HALVES)
+        baselines.scotch_parts(undirected(op_units(two_cliques()), np.ones(12)), HALVES)

@@ -17,8 +17,7 @@ from rlplace.graphs import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.schedule.greedy import DECISION_FEATURES, FEATURES, Greedy
-from rlplace.search.schedule.partial_schedule import MEMORY_MASKS
+from rlplace.search.schedule.partial_schedule import DECISION_FEATURES, FEATURES, MEMORY_MASKS, Greedy
 
 
 def test_the_first_features_are_those_of_the_list_scheduler() -> None:

@@ -10,8 +10,8 @@ from random_problems import plain_host, random_problem
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
-from rlplace.search.schedule.baechi import favourite_children, favourites_within, m_sct, num_edges
 from rlplace.search.schedule.list_schedule import host_resources, op_units
+from rlplace.search.schedule.list_schedulers import favourite_children, favourites_within, job_edges, m_sct
 
 
 def fork() -> Problem:
@@ -32,7 +32,7 @@ def test_the_favourite_child_is_the_one_on_the_longest_path() -> None:
 def test_within_groups_it_is_the_reader_of_most_bytes_in_the_group_or_in_its_favourite() -> None:
     units = op_units(fork())
     groups = np.array([0, 1, 2], dtype=np.int32)
-    assert num_edges(units) == 2
+    assert len(job_edges(units, units.tensor_bytes)[0]) == 2
     assert favourites_within(units, groups, np.array([2, -1, -1])).tolist() == [2, -1, -1]
     assert favourites_within(units, groups, np.array([-1, -1, -1])).tolist() == [-1, -1, -1]
     assert favourites_within(units, np.array([0, 0, 1], dtype=np.int32), np.array([-1, -1])).tolist() == [1, -1, -1]

@@ -16,7 +16,7 @@ from rlplace.graphs import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Route
 from rlplace.measure.problem import Problem
-from rlplace.search.schedule.greedy import FEATURES, Greedy
+from rlplace.search.schedule.partial_schedule import FEATURES, Greedy
 
 
 def problem(

@@ -18,9 +18,17 @@ from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.methods import METHODS
-from rlplace.search.schedule.baechi import m_etf, m_topo
 from rlplace.search.schedule.list_schedule import HostResources, group_units, host_resources, op_units
-from rlplace.search.schedule.list_schedulers import critical_path, eft, heft, optimistic_cost_s, peft
+from rlplace.search.schedule.list_schedulers import (
+    critical_path,
+    eft,
+    heft,
+    m_etf,
+    m_topo,
+    mean_transfer_s,
+    optimistic_cost_s,
+    peft,
+)
 from rlplace.search.task import Task
 
 SCHEDULERS = ("eft", "heft", "peft", "critical-path", "m-topo", "m-etf", "m-sct")
@@ -141,7 +149,7 @@ def test_heft_and_cpop_give_the_makespans_of_their_paper() -> None:
 def test_peft_gives_the_table_and_makespan_of_its_paper() -> None:
     problem = arabnejad()
     units, resources = op_units(problem), without_contention(problem)
-    table = optimistic_cost_s(units, resources)
+    table = optimistic_cost_s(units, mean_transfer_s(units, resources))
     assert table[:3].tolist() == [[64.0, 68.0, 86.0], [42.0, 39.0, 42.0], [27.0, 41.0, 43.0]]
     assert table[9].tolist() == [0.0, 0.0, 0.0]
     assert peft(units, resources)[1] == 122.0

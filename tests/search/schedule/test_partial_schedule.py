@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from random_problems import random_problem
 from schedule_stepper import Stepper, coarser
 
-from rlplace.search.schedule.greedy import DECISION_FEATURES
-from rlplace.search.schedule.partial_schedule import clear, new_schedules
+from rlplace.search.schedule.partial_schedule import DECISION_FEATURES, clear, new_schedules
 
 
 @settings(deadline=None, max_examples=60)
