@@ -71,7 +71,7 @@ def measurements(
         json: print one JSON object on stdout
     """
     from rlplace.store import Filter
-    from rlplace.store.folders import OFF, store_path
+    from rlplace.store.log import OFF, store_path
 
     older_s, newer_s = (
         parse_duration(text, option) if text else None
@@ -219,8 +219,7 @@ def fit_priors(
     from rlplace.measure.host_model.learned_host import fit_priors as fit
     from rlplace.measure.host_model.scales import load_priors, save_priors
     from rlplace.store import MeasurementStore
-    from rlplace.store.folders import OFF, store_path
-    from rlplace.store.log import LEAST_IDLE
+    from rlplace.store.log import LEAST_IDLE, OFF, store_path
 
     if not runs and store == OFF:
         raise InvalidValue(

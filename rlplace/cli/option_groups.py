@@ -19,8 +19,7 @@ from rlplace.files import jsonable
 from rlplace.measure import Host, resolve_host
 from rlplace.records import check_seed
 from rlplace.say import say
-from rlplace.session.cut import CutOptions, Loss, parse_batch_dims, parse_count
-from rlplace.session.setup import Setup
+from rlplace.session.setup import CutOptions, Loss, Setup, parse_batch_dims, parse_count
 from rlplace.training import TrainConfig
 from rlplace.workloads import parse_workload
 

@@ -33,7 +33,7 @@ from rlplace.measure import resolve_host
 from rlplace.policy import LearnConfig
 from rlplace.say import counted, format_ms, say
 from rlplace.training import SearchConfig, TrainConfig
-from rlplace.training.agent.agent_config import AgentConfig
+from rlplace.training.config import AgentConfig
 
 AGAIN = ("in-process", "store", "track", "cluster", "init", "priors")
 """Options that a run folder is not believed where they reach out of it: they may be given again."""
@@ -130,7 +130,7 @@ def train(
                 hint="The run on the new host begins anew, with a budget of its own.",
             )
         else:
-            from rlplace.training.elastic.elsewhere import folder_for, resume_elsewhere
+            from rlplace.training.place_and_replace import folder_for, resume_elsewhere
 
             found = resolve_host(host, gangs=placing.gangs)
             result = resume_elsewhere(
@@ -278,7 +278,7 @@ def place(
         setup = setup_of(
             target, host, placing, batch, grouping, no_wait=no_wait, seed=seed, workload_seed=workload_seed
         )
-        from rlplace.training.place_workload import place_workload
+        from rlplace.training.place_and_replace import place_workload
 
         result = place_workload(
             setup,
@@ -296,7 +296,7 @@ def place(
             if given:
                 raise InvalidValue(field, given, "none beside a run folder", where="place", hint=hint)
         found = resolve_host(host, gangs=placing.gangs)
-        from rlplace.training.elastic.elsewhere import replace_run
+        from rlplace.training.place_and_replace import replace_run
 
         result = replace_run(
             folder,
@@ -356,7 +356,7 @@ def explain(folder: tyro.conf.Positional[Path], top: int = 12, json: bool = Fals
         top: most modules of the critical path to show
         json: print one JSON object on stdout
     """
-    from rlplace.session.explained import read_explanation
+    from rlplace.session.session import read_explanation
 
     if top < 1:
         raise InvalidValue("top", top, "at least 1")

@@ -31,7 +31,7 @@ from rlplace.cli.option_groups import (
 from rlplace.errors import InvalidValue, RunnerError, UnknownName
 from rlplace.measure import Host, resolve_host
 from rlplace.say import format_ms, say
-from rlplace.session.cut import CutOptions, number_only
+from rlplace.session.setup import CutOptions, number_only
 from rlplace.workloads import WorkloadSpec, parse_workload
 
 if TYPE_CHECKING:

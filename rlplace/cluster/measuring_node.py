@@ -31,7 +31,7 @@ from rlplace.measure.isolate.isolated_runner import without_model
 from rlplace.measure.isolate.messages import apply_settings, torch_settings
 from rlplace.measure.isolate.packing import Packed, Section, Unpacked, shared_file
 from rlplace.measure.measurement import MeasurementKey, MeasurementLog, versions_line
-from rlplace.store.folders import machine_facts
+from rlplace.store.rows import machine_facts
 
 FOREVER_S = 1e12
 """Seconds that stand for no deadline."""

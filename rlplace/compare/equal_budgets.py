@@ -106,7 +106,7 @@ class CompareConfig:
 
     @property
     def total_s(self) -> float:
-        """Wall time of the whole command; infinite where only evaluations count."""
+        """Wall time of the whole command; infinite if only evaluations count."""
         return self.seconds or (DEFAULT_SECONDS if self.evaluations is None else math.inf)
 
     @property

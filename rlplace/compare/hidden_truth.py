@@ -29,7 +29,7 @@ from rlplace.records import Number, Seed, record
 from rlplace.search import METHODS, Budget, Task, find
 from rlplace.search.methods import SEARCH, find_winners
 from rlplace.search.task import BestSoFar
-from rlplace.training.agent.agent_config import AgentConfig
+from rlplace.training.config import AgentConfig
 
 
 @record(frozen=True)

@@ -235,7 +235,8 @@ def make_scorer(
     Args:
         measurer: measures placements.
         reward: a reward's name, or a reward.
-        baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
+        baseline_s: step time of the baseline for a named reward; by default that of the best single device, measured
+            now.
         deterministic: whether the measurer gives a placement the same step time every time.
 
     Raises:

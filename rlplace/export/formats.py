@@ -388,7 +388,7 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
 
     Args:
         graph: with its program.
-        host: of this machine, or a word for it.
+        host: a host of this machine, or a HOST word for it.
         plan: the plan to run.
         num_steps: steps from the same start.
 

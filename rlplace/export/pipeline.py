@@ -36,8 +36,8 @@ from rlplace.measure.hosts.resolve import check_present
 from rlplace.say import say
 from rlplace.search.parallel.layouts import StepRoles, step_roles
 from rlplace.search.parallel.pipelines import BoundedPipeline, Schedule, best_pipeline
-from rlplace.session.cut import CutOptions
 from rlplace.session.prepare import candidates, capture_workload, judge_twin
+from rlplace.session.setup import CutOptions
 from rlplace.workloads import Workload
 
 

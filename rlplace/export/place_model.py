@@ -25,8 +25,8 @@ from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.report.console import Progress, progress_of
 from rlplace.say import Say
-from rlplace.session.cut import BatchDims, CutOptions, Loss
 from rlplace.session.prepare import check_exact, chosen_problem
+from rlplace.session.setup import BatchDims, CutOptions, Loss
 from rlplace.training import TrainConfig, train
 from rlplace.training.forecast import PROFILING_SHARE, within_rest
 

@@ -358,7 +358,7 @@ class IndependentPolicy(PolicyModule):
     """A policy that decides every group by itself: a subclass defines `logits` alone.
 
     Attributes:
-        temperature: divides logits, in samples as in log-probabilities; `set_flips` sets it.
+        temperature: divides logits, both for samples and for log-probabilities; `set_flips` sets it.
     """
 
     temperature: Tensor

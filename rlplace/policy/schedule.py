@@ -87,7 +87,7 @@ class SchedulePolicy(PolicyModule):
 
         Args:
             num_samples: placements to draw.
-            rng: draws them; by default the policy's own generator, which goes on.
+            rng: the random generator; by default the policy's own.
         """
         generator = self.drawing(rng)
 

@@ -176,7 +176,7 @@ def captured_evaluation(graph: OpGraph, call: Call) -> OpGraph:
         call: its targets are not used.
 
     Raises:
-        CaptureError: the model cannot be captured so.
+        CaptureError: the model cannot be captured in evaluation mode.
     """
     origin, (args, kwargs, _) = require_program(graph).origin, call
     now = Flags.of(model := origin.model)

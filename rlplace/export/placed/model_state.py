@@ -203,7 +203,7 @@ class PlacedState:
                 tensors[name].copy_(tensor)
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites parameters and buffers, by dotted name; names that are left out stay.
+        """Overwrites parameters and buffers, by dotted name; the others do not change.
 
         Raises:
             UnknownName: no parameter or buffer has that name.
