@@ -1,9 +1,9 @@
-"""The commands on what is known beside a run: of machines, models and measurements, and what is learned from them.
+"""Commands on knowledge that several runs share: hosts, workloads, measurements, priors and weights of policies.
 
-`measurements`: what was measured on this machine: listed, written for other tools, or forgotten. `pretrain`: weights of
-a policy that suit any problem. `fit-priors`: what to expect of a new host, from what runs learned about theirs.
-`hosts`: the machines to place on. `workloads`: the models to place. `doctor`: whether this machine and this
-installation are fit for placing. `bench`: how fast rlplace itself is.
+`measurements`: lists, exports or prunes the measurements of this machine. `pretrain`: trains weights of a policy for
+any problem. `fit-priors`: fits priors of a new host to the learned models of other hosts. `hosts`: lists the machines
+to place on. `workloads`: lists the models to place. `doctor`: checks this machine and this installation. `bench`: times
+rlplace itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The commands that examine a workload, and keep no run.
 
-`graph`: what its step is made of. `advise`: whether it is worth placing on a host. `compare`: every method on it, at
-equal budgets, beside a proven bound. `simulate`, `measure`: the step time of one placement. `fidelity`: the error of
-the simulator on this machine.
+`graph`: the ops, work and memory of its step. `advise`: whether it is worth placing on a host. `compare`: every method
+on it, at equal budgets, beside a proven bound. `simulate`, `measure`: the step time of one placement. `fidelity`: the
+error of the simulator on this machine.
 """
 
 from __future__ import annotations
@@ -358,9 +358,15 @@ def compare(
             workload_seed=workload_seed,
         )
         if true is not None or (measured is not None and setup.host.is_simulated):
-            drawn = seed if "seed" in GIVEN.get() else None
             hidden = true_config(
-                true, measured, methods, evaluations, seconds, seeds=seeds, objective=objective, seed=drawn
+                true,
+                measured,
+                methods,
+                evaluations,
+                seconds,
+                seeds=seeds,
+                objective=objective,
+                seed=seed if "seed" in GIVEN.get() else None,
             )
             result = run_true_compare(setup, output, hidden, cluster=cluster)
         elif minimised not in ("latency", "throughput"):

@@ -122,9 +122,13 @@ def place(
     profiled_s = begin_s + PROFILING_SHARE * (config.total_s or 0.0)
 
     def problem_of(count: int) -> Problem:
-        profiler = partial(_profiled, profiled_s)
         return Problem.profile(
-            graph_of(count), where, grouping=grouping, constraints=constraints, progress=progress.say, profiler=profiler
+            graph_of(count),
+            where,
+            grouping=grouping,
+            constraints=constraints,
+            progress=progress.say,
+            profiler=partial(_profiled, profiled_s),
         )
 
     with progress if is_own else nullcontext():
