@@ -31,7 +31,7 @@ from rlplace.search import eft
 from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import Known, measure_all, plans_of, step_times
-from rlplace.session.prepare import graph_for, make_problem
+from rlplace.session.prepare import Steps, make_problem
 from rlplace.training.method_choice import LEARNED
 from rlplace.training.searches.racing_host import LoopBudget
 from rlplace.training.searches.search_all import search_and_measure
@@ -52,7 +52,7 @@ HEAD = (
 def race(workload: str, seconds: float, seed: int) -> list[dict[str, Any]]:
     """Two rows: from costs as profiled, and from wrong ones."""
     host, spec, progress = Host.detect("cores"), parse_workload(workload), make_progress()
-    profiled = make_problem(graph_for(spec, host, seed), host, 256, progress.say, spec=spec)
+    profiled = make_problem(Steps(spec, host, seed).graph(1), host, 256, progress.say, spec=spec)
     simulator = Simulator(profiled)
     generator = np.random.default_rng(seed)
     groups, _ = draw_mix(profiled, majority_devices(profiled, eft(profiled)), NUM_FIRST, generator)

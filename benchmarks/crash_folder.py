@@ -18,10 +18,10 @@ from rlplace.locks import LOCK_FILE
 from rlplace.measure import Plan, Problem, Simulator, load_placement, resolve_host
 from rlplace.measure.explain.explanation import load_explanation
 from rlplace.measure.host_model import load_learned_host
-from rlplace.session.cut import WHOLE
 from rlplace.session.folder import SESSION
 from rlplace.session.prepare import Steps
 from rlplace.session.session import Session
+from rlplace.session.setup import WHOLE
 from rlplace.training import TrainConfig
 from rlplace.workloads import parse_workload
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
@@ -18,10 +17,10 @@ from rlplace.files import write_json_atomic
 from rlplace.measure import Device, Host, Link, Placement, Problem, Route, Simulator
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.search import Budget, find
-from rlplace.session.cut import WHOLE
-from rlplace.session.prepare import Prepared, graph_for
+from rlplace.session.prepare import Prepared, Steps
 from rlplace.session.session import Session
 from rlplace.session.session_records import Request
+from rlplace.session.setup import WHOLE
 from rlplace.training import TrainConfig
 from rlplace.training.elastic.placed_again import PORTFOLIO, KnownRun, replaced, search_again
 from rlplace.workloads import parse_workload
@@ -115,7 +114,7 @@ def placed_again(workload: str) -> list[dict[str, Any]]:
 def run_of(workload: str) -> KnownRun:
     """A run on four cores, as its folder would tell of it."""
     spec = parse_workload(workload)
-    problem = Problem.estimate(graph_for(spec, FROM, 0), FROM)
+    problem = Problem.estimate(Steps(spec, FROM, 0).graph(1), FROM)
     simulator = Simulator(problem, threads=1)
     found = find(problem, PORTFOLIO, simulator, Budget(RUN_EVALUATIONS))
     assert found.devices is not None
@@ -125,7 +124,7 @@ def run_of(workload: str) -> KnownRun:
     session.keep(request=Request(str(spec), FROM.name, FROM.fingerprint, "small"), config=TrainConfig())
     session.keep_problem(Prepared(problem, WHOLE))
     session.keep_placement(placement)
-    return KnownRun.of(session, Path("run"), spec)
+    return KnownRun.of(session, spec)
 
 
 if __name__ == "__main__":

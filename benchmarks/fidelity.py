@@ -21,7 +21,7 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report import save_fidelity_png
 from rlplace.report.console import make_progress
 from rlplace.session.calibrate import calibrate_on, step_times
-from rlplace.session.prepare import graph_for, make_problem
+from rlplace.session.prepare import Steps, make_problem
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("inception_v3@small", "nmt@small", "nmt@units=64")
@@ -41,7 +41,7 @@ FIGURES = {
 def judged(workload: str, seed: int) -> dict[str, Any]:
     """Figures of one workload for each way, and the ceiling."""
     host, spec, progress = Host.detect("cores"), parse_workload(workload), make_progress()
-    problem = make_problem(graph_for(spec, host, seed), host, 256, progress.say, spec=spec)
+    problem = make_problem(Steps(spec, host, seed).graph(1), host, 256, progress.say, spec=spec)
     mix = measure_mix(problem, num_placements=NUM_PLACEMENTS, num_fit=NUM_FIT, seed=seed)
     known = mix.known
     figures = calibrate(problem, list(known.plans), step_times(known.outcomes).tolist(), seed=seed).problem

@@ -12,7 +12,7 @@ from record import as_markdown, record, save, table
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.measure.costs.costs import estimate_costs
 from rlplace.search import Budget, SearchResult, anneal_from, find
-from rlplace.session.prepare import graph_for
+from rlplace.session.prepare import Steps
 from rlplace.workloads import parse_workload
 
 NMT = "nmt@layers=4,units=1024,batch=64,steps=20,vocab=32000"
@@ -31,7 +31,7 @@ HEAD = (
 
 def main(workload: str = NMT, host_word: str = "4xV100-pcie", out: str = "groupings", *rules: str) -> None:
     host = resolve_host(host_word)
-    graph = graph_for(parse_workload(workload), host, 0)
+    graph = Steps(parse_workload(workload), host, 0).graph(1)
     costs = estimate_costs(graph, host)
     rows: list[dict[str, Any]] = []
     Problem.grouped(graph, host, costs)  # compiles the kernels

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Host, Problem, resolve_host
 from rlplace.measure.hosts.host_file import Wiring, lay_routes
-from rlplace.pretrain.training_problems import CAPTURED, KINDS, WIRES
+from rlplace.pretrain.pretraining import CAPTURED, KINDS, WIRES
 from rlplace.workloads import build, parse_workload
 
 WORKLOADS = tuple(workload for workload, count in CAPTURED if count == 1)

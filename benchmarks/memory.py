@@ -27,8 +27,8 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
 from rlplace.search import Budget, find
 from rlplace.search.groupings import majority_devices
-from rlplace.session.cut import CutOptions
 from rlplace.session.prepare import Steps, make_problem
+from rlplace.session.setup import CutOptions
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("nmt@small", "gpt2@small", "inception_v3@small", "bert@small", "gpt2@small/2")

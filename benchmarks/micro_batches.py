@@ -22,9 +22,8 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
 from rlplace.search import Budget, find
 from rlplace.session.calibrate import calibrated
-from rlplace.session.cut import AUTO, CutOptions
 from rlplace.session.prepare import Steps, prepare, verdict_of
-from rlplace.session.setup import ProblemOptions
+from rlplace.session.setup import AUTO, CutOptions, ProblemOptions
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("gpt2@small", "bert@small", "vit@small", "nmt@small")

@@ -19,7 +19,7 @@ from rlplace.policy import LearnConfig
 from rlplace.report import Curve, save_best_so_far_png
 from rlplace.search import Budget, find
 from rlplace.search.rules import baselines
-from rlplace.session.prepare import graph_for
+from rlplace.session.prepare import Steps
 from rlplace.training.method_choice import METHODS, POLICY
 from rlplace.workloads import parse_workload
 
@@ -32,7 +32,7 @@ def main(seconds: float, seeds: int) -> None:
     """Runs everything and writes `results/recipe_2017.{json,md,png}`."""
     assert POLICY in METHODS
     host = resolve_host(HOST)
-    problem = Problem.estimate(graph_for(parse_workload(WORKLOAD), host, 0), host)
+    problem = Problem.estimate(Steps(parse_workload(WORKLOAD), host, 0).graph(1), host)
     simulator = Simulator(problem, threads=1)
     single_s = float(simulator.step_times(baselines.best_single(problem, simulator)[None])[0])
     find(problem, PORTFOLIO, simulator, Budget(evaluations=200))  # kernels are compiled before any clock starts

@@ -20,7 +20,7 @@ from rlplace.env import DECISION_FEATURES, SequentialBatch, SequentialEnv, Seque
 from rlplace.graphs import Grouping
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.measure.simulate.compiled_problem import list_order
-from rlplace.session.prepare import graph_for
+from rlplace.session.prepare import Steps
 from rlplace.workloads import parse_workload
 
 WORKLOAD, HOST = "nmt@paper,steps=34", "8xV100-dgx1"
@@ -31,7 +31,7 @@ ROUNDS, EPISODES = 5, 10
 def problem() -> Problem:
     """The training step with its default groups."""
     host = resolve_host(HOST)
-    return Problem.estimate(graph_for(parse_workload(WORKLOAD), host, 0), host, num_groups=NUM_GROUPS)
+    return Problem.estimate(Steps(parse_workload(WORKLOAD), host, 0).graph(1), host, num_groups=NUM_GROUPS)
 
 
 def in_even_groups(of: Problem) -> Problem:

@@ -35,7 +35,7 @@ from rlplace.measure.measurement import versions_line
 from rlplace.measure.truth import TrueTimer, Truth, true_problems
 from rlplace.search import Budget
 from rlplace.store import MeasurementStore, MeasuringProcess
-from rlplace.store.folders import machine_key
+from rlplace.store.rows import machine_key
 from rlplace.training.agent import Agent, learn_host
 
 PAIRS = (

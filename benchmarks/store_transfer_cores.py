@@ -22,7 +22,7 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
 from rlplace.search import Budget
 from rlplace.search.rules import baselines
-from rlplace.session.prepare import graph_for, make_problem
+from rlplace.session.prepare import Steps, make_problem
 from rlplace.training.agent import Agent, learn_host
 from rlplace.training.searches.racing_host import ROUND
 from rlplace.workloads import parse_workload
@@ -73,7 +73,7 @@ class Bench:
 
     def __init__(self, name: str, seed: int) -> None:
         host, spec = Host.detect("cores"), parse_workload(name)
-        graph = graph_for(spec, host, seed)
+        graph = Steps(spec, host, seed).graph(1)
         self.name = name
         self.problem = make_problem(graph, host, 256, make_progress(is_quiet=True).say, spec=spec)
         simulator = Simulator(self.problem)

@@ -22,7 +22,7 @@ from record import RESULTS, argument, as_markdown, parse, record, table
 from suites import CORE, CORE_DEV, WORKLOADS, key_of, problem_of
 
 from rlplace.compare import mean_ratio
-from rlplace.env.schedule_batch import GROUPINGS, ListSchedules, Pair
+from rlplace.env.sequential import GROUPINGS, ListSchedules, Pair
 from rlplace.files import read_json, write_json_atomic, write_text_atomic
 from rlplace.graphs.synthetic import synthetic
 from rlplace.measure import Problem, Simulator, resolve_host

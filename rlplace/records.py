@@ -26,12 +26,16 @@ from rlplace.errors import InvalidValue, UnknownName, UserError
 
 __all__ = [
     "LARGEST_SEED",
+    "AtLeastOne",
     "Count",
     "Described",
     "FirstSchema",
+    "NotNegative",
     "Number",
+    "Positive",
     "Seconds",
     "Seed",
+    "Share",
     "Whole",
     "check_seed",
     "described",
@@ -103,6 +107,10 @@ NumberOrNan = Annotated[
 ]
 """A float that may be NaN, which files hold as null."""
 Count = Annotated[Whole, Field(ge=0)]
+AtLeastOne = Annotated[Whole, Field(ge=1)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Share = Annotated[Number, Field(ge=0, le=1)]
 Seconds = Annotated[Number, Field(ge=0, le=1e300)]
 FirstSchema = Annotated[Literal[1], BeforeValidator(_first_schema)]
 """The schema of a file format that has had one so far."""

@@ -14,11 +14,11 @@ from rlplace.measure import Placement, Problem, Simulator
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.placement import save_placement
-from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared, versions
 from rlplace.session.session import Session
 from rlplace.session.session_records import Request
+from rlplace.session.setup import WHOLE, CutOptions
 from rlplace.training.config import TrainConfig
 
 WORKED_S = 1e-3

@@ -14,7 +14,7 @@ from search_problems import fork_problem
 from rlplace.files import read_json
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import KINDS, Truth, true_problem
-from rlplace.training.agent.agent_config import AgentConfig
+from rlplace.training.config import AgentConfig
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 

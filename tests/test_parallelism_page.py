@@ -11,7 +11,7 @@ import pytest
 from rlplace.cli.main import main
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import OP_ORDERS
-from rlplace.session.cut import LOSSES
+from rlplace.session.setup import LOSSES
 from rlplace.training.method_choice import METHODS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "parallelism.md"

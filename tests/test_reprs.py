@@ -97,18 +97,18 @@ def test_a_captured_graph_is_called_after_its_model() -> None:
 @pytest.mark.parametrize(("word", "name"), [("rnnlm", "rnnlm@small"), ("rnnlm@small", "rnnlm@small")])
 def test_the_graph_of_a_workload_has_its_name_and_size(word: str, name: str) -> None:
     from rlplace.measure import Host
-    from rlplace.session.prepare import graph_for
+    from rlplace.session.prepare import Steps
 
-    assert graph_for(parse_workload(word), Host.detect("cores"), 0).label == name
+    assert Steps(parse_workload(word), Host.detect("cores"), 0).graph(1).label == name
 
 
 def test_the_graph_of_a_file_has_its_path(tmp_path: Path) -> None:
     from rlplace.graphs import save_graph
-    from rlplace.session.prepare import graph_for
+    from rlplace.session.prepare import Steps
 
     path = tmp_path / "mine.json"
     save_graph(PROBLEM.graph, path)
-    assert graph_for(parse_workload(str(path)), PROBLEM.host, 0).name == str(path)
+    assert Steps(parse_workload(str(path)), PROBLEM.host, 0).graph(1).name == str(path)
 
 
 def test_a_table_prints_without_colours_fastest_first() -> None:

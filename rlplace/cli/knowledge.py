@@ -1,9 +1,9 @@
-"""The commands on what is known beside a run: of machines, models and measurements, and what is learned from them.
+"""Commands on knowledge that several runs share: hosts, workloads, measurements, priors and weights of policies.
 
-`measurements`: what was measured on this machine: listed, written for other tools, or forgotten. `pretrain`: weights of
-a policy that suit any problem. `fit-priors`: what to expect of a new host, from what runs learned about theirs.
-`hosts`: the machines to place on. `workloads`: the models to place. `doctor`: whether this machine and this
-installation are fit for placing. `bench`: how fast rlplace itself is.
+`measurements`: lists, exports or prunes the measurements of this machine. `pretrain`: trains weights of a policy for
+any problem. `fit-priors`: fits priors of a new host to the learned models of other hosts. `hosts`: lists the machines
+to place on. `workloads`: lists the models to place. `doctor`: checks this machine and this installation. `bench`: times
+rlplace itself.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def measurements(
         json: print one JSON object on stdout
     """
     from rlplace.store import Filter
-    from rlplace.store.folders import OFF, store_path
+    from rlplace.store.log import OFF, store_path
 
     older_s, newer_s = (
         parse_duration(text, option) if text else None
@@ -219,8 +219,7 @@ def fit_priors(
     from rlplace.measure.host_model.learned_host import fit_priors as fit
     from rlplace.measure.host_model.scales import load_priors, save_priors
     from rlplace.store import MeasurementStore
-    from rlplace.store.folders import OFF, store_path
-    from rlplace.store.log import LEAST_IDLE
+    from rlplace.store.log import LEAST_IDLE, OFF, store_path
 
     if not runs and store == OFF:
         raise InvalidValue(

@@ -19,8 +19,7 @@ from rlplace.files import jsonable
 from rlplace.measure import Host, resolve_host
 from rlplace.records import check_seed
 from rlplace.say import say
-from rlplace.session.cut import CutOptions, Loss, parse_batch_dims, parse_count
-from rlplace.session.setup import Setup
+from rlplace.session.setup import CutOptions, Loss, Setup, parse_batch_dims, parse_count
 from rlplace.training import TrainConfig
 from rlplace.workloads import parse_workload
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from rlplace.graphs import Constraints
 
 GRANULARITIES = ("op", "module")
-"""The unit of placement:  single ops in groups, or modules."""
+"""The unit of placement: single ops in groups, or modules."""
 MODULE_RULE = "device-map"
 """The grouping that `--granularity module` stands for."""
 
@@ -124,18 +123,18 @@ class GroupingOptions:
     rule: Annotated[str, tyro.conf.arg(name="grouping")] = TrainConfig.grouping
     """how ops are grouped: heavy-edge, colocation, module, module:DEPTH, module:DEPTH:apart, device-map, metis, none"""
     granularity: str = "op"
-    """op, or module: what is placed are modules, as `rlplace export --format device_map` can say it; the same as
-    `--grouping device-map`"""
+    """op, or module: modules are placed, as `rlplace export --format device_map` writes them; the same as `--grouping
+    device-map`"""
 
     def word(self, asked: CutOptions) -> str:
         """The word of the rule that groups are made by.
 
         Args:
-            asked: how the batch is to be cut.
+            asked: how the user wants the batch cut.
 
         Raises:
             UnknownName: no such granularity.
-            InvalidValue: modules are to be placed, and another rule was given, or micro-batches.
+            InvalidValue: the user asks to place modules, and for another rule or for micro-batches.
         """
         check_known("granularity", self.granularity, GRANULARITIES)
         if self.granularity == "op" and self.rule != MODULE_RULE:
@@ -187,7 +186,7 @@ class BatchOptions:
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """What becomes of what is measured on this machine."""
+    """Where measurements of this machine are kept."""
 
     store: str = "auto"
     """where measured step times are kept, and looked for by later searches: auto (in your cache folder), off, or a
@@ -271,10 +270,7 @@ def setup_of(
 
 def print_json(data: dict[str, Any]) -> None:
     """One JSON object on stdout; numbers that are not finite become null."""
-    stdout = _STDOUT.get() or sys.stdout
-    json.dump(jsonable(data), stdout, allow_nan=False)
-    stdout.write("\n")
-    stdout.flush()
+    print(json.dumps(jsonable(data), allow_nan=False), file=_STDOUT.get() or sys.stdout, flush=True)
 
 
 def answer(result: dict[str, Any], words: str, is_json: bool) -> None:

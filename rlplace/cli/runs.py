@@ -33,7 +33,7 @@ from rlplace.measure import resolve_host
 from rlplace.policy import LearnConfig
 from rlplace.say import counted, format_ms, say
 from rlplace.training import SearchConfig, TrainConfig
-from rlplace.training.agent.agent_config import AgentConfig
+from rlplace.training.config import AgentConfig
 
 AGAIN = ("in-process", "store", "track", "cluster", "init", "priors")
 """Options that a run folder is not believed where they reach out of it: they may be given again."""
@@ -76,7 +76,7 @@ def train(
         placing: where ops may run
         grouping: how ops are grouped
         batch: how the batch of a step is cut
-        storing: what becomes of what is measured
+        storing: where measurements are kept
         search: how the budget is spent
         learn: how the method `policy` learns
         agent: how the method `learned` explores
@@ -130,7 +130,7 @@ def train(
                 hint="The run on the new host begins anew, with a budget of its own.",
             )
         else:
-            from rlplace.training.elastic.elsewhere import folder_for, resume_elsewhere
+            from rlplace.training.place_and_replace import folder_for, resume_elsewhere
 
             found = resolve_host(host, gangs=placing.gangs)
             result = resume_elsewhere(
@@ -235,7 +235,7 @@ def place(
     json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Place a step at once, by simulation: a workload's, or that of a run on another host, from what the run knows.
+    """Place a step at once, by simulation: a workload's, or that of a run on another host, by the run's measurements.
 
     Args:
         target: a name with an optional size, `package.module:function`, or for a simulated host a graph file; or a run
@@ -247,7 +247,7 @@ def place(
         host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file
         evaluations: placements to simulate, by default 16 for a workload; with 1 the policy's first guess is taken
         seconds: search of a run's step for so long, by default 5s where no evaluations are given
-        method: what finds it, any method of `rlplace compare`: by default `schedule`, for a run `portfolio`
+        method: any method of `rlplace compare`; by default `schedule`, for a run `portfolio`
         placement: the file to write, for `rlplace simulate` and `measure`; by default placement.json where no run
             is named
         run: keep the placement of a run's step as a run folder, for `rlplace export` and `train --resume`
@@ -275,14 +275,18 @@ def place(
                     where="place",
                     hint="It is of a run folder that is placed again.",
                 )
-        path = _free(path or PLACEMENT, overwrite)
         setup = setup_of(
             target, host, placing, batch, grouping, no_wait=no_wait, seed=seed, workload_seed=workload_seed
         )
-        from rlplace.training.place_workload import place_workload
+        from rlplace.training.place_and_replace import place_workload
 
-        method, count = method or METHOD, evaluations or EVALUATIONS
-        result = place_workload(setup, path, method=method, evaluations=count, is_quiet=quiet)
+        result = place_workload(
+            setup,
+            _free(path or PLACEMENT, overwrite),
+            method=method or METHOD,
+            evaluations=evaluations or EVALUATIONS,
+            is_quiet=quiet,
+        )
     else:
         has_options = grouping != type(grouping)() or batch != type(batch)()
         for field, given, hint in (
@@ -292,13 +296,12 @@ def place(
             if given:
                 raise InvalidValue(field, given, "none beside a run folder", where="place", hint=hint)
         found = resolve_host(host, gangs=placing.gangs)
-        path = None if path is None else _free(path, overwrite)
-        from rlplace.training.elastic.elsewhere import replace_run
+        from rlplace.training.place_and_replace import replace_run
 
         result = replace_run(
             folder,
             found,
-            path,
+            None if path is None else _free(path, overwrite),
             host_word=host,
             run=run,
             workload=workload,
@@ -353,7 +356,7 @@ def explain(folder: tyro.conf.Positional[Path], top: int = 12, json: bool = Fals
         top: most modules of the critical path to show
         json: print one JSON object on stdout
     """
-    from rlplace.session.explained import read_explanation
+    from rlplace.session.session import read_explanation
 
     if top < 1:
         raise InvalidValue("top", top, "at least 1")

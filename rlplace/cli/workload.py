@@ -1,8 +1,8 @@
 """The commands that examine a workload, and keep no run.
 
-`graph`: what its step is made of. `advise`: whether it is worth placing on a host. `compare`: every method on it, at
-equal budgets, beside a proven bound. `simulate`, `measure`: the step time of one placement. `fidelity`: the error of
-the simulator on this machine.
+`graph`: the ops, work and memory of its step. `advise`: whether it is worth placing on a host. `compare`: every method
+on it, at equal budgets, beside a proven bound. `simulate`, `measure`: the step time of one placement. `fidelity`: the
+error of the simulator on this machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rlplace.cli.option_groups import (
 from rlplace.errors import InvalidValue, RunnerError, UnknownName
 from rlplace.measure import Host, resolve_host
 from rlplace.say import format_ms, say
-from rlplace.session.cut import CutOptions, number_only
+from rlplace.session.setup import CutOptions, number_only
 from rlplace.workloads import WorkloadSpec, parse_workload
 
 if TYPE_CHECKING:
@@ -362,7 +362,6 @@ def compare(
             workload_seed=workload_seed,
         )
         if true is not None or trace or (measured is not None and setup.host.is_simulated):
-            drawn = seed if "seed" in GIVEN.get() else None
             hidden = true_config(
                 true,
                 measured,
@@ -371,7 +370,7 @@ def compare(
                 seconds,
                 seeds=seeds,
                 objective=objective,
-                seed=drawn,
+                seed=seed if "seed" in GIVEN.get() else None,
                 is_traced=trace,
             )
             result = run_true_compare(setup, output, hidden, cluster=cluster)

@@ -6,7 +6,6 @@ Also how this process connects: to the cluster at an address, to one that runs h
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 import logging
@@ -20,10 +19,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from rlplace.errors import InvalidValue, MissingExtra, RunnerError
@@ -52,8 +50,8 @@ class Node:
     Attributes:
         id: Ray's, hexadecimal.
         name: of the machine.
-        num_cpus: that Ray may use.
-        num_gpus: likewise.
+        num_cpus: CPUs that Ray may use.
+        num_gpus: GPUs that Ray may use.
         is_here: whether this process is connected through it.
     """
 
@@ -64,7 +62,7 @@ class Node:
     is_here: bool
 
 
-class Cluster:
+class Cluster(AbstractContextManager["Cluster"]):
     """A Ray cluster that this process is connected to; a context manager that leaves it in the end.
 
     Ray schedules, transports and retries. Its workers import a function's modules from their own installation: the
@@ -94,9 +92,8 @@ class Cluster:
             RunnerError: Ray could not join or start it.
         """
         ray = load_ray()
-        joined = None
-        if is_own := not ray.is_initialized():
-            joined = _init(ray, address_of(address))
+        is_own = not ray.is_initialized()
+        joined = _init(ray, address_of(address)) if is_own else None
         current = str(ray.get_runtime_context().gcs_address)
         if is_own:
             say(f"joined {joined}" if joined else f"started a Ray cluster on this machine ({current})")
@@ -104,8 +101,8 @@ class Cluster:
             raise InvalidValue("cluster", address, f"{current}, which this process is connected to, or auto")
         cluster = cls(ray, current, is_own=is_own)
         names = sorted(node.name for node in cluster.nodes)
-        cores = counted(cluster.num_workers, "core")
-        say(f"cluster of {counted(len(names), 'node')}, {cores}: {', '.join(names)}")
+        size = f"{counted(len(names), 'node')}, {counted(cluster.num_workers, 'core')}"
+        say(f"cluster of {size}: {', '.join(names)}")
         return cluster
 
     @property
@@ -197,12 +194,7 @@ class Cluster:
         if self._is_own and self.ray.is_initialized():
             self.ray.shutdown()
 
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _result(self, ref: Any, index: int) -> Any:
@@ -221,7 +213,7 @@ class Cluster:
     def _cancel(self, refs: Iterable[Any], running: dict[Any, _Started]) -> None:
         for ref in refs:
             running.pop(ref, None)
-            with contextlib.suppress(Exception):  # its result is not needed any more
+            with suppress(Exception):  # its result is not needed any more
                 self.ray.cancel(ref, force=True)
 
 
@@ -270,12 +262,11 @@ def load_ray() -> Any:
         raise RunnerError(
             f"Ray is installed but cannot be imported ({error}): install it anew, `rlplace[{EXTRA}]`."
         ) from error
-    found = re.match(r"(\d+)\.(\d+)", str(getattr(ray, "__version__", "")))
-    if found is None or tuple(map(int, found.groups())) < OLDEST_RAY:
-        least = ".".join(map(str, OLDEST_RAY))
+    version = str(getattr(ray, "__version__", "without a version"))
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST_RAY:
         raise RunnerError(
-            f"Ray {getattr(ray, '__version__', 'without a version')} is installed, expected {least} or later, whose "
-            f"clusters ask for a secret: install `rlplace[{EXTRA}]` anew."
+            f"Ray {version} is installed, expected {'.'.join(map(str, OLDEST_RAY))} or later, whose clusters ask for "
+            f"a secret: install `rlplace[{EXTRA}]` anew."
         )
     return ray
 
@@ -381,17 +372,13 @@ def _last_started(environ: Mapping[str, str]) -> str | None:
     folder = environ.get("RAY_TMPDIR") or environ.get("TMPDIR") or tempfile.gettempdir()
     path = Path(folder) / "ray" / "ray_current_cluster"
     try:
-        # The folder is everybody's: what is read is what was checked, and nothing that a link or a pipe leads to.
+        # All users can write to the folder: the file that was checked is the one that is read, no link and no pipe.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+        with open(descriptor, "rb") as file:
+            noted = file.read(_MOST_BYTES).decode().strip() if _is_own(os.fstat(descriptor)) else ""
+    except (OSError, UnicodeDecodeError):
         return None
-    with open(descriptor, "rb") as file:
-        if not _is_own(os.fstat(descriptor)):
-            return None
-        try:
-            return file.read(_MOST_BYTES).decode().strip() or None
-        except (OSError, UnicodeDecodeError):
-            return None
+    return noted or None
 
 
 def _is_own(facts: os.stat_result) -> bool:

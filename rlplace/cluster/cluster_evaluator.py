@@ -3,13 +3,21 @@
 `NodePool`: the nodes of a cluster as workers that measure, and this machine as the last of them.
 
 `StaleSynchronous`: plans measured by many workers, of which learning waits for enough, and never for the slowest.
+
+`MeasuringNode`: the actor on a node that measures plans there, with a runner of its own. `Machine`: the facts in which
+two machines must agree before their step times are compared. `Believed`: which measurements of a node the driver may
+keep: those that the node's own `Evaluator` believes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import math
+import mmap
+import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,14 +28,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.cluster.cluster import Cluster, Node
-from rlplace.cluster.measuring_node import FOREVER_S, Believed, Machine, MeasuringNode, pack
-from rlplace.errors import RunnerError
-from rlplace.measure import Measurement, Plan, Problem, RaceProtocol, Simulator
+from rlplace.errors import RlplaceError, RunnerError
+from rlplace.graphs import Program
+from rlplace.graphs.interpreter import require_program
+from rlplace.locks import machine_id, measuring_alone
+from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simulator, Timeline
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.isolate.isolated_runner import is_isolated
-from rlplace.measure.isolate.packing import Section
-from rlplace.measure.measurement import MeasurementLog
+from rlplace.measure.hosts.resolve import check_present
+from rlplace.measure.isolate.isolated_runner import is_isolated, without_model
+from rlplace.measure.isolate.messages import apply_settings, torch_settings
+from rlplace.measure.isolate.packing import Packed, Section, Unpacked, shared_file
+from rlplace.measure.measurement import MeasurementKey, MeasurementLog, versions_line
 from rlplace.say import counted
+from rlplace.store.rows import machine_facts
 
 
 class ClusterEvaluator(Evaluator):
@@ -146,7 +159,7 @@ class _Worker:
     """A node that measures.
 
     Attributes:
-        name: as people are told.
+        name: of the node, for messages.
         actor: Ray's handle.
         answer: to the last request; None while it is idle.
         job: that it has; None while it is being prepared.
@@ -218,8 +231,7 @@ class NodePool:
             answers, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=0)
             if not answers and not done:
                 answers, _ = self._ray.wait(list(asked), num_returns=1, timeout=timeout_s)
-            found = [self._taken(asked[answer]) for answer in answers]
-            done += [job for job in found if job is not None]
+            done += filter(None, [self._taken(asked[answer]) for answer in answers])
         return done
 
     def close(self) -> None:
@@ -340,7 +352,7 @@ class _Asked:
     """A plan that was asked for.
 
     Attributes:
-        plan: it.
+        plan: the plan.
         round: the batch that it came with.
         outcome: the measurement; None before.
         num_lost: workers that were lost with it alone.
@@ -389,12 +401,7 @@ class StaleSynchronous:
         return sum(asked.outcome is None for asked in self._asked)
 
     def exchange(
-        self,
-        plans: Sequence[Plan],
-        protocol: RaceProtocol,
-        *,
-        deadline_s: float = math.inf,
-        is_all: bool = False,
+        self, plans: Sequence[Plan], protocol: RaceProtocol, *, deadline_s: float = math.inf, is_all: bool = False
     ) -> list[tuple[Plan, Measurement]]:
         """Asks for plans, and returns the measurements that have come since the last call.
 
@@ -422,19 +429,18 @@ class StaleSynchronous:
             now_s = self._clock()
             if len(came) >= num_enough:
                 enough_s = min(enough_s, begin_s + (now_s - begin_s) * (1.0 + self._staleness.grace))
-            if not self.num_pending or (not is_all and self._is_fresh() and now_s >= enough_s):
+            pending = [asked.round for asked in self._asked if asked.outcome is None]
+            is_fresh = all(begun > self._round - self._staleness.bound for begun in pending)
+            if not pending or (not is_all and is_fresh and now_s >= enough_s):
                 break
             if not self._workers.num_alive:
                 raise RunnerError("no machine of the cluster is left to measure on")
-            self._take(self._workers.wait(self._timeout_s(enough_s - now_s)))
+            # until a worker is late, or the others had their grace: then there is something to decide
+            waits_s = (moment_s - now_s for moment_s in (enough_s, *map(self._late_s, self._running)))
+            self._take(self._workers.wait(min([LOOKS_EVERY_S, *(wait_s for wait_s in waits_s if wait_s > 0)])))
         for asked in came:
             asked.is_told = True
         return [(asked.plan, asked.outcome) for asked in came if asked.outcome is not None]
-
-    def _is_fresh(self) -> bool:
-        """Whether nothing that is being measured is too old."""
-        last = self._round - self._staleness.bound
-        return all(asked.outcome is not None for asked in self._asked if asked.round <= last)
 
     def _cut(self, plans: Sequence[Plan], protocol: RaceProtocol, deadline_s: float) -> None:
         """Puts a job for each worker into the queue."""
@@ -447,21 +453,15 @@ class StaleSynchronous:
             self._waiting.append(Job(places, part, protocol, deadline_s))
 
     def _hand_out(self) -> None:
-        """Gives jobs to those that have none."""
-        for worker in self._workers.idle():
-            if (job := self._following()) is None:
-                return
+        """Gives jobs, without the plans that have been measured meanwhile, to workers that have none."""
+        left = ([place for place in job.places if self._asked[place].outcome is None] for job in self._waiting)
+        jobs = [self._job(places, job) for places, job in zip(left, self._waiting, strict=True) if places]
+        idle = self._workers.idle()
+        self._waiting = jobs[len(idle) :]
+        for worker, job in zip(idle, jobs, strict=False):
             job.begin_s = self._clock()
             self._running.append(job)
             self._workers.start(worker, job)
-
-    def _following(self) -> Job | None:
-        """The next job, without the plans that have been measured meanwhile."""
-        while self._waiting:
-            job = self._waiting.pop(0)
-            if left := [place for place in job.places if self._asked[place].outcome is None]:
-                return self._job(left, job)
-        return None
 
     def _job(self, places: Sequence[int], like: Job) -> Job:
         return Job(tuple(places), tuple(self._asked[place].plan for place in places), like.protocol, like.deadline_s)
@@ -483,12 +483,6 @@ class StaleSynchronous:
         limit_s = max(staleness.slow_least_s, staleness.slow_factor * longest_s)
         return job.begin_s + (limit_s if longest_s else staleness.slow_first_s)
 
-    def _timeout_s(self, enough_s: float) -> float:
-        """How long to wait at most until something is to be decided."""
-        now_s = self._clock()
-        times = [self._late_s(job) - now_s for job in self._running] + [enough_s]
-        return min([LOOKS_EVERY_S, *(seconds for seconds in times if seconds > 0)])
-
     def _take(self, ended: Sequence[Job]) -> None:
         """Takes in the ends of jobs."""
         for job in ended:
@@ -496,8 +490,7 @@ class StaleSynchronous:
             if not job.outcomes:
                 self._lose(job)
                 continue
-            seconds = (self._clock() - job.begin_s) / len(job.plans)  # of one plan
-            self._longest_s = max(self._longest_s, seconds)
+            self._longest_s = max(self._longest_s, (self._clock() - job.begin_s) / len(job.plans))  # of one plan
             for place, outcome in zip(job.places, job.outcomes, strict=True):
                 self._asked[place].outcome = self._asked[place].outcome or outcome
 
@@ -513,3 +506,188 @@ class StaleSynchronous:
                 asked.outcome = Measurement("error", math.inf, why=why)
             elif not any(place in job.places for job in [*self._waiting, *self._running]):
                 self._waiting.insert(0, self._job([place], ended))
+
+
+FOREVER_S = 1e12
+"""Seconds that stand for no deadline."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The data that a node needs before its first request; it travels packed, its tensors beside it.
+
+    Attributes:
+        problem: the problem that is measured; its graph travels without its program.
+        program: of its graph, without the user's model.
+        reference: (N,) placement that every plan is timed beside.
+        seed: of random ops.
+        settings: of PyTorch in the process that sends the requests.
+        is_isolated: whether plans run in a worker process on the node.
+        driver: the machine that sends the requests.
+    """
+
+    problem: Problem
+    program: Program
+    reference: NDArray[np.int32]
+    seed: int
+    settings: tuple[object, ...]
+    is_isolated: bool
+    driver: Machine
+
+
+def pack(
+    problem: Problem, reference: NDArray[np.int32], *, seed: int, is_isolated: bool, driver: Machine
+) -> tuple[bytes, Section]:
+    """The argument of `MeasuringNode.prepare`: all bytes, and where their index is.
+
+    Raises:
+        RunnerError: a part of the captured step belongs to this process alone, or memory does not suffice.
+    """
+    program = require_program(problem.graph)
+    program = dataclasses.replace(program, origin=without_model(program.origin))
+    sent = Sent(problem, program, reference, seed, torch_settings(), is_isolated, driver)
+    try:
+        with contextlib.closing(Packed()) as packed:
+            packed.add(sent)
+            with mmap.mmap(packed.seal(), sum(packed.index), access=mmap.ACCESS_READ) as memory:
+                return bytes(memory), packed.index
+    except Exception as error:
+        raise RunnerError(f"the captured step cannot be sent to nodes: {type(error).__name__}: {error}") from error
+
+
+class MeasuringNode:
+    """Measures plans on the machine that it runs on, one race after the other; a Ray actor.
+
+    It holds the machine's lock (`measuring_alone`) until it ends, except on the machine that asks, which holds it.
+    """
+
+    def __init__(self) -> None:
+        self._evaluator: Evaluator | None = None
+        self._believed = Believed()
+        self._held = contextlib.ExitStack()
+
+    def prepare(self, data: bytes, index: Section, path: Sequence[str]) -> str:
+        """Makes the node ready for `measure`; the reason why it cannot measure for the driver, empty where it can.
+
+        Args:
+            data: the bytes that `pack` returned.
+            index: the place of their index, which `pack` returned.
+            path: import path of the driver; folders that this machine has too are searched last.
+        """
+        sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
+        try:
+            sent: Sent = _unpacked(data, index)
+            if found := sent.driver.differences(Machine.here()):
+                return "; ".join(found)
+            check_present(sent.problem.host)
+            apply_settings(sent.settings)
+            if not Machine.here().is_same(sent.driver):
+                self._held.enter_context(measuring_alone(sent.problem.host, say=lambda line: None, is_waiting=False))
+            graph = dataclasses.replace(sent.problem.graph, program=sent.program)
+            problem = dataclasses.replace(sent.problem, graph=graph)
+            simulator, log = Simulator(problem, threads=1), self._believed
+            self._evaluator = Evaluator(
+                problem, simulator, sent.reference, seed=sent.seed, log=log, isolated=sent.is_isolated
+            )
+        except RlplaceError as error:
+            self._held.close()
+            return str(error)
+        return ""
+
+    def measure(self, plans: Sequence[Plan], protocol: RaceProtocol, left_s: float) -> list[Measurement]:
+        """A measurement for each plan, all in one race beside the reference; one that is not believed has no key.
+
+        Args:
+            plans: exactly the plan that runs.
+            protocol: rounds of the race.
+            left_s: seconds after which it ends, with the round that is running then.
+
+        Raises:
+            RunnerError: the reference failed, or nothing can be measured here any more.
+        """
+        if self._evaluator is None:
+            raise RunnerError("the node is not prepared")
+        outcomes = self._evaluator.measure_plans(plans, protocol, deadline_s=time.monotonic() + left_s)
+        return self._believed.marked(plans, outcomes)
+
+
+def _unpacked(data: bytes, index: Section) -> Sent:
+    """The object that was packed; its tensors are private to this process.
+
+    Raises:
+        RunnerError: a module of the user cannot be imported here, or memory does not suffice.
+    """
+    try:
+        with open(shared_file(len(data)), "r+b") as file:
+            file.write(data)
+            file.flush()
+            sent: Sent = Unpacked(file.fileno(), index).get(0)
+            return sent
+    except Exception as error:
+        raise RunnerError(f"the captured step cannot be read here: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine, described for other machines.
+
+    Attributes:
+        name: the host name.
+        start: an id of the start of the system, which tells machines of one name apart.
+        versions: of rlplace, PyTorch and Python.
+        facts: processor, number of cores and memory, by name.
+        host: the devices of the machine.
+        fingerprint: of that host.
+    """
+
+    name: str
+    start: str
+    versions: str
+    facts: tuple[tuple[str, str], ...]
+    host: str
+    fingerprint: str
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This one."""
+        host = Host.detect()
+        return cls(socket.gethostname(), machine_id(), versions_line(), machine_facts(), repr(host), host.fingerprint)
+
+    def is_same(self, other: Machine) -> bool:
+        """Whether the two are one machine, and one container of it."""
+        return (self.name, self.start) == (other.name, other.start)
+
+    def differences(self, other: Machine) -> list[str]:
+        """The facts in which `other` differs from this machine, each as text."""
+        found = [] if self.versions == other.versions else [f"{other.versions}, here {self.versions}"]
+        theirs = dict(other.facts)
+        found += [f"{name} {theirs.get(name)}, here {fact}" for name, fact in self.facts if theirs.get(name) != fact]
+        if self.fingerprint != other.fingerprint:
+            found.append(f"devices {other.host} [{other.fingerprint}], here {self.host} [{self.fingerprint}]")
+        return found
+
+
+class Believed(MeasurementLog):
+    """A log that recalls nothing and keeps only the names of plans: those whose figures an `Evaluator` believes."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def recall(self, key: MeasurementKey, reference: str) -> Measurement | None:
+        """Nothing: the driver has asked its own log before."""
+        return None
+
+    def keep(self, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> None:
+        """Takes note of the plan."""
+        self._told.add(plan.fingerprint)
+
+    def keep_trace(self, problem: Problem, plan: Plan, timeline: Timeline) -> None:
+        """Does nothing."""
+
+    def marked(self, plans: Sequence[Plan], outcomes: Sequence[Measurement]) -> list[Measurement]:
+        """The outcomes of a race; those that were not believed without a key. Then it forgets its reference."""
+        told, self._told = self._told, set()
+        return [
+            outcome if plan.fingerprint in told else dataclasses.replace(outcome, key=None)
+            for plan, outcome in zip(plans, outcomes, strict=True)
+        ]

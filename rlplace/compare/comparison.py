@@ -9,15 +9,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from rlplace.errors import InvalidValue, MissingExtra, UserError
 from rlplace.measure import Plan
-from rlplace.records import Whole
 from rlplace.report.console import as_html, as_text, compare_table
 from rlplace.search.task import BestSoFar, Failure
 
@@ -26,7 +24,6 @@ OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "max-load", "piece
 PUBLISHED: tuple[Objective, ...] = ("max-load", "piece-latency")
 """Objectives of the published benchmark: their values are in ms, and no step is simulated."""
 
-AtLeastOne = Annotated[Whole, Field(ge=1)]
 
 RowStatus = Literal["ok", "oom", "error", "timeout", "lost", "skipped"]
 

@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from rlplace.cluster import Cluster
-from rlplace.compare.comparison import AtLeastOne, Comparison, Objective, Row, RowStatus, collected, row_or_failure
+from rlplace.compare.comparison import Comparison, Objective, Row, RowStatus, collected, row_or_failure
 from rlplace.errors import InvalidValue, check_known
 from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.bounds import lower_bound_s
@@ -26,7 +25,7 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import MeasurementLog
 from rlplace.measure.timing.eager_step import Other
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.records import LARGEST_SEED, Number, Seed, record
+from rlplace.records import LARGEST_SEED, AtLeastOne, Positive, Seed, record
 from rlplace.search import Budget, Method, Task, find
 from rlplace.search.methods import adopt_methods
 from rlplace.search.op_order import shorten
@@ -63,7 +62,7 @@ class CompareConfig:
     """Names of methods, `op-order`, or `all`."""
     evaluations: AtLeastOne | None = None
     """Placements that each method may score with each seed."""
-    seconds: Annotated[Number, Field(gt=0)] | None = None
+    seconds: Positive | None = None
     """Wall time of all methods and seeds together; 60 s where no budget is given."""
     seeds: AtLeastOne = 1
     """Number of seeds for each random method: `seed`, `seed` + 1, ..."""
@@ -106,7 +105,7 @@ class CompareConfig:
 
     @property
     def total_s(self) -> float:
-        """Wall time of the whole command; infinite where only evaluations count."""
+        """Wall time of the whole command; infinite if only evaluations count."""
         return self.seconds or (DEFAULT_SECONDS if self.evaluations is None else math.inf)
 
     @property

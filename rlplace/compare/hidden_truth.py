@@ -10,14 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from rlplace.cluster import Cluster
-from rlplace.compare.comparison import AtLeastOne, Comparison, Row, collected, row_or_failure
+from rlplace.compare.comparison import Comparison, Row, collected, row_or_failure
 from rlplace.errors import InvalidValue, RunnerError, check_known
 from rlplace.measure import Measurement, Plan, Problem, Simulator
 from rlplace.measure.bounds import lower_bound_s
@@ -26,11 +24,11 @@ from rlplace.measure.measurement import PlanMeasurer
 from rlplace.measure.prediction_error import calibrate
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
-from rlplace.records import Number, Seed, record
+from rlplace.records import AtLeastOne, Positive, Seed, record
 from rlplace.search import METHODS, Budget, Task, find
 from rlplace.search.methods import SEARCH, find_winners
 from rlplace.search.task import BestSoFar
-from rlplace.training.agent.agent_config import AgentConfig
+from rlplace.training.config import AgentConfig
 
 
 @record(frozen=True)
@@ -50,7 +48,7 @@ class TrueConfig:
     """Names of `ROWS`, or `all`."""
     evaluations: AtLeastOne | None = None
     """Placements that each row may simulate; as many as the agent takes by default."""
-    seconds: Annotated[Number, Field(gt=0)] | None = None
+    seconds: Positive | None = None
     """Wall time of all rows together, in equal shares; no end by default."""
     threads: int = 1
     """Placements simulated at once."""

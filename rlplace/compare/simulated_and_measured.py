@@ -31,9 +31,8 @@ from rlplace.search import Budget, anneal_from, eft
 from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import Known, calibrate_on, measure_all, plans_of, step_times
-from rlplace.session.cut import CutOptions, Loss, number_only
 from rlplace.session.prepare import COUNTS, Steps, describe_cut, judged, make_problem, prepare, versions
-from rlplace.session.setup import Setup
+from rlplace.session.setup import CutOptions, Loss, Setup, number_only
 from rlplace.store.log import check_store, measuring
 from rlplace.workloads import WorkloadSpec
 

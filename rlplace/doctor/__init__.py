@@ -1,8 +1,7 @@
-"""Whether this machine and this installation are fit for placing: one small check a question, none of which raises.
+"""Checks whether this machine and this installation are fit for placing; no check raises.
 
-`checks` are those of the machine, `installation` those of the installed packages, and `system` gives them access to the
-machine. Nothing heavy is imported here, and torch only by the checks of it, so that a broken installation can still be
-examined.
+`checks` has all of them, and `system` gives them access to the machine. Nothing heavy is imported here, and torch only
+by the checks of it, so that a broken installation can still be examined.
 """
 
 from __future__ import annotations

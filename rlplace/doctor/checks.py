@@ -1,68 +1,218 @@
-"""All checks, in the order in which they are shown: places to write, time, wandb, the CPU and its limits, and GPUs."""
+"""All checks, in the order in which they are shown: the installed packages, GPUs, the CPU and its limits, places to
+write, time, and wandb."""
 
 from __future__ import annotations
 
+import json
 import netrc
+import platform
 import re
+import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import Distribution
 from itertools import combinations, pairwise, permutations
 from pathlib import Path, PurePosixPath
 from statistics import median, quantiles
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from rlplace.doctor.installation import (
-    check_extras,
-    check_packages,
-    check_python,
-    check_rlplace,
-    check_torch,
-    requirement_of,
-    torch_build,
-)
+from rlplace import __version__
 from rlplace.doctor.system import Check, Finding, System, first_of
 from rlplace.process_settings import SPIN_COUNT
-from rlplace.say import format_bytes, format_seconds
+from rlplace.say import counted, format_bytes, format_seconds
+
+EXTRAS = {
+    "zoo": ("transformers", "models from transformers"),
+    "onnx": ("onnx", "ONNX files"),
+    "metis": ("pymetis", "METIS, as a method and as a grouping"),
+    "exact": ("ortools", "exact solvers"),
+}
+"""Each extra: the module that it brings, and its purpose."""
+SCOTCH_PROGRAMS = ("gmap", "scotch_gmap")
+"""As `search.rules.baselines` looks for; importing that would import all of search."""
+OWN_ROWS = {"torch", "wandb"}
+"""Required packages with a check of their own."""
+
+
+def check_python(system: System) -> Finding:
+    """Whether this Python will do."""
+    installed = system.installed(PACKAGE)
+    wanted = installed.metadata["Requires-Python"] or "" if installed else ""
+    is_old = release(system.python_version) < release(wanted.removeprefix(">="))
+    found = f"{platform.python_implementation()} {system.python_version}, {sys.executable}"
+    found += f"; rlplace needs {wanted}" if is_old else ""
+    return first_of("python", found, (is_old, "fail", f"install Python {wanted}"))
+
+
+def check_rlplace(system: System) -> Finding:
+    """Whether the installed rlplace is the one that runs."""
+    running, again = f"{__version__} in {system.package}", f"pip install -e {system.package.parent}"
+    installed = system.installed(PACKAGE)
+    if installed is None:
+        return Finding("rlplace", "warn", f"{running}, which is not installed: what it requires is unknown", again)
+    home, is_other = installed_folder(installed), installed.version != __version__
+    if home.resolve() != system.package.resolve():
+        remedy = "leave it if you meant to; else see PYTHONPATH, or install the one that runs"
+        return Finding("rlplace", "warn", f"{running}; installed is {installed.version} in {home}", remedy)
+    found = f"{running}, installed as {installed.version}" if is_other else running
+    return first_of("rlplace", found, (is_other, "warn", f"install it again: {again}"))
+
+
+def installed_folder(installed: Distribution) -> Path:
+    """Where the package lies: its source tree, if it was installed as editable."""
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    if origin.get("dir_info", {}).get("editable"):
+        return Path(unquote(urlsplit(origin["url"]).path)) / PACKAGE
+    return Path(str(installed.locate_file(PACKAGE)))
+
+
+def check_packages(system: System) -> Finding:
+    """Whether every required package is there and new enough."""
+    needed = [each for each in requirements(system) if not each.extra and each.package not in OWN_ROWS]
+    if not needed:
+        return Finding("packages", "warn", "what rlplace requires is unknown: it is not installed as a package")
+    wrong = [each for each in needed if not each.is_met_by(system.version_of(each.package))]
+    told = ", ".join(f"{each.words} is {system.version_of(each.package) or 'not installed'}" for each in wrong)
+    found = told or f"{len(needed)} required packages, all new enough"
+    return first_of("packages", found, (bool(wrong), "fail", f"pip install {_quoted(wrong)}"))
+
+
+def check_torch(system: System) -> Finding:
+    """Whether PyTorch can be imported and is new enough, and for which accelerator it was built."""
+    wanted = requirement_of(system, "torch")
+    try:
+        system.current_folder()
+    except OSError:
+        found = "not imported: the current folder has been removed, and there MKL ends the process"
+        return Finding("torch", "fail", found, "change to a folder that exists")
+    try:
+        torch = system.import_torch()
+    except (ImportError, OSError) as error:
+        found = f"cannot be imported: {' '.join(str(error).split())}"
+        return Finding("torch", "fail", found, f"pip install {_quoted([wanted])}")
+    is_old = not wanted.is_met_by(str(torch.__version__))
+    found = f"{torch.__version__}, {torch_build(torch)}" + (f"; rlplace needs {wanted.words}" if is_old else "")
+    return first_of("torch", found, (is_old, "fail", f"pip install {_quoted([wanted])}"))
+
+
+def torch_build(torch: Any) -> str:
+    """The accelerator that a PyTorch was built for, such as `CUDA 12.8 build`."""
+    if torch.version.cuda:
+        return f"CUDA {torch.version.cuda} build"
+    if getattr(torch.version, "hip", None):
+        return f"ROCm {torch.version.hip} build"
+    return "CPU build"
+
+
+def check_extras(system: System) -> Iterator[Finding]:
+    """Which optional packages and programs are there."""
+    for extra, (module, what) in EXTRAS.items():
+        wanted, version = requirement_of(system, module), system.version_of(module)
+        install = f"pip install 'rlplace[{extra}]'"
+        if not system.has_module(module):
+            yield Finding(extra, "ok", f"{module} is not installed", f"{install}, for {what}")
+        elif version and not wanted.is_met_by(version):
+            yield Finding(extra, "warn", f"{module} {version}; rlplace needs {wanted.words}", install)
+        else:
+            yield Finding(extra, "ok", f"{module} {version}".rstrip())
+    path = next(filter(None, map(system.find_program, SCOTCH_PROGRAMS)), "")
+    remedy = "" if path else "apt install scotch, for the method scotch"
+    yield Finding("scotch", "ok", path or "no program gmap", remedy)
+
+
+def _quoted(wanted: Iterable[Requirement]) -> str:
+    return " ".join(f"'{each.words}'" for each in wanted)
+
+
+PACKAGE = "rlplace"
+
+_REQUIREMENT = re.compile(r"^([\w.-]+)\s*(?:>=\s*([\d.]+))?\s*(?:;\s*extra\s*==\s*['\"](\w+))?")
+"""A line of `Requires-Dist`: the package, its lowest version and its extra; all that our own lines say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A package that is needed, always or for one extra."""
+
+    package: str
+    least: str = ""
+    """lowest version that will do; empty: any"""
+    extra: str = ""
+    """the extra that it belongs to; empty: always needed"""
+
+    @property
+    def words(self) -> str:
+        """As pip takes it."""
+        return f"{self.package}>={self.least}" if self.least else self.package
+
+    def is_met_by(self, version: str) -> bool:
+        """Whether that version will do; an empty one, of a package that is not installed, will not.
+
+        >>> Requirement("torch", "2.9").is_met_by("2.10.0+cu128")
+        True
+        """
+        return version != "" and release(version) >= release(self.least)
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers that a version starts with, zeros at the end left out.
+
+    >>> release("2.13.0+cpu"), release("2.10.dev1")
+    ((2, 13), (2, 10))
+    """
+    numbers = re.sub(r"(\.0+)*\.?([^\d.].*)?$", "", version)
+    return tuple(int(number) for number in numbers.split(".") if number)
+
+
+def requirements(system: System) -> list[Requirement]:
+    """All requirements of the installed package; none where it is not installed."""
+    installed = system.installed(PACKAGE)
+    lines = installed.requires or [] if installed else []
+    return [Requirement(*found) for line in lines for found in _REQUIREMENT.findall(line)]
+
+
+def requirement_of(system: System, package: str) -> Requirement:
+    """The requirement of one package; any version where none is known."""
+    known = (each for each in requirements(system) if each.package == package)
+    return next(known, Requirement(package))
+
 
 LEAST_FREE_DISK_BYTES = 1 << 30
 
 
-def check_disk(system: System) -> Iterator[Finding]:
+def check_disk(system: System) -> Finding:
     """Whether a run can be written into the current folder."""
     try:
         folder = Path(system.current_folder())
     except OSError:
-        yield Finding("disk", "fail", "the current folder has been removed", "change to a folder that exists")
-        return
-    free_bytes = system.free_bytes(folder)
-    is_writable = system.is_writable(folder)
-    found = f"{format_bytes(free_bytes)} free in {folder}" if is_writable else f"{folder} cannot be written to"
-    advice = f"free some: a run should have {format_bytes(LEAST_FREE_BYTES)}"
-    yield first_of(
+        return Finding("disk", "fail", "the current folder has been removed", "change to a folder that exists")
+    free_bytes, is_writable = system.free_bytes(folder), system.is_writable(folder)
+    return first_of(
         "disk",
-        found,
+        f"{format_bytes(free_bytes)} free in {folder}" if is_writable else f"{folder} cannot be written to",
         (not is_writable, "fail", "change to another folder, or name one with --run"),
-        (free_bytes < LEAST_FREE_DISK_BYTES, "warn", advice),
+        (
+            free_bytes < LEAST_FREE_DISK_BYTES,
+            "warn",
+            f"free some: a run should have {format_bytes(LEAST_FREE_BYTES)}",
+        ),
     )
 
 
-def check_numba(system: System) -> Iterator[Finding]:
+def check_numba(system: System) -> Finding:
     """Whether kernels are compiled, and kept once they are."""
     wanted, version = requirement_of(system, "numba"), system.version_of("numba")
     if not version:
-        yield Finding("numba", "fail", "not installed: the simulator needs it", f"pip install '{wanted.words}'")
-        return
-    found = f"{version}; the simulator runs on {len(system.usable_cores())} threads"
+        return Finding("numba", "fail", "not installed: the simulator needs it", f"pip install '{wanted.words}'")
     if system.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         found = f"{version}; NUMBA_DISABLE_JIT is set: kernels are not compiled"
-        yield Finding("numba", "fail", found, "unset NUMBA_DISABLE_JIT: the simulator cannot run without")
-        return
+        return Finding("numba", "fail", found, "unset NUMBA_DISABLE_JIT: the simulator cannot run without")
     folder = next((folder for folder in _cache_folders(system) if _can_be_made(system, folder)), None)
-    found += "; nowhere to keep compiled kernels" if folder is None else f", its kernels are kept in {folder}"
-    remedy = "set NUMBA_CACHE_DIR to a folder that can be written to"
-    yield first_of("numba", found, (folder is None, "fail", remedy))
+    kept = "; nowhere to keep compiled kernels" if folder is None else f", its kernels are kept in {folder}"
+    found = f"{version}; the simulator runs on {len(system.usable_cores())} threads{kept}"
+    return first_of("numba", found, (folder is None, "fail", "set NUMBA_CACHE_DIR to a folder that can be written to"))
 
 
 def _cache_folders(system: System) -> list[Path]:
@@ -114,7 +264,7 @@ def steadiness(times_s: Sequence[float]) -> Steadiness:
     return Steadiness(middle_s, (deciles_s[-1] - deciles_s[0]) / middle_s, max(lost, 0.0))
 
 
-def check_clock(system: System) -> Iterator[Finding]:
+def check_clock(system: System) -> Finding:
     """How fine the clock is: the cost of reading it, and its smallest step."""
     readings_s = [system.now_s() for _ in range(NUM_CALLS)]
     call_s = (readings_s[-1] - readings_s[0]) / (NUM_CALLS - 1)
@@ -124,10 +274,10 @@ def check_clock(system: System) -> Iterator[Finding]:
     told += [f"a reading takes {format_seconds(call_s)}", *([f"source {source}"] if source else [])]
     is_coarse = not steps_s or max(call_s, min(steps_s)) > SLOWEST_CALL_S
     remedy = "short ops cannot be timed well: on Linux, see whether the clock source tsc is available"
-    yield first_of("clock", ", ".join(told), (is_coarse, "warn", remedy))
+    return first_of("clock", ", ".join(told), (is_coarse, "warn", remedy))
 
 
-def check_timing(system: System) -> Iterator[Finding]:
+def check_timing(system: System) -> Finding:
     """Whether the same small work takes the same time again and again."""
     steady = steadiness(system.op_times_s(system.import_torch()))
     found = (
@@ -135,28 +285,24 @@ def check_timing(system: System) -> Iterator[Finding]:
         f"{steady.lost:.0%} of the time was lost to interruptions"
     )
     remedy = "end other work, and keep the CPU's frequency fixed, before measuring"
-    yield first_of("timing", found, (not steady.is_steady, "warn", remedy))
+    return first_of("timing", found, (not steady.is_steady, "warn", remedy))
 
 
 SERVER = "https://api.wandb.ai"
 
 
-def check_wandb(system: System) -> Iterator[Finding]:
+def check_wandb(system: System) -> Finding:
     """Whether wandb is installed, in which mode, and whether the user is logged in."""
     wanted, version = requirement_of(system, "wandb"), system.version_of("wandb")
-    install = f"pip install '{wanted.words}', or leave --track disabled, as it is by default"
-    if not version:
-        yield Finding("wandb", "warn", "not installed", install)
-        return
     if not wanted.is_met_by(version):
-        yield Finding("wandb", "warn", f"{version}; rlplace needs {wanted.words}", install)
-        return
+        found = f"{version}; rlplace needs {wanted.words}" if version else "not installed"
+        install = f"pip install '{wanted.words}', or leave --track disabled, as it is by default"
+        return Finding("wandb", "warn", found, install)
     server = system.environ.get("WANDB_BASE_URL") or SERVER
     found = f"{version}, WANDB_MODE {system.environ.get('WANDB_MODE', 'not set')} (--track decides)"
     if is_logged_in(system, server):
-        yield Finding("wandb", "ok", f"{found}, logged in to {server}")
-    else:
-        yield Finding("wandb", "ok", f"{found}, not logged in", "`wandb login` for --track online; offline needs none")
+        return Finding("wandb", "ok", f"{found}, logged in to {server}")
+    return Finding("wandb", "ok", f"{found}, not logged in", "`wandb login` for --track online; offline needs none")
 
 
 def is_logged_in(system: System, server: str) -> bool:
@@ -182,17 +328,15 @@ BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "
 ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 
 
-def check_cores(system: System) -> Iterator[Finding]:
+def check_cores(system: System) -> Finding:
     """How many cores this process may use, and for how much of the time."""
     usable, cores, quota = len(system.usable_cores()), system.num_cores() or 0, cpu_quota(system)
     model = re.search(r"^model name\s*:\s*(.+)$", system.read("proc/cpuinfo"), flags=re.MULTILINE)
-    found = f"{usable} of {cores or 'an unknown number of'} logical cores may be used"
-    if model is not None:
-        found += f", {model[1]}"
     is_capped = quota is not None and quota < usable
-    if is_capped:
-        found += f"; a control group allows the time of {quota:g}"
-    yield first_of(
+    found = f"{usable} of {cores or 'an unknown number of'} logical cores may be used"
+    found += f", {model[1]}" if model else ""
+    found += f"; a control group allows the time of {quota:g}" if is_capped else ""
+    return first_of(
         "cores",
         found,
         (is_capped, "warn", f"raise the container's CPU limit, or use --host cores:{max(int(quota or 0), 1)}"),
@@ -200,25 +344,23 @@ def check_cores(system: System) -> Iterator[Finding]:
     )
 
 
-def check_hyper_threads(system: System) -> Iterator[Finding]:
+def check_hyper_threads(system: System) -> Finding:
     """Whether devices would be hyper-threads of the same core."""
     from rlplace.measure.hosts.detect import MAX_CORE_DEVICES
 
     usable = list(system.usable_cores())
     siblings = {core: _siblings(system, core) for core in usable}
     if not all(siblings.values()):
-        yield Finding("hyper-threads", "ok", "not told by this system")
-        return
+        return Finding("hyper-threads", "ok", "not told by this system")
     separate = sorted({min(found & set(usable)) for found in siblings.values()})
-    words = "logical core is one" if len(usable) == 1 else "logical cores are"
-    found = f"the {len(usable)} {words} of {len(separate)} physical ones"
     devices = usable[:MAX_CORE_DEVICES]
     shared = [f"{one} and {other}" for one, other in combinations(devices, 2) if other in siblings[one]]
     can_be_apart = bool(shared) and len(separate) > 1
-    if can_be_apart:
-        found += f"; devices share one: {', '.join(shared)}"
+    words = "logical core is one" if len(usable) == 1 else "logical cores are"
+    found = f"the {len(usable)} {words} of {len(separate)} physical ones"
+    found += f"; devices share one: {', '.join(shared)}" if can_be_apart else ""
     remedy = f"run `taskset -c {','.join(map(str, separate))} rlplace ...`, so that each device has its own"
-    yield first_of(
+    return first_of(
         "hyper-threads",
         found,
         (can_be_apart, "warn", remedy),
@@ -229,87 +371,74 @@ def check_hyper_threads(system: System) -> Iterator[Finding]:
 def _siblings(system: System, core: int) -> set[int]:
     """Logical cores of the same physical core, itself included; none where the system does not tell."""
     told = system.read(f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
-    found: set[int] = set()
-    for part in filter(None, told.split(",")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+    spans = (part.partition("-") for part in told.split(",") if part)
+    return {each for first, _, last in spans for each in range(int(first), int(last or first) + 1)}
 
 
-def check_load(system: System) -> Iterator[Finding]:
+def check_load(system: System) -> Finding:
     """Whether others keep the machine busy."""
     told, cores = system.read("proc/loadavg").split(), system.num_cores() or 1
     if not told:
-        yield Finding("load", "ok", "not told by this system")
-        return
-    load = float(told[0])
-    remedy = "measure on an idle machine: beside other work, measured ratios move by 30 to 60 %"
+        return Finding("load", "ok", "not told by this system")
+    load, remedy = float(told[0]), "measure on an idle machine: beside other work, measured ratios move by 30 to 60 %"
     found = f"{load:.2f} on {cores} cores over the last minute"
-    yield first_of("load", found, (load > BUSY * cores, "warn", remedy))
+    return first_of("load", found, (load > BUSY * cores, "warn", remedy))
 
 
-def check_memory(system: System) -> Iterator[Finding]:
+def check_memory(system: System) -> Finding:
     """How much memory there is, how much is left, and whether a control group allows less."""
     told = dict(re.findall(r"^(\w+):\s+(\d+) kB$", system.read("proc/meminfo"), flags=re.MULTILINE))
     if "MemTotal" not in told or "MemAvailable" not in told:
-        yield Finding("memory", "ok", "not told by this system")
-        return
+        return Finding("memory", "ok", "not told by this system")
     total_bytes, available_bytes = (int(told[name]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    limit_bytes = memory_limit_bytes(system)
+    limit_bytes = memory_limit_bytes(system) or total_bytes
+    is_limited = limit_bytes < total_bytes
     found = f"{format_bytes(available_bytes)} available of {format_bytes(total_bytes)}"
-    is_limited = limit_bytes is not None and limit_bytes < total_bytes
-    if is_limited:
-        found += f"; a control group allows {format_bytes(limit_bytes or 0)}"
+    found += f"; a control group allows {format_bytes(limit_bytes)}" if is_limited else ""
     remedy = "rlplace counts on the machine's memory: raise the limit, or lower `memory_bytes` in a host file"
-    is_low = available_bytes < LEAST_FREE_BYTES
-    yield first_of(
+    return first_of(
         "memory",
         found,
         (is_limited, "warn", remedy),
-        (is_low, "warn", "end what you do not need: a large model will not fit"),
+        (available_bytes < LEAST_FREE_BYTES, "warn", "end what you do not need: a large model will not fit"),
     )
 
 
-def check_threads(system: System) -> Iterator[Finding]:
+def check_threads(system: System) -> Finding:
     """How many threads PyTorch runs an op on, and whether settings bind threads to cores against ours."""
-    usable, environ = len(system.usable_cores()), system.environ
-    threads = int(system.import_torch().get_num_threads())
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-    found = f"PyTorch runs an op on {threads} of {usable} cores; " + _settings(system, names)
-    binding = [name for name in BINDING if name in environ]
-    if binding:
-        found += f", {_settings(system, binding)}"
-    yield first_of(
+    usable, threads = len(system.usable_cores()), int(system.import_torch().get_num_threads())
+    binding = [name for name in BINDING if name in system.environ]
+    told = _settings(system, ("OMP_NUM_THREADS", "MKL_NUM_THREADS", *binding))
+    return first_of(
         "threads",
-        found,
+        f"PyTorch runs an op on {threads} of {usable} cores; {told}",
         (bool(binding), "warn", f"unset {' and '.join(binding)}: rlplace pins the threads of each device itself"),
         (threads > usable, "warn", f"set OMP_NUM_THREADS to {usable} or unset it: threads share cores"),
     )
 
 
-def check_wait_policy(system: System) -> Iterator[Finding]:
+def check_wait_policy(system: System) -> Finding:
     """How OpenMP's threads wait between ops."""
-    policy, spins = (system.environ.get(name, "").strip() for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"))
-    found = _settings(system, ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"))
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    policy, spins = (system.environ.get(name, "").strip() for name in names)
     is_asleep = spins == "0" or (not spins and policy.lower() == "passive")
-    if not is_asleep:
-        found += f": OpenMP's threads spin {'briefly' if spins == str(SPIN_COUNT) else 'between ops'}"
+    spinning = f": OpenMP's threads spin {'briefly' if spins == str(SPIN_COUNT) else 'between ops'}"
     remedy = "unset them: threads sleep between ops, which slows eager PyTorch and gangs in the same table"
-    yield first_of("wait policy", found, (is_asleep, "warn", remedy))
+    found = _settings(system, names) + ("" if is_asleep else spinning)
+    return first_of("wait policy", found, (is_asleep, "warn", remedy))
 
 
-def check_malloc(system: System) -> Iterator[Finding]:
+def check_malloc(system: System) -> Finding:
     """Whether freed memory can be kept between steps."""
-    preloaded = system.environ.get("LD_PRELOAD", "")
+    libc, preloaded = system.glibc_version(), system.environ.get("LD_PRELOAD", "")
     other = next((name for name in ALLOCATORS if name in preloaded), "")
-    libc = system.glibc_version()
-    found = "not glibc: freed memory goes back to the kernel, which slows large ops"
+    found = f"{libc}: measuring raises its thresholds, so that freed memory is kept"
     if other:
         found = f"{other} is preloaded: glibc's thresholds, which measuring raises, do not count"
-    elif libc:
-        found = f"{libc}: measuring raises its thresholds, so that freed memory is kept"
+    elif not libc:
+        found = "not glibc: freed memory goes back to the kernel, which slows large ops"
     remedy = "preload an allocator that keeps freed memory, or use a system with glibc"
-    yield first_of("malloc", found, (not other and not libc, "warn", remedy))
+    return first_of("malloc", found, (not other and not libc, "warn", remedy))
 
 
 def _settings(system: System, names: Sequence[str]) -> str:
@@ -323,35 +452,30 @@ LARGEST_LIMIT_BYTES = 1 << 60
 
 def cpu_quota(system: System) -> float | None:
     """How many cores' time this process gets; None: as much as there is."""
-    quotas = []
-    for limit in _values(system, "", "cpu.max"):  # "QUOTA PERIOD" in microseconds, or "max PERIOD"
-        quota, period = limit.split()
-        if quota != "max":
-            quotas.append(int(quota) / int(period))
-    limits = _values(system, "cpu", "cpu.cfs_quota_us")
-    periods = _values(system, "cpu", "cpu.cfs_period_us")
-    quotas.extend(int(quota) / int(period) for quota, period in zip(limits, periods) if int(quota) > 0)
-    return min(quotas, default=None)
+    # version 2: "QUOTA PERIOD" in microseconds, or "max PERIOD"; version 1: a file for each, -1 for no quota
+    limits: list[Sequence[str]] = [limit.split() for limit in _values(system, "", "cpu.max")]
+    limits += zip(_values(system, "cpu", "cpu.cfs_quota_us"), _values(system, "cpu", "cpu.cfs_period_us"))
+    shares = (int(quota) / int(period) for quota, period in limits if quota != "max" and int(quota) > 0)
+    return min(shares, default=None)
 
 
 def memory_limit_bytes(system: System) -> int | None:
     """The most memory that this process may use; None: as much as there is."""
     words = [*_values(system, "", "memory.max"), *_values(system, "memory", "memory.limit_in_bytes")]
-    limits = [int(word) for word in words if word != "max"]
+    limits = (int(word) for word in words if word != "max")
     return min((limit for limit in limits if limit < LARGEST_LIMIT_BYTES), default=None)
 
 
-def _values(system: System, controller: str, name: str) -> Iterator[str]:
-    """The value of that file in this process's group and in every group above it: the tightest counts.
+def _values(system: System, controller: str, name: str) -> list[str]:
+    """The values of that file in this process's group and in every group above it: the tightest counts.
 
     Args:
         system: where to look.
         controller: of version 1; empty for version 2, which has one tree for all.
         name: of the file.
     """
-    for folder in _groups(system, controller):
-        if value := system.read(f"{MOUNT}/{controller}/{folder}/{name}"):
-            yield value
+    found = (system.read(f"{MOUNT}/{controller}/{folder}/{name}") for folder in _groups(system, controller))
+    return [value for value in found if value]
 
 
 def _groups(system: System, controller: str) -> list[str]:
@@ -372,21 +496,17 @@ MOST_PAIRS = 4
 """How many pairs are named."""
 
 
-def check_gpus(system: System) -> Iterator[Finding]:
+def check_gpus(system: System) -> list[Finding]:
     """Whether there are GPUs that PyTorch can use; then one finding a GPU, and one of their pairs."""
     torch, driver = system.import_torch(), driver_version(system)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        yield _without_gpus(torch, driver, [str(warning.message) for warning in caught], system)
-        return
-    gpus = "1 GPU" if count == 1 else f"{count} GPUs"
-    yield Finding("cuda", "ok", f"{gpus}, {torch_build(torch)}, {f'driver {driver}' if driver else 'driver unknown'}")
-    for index in range(count):
-        yield _look_at_gpu(torch, index)
-    if count > 1:
-        yield _look_at_pairs(torch, count)
+        return [_without_gpus(torch, driver, [str(warning.message) for warning in caught], system)]
+    found = f"{counted(count, 'GPU')}, {torch_build(torch)}, {f'driver {driver}' if driver else 'driver unknown'}"
+    findings = [Finding("cuda", "ok", found), *(_look_at_gpu(torch, index) for index in range(count))]
+    return [*findings, _look_at_pairs(torch, count)] if count > 1 else findings
 
 
 def driver_version(system: System) -> str:
@@ -400,25 +520,21 @@ def _without_gpus(torch: Any, driver: str, said: list[str], system: System) -> F
         return Finding("cuda", "ok", f"no GPU ({torch_build(torch)}): the CPU's cores serve as devices")
     found = f"driver {driver or 'unknown'}, but PyTorch ({torch_build(torch)}) sees no GPU"
     visible = system.environ.get("CUDA_VISIBLE_DEVICES")
-    if said:
-        found += f": {' '.join(said[0].split())}"
-    if not torch.version.cuda:
-        remedy = GET_TORCH
-    elif visible is not None:
-        remedy = f"CUDA_VISIBLE_DEVICES is {visible!r}: unset it, unless you mean to hide them"
-    else:
-        remedy = f"update the driver to one for CUDA {torch.version.cuda}, or {GET_TORCH}"
-    return Finding("cuda", "warn", found, remedy)
+    return first_of(
+        "cuda",
+        ": ".join([found, *(" ".join(line.split()) for line in said[:1])]),
+        (not torch.version.cuda, "warn", GET_TORCH),
+        (visible is not None, "warn", f"CUDA_VISIBLE_DEVICES is {visible!r}: unset it, unless you mean to hide them"),
+        (True, "warn", f"update the driver to one for CUDA {torch.version.cuda}, or {GET_TORCH}"),
+    )
 
 
 def _look_at_gpu(torch: Any, index: int) -> Finding:
-    facts = torch.cuda.get_device_properties(index)
+    facts, architectures = torch.cuda.get_device_properties(index), torch.cuda.get_arch_list()
+    is_unfit = torch.version.cuda and not any(runs_on(each, facts.major, facts.minor) for each in architectures)
     found = f"{facts.name}, {format_bytes(facts.total_memory)}, compute capability {facts.major}.{facts.minor}"
-    architectures = torch.cuda.get_arch_list()
-    if torch.version.cuda and not any(runs_on(each, facts.major, facts.minor) for each in architectures):
-        found += f"; this PyTorch has kernels for {', '.join(architectures)} only"
-        return Finding(f"cuda:{index}", "fail", found, GET_TORCH)
-    return Finding(f"cuda:{index}", "ok", found)
+    found += f"; this PyTorch has kernels for {', '.join(architectures)} only" if is_unfit else ""
+    return first_of(f"cuda:{index}", found, (bool(is_unfit), "fail", GET_TORCH))
 
 
 def runs_on(architecture: str, major: int, minor: int) -> bool:

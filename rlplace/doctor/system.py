@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from timeit import Timer
 from typing import Any, Literal
 
 import rlplace
@@ -64,7 +65,7 @@ class Check:
 
     name: str
     """that of its finding, where it has only one"""
-    look: Callable[[System], Iterable[Finding]]
+    look: Callable[[System], Finding | Iterable[Finding]]
     """answers the question"""
     needs: str = ""
     """the check that must not have failed before this one"""
@@ -78,7 +79,8 @@ def run_checks(system: System, checks: Sequence[Check]) -> list[Finding]:
             findings.append(Finding(check.name, "warn", f"not looked at: the check of {check.needs} failed"))
             continue
         try:
-            findings.extend(check.look(system))
+            answer = check.look(system)
+            findings += [answer] if isinstance(answer, Finding) else answer
         except Exception as error:
             found = f"the check failed: {type(error).__name__}: {' '.join(str(error).split())}"
             findings.append(Finding(check.name, "fail", found, "mend what the error names, or report it as a bug"))
@@ -98,30 +100,19 @@ NUM_ELEMENTS = 32768
 """As many as PyTorch leaves to one thread: more would be shared among several threads, at any setting of their
 number."""
 OPS_PER_SAMPLE = 32
-WARM_UP_S = 0.03
-TIMED_S = 0.3
+TIMED_S = 0.33
+WARM_UP = 0.1
+"""Share of the samples, the first, that do not count."""
 
 
 def op_times_s(torch: Any) -> list[float]:
     """Seconds of each sample, a fixed number of products of small tensors; about 0.3 s in all."""
     left, right, product = (torch.ones(NUM_ELEMENTS) for _ in range(3))
-
-    def sample() -> None:
-        for _ in range(OPS_PER_SAMPLE):
-            torch.mul(left, right, out=product)
-
-    end_s = time.perf_counter() + WARM_UP_S
+    timer = Timer(lambda: torch.mul(left, right, out=product))
+    times_s, end_s = list[float](), time.perf_counter() + TIMED_S
     while time.perf_counter() < end_s:
-        sample()
-    times_s: list[float] = []
-    before_s = time.perf_counter()
-    end_s = before_s + TIMED_S
-    while before_s < end_s:
-        sample()
-        after_s = time.perf_counter()
-        times_s.append(after_s - before_s)
-        before_s = after_s
-    return times_s
+        times_s.append(timer.timeit(OPS_PER_SAMPLE))
+    return times_s[int(len(times_s) * WARM_UP) :]
 
 
 def glibc_version() -> str:
@@ -178,9 +169,14 @@ class System:
         except OSError:
             return ""
 
+    def installed(self, package: str) -> importlib.metadata.Distribution | None:
+        """The metadata of a package; None where it is not installed."""
+        try:
+            return self.distribution(package)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
     def version_of(self, package: str) -> str:
         """Version of an installed package; empty where it is not installed."""
-        try:
-            return self.distribution(package).version
-        except importlib.metadata.PackageNotFoundError:
-            return ""
+        installed = self.installed(package)
+        return installed.version if installed else ""

@@ -1,8 +1,8 @@
 """Gymnasium environments over a `Problem` and a `Measurer`.
 
 `placement_env` has the base, and the env that places all groups in one action; `sequential` places one group a step
-over the partial schedules of `schedule_batch`. `rewards` turns step times into rewards, and `problem_features` holds
-the observations of policies.
+over partial schedules. `rewards` turns step times into rewards, and `problem_features` holds the observations of
+policies.
 """
 
 from rlplace.env.placement_env import OneShotEnv, PlacementVecEnv
@@ -17,8 +17,13 @@ from rlplace.env.rewards import (
     make_reward,
     single_device_s,
 )
-from rlplace.env.schedule_batch import SequentialBatch, SequentialObservation
-from rlplace.env.sequential import POTENTIALS, SequentialEnv, SequentialVecEnv
+from rlplace.env.sequential import (
+    POTENTIALS,
+    SequentialBatch,
+    SequentialEnv,
+    SequentialObservation,
+    SequentialVecEnv,
+)
 from rlplace.search.schedule.partial_schedule import DECISION_FEATURES, FEATURE_NOTES, MEMORY_MASKS
 
 __all__ = [

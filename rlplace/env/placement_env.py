@@ -25,7 +25,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlplace.env.problem_features import GraphObservation
 from rlplace.env.rewards import Reward, Scores, make_scorer
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.measure import Host, Measurer, Problem, Simulator, Timeline
+from rlplace.measure import Costs, Host, HostRunner, Measurer, Problem, Simulator, Timeline, resolve_host
 
 ActionSpace = spaces.Discrete | spaces.MultiDiscrete
 
@@ -264,18 +264,13 @@ def find_measurer(
     if problem is None:
         problem = _problem_of(str(workload), host, num_groups, workload_seed)
     simulator = Simulator(problem, threads=1)  # an env measures one placement at a time
-    if not runs:
-        return simulator, True
-    from rlplace.measure import HostRunner
-
-    return HostRunner(problem, simulator), True
+    return (HostRunner(problem, simulator) if runs else simulator), True
 
 
 def _problem_of(workload: str, host: str | Host, num_groups: int, workload_seed: int) -> Problem:
     """The step of a workload, profiled on a host of this machine, estimated (or as its file gives it) on another."""
     from rlplace.graphs import capture, load_graph
     from rlplace.graphs.formats import load_times_s
-    from rlplace.measure import Costs, resolve_host
     from rlplace.measure.hosts.resolve import check_present
     from rlplace.measure.isolate.isolated_runner import profile_isolated
     from rlplace.workloads import build_for, parse_workload
@@ -363,7 +358,7 @@ class OneShotEnv(PlacementEnv[NDArray[np.int64]]):
         Raises:
             UnknownName: no reward, render mode or observation has that name.
             InvalidValue: not exactly one of `measurer`, `problem` and `workload`.
-            UserError: a workload or host that cannot be had.
+            UserError: no such workload or host.
         """
         found = find_measurer(measurer, problem, workload, host, num_groups, workload_seed, runs=not deterministic)
         super().__init__(found, reward, baseline_s, deterministic, render_mode)

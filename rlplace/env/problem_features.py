@@ -89,13 +89,9 @@ def op_kind(target: str) -> str:
     words = set(name.split("_"))
     if "attention" not in name and any(_MATMUL.match(word) for word in words):
         return "matmul"
-    for kind, parts in _PARTS:
-        if any(part in name for part in parts):
-            return kind
-    for kind, listed in _WORDS.items():
-        if words & listed:
-            return kind
-    return "elementwise" if namespace == "aten" or _ELEMENTWISE.match(name) else "other"
+    kinds = [kind for kind, parts in _PARTS if any(part in name for part in parts)]
+    kinds += [kind for kind, listed in _WORDS.items() if words & listed]
+    return [*kinds, "elementwise" if namespace == "aten" or _ELEMENTWISE.match(name) else "other"][0]
 
 
 NUM_WAVES = 8
@@ -135,24 +131,19 @@ class ProblemFeatures:
     Attributes:
         nodes: (G, F) float32, `NODE_FEATURES`.
         edges: (K, 3) float32, `EDGE_FEATURES`.
-        edge_source, edge_target: (K,) int64, groups of each edge.
         devices: (D, 7) float32, `DEVICE_FEATURES`.
         pairs: (G, D, 5) float32, `PAIR_FEATURES` of each group on each device.
         links: (D, D, 4) float32, `LINK_FEATURES` of the route from the first to the second; 0 on the diagonal.
         summary: (9,) float32, `SUMMARY` of the whole problem.
-        allowed: (G, D) bool, devices where each group may be.
-        arrays: the same in SI units.
+        arrays: the same in SI units, the groups of each edge, and the devices where each group may be.
     """
 
     nodes: NDArray[np.float32]
     edges: NDArray[np.float32]
-    edge_source: NDArray[np.int64]
-    edge_target: NDArray[np.int64]
     devices: NDArray[np.float32]
     pairs: NDArray[np.float32]
     links: NDArray[np.float32]
     summary: NDArray[np.float32]
-    allowed: NDArray[np.bool_]
     arrays: GroupArrays
 
     def twins(self) -> NDArray[np.int64]:
@@ -179,13 +170,10 @@ def problem_features(problem: Problem) -> ProblemFeatures:
                 "tensors": np.log1p(arrays.edge_tensors),
             },
         ),
-        edge_source=arrays.edge_source,
-        edge_target=arrays.edge_target,
         devices=_columns(DEVICE_FEATURES, _devices(problem, arrays)),
         pairs=_columns(PAIR_FEATURES, _pairs(arrays)),
         links=_columns(LINK_FEATURES, _links(problem, arrays)),
         summary=_columns(SUMMARY, _summary(problem, arrays, edge_s)),
-        allowed=arrays.allowed,
         arrays=arrays,
     )
 
@@ -579,8 +567,9 @@ def index_space() -> spaces.Dict:
 
 def _flat_features(problem: Problem) -> dict[str, NDArray[np.float32]]:
     features, num_groups = problem_features(problem), problem.grouping.num_groups
+    arrays = features.arrays
     groups = np.concatenate([features.nodes, features.pairs.reshape(num_groups, -1)], axis=1)
     adjacency = np.zeros((num_groups, num_groups), dtype=np.float32)
     sent = features.edges[:, EDGE_FEATURES.index("seconds")]
-    adjacency[features.edge_source, features.edge_target] = sent / (float(sent.max(initial=0.0)) or 1.0)
+    adjacency[arrays.edge_source, arrays.edge_target] = sent / (float(sent.max(initial=0.0)) or 1.0)
     return {"groups": groups.reshape(-1), "adjacency": adjacency.reshape(-1), "devices": features.devices.reshape(-1)}

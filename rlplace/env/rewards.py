@@ -6,19 +6,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, check_known
 from rlplace.measure import Measurement, Measurer, Problem
 from rlplace.measure.measurement import Status, StepTimer
-from rlplace.records import Number, record
+from rlplace.records import Positive, record
 
 FloatArray = NDArray[np.float64]
-Positive = Annotated[Number, Field(gt=0)]
 
 
 class Reward(Protocol):
@@ -92,8 +90,7 @@ def make_reward(name: str, baseline_s: float, failure_slowdown: float = 10.0) ->
         UnknownName: no reward has that name.
         InvalidValue: `baseline_s` or `failure_slowdown` is not a finite number above 0.
     """
-    if name not in _REWARDS:
-        raise UnknownName("reward", name, REWARD_NAMES)
+    check_known("reward", name, REWARD_NAMES)
     return _REWARDS[name](baseline_s, failure_slowdown)
 
 
@@ -153,17 +150,13 @@ class Scorer:
     Attributes:
         reference_s: the unit of step times from a measurer that times a reference beside every placement: the
             ratio to the reference times this, so that a drift of the machine is no reward. None takes them as they are.
-        num_measured: placements that were measured, as opposed to looked up.
     """
 
     def __init__(
         self, measurer: Measurer, reward: Reward, *, deterministic: bool, reference_s: float | None = None
     ) -> None:
-        self.measurer = measurer
-        self.reference_s = reference_s
-        self.reward = reward
-        self.deterministic = deterministic
-        self.num_measured = 0
+        self.measurer, self.reference_s = measurer, reference_s
+        self.reward, self.deterministic = reward, deterministic
         self._known: dict[bytes, tuple[float, Status]] = {}
 
     @property
@@ -178,22 +171,23 @@ class Scorer:
             InvalidValue: wrong length, no integers, or a device out of range; a reward that is not finite.
         """
         rows = np.ascontiguousarray(self.problem.check_groups(group_devices))
-        barred = np.asarray(~self.problem.group_allowed[np.arange(rows.shape[1]), rows].all(axis=1))
-        return self._score(self.problem.grouping.expand(rows), [row.tobytes() for row in rows], barred)
+        is_allowed = self.problem.group_allowed[np.arange(rows.shape[1]), rows]
+        return self._score(
+            self.problem.grouping.expand(rows), [row.tobytes() for row in rows], np.all(is_allowed, axis=1)
+        )
 
     def score_placements(self, placements: NDArray[np.integer]) -> Scores:
         """Outcomes of `placements` (B, N), devices of ops, in order; not kept, for any measurer."""
         rows = np.ascontiguousarray(placements, dtype=np.int32)
-        barred = np.zeros(len(rows), dtype=np.bool_)
-        if self.problem.allowed is not None:
-            barred = np.asarray(~self.problem.allowed[np.arange(rows.shape[1]), rows].all(axis=1))
-        return self._score(rows, [row.tobytes() for row in rows], barred, is_kept=False)
+        allowed = self.problem.allowed
+        is_allowed = np.ones(rows.shape, dtype=np.bool_) if allowed is None else allowed[np.arange(rows.shape[1]), rows]
+        return self._score(rows, [row.tobytes() for row in rows], np.all(is_allowed, axis=1), is_kept=False)
 
     def _score(
-        self, placements: NDArray[np.int32], keys: list[bytes], barred: NDArray[np.bool_], *, is_kept: bool = True
+        self, placements: NDArray[np.int32], keys: list[bytes], is_allowed: NDArray[np.bool_], *, is_kept: bool = True
     ) -> Scores:
         outcomes = self._known if self.deterministic and is_kept else {}
-        outcomes.update((keys[row], _outcome(np.inf, "error")) for row in np.flatnonzero(barred).tolist())
+        outcomes.update((keys[row], _outcome(np.inf, "error")) for row in np.flatnonzero(~is_allowed).tolist())
         new = {key: row for row, key in reversed(list(enumerate(keys))) if key not in outcomes}
         if new:
             fresh = sorted(new.values())
@@ -202,18 +196,15 @@ class Scorer:
         while len(self._known) > CACHE_ENTRIES:
             del self._known[next(iter(self._known))]
         step_time_s = np.array([step_time_s for step_time_s, _ in found], dtype=np.float64)
-        rewards = rewards_of(self.reward, step_time_s)
-        return Scores(step_time_s, rewards, tuple(status for _, status in found), placements)
+        return Scores(step_time_s, rewards_of(self.reward, step_time_s), tuple(one for _, one in found), placements)
 
     def _measure(self, placements: NDArray[np.int32]) -> list[tuple[float, Status]]:
-        self.num_measured += len(placements)
         if not isinstance(self.measurer, StepTimer):
-            return [_outcome(self._seconds(m), m.status) for m in self.measurer.measure(placements)]
+            return [_outcome(self._seconds(one), one.status) for one in self.measurer.measure(placements)]
         step_time_s = self.measurer.step_times(placements)
         outcomes = [_outcome(float(seconds), "ok") for seconds in step_time_s]
-        failed = np.flatnonzero(~np.isfinite(step_time_s)).tolist()
-        if failed:
-            for row, measurement in zip(failed, self.measurer.measure(placements[failed]), strict=True):
+        if len(failed := np.flatnonzero(~np.isfinite(step_time_s))):
+            for row, measurement in zip(failed.tolist(), self.measurer.measure(placements[failed]), strict=True):
                 outcomes[row] = _outcome(measurement.step_time_s, measurement.status)
         return outcomes
 
@@ -235,7 +226,8 @@ def make_scorer(
     Args:
         measurer: measures placements.
         reward: a reward's name, or a reward.
-        baseline_s: the step time a named reward compares with; by default the best single device's, measured now.
+        baseline_s: step time of the baseline for a named reward; by default that of the best single device, measured
+            now.
         deterministic: whether the measurer gives a placement the same step time every time.
 
     Raises:
@@ -250,8 +242,10 @@ def make_scorer(
             where="environment",
             hint="For the simulator's step times: `Simulator(problem)`.",
         )
-    given: object = reward
-    if not isinstance(given, str) and not callable(given):
+    if isinstance(reward, str):
+        check_known("reward", reward, REWARD_NAMES)  # before anything is measured
+        reward = make_reward(reward, single_device_s(measurer) if baseline_s is None else baseline_s)
+    elif not callable(reward):
         raise InvalidValue(
             "reward",
             reward,
@@ -259,9 +253,6 @@ def make_scorer(
             where="environment",
             hint=f"A function from (B,) seconds to (B,) rewards, or one of {', '.join(REWARD_NAMES)}.",
         )
-    if isinstance(reward, str):
-        make_reward(reward, 1.0)  # a mistyped name is refused before anything is measured
-        reward = make_reward(reward, single_device_s(measurer) if baseline_s is None else baseline_s)
     return Scorer(measurer, reward, deterministic=deterministic)
 
 

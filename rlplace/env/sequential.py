@@ -3,10 +3,16 @@
 Importing this module registers `rlplace/Sequential-v0`, which simulates, and `rlplace/SequentialMeasured-v0`, for a
 host that runs the placements. `gymnasium.make("rlplace.env:rlplace/Sequential-v0", ...)` imports it first. `Shaping`
 makes the rewards of the steps, which are differences of a potential.
+
+`SequentialBatch`: many episodes in step, each of which places one group after the other; arrays in, arrays out.
+`ListSchedules`: list schedules from weights over named groupings, as actions of a policy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import gymnasium as gym
@@ -25,10 +31,37 @@ from rlplace.env.placement_env import (
     find_measurer,
 )
 from rlplace.env.rewards import Reward, rewards_of
-from rlplace.env.schedule_batch import SequentialBatch, SequentialObservation
 from rlplace.errors import InvalidValue, check_known
+from rlplace.graphs import Grouping
 from rlplace.measure import Host, Measurer, Problem
-from rlplace.search.schedule.partial_schedule import DECISION_FEATURES
+from rlplace.search.improve.starting_points import FIRST_WEIGHTS, GROUPINGS, Pair, Schedulers
+from rlplace.search.schedule.list_schedulers import ESTIMATES, Estimator
+from rlplace.search.schedule.partial_schedule import (
+    DECISION_FEATURES,
+    FEATURES,
+    clear,
+    decide,
+    group_layout,
+    new_schedules,
+    next_groups,
+    observe,
+    schedule_bounds,
+)
+
+__all__ = [
+    "DECISION_FEATURES",
+    "ESTIMATES",
+    "FEATURES",
+    "FIRST_WEIGHTS",
+    "GROUPINGS",
+    "ListSchedules",
+    "Pair",
+    "SequentialBatch",
+    "SequentialEnv",
+    "SequentialObservation",
+    "SequentialVecEnv",
+]
+LongArray = NDArray[np.int64]
 
 
 class SequentialEnv(PlacementEnv[np.int64]):
@@ -48,6 +81,7 @@ class SequentialEnv(PlacementEnv[np.int64]):
     that is chosen twice ends the episode at once, with the reward of a failure.
     """
 
+    observation_space: spaces.Dict
     action_space: spaces.Discrete
 
     def __init__(
@@ -92,25 +126,21 @@ class SequentialEnv(PlacementEnv[np.int64]):
             UnknownName: no reward, potential, mask or render mode has that name.
             InvalidValue: not exactly one of `measurer`, `problem` and `workload`, or not one finite number a group in
                 `order`.
-            UserError: a workload or host that cannot be had.
+            UserError: no such workload or host.
         """
         found = find_measurer(measurer, problem, workload, host, num_groups, workload_seed, runs=not deterministic)
         super().__init__(found, reward, baseline_s, deterministic, render_mode)
         self._shaping = Shaping(potential, self.scorer.reward, 1)
         self._batch = SequentialBatch(self.problem, 1, order=order, memory_mask=memory_mask)
-        self._chooses_group = choose_group
-        self._is_over = False
-        num_devices = self._batch.num_devices
-        self._num_actions = num_devices * (self._batch.num_groups if choose_group else 1)
-        space = observation_space(self._batch.num_groups, num_devices, choose_group=choose_group)
-        self._last_observation = last_observation(space)
-        self.observation_space = space
-        self.action_space = spaces.Discrete(self._num_actions)
+        self._chooses_group, self._is_over = choose_group, False
+        num_groups, num_devices = self._batch.num_groups, self._batch.num_devices
+        self.observation_space = observation_space(num_groups, num_devices, choose_group=choose_group)
+        self.action_space = spaces.Discrete(num_devices * (num_groups if choose_group else 1))
 
     def action_masks(self) -> NDArray[np.bool_]:
         """(D,) or (G * D,) bool: whether each action is allowed now; never all False, True everywhere after the end."""
         if self._is_over:
-            return np.ones(self._num_actions, dtype=np.bool_)
+            return np.ones(self.action_space.n, dtype=np.bool_)
         seen = self._batch.observe_all(0)[1] if self._chooses_group else self._batch.observe().mask.copy()
         return seen.reshape(-1)
 
@@ -151,12 +181,11 @@ class SequentialEnv(PlacementEnv[np.int64]):
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         self._is_over = True
         reward = self._shaping.finish(rewards_of(self.scorer.reward, step_time_s))
-        info = self._ended(float(step_time_s[0]), status, placement)
-        return self._observe(), float(reward[0]), True, False, info
+        return self._observe(), float(reward[0]), True, False, self._ended(float(step_time_s[0]), status, placement)
 
     def _observe(self) -> Observation:
         if self._is_over:
-            return self._last_observation | {"features": self._last_observation["features"].copy()}
+            return last_observation(self.observation_space)
         seen = batch_observation(self._batch.observe())
         if self._chooses_group:
             seen["features"] = flat_features(self._batch.observe_all(0)[0], is_batch=False)[None]
@@ -234,9 +263,7 @@ class Shaping:
             UnknownName: no potential has that name.
         """
         check_known("potential", potential, POTENTIALS)
-        self._name = potential
-        self._reward = reward
-        self._before = np.zeros(num_episodes)
+        self._name, self._reward, self._before = potential, reward, np.zeros(num_episodes)
 
     def reset(self) -> None:
         """All episodes begin anew."""
@@ -346,3 +373,202 @@ class SequentialVecEnv(BatchedVecEnv):
         self._shaping.reset()
         self._seen = self._batch.observe()
         return batch_observation(self._seen)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SequentialObservation:
+    """The next decisions of B episodes. The next observation overwrites the arrays: copy them to keep them.
+
+    Attributes:
+        group: (B,) int64, the group to place now; -1 if none is left.
+        features: (B, D, F) float32, of each device, by `DECISION_FEATURES`.
+        mask: (B, D) bool, where the group may go; at least one device.
+    """
+
+    group: LongArray
+    features: NDArray[np.float32]
+    mask: NDArray[np.bool_]
+
+
+class SequentialBatch:
+    """B episodes of one problem: every step places one group of each episode, and all end after G steps.
+
+    The next group is the group of the first op (in the order of the problem) without a device. The partial schedule
+    contains all ops before this op. With `order`, or with groups given to `step`, another group may come first. The
+    schedule then waits, and its end result is the same.
+
+    Attributes:
+        num_episodes: B.
+        num_groups: G, steps of an episode.
+        num_devices: D.
+        num_steps: groups that are placed in every episode.
+        placed: (B, G) int32 devices of groups, -1 where undecided; changes with every step.
+        partial_s: (B,) float64, the end of the ops that are scheduled so far; changes with every step.
+        bound_s: (B,) float64, a lower bound of the step time; equal to `partial_s` at the end. It is the largest sum of
+            an op's end and the least remaining time. Before the first step it is the longest path of least times. It
+            changes with every step, and never decreases.
+        least_s: the value of `bound_s` before the first step: a lower bound for all placements.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        num_episodes: int,
+        grouping: Grouping | None = None,
+        order: NDArray[np.floating] | None = None,
+        *,
+        memory_mask: str = "resident",
+    ) -> None:
+        """Episodes at their start.
+
+        Args:
+            problem: the problem to place.
+            num_episodes: B.
+            grouping: the ops that are placed together; the problem's own groups by default.
+            order: (G,) priorities of groups, higher first, ties by index.
+            memory_mask: one of `MEMORY_MASKS`: the memory of a group that has to fit on a device.
+
+        Raises:
+            UnknownName: no mask has that name.
+            InvalidValue: `num_episodes` is less than 1, or `order` has not one finite number a group.
+        """
+        if num_episodes < 1:
+            raise InvalidValue("num_episodes", num_episodes, "at least 1", where="SequentialBatch")
+        grouping = problem.grouping if grouping is None else grouping
+        self.num_episodes = num_episodes
+        self.num_groups, self.num_devices = grouping.num_groups, problem.host.num_devices
+        self._sequence = None if order is None else self._by_priority(order)
+        self._layout = group_layout(problem, grouping)
+        self._bounds = schedule_bounds(problem, grouping, self._layout, memory_mask)
+        self._schedules = new_schedules(self._layout, self._bounds, num_episodes)
+        self.placed, self.num_steps = self._schedules.placed, 0
+        self.partial_s, self.bound_s = self._schedules.finish_s, self._schedules.bound_s
+        self.least_s = self._bounds.least_s
+        self._episodes = np.arange(num_episodes, dtype=np.int64)
+        self._group = np.zeros(num_episodes, dtype=np.int64)
+        shape = (num_episodes, self.num_devices)
+        self._observation = SequentialObservation(
+            group=self._group,
+            features=np.zeros((*shape, len(DECISION_FEATURES)), dtype=np.float32),
+            mask=np.zeros(shape, dtype=np.bool_),
+        )
+        self._turn()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every group is decided."""
+        return self.num_steps == self.num_groups
+
+    def reset(self) -> None:
+        """All episodes begin anew."""
+        clear(self._bounds, self._schedules)
+        self.num_steps = 0
+        self._turn()
+
+    def observe(self, groups: NDArray[np.integer] | None = None) -> SequentialObservation:
+        """The next decision, and the features of each device for it.
+
+        Args:
+            groups: (B,) undecided groups to look at; those that are next by default.
+
+        Raises:
+            InvalidValue: wrong length, or a group that is decided or not there.
+        """
+        self._turn(groups)
+        made = self._observation
+        observe(self._layout, self._bounds, self._schedules, self._episodes, self._group, made.features, made.mask)
+        return made
+
+    def observe_all(self, episode: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """(G, D, F) float32 features and (G, D) bool masks of every group of one episode; zeros and False once decided.
+
+        Args:
+            episode: which of B.
+        """
+        shape = (self.num_groups, self.num_devices)
+        features, mask = np.zeros((*shape, len(DECISION_FEATURES)), dtype=np.float32), np.zeros(shape, dtype=np.bool_)
+        is_open = self.placed[episode] < 0
+        groups = np.where(is_open, np.arange(self.num_groups), -1)
+        episodes = np.full(self.num_groups, episode, dtype=np.int64)
+        observe(self._layout, self._bounds, self._schedules, episodes, groups, features, mask)
+        return features, mask & is_open[:, None]
+
+    def step(self, devices: NDArray[np.integer], groups: NDArray[np.integer] | None = None) -> None:
+        """Places one group of each episode, and schedules the ops that can run.
+
+        Args:
+            devices: (B,) device of each group, allowed or not.
+            groups: (B,) undecided groups; those that are next by default.
+
+        Raises:
+            InvalidValue: wrong length, no integers, a device or a group that is not there, or none that is undecided.
+        """
+        if self.is_done:
+            raise InvalidValue("step", self.num_steps + 1, f"at most {self.num_groups}, then reset", where="episode")
+        self._turn(groups)
+        decide(
+            self._layout,
+            self._bounds,
+            self._schedules,
+            self._group,
+            self._in_range(devices, self.num_devices, "device"),
+        )
+        self.num_steps += 1
+
+    def _turn(self, groups: NDArray[np.integer] | None = None) -> None:
+        """Sets the groups that are next: `groups` (B,), or those by the order."""
+        if groups is not None:
+            found = self._in_range(groups, self.num_groups, "group")
+            decided = self.placed[self._episodes, found] >= 0
+            if decided.any():
+                raise InvalidValue("group", int(found[decided.argmax()]), "one that is undecided", where="episode")
+            self._group[:] = found
+        elif self._sequence is None:
+            next_groups(self._layout, self._schedules, self._group)
+        else:
+            is_open = self.placed[:, self._sequence] < 0
+            self._group[:] = np.where(is_open.any(axis=1), self._sequence[is_open.argmax(axis=1)], -1)
+
+    def _by_priority(self, order: NDArray[np.floating]) -> LongArray:
+        order = np.asarray(order, dtype=np.float64)
+        if order.shape != (self.num_groups,) or not np.all(np.isfinite(order)):
+            raise InvalidValue(
+                "order", order, f"{self.num_groups} finite numbers, one a group", where="SequentialBatch"
+            )
+        return np.argsort(-order, kind="stable").astype(np.int64)
+
+    def _in_range(self, values: NDArray[np.integer], count: int, one: str) -> LongArray:
+        found = np.asarray(values)
+        if found.shape != (self.num_episodes,) or not np.issubdtype(found.dtype, np.integer):
+            raise InvalidValue(
+                f"{one}s",
+                f"{found.dtype} {found.shape}",
+                f"{self.num_episodes} integers, one an episode",
+                where="episode",
+            )
+        if found.min() < 0 or found.max() >= count:
+            raise InvalidValue(
+                one, int(found.min() if found.min() < 0 else found.max()), f"0..{count - 1}", where="episode"
+            )
+        return found.astype(np.int64)
+
+
+class ListSchedules(Schedulers):
+    """A problem's list schedulers over the groupings of `GROUPINGS`, each laid out when it is first asked for.
+
+    Args:
+        problem: the problem to place.
+    """
+
+    def place(self, pairs: Sequence[Pair]) -> NDArray[np.int32]:
+        """(B, N) int32 devices of ops: for each pair of a grouping's name and weights (9,), its schedule."""
+        rows = [self[name].grouping.expand(self[name].place(np.array(weights)))[0] for name, weights in pairs]
+        return np.array(rows, dtype=np.int32).reshape(len(pairs), self._problem.graph.num_ops)
+
+    def estimate(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(B, 6) `ESTIMATES` of placements (B, N): nothing of it is simulated."""
+        return self._estimator.of(placements)
+
+    @cached_property
+    def _estimator(self) -> Estimator:
+        return Estimator.of_problem(self._problem)

@@ -77,8 +77,8 @@ def project(problem: Problem, devices: NDArray[np.int32]) -> Projection:
     class_device = votes_s.argmax(axis=1).astype(np.int32)
     projected = np.array(devices, dtype=np.int32)
     projected[members] = class_device[of]
-    moved_s = float(weight_s[projected != devices].sum())
-    return Projection(classes, class_device, projected, moved_s / max(float(weight_s.sum()), 1e-300))
+    moved = float(weight_s[projected != devices].sum()) / max(float(weight_s.sum()), 1e-300)
+    return Projection(classes, class_device, projected, moved)
 
 
 def device_map(graph: OpGraph, projection: Projection, places: Sequence[Place]) -> dict[str, Place]:
@@ -102,8 +102,7 @@ def device_map(graph: OpGraph, projection: Projection, places: Sequence[Place]) 
     main_place = next((class_place[number] for number in numbers if number >= 0), places[0])
     finest = {name: class_place.get(number, main_place) for name, number in classes.entry_class.items()}
     own: dict[str, set[Place]] = defaultdict(set)  # of the ops of modules around units
-    runs = (graph.phases == FORWARD) & ~graph.is_source
-    for op in np.flatnonzero(runs).tolist():
+    for op in np.flatnonzero((graph.phases == FORWARD) & ~graph.is_source).tolist():
         if graph.modules[op] not in units:
             own[graph.modules[op]].add(class_place.get(int(classes.op_class[op]), main_place))
 
@@ -130,8 +129,8 @@ def device_map(graph: OpGraph, projection: Projection, places: Sequence[Place]) 
 def _is_one(model: nn.Module, path: str) -> bool:
     """Whether an entry for a module places all that is below it: a list is not called, and has no inputs to bring."""
     module = model.get_submodule(path)
-    is_called = not isinstance(module, nn.ModuleList | nn.ModuleDict)
-    return is_called or all(len(child.state_dict()) for child in module.children())
+    is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
+    return not is_list or all(len(child.state_dict()) for child in module.children())
 
 
 CPU = "cpu"
@@ -182,8 +181,8 @@ def exported(request: ExportRequest) -> Exported:
     """The device map of a run, with its memory on each device and the cost of placing whole modules.
 
     Raises:
-        UserError: the run's step cannot be had again, or is cut into micro-batches; its host is several machines, or
-            the model keeps no cache.
+        UserError: the run's step cannot be captured again, or is cut into micro-batches; its host is several machines,
+            or the model keeps no cache.
     """
     problem = dataclasses.replace(CapturedRun.of(request).problem(), allowed=request.session.allowed)
     if (count := problem.graph.num_micro_batches) > 1:
@@ -392,10 +391,9 @@ def device_memory(
         cache_bytes: of the keys and values of generated text, by device; may be empty.
     """
     graph, host = problem.graph, problem.host
-    resident_bytes = np.where(graph.is_resident, graph.output_bytes, 0)
     parameters, gradients, states = (
         np.bincount(devices, weights=sizes, minlength=host.num_devices).astype(np.int64).tolist()
-        for sizes in (resident_bytes, graph.gradient_bytes, graph.state_bytes)
+        for sizes in (np.where(graph.is_resident, graph.output_bytes, 0), graph.gradient_bytes, graph.state_bytes)
     )
     without = graph.tensor_bytes.copy()
     without[_gradients(graph)] = 0
@@ -424,8 +422,7 @@ def device_memory(
 
 def gradients_kept(graph: OpGraph) -> OpGraph:
     """The graph of a step that keeps every gradient to its end, as a loop does that calls the optimizer afterwards."""
-    kept = np.union1d(graph.output_tensors, _gradients(graph))
-    return dataclasses.replace(graph, output_tensors=kept)
+    return dataclasses.replace(graph, output_tensors=np.union1d(graph.output_tensors, _gradients(graph)))
 
 
 def _gradients(graph: OpGraph) -> NDArray[np.int32]:
@@ -482,12 +479,18 @@ def tables_of(graph: OpGraph, devices: NDArray[np.int32]) -> list[Table]:
         by_slice: dict[int, set[int]] = defaultdict(set)
         for lookup in lookups.tolist():
             by_slice[int(graph.micro_batch[lookup])].add(int(devices[lookup]))
-        where = tuple(sorted(set(devices[lookups].tolist())))
         is_dealt = len({frozenset(used) for used in by_slice.values()}) > 1
-        path = sources[op].key.removesuffix(".weight")
-        sharding: Literal["table_wise", "data_parallel"] = "data_parallel" if is_dealt else "table_wise"
         others = (producer == op) & ~looks[reader] & (graph.phases[reader] == FORWARD)
-        found.append(Table(path, (shape[0], shape[1]), sharding, int(devices[op]), where, bool(others.any())))
+        found.append(
+            Table(
+                path=sources[op].key.removesuffix(".weight"),
+                shape=(shape[0], shape[1]),
+                sharding="data_parallel" if is_dealt else "table_wise",
+                device=int(devices[op]),
+                lookup_devices=tuple(np.unique(devices[lookups]).tolist()),
+                is_tied=bool(others.any()),
+            )
+        )
     return found
 
 
@@ -509,11 +512,10 @@ def plan_of(tables: Sequence[Table], host: Host) -> dict[str, Any]:
     plan: dict[str, dict[str, Any]] = {}
     for table in tables:
         if table.device not in ranks:
-            known = ", ".join(host.devices[index].name for index in places)
             raise InvalidValue(
                 "table",
                 f"{table.path} on {host.devices[table.device].name}",
-                f"on a device with a process: {known}",
+                f"on a device with a process: {', '.join(host.devices[index].name for index in places)}",
                 where=WHERE,
                 hint="Train again with `--pin` or `--exclude`, so that no table is there.",
             )
@@ -554,8 +556,10 @@ def torchrec_plan(request: ExportRequest) -> Exported:
     plan = plan_of(tables, run.host)
     names = [run.host.devices[index].name for index in rank_devices(run.host, WHERE)]
     say("\n".join(_said(tables, run.host)))
-    text = json.dumps({"schema": 1, "world_size": len(names), "devices": names, "plan": plan}, indent=2) + "\n"
-    return Exported(text, {"world_size": len(names), "num_tables": len(tables), "plan": plan})
+    return Exported(
+        json.dumps({"schema": 1, "world_size": len(names), "devices": names, "plan": plan}, indent=2) + "\n",
+        {"world_size": len(names), "num_tables": len(tables), "plan": plan},
+    )
 
 
 def _said(tables: Sequence[Table], host: Host) -> Iterator[str]:

@@ -55,7 +55,7 @@ from rlplace.workloads import Workload, WorkloadSpec, build_for, parse_kept_work
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """The argument of a format: a run that is to be exported."""
+    """The argument of a format: a run and its placement."""
 
     run: RunFolder
     """Its folder."""
@@ -158,8 +158,8 @@ class CapturedRun:
         Raises:
             FileProblem, InvalidValue: the session has no such seconds.
         """
-        own = Grouping(np.arange(self.graph.num_ops, dtype=np.int32))
-        return Problem(self.graph, self.host, self.request.session.costs, own)
+        single_ops = Grouping(np.arange(self.graph.num_ops, dtype=np.int32))
+        return Problem(self.graph, self.host, self.request.session.costs, single_ops)
 
 
 def rank_devices(host: Host, where: str) -> dict[int, str]:
@@ -287,8 +287,10 @@ def export_run(
         write_text_atomic(path, exported.text)
         how = f"run it with python {path}" if format == "script" else chosen.summary
         if format == "script" and request.is_simulated:
-            host = clean(session.request.host)
-            how = f"the run is of {host}, which was simulated: it runs on such a host only, not on this machine"
+            how = (
+                f"the run is of {clean(session.request.host)}, which was simulated: it runs on such a host only, not "
+                "on this machine"
+            )
     say(f"wrote {path}: {how}")
     return {"schema": 1, "format": format, "path": str(path)} | exported.figures
 
@@ -386,7 +388,7 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
 
     Args:
         graph: with its program.
-        host: of this machine, or a word for it.
+        host: a host of this machine, or a HOST word for it.
         plan: the plan to run.
         num_steps: steps from the same start.
 
@@ -557,8 +559,8 @@ class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _drawing(graph: OpGraph) -> dict[int, Callable[..., Any]]:
     """Targets by op, of those that draw random numbers."""
-    calls = require_program(graph).calls
-    return {op: call.target for op, call in calls.items() if isinstance(call, Call) and call.is_random}
+    calls = require_program(graph).calls.items()
+    return {op: call.target for op, call in calls if isinstance(call, Call) and call.is_random}
 
 
 def _name(target: Callable[..., Any]) -> str:

@@ -36,8 +36,8 @@ from rlplace.measure.hosts.resolve import check_present
 from rlplace.say import say
 from rlplace.search.parallel.layouts import StepRoles, step_roles
 from rlplace.search.parallel.pipelines import BoundedPipeline, Schedule, best_pipeline
-from rlplace.session.cut import CutOptions
 from rlplace.session.prepare import candidates, capture_workload, judge_twin
+from rlplace.session.setup import CutOptions
 from rlplace.workloads import Workload
 
 
@@ -140,8 +140,8 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
         if kept and (found := best_pipeline(problem, places, list(usable), roles)) is not None:
             names = ", ".join(host.devices[device].name for device in found.devices)
             words = f"{found.step_s * 1e3:.4g} ms, {len(found.devices)} stages on {names}, {found.schedule}"
-            begins = [kept[index] for index in found.chosen]
-            candidates_by_s.setdefault(found.step_s, (graph, costs.source, begins, found))
+            chosen = [kept[index] for index in found.chosen]
+            candidates_by_s.setdefault(found.step_s, (graph, costs.source, chosen, found))
         say(f"{count} micro-batches: {words}")
     if not candidates_by_s:
         raise InvalidValue(
@@ -275,8 +275,9 @@ def check_split(step: WholeStep, tensors: Sequence[torch.Tensor], begins: Sequen
         with warnings.catch_warnings(action="ignore"):
             pipe, shared = split_step(copy.deepcopy(step), tensors, begins)
     except Exception as error:  # of the tracer, which may raise anything
-        where = ", ".join(path.removeprefix(MODEL) for path in begins)
-        raise _refused(step, f"split it before {where}", error) from error
+        raise _refused(
+            step, f"split it before {', '.join(path.removeprefix(MODEL) for path in begins)}", error
+        ) from error
     if pipe.num_stages != len(begins) + 1:
         raise InvalidValue(
             "stages", pipe.num_stages, f"{len(begins) + 1}: every module runs once and in turn", where=WHERE

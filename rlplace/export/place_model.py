@@ -25,8 +25,8 @@ from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.report.console import Progress, progress_of
 from rlplace.say import Say
-from rlplace.session.cut import BatchDims, CutOptions, Loss
 from rlplace.session.prepare import check_exact, chosen_problem
+from rlplace.session.setup import BatchDims, CutOptions, Loss
 from rlplace.training import TrainConfig, train
 from rlplace.training.forecast import PROFILING_SHARE, within_rest
 
@@ -122,9 +122,13 @@ def place(
     profiled_s = begin_s + PROFILING_SHARE * (config.total_s or 0.0)
 
     def problem_of(count: int) -> Problem:
-        profiler = partial(_profiled, profiled_s)
         return Problem.profile(
-            graph_of(count), where, grouping=grouping, constraints=constraints, progress=progress.say, profiler=profiler
+            graph_of(count),
+            where,
+            grouping=grouping,
+            constraints=constraints,
+            progress=progress.say,
+            profiler=partial(_profiled, profiled_s),
         )
 
     with progress if is_own else nullcontext():

@@ -14,10 +14,10 @@ from rlplace.errors import FingerprintMismatch, InvalidValue
 from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs import OpGraph
 from rlplace.graphs.program import LossKind
-from rlplace.measure.hosts.host import AtLeastOne, Host
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import OP_ORDERS, Plan, Problem
-from rlplace.records import FirstSchema, read_record, record
+from rlplace.records import AtLeastOne, FirstSchema, read_record, record
 from rlplace.say import counted
 
 SCHEMA: Final = 1

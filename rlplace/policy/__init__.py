@@ -17,8 +17,15 @@ if TYPE_CHECKING:
     from rlplace.policy.base import GroupPolicy, IndependentPolicy, Learner, Policy, PolicyModule
     from rlplace.policy.gnn import GnnPolicy, GraphEncoder, PlacerPolicy, load_policy, make_policy
     from rlplace.policy.improver import ImproverPolicy
-    from rlplace.policy.learn.learner_state import resume_learner, save_learner
-    from rlplace.policy.learn.learners import CloneLearner, EliteLearner, Elites, Reinforce, imitate
+    from rlplace.policy.learn.learners import (
+        CloneLearner,
+        EliteLearner,
+        Elites,
+        Reinforce,
+        imitate,
+        resume_learner,
+        save_learner,
+    )
     from rlplace.policy.learn.ppo import GroupPPO, PlacerPPO, learn_many
     from rlplace.policy.options import (
         CloneConfig,

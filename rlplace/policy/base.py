@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from rlplace.env import ProblemFeatures
-from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.errors import FileProblem, InvalidValue, check_known
 from rlplace.files import check_header, read_json, read_plain, write_bytes_atomic, write_json_atomic
 from rlplace.records import read_record, shortened
 
@@ -60,15 +60,10 @@ def load_checkpoint(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, 
     """
     path = Path(path)
     about_path = path.with_suffix(".json")
-    if not os.path.isfile(path):
-        raise FileProblem(path, "no such file.")
-    if not os.path.isfile(about_path):
-        hint = f"It describes the weights of {path.name} and has to be beside them."
-        raise FileProblem(about_path, f"no such file. {hint}")
-    about = read_json(about_path)
+    data = read_plain(path, largest_bytes=LARGEST_BYTES, holds="weights", follows_links=True)
+    about = read_json(about_path, hint=f"It describes the weights of {path.name}: put it beside them.")
     if not isinstance(about, dict) or about.get("schema") != SCHEMA or about.get("kind") != kind:
         raise FileProblem(about_path, _another(about, kind))
-    data = read_plain(path, largest_bytes=LARGEST_BYTES, holds="weights", follows_links=True)
     check_header(data, path)
     with refusing(path, f"not the weights of {about_path.name}"):
         return about, load(data)
@@ -159,10 +154,8 @@ def pretrained_path(kind: str) -> Path:
     Raises:
         UnknownName: there are none for that policy.
     """
-    if kind not in (known := pretrained_kinds()):
-        raise UnknownName(
-            "pretrained policy", kind, known, hint="Others begin with weights of a run: FILE.safetensors."
-        )
+    hint = "Others begin with weights of a run: FILE.safetensors."
+    check_known("pretrained policy", kind, pretrained_kinds(), hint=hint)
     with as_file(files("rlplace.policy.weights") / f"{kind}.safetensors") as path:
         return path
 
@@ -358,7 +351,7 @@ class IndependentPolicy(PolicyModule):
     """A policy that decides every group by itself: a subclass defines `logits` alone.
 
     Attributes:
-        temperature: divides logits, in samples as in log-probabilities; `set_flips` sets it.
+        temperature: divides logits, both for samples and for log-probabilities; `set_flips` sets it.
     """
 
     temperature: Tensor
@@ -428,10 +421,11 @@ def seeded_weights(seed: int) -> Iterator[None]:
         yield
 
 
-def device_marks(twins: Tensor, width: int, seed: int) -> Tensor:
-    """(D, width) float32 random numbers that tell equal devices apart, by how many before each look the same (D,)."""
+def device_marks(features: ProblemFeatures, width: int, seed: int) -> Tensor:
+    """(D, width) float32 random numbers that tell equal devices apart."""
+    twins = features.twins()
     table = np.random.default_rng(seed).standard_normal((int(twins.max()) + 1, width))
-    return torch.from_numpy(table).float()[twins]
+    return torch.from_numpy(table[twins]).float()
 
 
 LEAST_WEIGHT = 0.01
@@ -453,7 +447,6 @@ class ProblemTensors:
         load: (G, D) float32, the work that each group adds to each device, in even shares of the step.
         held: (G, D) float32, the memory that it adds to each device's fullness.
         allowed: (G, D) bool.
-        twins: (D,) int64, how many devices before each one look the same.
     """
 
     nodes: Tensor
@@ -467,27 +460,24 @@ class ProblemTensors:
     load: Tensor
     held: Tensor
     allowed: Tensor
-    twins: Tensor
 
     @classmethod
     def of(cls, features: ProblemFeatures) -> ProblemTensors:
         """Those of `features`."""
         arrays = features.arrays
         summary = torch.from_numpy(features.summary).expand(len(features.devices), -1)
-        weight_K = torch.from_numpy(arrays.edge_s() / arrays.unit_s) + LEAST_WEIGHT
         return cls(
             nodes=torch.from_numpy(features.nodes),
             edges=torch.from_numpy(features.edges),
-            edge_source=torch.from_numpy(features.edge_source),
-            edge_target=torch.from_numpy(features.edge_target),
-            edge_weight=weight_K.float(),
+            edge_source=torch.from_numpy(arrays.edge_source),
+            edge_target=torch.from_numpy(arrays.edge_target),
+            edge_weight=(torch.from_numpy(arrays.edge_s() / arrays.unit_s) + LEAST_WEIGHT).float(),
             devices=torch.cat([torch.from_numpy(features.devices), summary], dim=-1),
             pairs=torch.from_numpy(features.pairs),
             links=torch.from_numpy(features.links),
             load=torch.from_numpy(arrays.cost_s / arrays.share_s).float(),
             held=torch.from_numpy(arrays.held_bytes[:, None] / arrays.room_bytes).float(),
-            allowed=torch.from_numpy(features.allowed.copy()),
-            twins=torch.from_numpy(features.twins()),
+            allowed=torch.from_numpy(arrays.allowed.copy()),
         )
 
 

@@ -23,7 +23,6 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
 from rlplace.env import GraphFeatures, graph_features
-from rlplace.env.placement_env import action_space
 from rlplace.env.problem_features import (
     DEVICE_FEATURES,
     EDGE_FEATURES,
@@ -164,8 +163,8 @@ class PlacerPolicy(IndependentPolicy, ActorCriticPolicy):
     def logits(self) -> Tensor:
         """(G, D) logits at temperature 1; minus infinity where a group may not be."""
         h_GH = self.encoder(self.node_features, self.edge_features, self.edge_source, self.edge_target)
-        logits_GD: Tensor = self.device_net(h_GH) + self.architecture.table_scale * self.table_GD
-        return logits_GD.masked_fill(~self.allowed, -torch.inf)
+        logits_GD = self.device_net(h_GH) + self.architecture.table_scale * self.table_GD
+        return torch.masked_fill(logits_GD, ~self.allowed, -torch.inf)
 
     def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Devices (B, G), values (B, 1) and log-probabilities (B,)."""
@@ -193,8 +192,7 @@ class PlacerPolicy(IndependentPolicy, ActorCriticPolicy):
         Raises:
             FileProblem: a file cannot be written.
         """
-        names = tuple(self.feature_names)
-        about = PlacerFile(SCHEMA, KIND, self.num_groups, self.num_devices, names, self.architecture)
+        about = PlacerFile(SCHEMA, KIND, self.num_groups, self.num_devices, self.feature_names, self.architecture)
         save_checkpoint(path, dataclasses.asdict(about), self.state_dict())
 
     def load(self, path: str | os.PathLike[str]) -> None:  # type: ignore[override]  # SB3's would unpickle
@@ -211,7 +209,7 @@ class PlacerPolicy(IndependentPolicy, ActorCriticPolicy):
 
 def make_policy(problem: Problem, architecture: PlacerArchitecture | None = None, *, seed: int = 0) -> PlacerPolicy:
     """A new policy for a problem."""
-    return _untrained(graph_features(problem), action_space(problem), architecture, seed)
+    return _untrained(graph_features(problem), architecture, seed)
 
 
 def load_policy(path: str | os.PathLike[str]) -> PlacerPolicy:
@@ -224,15 +222,13 @@ def load_policy(path: str | os.PathLike[str]) -> PlacerPolicy:
     path = Path(path)
     about, tensors = load_checkpoint(path, KIND)
     described = read_record(PlacerFile, about, str(path.with_suffix(".json")))
-    actions = spaces.MultiDiscrete(np.full(described.num_groups, described.num_devices))
-    policy = _untrained(kept_features(tensors, described, path), actions, described.architecture, 0)
+    policy = _untrained(kept_features(tensors, described, path), described.architecture, 0)
     set_all(policy, tensors, path)
     return policy
 
 
-def _untrained(
-    features: GraphFeatures, actions: spaces.MultiDiscrete, architecture: PlacerArchitecture | None, seed: int
-) -> PlacerPolicy:
+def _untrained(features: GraphFeatures, architecture: PlacerArchitecture | None, seed: int) -> PlacerPolicy:
+    actions = spaces.MultiDiscrete(np.full(*features.allowed.shape))  # a device for each group
     return PlacerPolicy(index_space(), actions, lambda _: 0.0, features, architecture, seed)
 
 
@@ -328,15 +324,15 @@ class GnnPolicy(IndependentPolicy):
         """
         super().__init__(problem.group_allowed, seed)
         self.config = config or GnnConfig()
-        self.problem = ProblemTensors.of(problem_features(problem))
+        features = problem_features(problem)
+        self.problem = ProblemTensors.of(features)
         with seeded_weights(seed):
             self.network = network or AssignmentNetwork(self.config)
-        self.register_buffer("marks", device_marks(self.problem.twins, self.config.marks, seed))
+        self.register_buffer("marks", device_marks(features, self.config.marks, seed))
 
     def logits(self) -> Tensor:
         """(G, D) logits at temperature 1; minus infinity where a group may not be."""
-        logits_GD: Tensor = self.network(self.problem, self.marks)
-        return logits_GD.masked_fill(~self.problem.allowed, -torch.inf)
+        return torch.masked_fill(self.network(self.problem, self.marks), ~self.problem.allowed, -torch.inf)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Loads the network of a saved policy of this or another problem, and its marks if they fit.

@@ -96,8 +96,7 @@ class ImproverPolicy(PolicyModule):
         self.problem, self._arrays = ProblemTensors.of(features), PassArrays.of(features.arrays)
         with seeded_weights(seed):
             self.network = network or ImproverNetwork(self.config)
-        fastest = int(features.arrays.cost_s.sum(axis=0).argmin())
-        start_G = problem.nearest_groups(np.full(self.num_groups, fastest))
+        start_G = problem.nearest_groups(np.full(self.num_groups, features.arrays.cost_s.sum(axis=0).argmin()))
         self.register_buffer("start", torch.from_numpy(start_G.astype(np.int64)))
         self.register_buffer("keep", torch.zeros(()))
         self.register_buffer("moves", torch.zeros(()))
@@ -110,8 +109,7 @@ class ImproverPolicy(PolicyModule):
 
     def sample(self, num_samples: int, rng: np.random.Generator | None = None) -> NDArray[np.int32]:
         """(num_samples, G) devices of groups, all drawn in one pass; by `rng` or by the policy's own generator."""
-        shape = (self.num_groups, num_samples, self.num_devices)
-        return self._pass(gumbel(shape, self.drawing(rng), torch.float32))
+        return self._pass(gumbel((self.num_groups, num_samples, self.num_devices), self.drawing(rng), torch.float32))
 
     def mode(self) -> NDArray[np.int32]:
         """(G,) the start of passes: the best known placement."""
@@ -221,8 +219,7 @@ class ImproverNetwork(nn.Module):
 
     def forward(self, pairs_GDH: Tensor, state_GDS: Tensor) -> Tensor:
         """(..., D) scores, of `encode` for some groups (..., D, H) and their state features (..., D, S)."""
-        scores_GD: Tensor = self.score(torch.relu(pairs_GDH + self.of_state(state_GDS)))[..., 0]
-        return scores_GD
+        return torch.squeeze(self.score(torch.relu(pairs_GDH + self.of_state(state_GDS))), -1)
 
 
 STATE_FEATURES = ("stays", "load", "load_above", "cut", "cut_in", "cut_out", "reads", "readers", "fullness", "follows")
@@ -287,21 +284,19 @@ class PassState:
         num_devices = arrays.cost.shape[1]
         self._arrays = arrays
         self.placed_BG = np.repeat(np.asarray(start_G, dtype=np.int32)[None], batch_size, axis=0)
-        self._load_BD, self._used_BD = np.zeros((batch_size, num_devices)), np.zeros((batch_size, num_devices))
-        self._latest_B = np.full(batch_size, -1, dtype=np.int64)
+        load_BD, used_BD = np.zeros((2, batch_size, num_devices))
+        self._state = self.placed_BG, load_BD, used_BD, np.full(batch_size, -1, dtype=np.int64)
         self._features_BDS = np.zeros((batch_size, num_devices, len(STATE_FEATURES)), dtype=np.float32)
-        _fill(arrays, self.placed_BG, self._load_BD, self._used_BD)
+        _fill(arrays, self.placed_BG, load_BD, used_BD)
 
     def look(self, group: int) -> Features:
         """(B, D, S) float32 `STATE_FEATURES` of a group on every device; it is the pass's own array."""
-        state = self.placed_BG, self._load_BD, self._used_BD, self._latest_B
-        _look_all(self._arrays, group, self._features_BDS, *state)
+        _look_all(self._arrays, group, self._features_BDS, *self._state)
         return self._features_BDS
 
     def move(self, group: int, devices_B: NDArray[np.integer]) -> None:
         """Puts the group on a device in each placement."""
-        state = self.placed_BG, self._load_BD, self._used_BD, self._latest_B
-        _move_all(self._arrays, group, np.ascontiguousarray(devices_B, dtype=np.int32), *state)
+        _move_all(self._arrays, group, np.ascontiguousarray(devices_B, dtype=np.int32), *self._state)
 
 
 def replay(arrays: PassArrays, start_G: NDArray[np.integer], placed_BG: NDArray[np.integer]) -> Features:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.records import Number, Seed, Whole, record
+from rlplace.records import AtLeastOne, NotNegative, Number, Positive, Seed, Share, Whole, record
 
 MOST_WIDTH, MOST_LAYERS = 4096, 16
 _MOST_WEIGHTS = 1 << 24
@@ -27,10 +27,6 @@ Steps = Annotated[Whole, Field(ge=1, le=10_000)]
 """Gradient steps, samples or elites of an update."""
 Measured = Annotated[Whole, Field(ge=1, le=1_000)]
 """Measured placements of an update, or samples for each of them."""
-Positive = Annotated[Number, Field(gt=0)]
-NotNegative = Annotated[Number, Field(ge=0)]
-Share = Annotated[Number, Field(ge=0, le=1)]
-Count = Annotated[Whole, Field(ge=1)]
 
 
 def _check_weights(hidden: int, layers: int) -> None:
@@ -317,17 +313,17 @@ class PretrainConfig:
 
     seed: Seed = 0
     """Of problems, weights and gradient steps."""
-    num_drawn: Count = 240
+    num_drawn: AtLeastOne = 240
     """Weights of the list scheduler that are drawn, each tried over every grouping."""
-    drawn_problems: Count = 64
+    drawn_problems: AtLeastOne = 64
     """Problems that they are tried on."""
-    num_bases: Count = 24
+    num_bases: AtLeastOne = 24
     """Those of them that do best together, which are varied."""
-    num_varied: Count = 160
+    num_varied: AtLeastOne = 160
     """Variations of them."""
-    varied_problems: Count = 120
+    varied_problems: AtLeastOne = 120
     """Problems that these are tried on."""
-    num_components: Count = 128
+    num_components: AtLeastOne = 128
     """Groupings with weights that the policy knows, of those tried."""
     problems: Annotated[Whole, Field(ge=2)] = 600
     """Problems that each of them is simulated on, for the networks to learn from."""
@@ -339,5 +335,5 @@ class PretrainConfig:
     """Graph files that are trained on besides."""
     hidden: Width = 32
     """Width of the networks."""
-    steps: Count = 600
+    steps: AtLeastOne = 600
     """Gradient steps of each network."""

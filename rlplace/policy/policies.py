@@ -22,8 +22,7 @@ from rlplace.measure import Problem, resolve_host
 from rlplace.policy.base import GroupPolicy, Learner, Loadable, Policy, load_checkpoint, pretrained_path
 from rlplace.policy.gnn import GnnPolicy, make_policy
 from rlplace.policy.improver import ImproverPolicy
-from rlplace.policy.learn.learner_state import LearnerFile
-from rlplace.policy.learn.learners import CloneLearner, Reinforce
+from rlplace.policy.learn.learners import CloneLearner, LearnerFile, Reinforce
 from rlplace.policy.learn.ppo import GroupPPO
 from rlplace.policy.options import WEIGHTS_ENDING, LearnConfig
 from rlplace.policy.schedule import SchedulePolicy
@@ -165,10 +164,9 @@ class CheckedPolicy:
         barred = ~allowed[np.arange(shape[-1]), checked].reshape(-1, shape[-1])
         if barred.any():
             row, group = np.argwhere(barred)[0].tolist()
-            found = checked.reshape(barred.shape)[row, group]
             raise InvalidValue(
                 "device",
-                f"{found} for group {group}",
+                f"{checked.reshape(barred.shape)[row, group]} for group {group}",
                 f"one of {np.flatnonzero(allowed[group]).tolist()}, where pins and exclusions allow it",
                 where=where,
                 hint="`problem.group_allowed` says where each group may be: give other devices no probability.",

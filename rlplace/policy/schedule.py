@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlplace.env import SequentialBatch, SequentialObservation
 from rlplace.env.problem_features import problem_features
-from rlplace.env.schedule_batch import GROUPINGS, ListSchedules, Pair
+from rlplace.env.sequential import GROUPINGS, ListSchedules, Pair
 from rlplace.measure import Problem
 from rlplace.policy.base import PolicyModule, device_marks, divisor_for, gumbel, temperature_for
 from rlplace.policy.options import ScheduleConfig
@@ -56,10 +56,7 @@ class SchedulePolicy(PolicyModule):
     """
 
     kind = KIND
-    problem_buffers = ("groups", "summary", "allowed", "network.grouping")
-    groups: Tensor
-    summary: Tensor
-    allowed: Tensor
+    problem_buffers = ("network.grouping",)
     marks: Tensor
     scale: Tensor
     temperature: Tensor
@@ -69,11 +66,10 @@ class SchedulePolicy(PolicyModule):
         """The policy that `network` is on `problem`."""
         super().__init__(problem.group_allowed, seed)
         self.problem = problem
-        self.register_buffer("groups", torch.from_numpy(group_features(problem)))
-        self.register_buffer("summary", torch.from_numpy(problem_summary(problem)))
-        self.register_buffer("allowed", torch.from_numpy(problem.group_allowed.copy()))
-        twins = torch.from_numpy(problem_features(problem).twins())
-        self.register_buffer("marks", device_marks(twins, MARKS, seed))
+        self._groups = torch.from_numpy(group_features(problem))
+        self._summary = torch.from_numpy(problem_summary(problem))
+        self._allowed = torch.from_numpy(problem.group_allowed.copy())
+        self.register_buffer("marks", device_marks(problem_features(problem), MARKS, seed))
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("temperature", torch.ones(()))
         self.register_buffer("list_position", torch.zeros(self.num_groups))
@@ -87,7 +83,7 @@ class SchedulePolicy(PolicyModule):
 
         Args:
             num_samples: placements to draw.
-            rng: draws them; by default the policy's own generator, which goes on.
+            rng: the random generator; by default the policy's own.
         """
         generator = self.drawing(rng)
 
@@ -114,7 +110,7 @@ class SchedulePolicy(PolicyModule):
         logits_GBD = self._scores(seen.features, seen.groups)
         log_probs_GBD = torch.log_softmax(logits_GBD.masked_fill(~seen.mask, -torch.inf), dim=-1)
         # what memory bars, and pins do not, is never drawn; known placements may use it
-        barred_GBD = torch.where(self.allowed[seen.groups], LOG_PROB_BARRED, -torch.inf)
+        barred_GBD = torch.where(self._allowed[seen.groups], LOG_PROB_BARRED, -torch.inf)
         log_probs_GBD = torch.where(seen.mask, log_probs_GBD, barred_GBD)
         chosen_GB = log_probs_GBD.gather(-1, seen.devices[..., None])[..., 0]
         known_GBD = torch.where(seen.mask, log_probs_GBD, 0.0)
@@ -161,7 +157,7 @@ class SchedulePolicy(PolicyModule):
     def order(self) -> NDArray[np.float64] | None:
         """(G,) priorities of groups, higher first; None for the list order, where nothing else was learned."""
         with torch.no_grad():
-            earlier = self.network.priorities(self.groups, self.summary)
+            earlier = self.network.priorities(self._groups, self._summary)
         if not bool(earlier.any()):
             return None
         return np.asarray((earlier - self.list_position).double().numpy())
@@ -177,7 +173,7 @@ class SchedulePolicy(PolicyModule):
         return self._episodes[key]
 
     def _scores(self, features: Tensor, groups: Tensor) -> Tensor:
-        seen = (features, self.marks, self.groups[groups], self.summary)
+        seen = (features, self.marks, self._groups[groups], self._summary)
         return self.network.device_scores(*seen, self.component, self.scale) / self.temperature
 
     def _logits_now(self, seen: SequentialObservation) -> Tensor:
@@ -190,13 +186,13 @@ class SchedulePolicy(PolicyModule):
         """Goes on with a network: which component comes first, the scale, and the place of groups in the list order."""
         self.network, is_own = network, network.grouping == OWN
         with torch.no_grad():
-            scores = network.component_scores(self.summary)
+            scores = network.component_scores(self._summary)
         # the best component by the gate over the problem's own groups; over any, where there is none
         self.component = int((scores.masked_fill(~is_own, torch.inf) if bool(is_own.any()) else scores).argmin())
 
         def nearness(seen: SequentialObservation) -> Tensor:
             with torch.no_grad():
-                margins = network.margins(torch.from_numpy(seen.features), self.summary, self.component)
+                margins = network.margins(torch.from_numpy(seen.features), self._summary, self.component)
             return -margins.masked_fill(~torch.from_numpy(seen.mask), torch.inf)
 
         _, near_GD, sequence = best_guess(SequentialBatch(self.problem, 1), nearness)
@@ -288,12 +284,10 @@ class Proposals:
     Attributes:
         pairs: the grouping and weights of each.
         devices: (k, N) int32.
-        log_times: (k,) float64, expected log step time.
     """
 
     pairs: tuple[Pair, ...]
     devices: NDArray[np.int32]
-    log_times: NDArray[np.float64]
 
 
 def propose(
@@ -320,7 +314,7 @@ def propose(
         is_ranked: False leaves the ranker out: the gate alone decides.
         seed: of varied weights.
     """
-    schedules = schedules or ListSchedules(problem)
+    schedules = ListSchedules(problem) if schedules is None else schedules
     summary = torch.from_numpy(problem_summary(problem))
     with torch.no_grad():
         expected = network.component_scores(summary).double().numpy()
@@ -334,7 +328,7 @@ def propose(
     expected = rank(network, summary, schedules, devices) if is_ranked else expected[places]
     order = choose(expected, scenarios[:, places], count) if is_ranked else list(range(len(places)))[:count]
     pairs = tuple(components.pair(places[row]) for row in order)
-    found = Proposals(pairs, devices[order], expected[order])
+    found = Proposals(pairs, devices[order])
     if len(pairs) == count:
         return found
     return _varied(found, network, summary, schedules, count, np.random.default_rng(seed))
@@ -411,7 +405,7 @@ def _varied(
     generator: np.random.Generator,
 ) -> Proposals:
     """`found`, then placements of varied weights, the best guesses of each round first."""
-    pairs, rows, log_times = list(found.pairs), list(found.devices), found.log_times.tolist()
+    pairs, rows = list(found.pairs), list(found.devices)
     seen = {row.tobytes() for row in rows}
     for _ in range(_TRIES):
         varied = vary(found.pairs, generator)
@@ -423,10 +417,9 @@ def _varied(
             continue
         seen |= made.keys()
         expected = rank(network, summary, schedules, np.stack([row for _, row in fresh]))
-        best = np.argsort(expected, kind="stable")[: count - len(pairs)].tolist()
-        pairs += [fresh[place][0] for place in best]
-        rows += [fresh[place][1] for place in best]
-        log_times += expected[best].tolist()
+        best = [fresh[place] for place in np.argsort(expected, kind="stable")[: count - len(pairs)]]
+        pairs += [pair for pair, _ in best]
+        rows += [row for _, row in best]
         if len(pairs) == count:
             break
-    return Proposals(tuple(pairs), np.stack(rows), np.array(log_times))
+    return Proposals(tuple(pairs), np.stack(rows))

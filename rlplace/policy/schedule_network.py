@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rlplace.env import graph_features
 from rlplace.env.problem_features import path_lengths
-from rlplace.env.schedule_batch import DECISION_FEATURES, ESTIMATES, FEATURES, FIRST_WEIGHTS, GROUPINGS, Pair
+from rlplace.env.sequential import DECISION_FEATURES, ESTIMATES, FEATURES, FIRST_WEIGHTS, GROUPINGS, Pair
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.graphs import BACKWARD, UPDATE
 from rlplace.measure import Problem
@@ -104,8 +104,8 @@ class ScheduleNetwork(nn.Module):
 
     def log_times(self, estimates: Tensor, summary: Tensor) -> Tensor:
         """(...,) expected log step times of placements with `ESTIMATES` (..., 6), on problems of summaries (..., P)."""
-        correction: Tensor = self.ranker(torch.cat((related(estimates), self.normalised(summary)), dim=-1))
-        return correction[..., 0] + estimates[..., 0].clamp(min=1e-12).log().float()
+        correction = self.ranker(torch.cat((related(estimates), self.normalised(summary)), dim=-1))
+        return torch.squeeze(correction, -1) + estimates[..., 0].clamp(min=1e-12).log().float()
 
     def device_scores(
         self, features: Tensor, marks: Tensor, groups: Tensor, summary: Tensor, component: int, scale: Tensor
@@ -126,8 +126,8 @@ class ScheduleNetwork(nn.Module):
         context = context[..., None, :].expand(*features.shape[:-1], -1)
         squeezed = features.sign() * features.abs().log1p()
         marks = marks.expand(*features.shape[:-1], -1)
-        correction: Tensor = self.correction(torch.cat((squeezed, marks, context), dim=-1))
-        return linear + GAIN * correction[..., 0]
+        correction = self.correction(torch.cat((squeezed, marks, context), dim=-1))
+        return linear + GAIN * torch.squeeze(correction, -1)
 
     def margins(self, features: Tensor, summary: Tensor, component: int) -> Tensor:
         """(..., D) by how much a component's weights, moved by `hyper`, think less of devices than of the best one.
@@ -145,8 +145,7 @@ class ScheduleNetwork(nn.Module):
     def priorities(self, groups: Tensor, summary: Tensor) -> Tensor:
         """(G,) how much earlier than by the list order groups of features (G, 16) are decided, in shares of all."""
         seen = self.normalised(summary).expand(len(groups), -1)
-        earlier: Tensor = self.priority(torch.cat((groups, seen), dim=-1))
-        return earlier[..., 0]
+        return torch.squeeze(self.priority(torch.cat((groups, seen), dim=-1)), -1)
 
 
 def heavy_tailed(margins: Tensor) -> Tensor:
@@ -210,11 +209,6 @@ class Components:
             np.array([GROUPINGS.index(name) for name, _ in pairs], dtype=np.int64),
             np.array([weights for _, weights in pairs], dtype=np.float64),
         )
-
-    @classmethod
-    def listed(cls) -> Components:
-        """The list that small searches begin with, in its order."""
-        return cls.of(FIRST_WEIGHTS)
 
     def __len__(self) -> int:
         return len(self.grouping)
@@ -367,7 +361,7 @@ class ScheduleFile:
 def new_network(config: ScheduleConfig | None = None, *, seed: int = 0) -> ScheduleNetwork:
     """A network that knows nothing but the weights that searches begin with."""
     config = config or ScheduleConfig()
-    return ScheduleNetwork(Components.listed(), config.hidden, seed=seed)
+    return ScheduleNetwork(Components.of(FIRST_WEIGHTS), config.hidden, seed=seed)
 
 
 def save_network(network: ScheduleNetwork, path: str | os.PathLike[str], about: str = "") -> None:

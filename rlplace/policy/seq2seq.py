@@ -67,23 +67,20 @@ class Seq2SeqPolicy(PolicyModule):
     Attributes:
         kind: of its checkpoints.
         generator: draws the samples.
+        groups: the three parts of `Seq2SeqInputs` that the network reads.
+        allowed: (G, D) bool, devices where each group may be.
         logit_noise: spread of the noise on the logits that samples are drawn with, over the root mean square of a
             step's logits; log-probabilities know nothing of it. A learner may set it.
     """
 
     kind: Literal["seq2seq"] = "seq2seq"
     config: Seq2SeqConfig
-    problem_buffers = ("type_shares", "output_shapes", "adjacency", "allowed")
-    type_shares: Tensor
-    output_shapes: Tensor
-    adjacency: Tensor
-    allowed: Tensor
 
     def __init__(self, inputs: Seq2SeqInputs, config: Seq2SeqConfig | None = None, *, seed: int = 0) -> None:
         super().__init__(inputs.allowed, seed)
         self.config, self.types = config or Seq2SeqConfig(), inputs.types
-        for name in self.problem_buffers:
-            self.register_buffer(name, torch.from_numpy(np.array(getattr(inputs, name))))
+        self.groups = tuple(map(torch.from_numpy, (inputs.type_shares, inputs.output_shapes, inputs.adjacency)))
+        self.allowed = torch.from_numpy(np.array(inputs.allowed))
         with seeded_weights(seed):
             self.network = Seq2SeqNetwork(len(inputs.types), self.num_groups, self.num_devices, self.config)
         self.logit_noise = 0.0
@@ -107,7 +104,7 @@ class Seq2SeqPolicy(PolicyModule):
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
         """Log-probabilities (B, G) of the devices (B, G), each given those before it, and entropies (B, G) in nats."""
         devices_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
-        encoded, state = self.network.encode(self.type_shares, self.output_shapes, self.adjacency, len(devices_BG))
+        encoded, state = self.network.encode(len(devices_BG), *self.groups)
         before_BG = torch.cat((torch.full_like(devices_BG[:, :1], self.network.begin), devices_BG[:, :-1]), dim=1)
         logits_BGD = self.network.decode(encoded, before_BG, 0, state)[0]
         return chosen_and_entropy(logits_BGD.masked_fill(~self.allowed, -torch.inf), group_devices)
@@ -138,7 +135,7 @@ class Seq2SeqPolicy(PolicyModule):
     @torch.no_grad()
     def _write(self, batch_size: int, gumbel_BGD: Tensor, noise_BGD: Tensor | None = None) -> NDArray[np.int32]:
         """(B, G) devices, step by step the one with the largest sum of logit and noise."""
-        encoded, state = self.network.encode(self.type_shares, self.output_shapes, self.adjacency, batch_size)
+        encoded, state = self.network.encode(batch_size, *self.groups)
         written = torch.empty(batch_size, self.num_groups, dtype=torch.int64)
         before_B1 = torch.full((batch_size, 1), self.network.begin)
         for group in range(self.num_groups):
@@ -199,7 +196,7 @@ class Seq2SeqNetwork(nn.Module):
         nn.init.zeros_(self.device_net.bias)
 
     def encode(
-        self, type_shares_GV: Tensor, output_shapes_GS: Tensor, adjacency_GA: Tensor, batch_size: int
+        self, batch_size: int, type_shares_GV: Tensor, output_shapes_GS: Tensor, adjacency_GA: Tensor
     ) -> tuple[Encoded, LstmState]:
         """The graph, encoded once for all placements of a batch, and the state in which the decoder begins."""
         embedded_GE = torch.cat((self.type_embedding(type_shares_GV), output_shapes_GS, adjacency_GA), dim=-1)
@@ -266,19 +263,17 @@ def seq2seq_inputs(problem: Problem) -> Seq2SeqInputs:
     crosses_E = producer_E != reader_E
     reads_GG = np.zeros((num_groups, num_groups), dtype=np.float32)
     reads_GG[reader_E[crosses_E], producer_E[crosses_E]] = 1
-    leaves_T = np.zeros(graph.num_tensors, dtype=np.bool_)
-    leaves_T[graph.input_tensors[crosses_E]] = True
-    leaves_T[graph.output_tensors] = True
+    leaving = np.unique(np.concatenate((graph.input_tensors[crosses_E], graph.output_tensors)))
     return Seq2SeqInputs(
         type_shares=(counts_GV / counts_GV.sum(axis=1, keepdims=True)).astype(np.float32),
-        output_shapes=_output_shapes(problem, np.flatnonzero(leaves_T)),
+        output_shapes=_output_shapes(problem, leaving),
         adjacency=np.concatenate((reads_GG, reads_GG.T), axis=1),
         allowed=problem.group_allowed,
         types=tuple(types.tolist()),
     )
 
 
-def _output_shapes(problem: Problem, leaving: NDArray[np.int64]) -> NDArray[np.float32]:
+def _output_shapes(problem: Problem, leaving: NDArray[np.integer]) -> NDArray[np.float32]:
     """(G, 25) float32 of the tensors `leaving`, ascending."""
     graph, op_group = problem.graph, problem.grouping.op_group
     shapes = np.zeros((problem.grouping.num_groups, MOST_OUTPUTS, MOST_DIMS))

@@ -1,4 +1,1 @@
-"""Training of weights that suit any problem.
-
-`training_problems` makes the problems to train on, `pretraining` is `rlplace pretrain`.
-"""
+"""Training of weights that suit any problem: `pretraining` is `rlplace pretrain`, and makes its problems."""

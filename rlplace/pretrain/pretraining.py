@@ -1,17 +1,20 @@
 """`pretrain`: weights of the policy `schedule` for any problem, learned from simulated placements of many.
 
-Weights of the list scheduler are drawn, varied and chosen to do best together (`draw`, `vary`); `Tables` keep their
-simulated step times in a folder; `fit` trains the gate and the ranker of `ScheduleNetwork` from them; `held_out` judges
-the guesses of a network on problems that it was not trained on.
+Weights of the list scheduler are drawn, varied and chosen to do best together (`draw`, `vary`); `simulated` keeps
+their simulated step times in a folder; `fit` trains the gate and the ranker of `ScheduleNetwork` from them; `held_out`
+judges the guesses of a network on problems that it was not trained on.
+
+`ProblemSource`: the problems that weights are trained on, each a function of a seed and a number; `random_host`: hosts
+made of the kinds of devices and wires that presets have.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +25,18 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor, nn
 
-from rlplace.env.schedule_batch import GROUPINGS, ListSchedules, Pair
+from rlplace.env.sequential import GROUPINGS, ListSchedules, Pair
 from rlplace.errors import FileProblem
-from rlplace.files import jsonable, read_json, write_bytes_atomic, write_json_atomic
-from rlplace.measure import Problem, Simulator
+from rlplace.files import jsonable, os_errors, read_json, write_bytes_atomic, write_json_atomic
+from rlplace.graphs import OpGraph
+from rlplace.graphs.synthetic import synthetic
+from rlplace.measure import Host, Problem, Simulator, resolve_host
+from rlplace.measure.hosts.host_file import Wiring, lay_routes
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.learn.learners import descend
 from rlplace.policy.options import PretrainConfig
 from rlplace.policy.schedule import best_together, choose
 from rlplace.policy.schedule_network import KIND, Components, ScheduleNetwork, problem_summary, save_network
-from rlplace.pretrain.training_problems import ProblemSource
 
 if TYPE_CHECKING:
     from rlplace.cluster import Cluster
@@ -76,24 +81,25 @@ def pretrain(
     """
     begin = time.monotonic()
     _begin(config, folder, resume)
-    tables = Tables(folder / "tables", ProblemSource(config).problem, cluster)
+    simulate = partial(simulated, folder / "tables", ProblemSource(config).problem, cluster, say)
     generator = np.random.default_rng(config.seed)
     weights = draw(generator, config.num_drawn)
-    table = tables.simulate("drawn", DRAWN, config.drawn_problems, over_groupings(weights), say)
+    table = simulate("drawn", DRAWN, config.drawn_problems, over_groupings(weights))
     columns = best_together(table.log_ratios, config.num_bases)
     bases = weights[list(dict.fromkeys(column // (table.log_times.shape[1] // len(weights)) for column in columns))]
     pairs = over_groupings(np.concatenate((bases, vary(generator, bases, config.num_varied))))
-    table = tables.simulate("varied", VARIED, config.varied_problems, pairs, say)
+    table = simulate("varied", VARIED, config.varied_problems, pairs)
     components = [pairs[column] for column in best_together(table.log_ratios, config.num_components)]
-    table = tables.simulate("known", KNOWN, config.problems, components, say)
+    table = simulate("known", KNOWN, config.problems, components)
     is_judged = np.arange(len(table.summary)) % JUDGED == JUDGED - 1
+    untrained = partial(ScheduleNetwork, Components.of(components), config.hidden, seed=config.seed)
     figures: dict[str, float] = {}
     if is_judged.any():
-        judged = fit(_network(components, config), table.rows(np.flatnonzero(~is_judged)), config.steps)
+        judged = fit(untrained(), table.rows(np.flatnonzero(~is_judged)), config.steps)
         figures = held_out(judged, table.rows(np.flatnonzero(is_judged)))
         told = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
         say(f"best of some guesses over the best of all components, on held-out problems: {told}")
-    network = fit(_network(components, config), table, config.steps)
+    network = fit(untrained(), table, config.steps)
     path = folder / f"{KIND}.safetensors"
     count = len(table.summary) + config.drawn_problems + config.varied_problems
     save_network(network, path, f"rlplace pretrain --seed {config.seed}: {count} problems, torch {torch.__version__}")
@@ -113,15 +119,9 @@ def _begin(config: PretrainConfig, folder: Path, resume: bool) -> None:
         if read_json(path) != told:
             raise FileProblem(path, "is of a run with other options: give the same ones, or name another folder.")
         return
-    try:
+    with os_errors(folder, "made"):
         (folder / "tables").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileProblem(folder, f"cannot be made: {error.strerror or error}.") from error
     write_json_atomic(path, told)
-
-
-def _network(components: list[tuple[str, tuple[float, ...]]], config: PretrainConfig) -> ScheduleNetwork:
-    return ScheduleNetwork(Components.of(components), config.hidden, seed=config.seed)
 
 
 RANGES = np.array([2.5, 2.5, 4.0, 6.0, 5.0, 1.0, 4.0, 3.0, 1.0])
@@ -182,26 +182,21 @@ def fit(network: ScheduleNetwork, table: Table, steps: int) -> ScheduleNetwork:
     table = table.rows(np.flatnonzero(np.isfinite(table.log_times).any(axis=1)))
     if not len(table.summary):
         return network
-    summary = torch.from_numpy(table.summary)
+    summary, ratios = torch.from_numpy(table.summary), torch.from_numpy(table.log_ratios).float()
     with torch.no_grad():
         network.summary_mean.copy_(summary.mean(dim=0))
         network.summary_scale.copy_(summary.std(dim=0, correction=0).clamp(min=LEAST_SPREAD))
-    ratios = torch.from_numpy(table.log_ratios).float()
-    _start_at(network.gate, ratios.mean(dim=0))
+        network.gate.get_parameter("2.bias").copy_(ratios.mean(dim=0))  # what its last layer returns at first
     _descend(network.gate, steps, lambda: _loss(network.component_scores(summary), ratios))
     estimates, wide = torch.from_numpy(table.estimates), summary[:, None].expand(-1, ratios.shape[1], -1)
-    times = torch.from_numpy(capped_log_times(table)).float()
+    best_s = table.log_times.min(axis=1, keepdims=True)
+    times = torch.from_numpy(best_s + table.log_ratios).float()  # none is worse than `WORST` times the best
     _descend(network.ranker, steps, lambda: _loss(network.log_times(estimates, wide), times, ABSOLUTE))
     with torch.no_grad():
         missed = times - network.log_times(estimates, wide)
         missed -= missed.mean(dim=1, keepdim=True)
         network.scenarios = missed[:: max(-(-len(missed) // MOST_SCENARIOS), 1)].contiguous()
     return network
-
-
-def capped_log_times(table: Table) -> NDArray[np.float64]:
-    """(P, C) log step times, none worse than `WORST` times the problem's best; on each, something must fit."""
-    return np.asarray(table.log_times.min(axis=1, keepdims=True) + table.log_ratios)
 
 
 def _loss(scores: Tensor, times: Tensor, absolute: float = 0.0) -> Tensor:
@@ -212,14 +207,6 @@ def _loss(scores: Tensor, times: Tensor, absolute: float = 0.0) -> Tensor:
     regret = (share * (times - times.min(dim=1, keepdim=True).values)).sum(dim=1)
     loss: Tensor = ((missed - common) ** 2).mean() + REGRET * regret.mean() + absolute * (common**2).mean()
     return loss
-
-
-def _start_at(net: nn.Sequential, values: Tensor) -> None:
-    """Makes a network return `values` for any input."""
-    last = net[-1]
-    assert isinstance(last, nn.Linear)
-    with torch.no_grad():
-        last.bias.copy_(values)
 
 
 def _descend(net: nn.Module, steps: int, loss_of: Callable[[], Tensor]) -> None:
@@ -299,52 +286,49 @@ class Table:
         return Table(self.summary[chosen], self.log_times[chosen], self.estimates[chosen])
 
 
-class Tables:
-    """A folder of tables, a file for each problem, so that work goes on where it was stopped.
+def simulated(
+    folder: Path,
+    problem_of: Callable[[int, int], Problem],
+    cluster: Cluster | None,
+    say: Callable[[str], None],
+    name: str,
+    stage: int,
+    count: int,
+    pairs: Sequence[Pair],
+) -> Table:
+    """The table of `pairs` on the first `count` problems of a stage.
+
+    Every problem has a file in the folder, and is not simulated again where it is there: work goes on where it stopped.
 
     Args:
-        folder: where they are.
+        folder: where the files are.
         problem_of: the problem of a stage and a number.
         cluster: whose workers simulate, a problem each; this process does where there is none.
+        say: told how far it is, ten times.
+        name: of the table's files.
+        stage: whose problems.
+        count: of problems.
+        pairs: names of groupings and weights.
+
+    Raises:
+        FileProblem: a file of the folder is malformed, or of other pairs.
+        RunnerError: the cluster is lost.
     """
-
-    def __init__(self, folder: Path, problem_of: Callable[[int, int], Problem], cluster: Cluster | None = None) -> None:
-        self._folder, self._problem_of = folder, problem_of
-        self._map = _one_by_one if cluster is None else cluster.map
-
-    def simulate(self, name: str, stage: int, count: int, pairs: Sequence[Pair], say: Callable[[str], None]) -> Table:
-        """The table of `pairs` on the first `count` problems of a stage; tables in the folder are not made again.
-
-        Args:
-            name: of the table's files.
-            stage: whose problems.
-            count: of problems.
-            pairs: names of groupings and weights.
-            say: told how far it is, ten times.
-
-        Raises:
-            FileProblem: a file of the folder is malformed, or of other pairs.
-            RunnerError: the cluster is lost.
-        """
-        paths = [self._folder / f"{name}-{number:05d}.safetensors" for number in range(count)]
-        rows = {number: _read(path, len(pairs)) for number, path in enumerate(paths) if path.exists()}
-        missing = [number for number in range(count) if number not in rows]
-        for index, row in self._map(partial(_simulated, self._problem_of, stage, pairs), missing):
-            write_bytes_atomic(paths[missing[index]], save(row))
-            rows[missing[index]] = row
-            if len(rows) % max(count // 10, 1) == 0:
-                say(f"{name}: {len(rows):,} of {count:,} problems")
-        keys = ("summary", "log_times", "estimates")
-        return Table(*(np.stack([rows[number][key] for number in range(count)]) for key in keys))
+    paths = [folder / f"{name}-{number:05d}.safetensors" for number in range(count)]
+    rows = {number: _read(path, len(pairs)) for number, path in enumerate(paths) if path.exists()}
+    missing, row_of = [number for number in range(count) if number not in rows], partial(_row, problem_of, stage, pairs)
+    for index, row in enumerate(map(row_of, missing)) if cluster is None else cluster.map(row_of, missing):
+        write_bytes_atomic(paths[missing[index]], save(row))
+        rows[missing[index]] = row
+        if len(rows) % max(count // 10, 1) == 0:
+            say(f"{name}: {len(rows):,} of {count:,} problems")
+    keys = ("summary", "log_times", "estimates")
+    return Table(*(np.stack([rows[number][key] for number in range(count)]) for key in keys))
 
 
-def _one_by_one(function: Callable[[int], Row], items: Sequence[int]) -> Iterator[tuple[int, Row]]:
-    return enumerate(map(function, items))
-
-
-def _simulated(problem_of: Callable[[int, int], Problem], stage: int, pairs: Sequence[Pair], number: int) -> Row:
-    with one_thread_here():
-        return simulate_pairs(problem_of(stage, number), pairs)
+@one_thread_here()
+def _row(problem_of: Callable[[int, int], Problem], stage: int, pairs: Sequence[Pair], number: int) -> Row:
+    return simulate_pairs(problem_of(stage, number), pairs)
 
 
 def simulate_pairs(problem: Problem, pairs: Sequence[Pair]) -> Row:
@@ -372,3 +356,139 @@ def _read(path: Path, count: int) -> Row:
     if row["log_times"].shape != (count,):
         raise FileProblem(path, f"a table of {row['log_times'].shape[0]} pairs, expected {count}: begin anew.")
     return dict(row)
+
+
+CAPTURED = (
+    ("t5@paper,layers=4", 1),
+    ("vit@paper,layers=8", 1),
+    ("whisper@paper", 1),
+    ("llama@paper,layers=4", 1),
+    ("resnet50@paper", 1),
+    ("evoformer@paper,blocks=2", 1),
+    ("t5@paper,layers=2,batch=32", 1),
+    ("vit@paper,layers=4,batch=256", 1),
+    ("whisper@paper,layers=3,batch=2", 1),
+    ("llama@paper,layers=8,width=1024,heads=16,kv_heads=16,mlp=2752,batch=4,tokens=512", 1),
+    ("resnet50@paper,batch=128", 1),
+    ("evoformer@paper,blocks=1,residues=128", 1),
+    ("vit@paper,layers=4,batch=256", 4),
+    ("t5@paper,layers=2,batch=32", 2),
+    ("resnet50@paper,batch=128", 2),
+)
+"""Training steps of models, and into how many micro-batches each is cut."""
+BUILT_FOR = "4xV100-pcie"
+"""Any simulated host: models are the same on all of them, and never allocated."""
+TIGHT, ROOM = 0.12, (1.6, 4.0)
+"""Probability that the memory of devices is cut, and to how many times the bytes that a step keeps."""
+Range = tuple[float, float]
+SHAPES: dict[str, dict[str, Range]] = {
+    "layered": {"layers": (6, 24), "width": (3, 12)},
+    "fork_join": {"stages": (3, 14), "width": (2, 6), "depth": (1, 3)},
+    "series_parallel": {"ops": (40, 240)},
+    "recurrent": {"layers": (1, 8), "steps": (6, 30)},
+    "mixture_of_experts": {"layers": (2, 8), "experts": (3, 8)},
+    "encoder_decoder": {"encoder": (2, 8), "decoder": (2, 8), "heads": (2, 8)},
+}
+"""Synthetic families, and the least and most of their parameters."""
+FLOPS, OUTPUT_BYTES, SPREADS = (1e8, 3e10), (2.0**16, 2.0**25), (0.2, 1.2)
+"""Medians of an op's work and output, drawn by their logs, and the spread of both."""
+
+
+class ProblemSource:
+    """Problem number i of a seed is always the same one.
+
+    Args:
+        config: which graphs there are.
+
+    Raises:
+        UserError: a graph file cannot be read.
+    """
+
+    def __init__(self, config: PretrainConfig) -> None:
+        self._config = config
+        self._real: list[OpGraph | tuple[str, int]] = list(CAPTURED) if config.captured else []
+        if config.graphs:
+            from rlplace.graphs import load_graph
+
+            self._real += [load_graph(path) for path in config.graphs]  # other machines may not have the files
+
+    def problem(self, stage: int, number: int) -> Problem:
+        """A graph on a random host, with estimated costs and the default grouping.
+
+        Args:
+            stage: problems of different stages have nothing to do with each other.
+            number: which of the stage.
+        """
+        draw = np.random.default_rng([self._config.seed, stage, number])
+        host = random_host(draw)
+        if not self._real or draw.random() < self._config.synthetic:
+            graph = _synthetic(draw)
+        else:
+            chosen = self._real[int(draw.integers(len(self._real)))]
+            graph = chosen if isinstance(chosen, OpGraph) else _capture(*chosen)
+        problem = Problem.estimate(graph, host)
+        if draw.random() >= TIGHT:
+            return problem
+        kept = graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes
+        room = float(np.exp(draw.uniform(*np.log(ROOM)))) * (kept.sum() + graph.output_bytes.sum())
+        devices = tuple(
+            replace(
+                device, memory_bytes=min(device.memory_bytes, int(room / host.num_devices) + device.context_bytes + 1)
+            )
+            for device in host.devices
+        )
+        return Problem.estimate(graph, replace(host, devices=devices))
+
+
+@lru_cache(maxsize=64)
+def _capture(workload: str, count: int) -> OpGraph:
+    """The captured step of a workload, cut into micro-batches."""
+    from rlplace.session.prepare import capture_workload
+    from rlplace.workloads import build_for, parse_workload
+
+    built = build_for(parse_workload(workload), resolve_host(BUILT_FOR), 0)
+    return replace(capture_workload(built, count), program=None)
+
+
+def _synthetic(draw: np.random.Generator) -> OpGraph:
+    family = str(draw.choice(list(SHAPES)))
+    params: dict[str, Any] = {
+        name: int(draw.integers(int(low), int(high) + 1)) for name, (low, high) in SHAPES[family].items()
+    }
+    flops, output_bytes = (float(np.exp(draw.uniform(*np.log(bounds)))) for bounds in (FLOPS, OUTPUT_BYTES))
+    return synthetic(
+        family,
+        seed=int(draw.integers(2**31)),
+        flops=flops,
+        output_bytes=output_bytes,
+        spread=float(draw.uniform(*SPREADS)),
+        optimizer=str(draw.choice(("sgd", "adam"))),
+        **params,
+    )
+
+
+KINDS = ("2xK80", "4xV100-pcie", "4xA100-nvlink", "4xRTX3090-pcie", "8xH100-nvswitch", "RTX4090+RTX3060")
+"""Presets whose first device is a kind that hosts are made of."""
+WIRES = {"pcie3": (11.4e9, 14e-6), "pcie4": (22e9, 12e-6), "nvlink": (90e9, 2e-6), "nvswitch": (270e9, 2e-6)}
+"""Bytes per second and latency in seconds between the devices of a node, as presets have them."""
+DEVICE_COUNTS = (2, 3, 4, 6, 8, 16)
+"""How many devices there may be."""
+ONE_KIND, TWO_NODES, RATE_SPREAD = 0.7, 0.3, 0.15
+"""Chance that all devices are of a kind, that four and more are on two nodes, and the spread of the log of a rate."""
+
+
+def random_host(draw: np.random.Generator) -> Host:
+    """Two to sixteen devices of one kind, or of two; on one wire, or on two nodes that InfiniBand joins."""
+    count = int(draw.choice(DEVICE_COUNTS, p=(0.22, 0.12, 0.28, 0.1, 0.18, 0.1)))
+    hosts = [resolve_host(str(name)) for name in draw.choice(KINDS, 2, replace=False)]
+    first = count if draw.random() < ONE_KIND else int(draw.integers(1, count))
+    kinds = [hosts[0].devices[0]] * first + [hosts[1].devices[0]] * (count - first)
+    nodes = 2 if count >= 4 and draw.random() < TWO_NODES else 1
+    names = [f"n{d * nodes // count}:{d}" for d in range(count)]
+    rate, latency_s = WIRES[str(draw.choice(list(WIRES)))]
+    rate *= float(np.exp(RATE_SPREAD * draw.normal()))
+    wirings = [Wiring(f"wire-{node}", rate, latency_s, ports=(f"n{node}:*",)) for node in range(nodes)]
+    wirings += [Wiring("ib", 22e9, 10e-6, ports=("*",))] * (nodes - 1)
+    links, routes = lay_routes(wirings, names, "random host")
+    devices = [replace(kind, name=name, dispatcher=name[:2]) for kind, name in zip(kinds, names, strict=True)]
+    return replace(hosts[0], name="random", devices=tuple(devices), links=links, routes=routes, sources={})

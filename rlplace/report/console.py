@@ -263,8 +263,8 @@ def plain_table(
 
 def _facts(pairs: Iterable[tuple[str, str]], title: str | None = None) -> Table:
     """Names and values, one pair a line."""
-    rows = [(Text(name, "dim"), value) for name, value in pairs]
-    return plain_table(("<", ""), rows, title=title, box=None, show_header=False, padding=(0, 2, 0, 0))
+    dimmed = ((Text(name, "dim"), value) for name, value in pairs)
+    return plain_table(("<", ""), dimmed, title=title, box=None, show_header=False, padding=(0, 2, 0, 0))
 
 
 def results_table(rows: Sequence[Mapping[str, object]], *, best: str | None = None, title: str | None = None) -> Table:
@@ -513,7 +513,7 @@ def _path(explanation: Explanation, top: int) -> Table:
 
 
 def path_rows(explanation: Explanation, top: int) -> list[tuple[str, list[str]]]:
-    """The critical path by modules, routes and waits: the kind of each row, and what, phase, items, ms and share."""
+    """The critical path by modules, routes and waits: the kind of each row, then its cells."""
     path, others = explanation.path, explanation.path.modules[top:]
     counts = sum(one.num_ops for one in others), sum(one.seconds for one in others)
     num_waits = sum(part.kind == "wait" for part in path.parts)
@@ -533,7 +533,7 @@ def path_rows(explanation: Explanation, top: int) -> list[tuple[str, list[str]]]
 
 
 def cut_rows(explanation: Explanation, most: int | None = None) -> list[list[str]]:
-    """The costliest copies: from, to, what, bytes, ms, and whether they are on the critical path."""
+    """The costliest copies, a row of cells each: source, destination, tensor, bytes, ms, `yes` if critical."""
 
     def end(device: str, op: str, module: str) -> str:
         return f"{device}: {op}" + (f" in {module}" if module else "")

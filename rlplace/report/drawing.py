@@ -63,8 +63,8 @@ def new_figure(
     """A white figure with a title, in which `$` starts no formula."""
     figure = Figure(figsize=(width_in, height_in), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
-    at = left_in / width_in, 1 - top_in / height_in
-    figure.text(*at, title, ha="left", va="top", fontsize=size, fontweight="bold", color=INK, parse_math=False)
+    look: dict[str, Any] = {"fontsize": size, "fontweight": "bold", "color": INK, "parse_math": False}
+    figure.text(left_in / width_in, 1 - top_in / height_in, title, ha="left", va="top", **look)
     return figure
 
 
@@ -226,8 +226,8 @@ def _draw(axes: Axes, plot: Plot) -> None:
     for number, one in enumerate(plot.series):
         look: dict[str, Any] = {"color": one.color, "label": one.name, "zorder": 3}
         if plot.mark == "points":
-            marker = _MARKERS[number % len(_MARKERS)]
-            axes.scatter(one.x, one.y, s=38, alpha=0.9, linewidths=0.6, edgecolors="white", marker=marker, **look)
+            look["marker"] = _MARKERS[number % len(_MARKERS)]
+            axes.scatter(one.x, one.y, s=38, alpha=0.9, linewidths=0.6, edgecolors="white", **look)
             continue
         x = np.maximum(one.x, plot.x.low)
         axes.step(x, one.y, where="post", linestyle=_dash(number), linewidth=1.7, **look)
@@ -356,10 +356,8 @@ def timeline_frame(timeline: Timeline, graph: OpGraph, host: Host, title: str) -
     figure.set_dpi(FRAME_DPI)
     figure.canvas.draw()
     pixels: NDArray[np.uint8] = np.asarray(figure.canvas.buffer_rgba())[..., :3]  # type: ignore[attr-defined]
-    height, width, _ = pixels.shape
-    frame = np.full((max(int(np.ceil(_tallest_in(host) * FRAME_DPI)), height), width, 3), 255, dtype=np.uint8)
-    frame[:height] = pixels
-    return frame
+    missing = max(int(np.ceil(_tallest_in(host) * FRAME_DPI)) - len(pixels), 0)
+    return np.pad(pixels, ((0, missing), (0, 0), (0, 0)), constant_values=255)
 
 
 def timeline_text(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> str:
@@ -522,8 +520,8 @@ def _draw_bars(
     end = end if row.is_device else np.maximum(end, start + 2 * pixel_ms)
     low, high = (np.full(len(items), row.bottom + share * row.height) for share in (0.04, 0.96))
     corners = np.stack((start, low, start, high, end, high, end, low), axis=-1).reshape(-1, 4, 2)
-    count = num_micro_batches if row.is_device else 1
-    colors = [shade(PHASE_COLORS[one.kind], one.micro_batch, count) for one in items]
+    shades = num_micro_batches if row.is_device else 1
+    colors = [shade(PHASE_COLORS[one.kind], one.micro_batch, shades) for one in items]
     looks: dict[str, Any] = {"edgecolors": "white", "linewidths": 0, "hatch": hatch, "zorder": 3}
     axes.add_collection(PolyCollection(list(corners), facecolors=colors, **looks), autolim=False)
 

@@ -224,8 +224,9 @@ def agreement(pairs: Mapping[str, ArrayLike]) -> Plot:
     found = {kind: np.asarray(some, dtype=np.float64).reshape(-1, 2) * 1e3 for kind, some in pairs.items()}
     every = np.concatenate([*(some.ravel() for some in found.values())] or [np.empty(0)])
     measured, simulated = (_around(f"{what} step, ms", every) for what in ("measured", "simulated"))
-    colored = zip(found.items(), cycle(SERIES_COLORS))
-    series = tuple(Series(kind, some[:, 1], some[:, 0], color) for (kind, some), color in colored)
+    series = tuple(
+        Series(kind, some[:, 1], some[:, 0], color) for (kind, some), color in zip(found.items(), cycle(SERIES_COLORS))
+    )
     return Plot("points", measured, simulated, series, tolerance=TOLERANCE)
 
 

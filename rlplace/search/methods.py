@@ -569,7 +569,7 @@ def find(
         method: a name of `METHODS`.
         timer: scores placements.
         budget: the budget; unlimited by default.
-        seed: of every random draw.
+        seed: of all random draws.
         options: options of the method.
 
     Raises:

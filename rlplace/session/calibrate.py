@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,11 +64,11 @@ class Calibration:
     def say(self) -> list[str]:
         """The error before and after and which of the two is used, in a line; then the learned factors, a line each."""
         used = "the fit is used" if self.is_kept else "the fit is worse, so the simulator stays as profiled"
-        first = (
+        return [
             f"calibrated on {self.num_measured} placements: mean error on those that a fit has not seen "
-            f"{self.error_before:.1%} before, {self.error_after:.1%} after: {used}"
-        )
-        return [first, *describe(self.posterior)]
+            f"{self.error_before:.1%} before, {self.error_after:.1%} after: {used}",
+            *describe(self.posterior),
+        ]
 
 
 def calibrate_on(known: Known, prior: Prior | None = None, knowledge: HostKnowledge | None = None) -> Calibration:
@@ -75,9 +76,8 @@ def calibrate_on(known: Known, prior: Prior | None = None, knowledge: HostKnowle
     model = HostModel(Scales(known.problem, prior or prior_of(known.problem), knowledge))
     model.learn(known.plans, known.outcomes)
     posterior, (before, after) = model.fit(), model.held_out_errors()
-    is_kept = not after > before
-    problem = posterior.problem if is_kept else known.problem
-    return Calibration(problem, posterior, is_kept, before, after, len(known.plans))
+    problem = known.problem if after > before else posterior.problem
+    return Calibration(problem, posterior, not after > before, before, after, len(known.plans))
 
 
 def calibrated(
@@ -115,11 +115,13 @@ def calibrated(
         RunnerError: too few placements could be measured.
     """
     simulator = Simulator(problem)
-    generator = np.random.default_rng(seed)
-    groups, _ = draw_mix(problem, majority_devices(problem, eft(problem)), max(count, LEAST), generator)
+    start = majority_devices(problem, eft(problem))
+    groups, _ = draw_mix(problem, start, max(count, LEAST), np.random.default_rng(seed))
     plans = plans_of(problem, simulator, groups)
-    known = _known(problem, plans, before)
-    if known is None:
+    by_name = {plan.fingerprint: plan for plan in plans}
+    kept = [(by_name[name], outcome) for name, outcome in before if name in by_name]
+    known = Known(problem, [plan for plan, _ in kept], [outcome for _, outcome in kept])
+    if len(kept) < LEAST:
         few = f", not {count}: fewer say too little" if count < len(plans) else ""
         say(f"measuring {len(plans)} placements to calibrate the simulator on{few}")
         with contextlib.ExitStack() as own:
@@ -132,13 +134,6 @@ def calibrated(
     for line in found.say():
         say(line)
     return found.problem, known
-
-
-def _known(problem: Problem, plans: Sequence[Plan], before: Sequence[tuple[str, Measurement]]) -> Known | None:
-    """Earlier measurements of the plans; None where that is too little."""
-    by_name = {plan.fingerprint: plan for plan in plans}
-    kept = [(by_name[name], outcome) for name, outcome in before if name in by_name]
-    return Known(problem, [plan for plan, _ in kept], [one for _, one in kept]) if len(kept) >= LEAST else None
 
 
 def _measured(
@@ -157,10 +152,10 @@ def _measured(
     for outcome in outcomes:
         if not outcome.ok:
             say(f"a placement could not be measured ({outcome.status}): {outcome.why}")
-    kept = [k for k, outcome in enumerate(outcomes) if outcome.ok]
-    if len(kept) < LEAST:
-        raise RunnerError(f"{len(kept)} of {len(plans)} placements could be measured, {LEAST} are needed to calibrate")
-    return Known(problem, [plans[k] for k in kept], [outcomes[k] for k in kept])
+    ran = [pair for pair in zip(plans, outcomes, strict=True) if pair[1].ok]
+    if len(ran) < LEAST:
+        raise RunnerError(f"{len(ran)} of {len(plans)} placements could be measured, {LEAST} are needed to calibrate")
+    return Known(problem, [plan for plan, _ in ran], [outcome for _, outcome in ran])
 
 
 def _all_rounds(rounds: int, seed: int) -> RaceProtocol:
@@ -175,15 +170,29 @@ def measure_all(evaluator: Evaluator, plans: list[Plan], *, rounds: int, seed: i
         RunnerError: a placement failed.
     """
     outcomes = evaluator.measure_plans(plans, _all_rounds(rounds, seed))
-    for outcome in outcomes:
-        if not outcome.ok:
-            raise RunnerError(f"a placement could not be measured: {outcome.why}")
+    if failed := [outcome for outcome in outcomes if not outcome.ok]:
+        raise RunnerError(f"a placement could not be measured: {failed[0].why}")
     return outcomes
 
 
 def step_times(outcomes: Sequence[Measurement]) -> NDArray[np.float64]:
     """(P,) median step times."""
     return np.array([outcome.step_time_s for outcome in outcomes])
+
+
+def reference_s(outcomes: Iterable[Measurement]) -> float:
+    """Median step time of the reference that plans were timed beside; NaN without one."""
+    found = [outcome.reference_s for outcome in outcomes if outcome.ok and outcome.reference_s > 0]
+    return float(np.median(found)) if found else math.nan
+
+
+def steadied(outcome: Measurement, scale_s: float) -> Measurement:
+    """With the step time that it would have had beside a reference of `scale_s`: a drift of the machine cancels."""
+    if not outcome.ok or not outcome.reference_s or not math.isfinite(scale_s):
+        return outcome
+    factor = scale_s / outcome.reference_s
+    samples_s = tuple(sample_s * factor for sample_s in outcome.samples_s)
+    return replace(outcome, step_time_s=outcome.step_time_s * factor, samples_s=samples_s)
 
 
 def plans_of(problem: Problem, simulator: Simulator, groups: NDArray[np.int32]) -> list[Plan]:

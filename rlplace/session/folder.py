@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlplace.errors import FileProblem, check_known, nearest_names
-from rlplace.files import PARTIAL_ENDING, os_errors, refuse_link, write_json_atomic, write_text_atomic
+from rlplace.files import PARTIAL_ENDING, os_errors, refuse_link, write_json_atomic
 from rlplace.locks import LOCK_FILE, FolderLock
 
 SESSION = "session.db"
@@ -109,7 +109,24 @@ class RunFolder:
         """
         root = Path(path)
         with os_errors(root, "read"):
-            _check_is_run(root)
+            if not root.exists():
+                raise FileProblem(root, f"no such run folder.{_nearby(root)}")
+            if not root.is_dir():
+                raise FileProblem(root, "not a folder, expected a run folder as `rlplace train --run DIR` writes it.")
+            for name in (*RUN_FILES, *_COMPANIONS, LOCK_FILE):
+                refuse_link(root / name)
+            has_session = (root / SESSION).exists()
+            if not has_session and (root / "config.json").exists():
+                raise FileProblem(
+                    root,
+                    f"a run of an older rlplace, which kept no {SESSION}: train again with `--run {root} --overwrite`; "
+                    "its placement.json can still be named with `--placement`.",
+                )
+            if not has_session:
+                raise FileProblem(
+                    root,
+                    f"not a run folder (it has no {SESSION}), expected one as `rlplace train --run DIR` writes it.",
+                )
         return cls(root)
 
     @classmethod
@@ -150,42 +167,13 @@ class RunFolder:
         """Whether the run's file `name` is there."""
         return self.path(name).is_file()
 
-    def write_json(self, name: str, data: object) -> Path:
-        """Writes `data` as JSON, NaN and infinities as null, and returns where.
+    def write_json(self, name: str, data: object) -> None:
+        """Writes `data` as JSON, NaN and infinities as null.
 
         Raises:
             FileProblem: the file cannot be written.
         """
-        path = self.path(name)
-        write_json_atomic(path, data)
-        return path
-
-    def write_text(self, name: str, text: str) -> Path:
-        """Writes `text` as UTF-8 and returns where.
-
-        Raises:
-            FileProblem: the file cannot be written.
-        """
-        path = self.path(name)
-        write_text_atomic(path, text)
-        return path
-
-
-def _check_is_run(root: Path) -> None:
-    if not root.exists():
-        raise FileProblem(root, f"no such run folder.{_nearby(root)}")
-    if not root.is_dir():
-        raise FileProblem(root, "not a folder, expected a run folder as `rlplace train --run DIR` writes it.")
-    for name in (*RUN_FILES, *_COMPANIONS, LOCK_FILE):
-        refuse_link(root / name)
-    if not (root / SESSION).exists():
-        what = f"not a run folder (it has no {SESSION}), expected one as `rlplace train --run DIR` writes it."
-        if (root / "config.json").exists():
-            what = (
-                f"a run of an older rlplace, which kept no {SESSION}: train again with `--run {root} --overwrite`; its "
-                "placement.json can still be named with `--placement`."
-            )
-        raise FileProblem(root, what)
+        write_json_atomic(self.path(name), data)
 
 
 def _check_entries(root: Path, overwrite: bool) -> None:
@@ -194,8 +182,9 @@ def _check_entries(root: Path, overwrite: bool) -> None:
     entries = sorted(entry.name for entry in root.iterdir() if not _is_passing(entry.name)) if root.is_dir() else []
     if entries and not overwrite:
         shown = ", ".join(entries[:3]) + (", ..." if len(entries) > 3 else "")
-        hint = "name another, or pass --overwrite to replace the run in it"
-        raise FileProblem(root, f"this folder is not empty ({shown}): {hint}.")
+        raise FileProblem(
+            root, f"this folder is not empty ({shown}): name another, or pass --overwrite to replace the run in it."
+        )
 
 
 def _remove_run(root: Path) -> None:

@@ -38,11 +38,10 @@ from rlplace.measure import Costs, Host, Problem, RaceProtocol, Simulator
 from rlplace.measure.costs.costs import estimate_costs
 from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.isolate.isolated_runner import make_runner, profile_isolated
-from rlplace.say import Say, format_seconds
+from rlplace.say import Say, format_seconds, sayer
 from rlplace.search import Budget, find, single
 from rlplace.search.rules.baselines import nearest_allowed
-from rlplace.session.cut import WHOLE, CutOptions, number_only
-from rlplace.session.setup import ProblemOptions
+from rlplace.session.setup import WHOLE, CutOptions, ProblemOptions, number_only
 from rlplace.workloads import CATALOG, Workload, WorkloadSpec, build, build_for, default_size
 
 
@@ -79,8 +78,11 @@ def check_exact(graph: OpGraph, asked: CutOptions) -> OpGraph:
     micro = None if graph.program is None else graph.program.origin.micro
     if not asked.is_exact or micro is None or micro.equals_whole:
         return graph
-    own_statistics = "Batch norm takes the statistics of each micro-batch"
-    why = own_statistics if micro.verdict.normalises_batch else "Their losses are accumulated"
+    why = (
+        "Batch norm takes the statistics of each micro-batch"
+        if micro.verdict.normalises_batch
+        else "Their losses are accumulated"
+    )
     raise InvalidValue(
         "micro_batches",
         graph.num_micro_batches,
@@ -118,9 +120,8 @@ class Steps:
                 where="micro-batches",
                 hint="A file holds no tensors and no loss: the micro-batches of a layer profile are as its step is.",
             )
-        self.spec, self.host, self.asked = spec, host, asked
+        self.spec, self.host, self.asked, self._seed = spec, host, asked, seed
         self._workload = None if spec.is_file else build_for(spec, host, seed)
-        self._seed = seed
         is_sized = spec.is_file or spec.is_function or spec.parts or spec.options or spec.size
         self._name = str(spec) if is_sized else f"{spec}@{default_size(host)}"
         self._named_verdict: LossVerdict | None = None
@@ -135,6 +136,11 @@ class Steps:
         if count not in self._graphs:
             self._graphs[count] = self._make(count)
         return self._graphs[count]
+
+    @property
+    def first_graph(self) -> OpGraph:
+        """The graph of the number of micro-batches that is asked for, of the whole batch where that is `auto`."""
+        return self.graph(1 if self.asked.count == "auto" else self.asked.count)
 
     def _make(self, count: int) -> OpGraph:
         if self._workload is not None:
@@ -159,21 +165,6 @@ def read_graph(spec: WorkloadSpec, count: int = 1, dims: Mapping[str, int] | Non
     from rlplace.graphs import load_graph
 
     return load_graph(spec.path, dims=dims, micro_batches=count)
-
-
-def graph_for(spec: WorkloadSpec, host: Host, seed: int) -> OpGraph:
-    """The graph of one step that is not cut: captured from the model that `spec` names, or read from the graph file.
-
-    Args:
-        spec: the workload.
-        host: decides the size of a name without one; a simulated one needs no memory for the model.
-        seed: of the model's weights and inputs.
-
-    Raises:
-        InvalidValue: the host is not simulated, and this machine lacks a device of it, or `spec` is a graph file.
-        UserError: the workload cannot be built or captured, or the file is malformed.
-    """
-    return Steps(spec, host, seed).graph(1)
 
 
 def make_problem(
@@ -286,30 +277,30 @@ def judge_twin(spec: WorkloadSpec, built: Workload, count: int, asked: CutOption
 
 def _judge_function(spec: WorkloadSpec, built: Workload, count: int, asked: CutOptions, seed: int) -> LossVerdict:
     """Calls the function again, this time with memory for its tensors, where these are small."""
-    twin = built
-    why = f"its parameters and inputs take {_num_bytes(built) / 1e6:,.0f} MB"
+    held = (*built.model.parameters(), *built.model.buffers(), *_tensors(built))
+    num_bytes, twin, why = sum(tensor.nbytes for tensor in held), built, ""
     if asked.loss == "accumulated":
-        why = ""  # nothing is to be checked
-    elif _num_bytes(built) <= MOST_BYTES:
+        pass  # nothing is to be checked
+    elif num_bytes > MOST_BYTES:
+        why = f"its parameters and inputs take {num_bytes / 1e6:,.0f} MB"
+    else:
         try:
-            twin, why = build(spec, seed=seed), ""
+            twin = build(spec, seed=seed)
         except UserError as error:
             why = f"called once more, {error}"
-    args, kwargs = as_call(twin.inputs)
-    given = (twin.model, args, kwargs, twin.loss_fn, twin.targets)
-    slicing = plan_slices(*given, count, asked.batch_dims)
-    return (
-        unchecked(twin.model, twin.loss_fn, asked.loss, why) if why else judge_loss(*given, slicing, asked=asked.loss)
-    )
+    return _judge(twin, count, asked.batch_dims, asked.loss, why)
+
+
+def _judge(workload: Workload, count: int, dims: BatchDims | None, asked: str, why: str = "") -> LossVerdict:
+    """How `count` micro-batches make the loss of a workload; not checked where `why` says the reason."""
+    args, kwargs = as_call(workload.inputs)
+    given = (workload.model, args, kwargs, workload.loss_fn, workload.targets)
+    slicing = plan_slices(*given, count, dims)
+    return unchecked(workload.model, workload.loss_fn, asked, why) if why else judge_loss(*given, slicing, asked=asked)
 
 
 def _tensors(workload: Workload) -> list[torch.Tensor]:
     return [*pytree.tree_leaves(workload.inputs), *workload.targets]
-
-
-def _num_bytes(workload: Workload) -> int:
-    held = (*workload.model.parameters(), *workload.model.buffers(), *_tensors(workload))
-    return sum(tensor.nbytes for tensor in held)
 
 
 def judge_workload(spec: WorkloadSpec, *, asked: str = "auto", batch_dims: BatchDims | None = None) -> LossVerdict:
@@ -326,10 +317,8 @@ def judge_workload(spec: WorkloadSpec, *, asked: str = "auto", batch_dims: Batch
         UserError: the workload cannot be cut, or not so; or a package that it needs is not installed.
     """
     workload = build(_twin(spec))
-    args, kwargs = as_call(workload.inputs)
-    given = (workload.model, args, kwargs, workload.loss_fn, workload.targets)
-    slicing = plan_slices(*given, _CUT, workload.batch_dims if batch_dims is None else batch_dims)
-    return judge_loss(*given, slicing, asked=workload.loss if asked == "auto" else asked)
+    dims = workload.batch_dims if batch_dims is None else batch_dims
+    return _judge(workload, _CUT, dims, workload.loss if asked == "auto" else asked)
 
 
 def _twin(spec: WorkloadSpec) -> WorkloadSpec:
@@ -345,10 +334,6 @@ COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of micro-batches that `auto` may stand for."""
 MANY_DEVICES = 16
 """From so many devices on, a search tries as many micro-batches; on fewer, up to eight."""
-
-
-def _nothing(line: str) -> None:
-    pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -443,7 +428,7 @@ def prepare(
             graph,
             host,
             options.num_groups,
-            _nothing if host.is_simulated and len(made) > 1 else say,  # what it says of the host is said once
+            sayer(False) if host.is_simulated and len(made) > 1 else say,  # what it says of the host is said once
             spec=steps.spec,
             count=count,
             grouping=options.grouping,
@@ -465,7 +450,7 @@ def chosen_problem(
     *,
     seed: int,
     evaluations: float | None = None,
-    say: Say = _nothing,
+    say: Say = lambda line: None,
     isolated: bool | None = None,
 ) -> Prepared:
     """The problem of the number of micro-batches that is asked for, and the result of the choice.
@@ -590,9 +575,8 @@ def is_cut_faster(
             say(f"micro-batches are not raced: {error}")
             return False
     beside = min(rivals_s, key=lambda rival: rival.step_time_s)
-    count = cut.graph.num_micro_batches
     say(
-        f"measured: {format_seconds(outcome.step_time_s)} in {count} micro-batches, "
+        f"measured: {format_seconds(outcome.step_time_s)} in {cut.graph.num_micro_batches} micro-batches, "
         f"{format_seconds(beside.step_time_s)} with the whole batch"
     )
     return outcome.ok and outcome.step_time_s <= beside.step_time_s

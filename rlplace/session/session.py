@@ -15,8 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +32,6 @@ from rlplace.measure.hosts.host_file import host_from_dict
 from rlplace.records import read_record, to_json
 from rlplace.search.task import Saveable
 from rlplace.session.calibrate import Known
-from rlplace.session.cut import CutOptions
 from rlplace.session.folder import SESSION, RunFolder
 from rlplace.session.prepare import Prepared, Steps, verdict_of
 from rlplace.session.session_records import (
@@ -49,9 +47,9 @@ from rlplace.session.session_records import (
     race_of,
     with_arrays,
 )
-from rlplace.session.setup import ProblemOptions
+from rlplace.session.setup import CutOptions, ProblemOptions
 from rlplace.store import MeasurementStore
-from rlplace.store.database import RUN, open_for_reading, open_for_writing, open_in_memory, told, transaction
+from rlplace.store.database import RUN, Connected, open_for_reading, open_for_writing, open_in_memory, told, transaction
 
 EVERY_S = 5.0
 """So long at least between two writes of results that are still changing ..."""
@@ -65,7 +63,7 @@ _REPLACING = "INSERT INTO {} VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET valu
 T = TypeVar("T")
 
 
-class Session:
+class Session(Connected):
     """A run, with its store.
 
     Attributes:
@@ -75,20 +73,14 @@ class Session:
     Args:
         connection: to the store.
         path: see there.
-        is_writable: whether it was opened for writing.
         clock: seconds that never go back.
     """
 
     def __init__(
-        self,
-        connection: sqlite3.Connection,
-        path: Path,
-        *,
-        is_writable: bool,
-        clock: Callable[[], float] = time.monotonic,
+        self, connection: sqlite3.Connection, path: Path, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.path, self._connection, self._clock = path, connection, clock
-        self.measurements = MeasurementStore(connection, path, is_writable=is_writable)
+        super().__init__(connection, path, RUN)
+        self.measurements, self._clock = MeasurementStore(connection, path), clock
         self._results: dict[str, MethodResult] = {}
         self._num_races: dict[str, int] = {}
         self._next_s = clock() + EVERY_S
@@ -101,7 +93,7 @@ class Session:
             FileProblem: it cannot be written, or is no session of a run.
         """
         path = run.path(SESSION)
-        return cls(open_for_writing(path, RUN), path, is_writable=True)
+        return cls(open_for_writing(path, RUN), path)
 
     @classmethod
     def read(cls, folder: Path) -> Session:
@@ -111,24 +103,12 @@ class Session:
             FileProblem: there is no run, or its session cannot be read.
         """
         path = RunFolder.open(folder).path(SESSION)
-        return cls(open_for_reading(path, RUN), path, is_writable=False)
+        return cls(open_for_reading(path, RUN), path)
 
     @classmethod
     def in_memory(cls) -> Session:
         """A session without a folder."""
-        return cls(open_in_memory(RUN), Path("session"), is_writable=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the connection; kept records stay."""
-        self._connection.close()
+        return cls(open_in_memory(RUN), Path("session"))
 
     # facts and arrays by name
 
@@ -151,18 +131,14 @@ class Session:
         return None if text is None else parse_json(text, self._where(name))
 
     def keep(self, **facts: object) -> None:
-        """Keeps records, each under its name, all or none; None removes one.
+        """Keeps records, each under its name, all or none.
 
         Raises:
             FileProblem: the store cannot be written, as for everything here that keeps something.
         """
         with self._writing() as execute:
             for name, value in facts.items():
-                if value is None:
-                    execute("DELETE FROM facts WHERE name = ?", (name,))
-                else:
-                    text = value if isinstance(value, str) else to_json(value)
-                    execute(_REPLACING.format("facts"), (name, text))
+                execute(_REPLACING.format("facts"), (name, value if isinstance(value, str) else to_json(value)))
 
     def file(self, name: str) -> bytes | None:
         """The bytes of a file that the session keeps, such as the weights of a policy."""
@@ -206,10 +182,7 @@ class Session:
         Raises:
             FileProblem: as `facts`.
         """
-        data = self.plain("host")
-        if data is None:
-            raise self._unfinished("host")
-        return host_from_dict(data, self._where("host"))
+        return host_from_dict(self._kept("host", self.plain("host")), self._where("host"))
 
     @property
     def cut(self) -> tuple[int, CutOptions]:
@@ -278,8 +251,8 @@ class Session:
     @property
     def op_group(self) -> NDArray[np.int32]:
         """(N,) group of each op."""
-        shape = (self.facts.num_ops,)
-        return _shaped(self._arrays("problem"), "op_group", np.int32, shape, self._where("problem")).astype(np.int32)
+        arrays, where = self._arrays("problem"), self._where("problem")
+        return _shaped(arrays, "op_group", np.int32, (self.facts.num_ops,), where).astype(np.int32)
 
     @property
     def allowed(self) -> NDArray[np.bool_] | None:
@@ -411,9 +384,11 @@ class Session:
     def results(self) -> dict[str, MethodResult]:
         """The methods' results by name, without plans and races."""
         apart: dict[str, Any] = {"plan": None, "learned": None, "races": (), "start": None, "unmeasured": None}
+        # in the order in which they were first kept
+        statement = "SELECT substr(name, 8) FROM facts WHERE name GLOB 'method/*' ORDER BY rowid"
         return {
             name: dataclasses.replace(self.required(f"method/{name}", MethodResult), **apart)
-            for name in self._names("method/")
+            for (name,) in self._selected(statement)
         }
 
     def of(self, method: str, budget: float) -> MethodResult | None:
@@ -436,13 +411,13 @@ class Session:
         """Whether it is time to keep results that are still changing."""
         return self._clock() >= self._next_s
 
-    def keep_result(self, method: str, result: MethodResult, num_devices: int) -> None:
+    def keep_result(self, method: str, result: MethodResult) -> None:
         """Keeps the result of a method so far; races that were kept before are not written again."""
         begin_s = self._clock()
         with self._writing():
             for race in result.races[self._num_races.get(method, 0) :]:
                 self._keep_race(method, race)
-            self._keep_arrays(f"method/{method}", arrays_of(result, num_devices))
+            self._keep_arrays(f"method/{method}", arrays_of(result))
             self.keep(**{f"method/{method}": result})
         self._num_races[method] = max(len(result.races), self._num_races.get(method, 0))
         self._results[method] = result
@@ -469,9 +444,8 @@ class Session:
             FingerprintMismatch: it is of another graph or host.
             InvalidValue: it has more or fewer ops or devices than the problem.
         """
-        placement, facts, host = self.placement, self.facts, self.host
-        if placement is None:
-            raise self._unfinished("placement")
+        facts, host = self.facts, self.host
+        placement = self._kept("placement", self.placement)
         for kind, actual, wanted in (
             ("graph", placement.graph_fingerprint, facts.graph_fingerprint),
             ("host", placement.host_fingerprint, host.fingerprint),
@@ -521,15 +495,14 @@ class Session:
         data = self.file("timeline.json")
         if data is None:
             return None
-        unpacker = zlib.decompressobj()
+        unpacker, where = zlib.decompressobj(), self._where("timeline")
         try:
             text = unpacker.decompress(data, LARGEST_JSON_BYTES).decode("utf-8")
         except (zlib.error, UnicodeDecodeError) as error:
-            raise FileProblem(self._where("timeline"), f"no compressed JSON: {error}.") from error
+            raise FileProblem(where, f"no compressed JSON: {error}.") from error
         if not unpacker.eof:
-            expected = f"at most {LARGEST_JSON_BYTES}"
-            raise FileProblem(self._where("timeline"), f"more bytes than it says, or cut off; expected {expected}.")
-        return parse_json(text, self._where("timeline"))
+            raise FileProblem(where, f"more bytes than it says, or cut off; expected at most {LARGEST_JSON_BYTES}.")
+        return parse_json(text, where)
 
     def keep_timeline(self, text: str) -> None:
         """Keeps a step of the best placement, a Chrome trace as JSON."""
@@ -545,9 +518,17 @@ class Session:
     def _where(self, name: str) -> str:
         return f"{self.path}: {name}"
 
-    def _unfinished(self, name: str) -> FileProblem:
-        hint = "it stopped before that was kept. Run it again to the end."
-        return FileProblem(self.path, f"this run has no {name}: {hint}")
+    def _kept(self, name: str, found: T | None) -> T:
+        """What was found under a name.
+
+        Raises:
+            FileProblem: nothing was.
+        """
+        if found is None:
+            raise FileProblem(
+                self.path, f"this run has no {name}: it stopped before that was kept. Run it again to the end."
+            )
+        return found
 
     def required(self, name: str, kind: type[T]) -> T:
         """As `fact`, of a record without which nothing goes on.
@@ -556,29 +537,19 @@ class Session:
             FileProblem: the run was stopped before it was kept.
             InvalidValue, UnknownName: it is malformed.
         """
-        found = self.fact(name, kind)
-        if found is None:
-            raise self._unfinished(name)
-        return found
-
-    def _selected(self, statement: str, *values: object) -> list[Any]:
-        with told(self.path, RUN):
-            return self._connection.execute(statement, values).fetchall()
+        return self._kept(name, self.fact(name, kind))
 
     def _value(self, table: str, name: str) -> Any:
         """Of a row of `facts` or `arrays`; None where there is none."""
-        return next((row["value"] for row in self._selected(f"SELECT value FROM {table} WHERE name = ?", name)), None)
+        return next(
+            (row["value"] for row in self._selected(f"SELECT value FROM {table} WHERE name = ?", (name,))), None
+        )
 
     def _text(self, name: str) -> str | None:
         text = self._value("facts", name)
         if text is not None and sum(map(text.count, ",[{")) > MOST_JSON_VALUES:
             raise FileProblem(self._where(name), f"JSON with too many values, expected at most {MOST_JSON_VALUES:,}.")
         return None if text is None else str(text)
-
-    def _names(self, prefix: str) -> list[str]:
-        """Names of facts that begin so, without that; in the order in which they were first kept."""
-        statement = "SELECT name FROM facts WHERE substr(name, 1, ?) = ? ORDER BY rowid"
-        return [str(row["name"]).removeprefix(prefix) for row in self._selected(statement, len(prefix), prefix)]
 
     def _arrays(self, name: str) -> dict[str, NDArray[np.generic]]:
         data = self._value("arrays", name)
@@ -594,7 +565,7 @@ class Session:
     def raced(self, method: str) -> Iterable[tuple[tuple[str, ...], tuple[Outcome, ...], bool]]:
         """Fingerprints of the plans of each race of a method, the outcomes, and whether it was the last."""
         statement = "SELECT id, is_final, plans, outcomes FROM races WHERE method = ? ORDER BY id"
-        for row in self._selected(statement, method):
+        for row in self._selected(statement, (method,)):
             where = self._where(f"race {row['id']}")
             plans = read_record(tuple[str, ...], str(row["plans"]), where)
             outcomes = read_record(tuple[Outcome, ...], str(row["outcomes"]), where)
@@ -625,14 +596,11 @@ class MethodKeeper:
     Args:
         session: of the run.
         method: its name.
-        num_devices: of the host.
         keep_learned: keeps the learned policy or host model.
     """
 
-    def __init__(
-        self, session: Session, method: str, num_devices: int, keep_learned: Callable[[Saveable], None]
-    ) -> None:
-        self._session, self._method, self._num_devices, self._keep_learned = session, method, num_devices, keep_learned
+    def __init__(self, session: Session, method: str, keep_learned: Callable[[Saveable], None]) -> None:
+        self._session, self._method, self._keep_learned = session, method, keep_learned
 
     @property
     def is_due(self) -> bool:
@@ -647,7 +615,7 @@ class MethodKeeper:
         """
         if result.learned is not None:
             self._keep_learned(result.learned)
-        self._session.keep_result(self._method, result, self._num_devices)
+        self._session.keep_result(self._method, result)
 
 
 def _shaped(
@@ -662,3 +630,21 @@ def _shaped(
             where=where,
         )
     return array
+
+
+def read_explanation(folder: Path) -> Explanation:
+    """The explanation that a run left in its folder; needs neither its model nor its host.
+
+    Raises:
+        FileProblem: no such run, or one without an explanation.
+        InvalidValue, UnknownName: a malformed file.
+    """
+    with Session.read(folder) as session:
+        explanation = session.explanation
+    if explanation is None:
+        raise FileProblem(
+            folder,
+            "this run has no explanation: it stopped before its end. Go on with it: "
+            f"`rlplace train --resume {folder}`.",
+        )
+    return explanation

@@ -20,9 +20,10 @@ from rlplace.errors import InvalidValue, UserError
 from rlplace.measure import Measurement, Plan, Problem
 from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.placement import check_plan
-from rlplace.records import Count, Number, NumberOrNan, Seconds, Seed, Whole, readable, record
+from rlplace.records import Count, Number, NumberOrNan, Positive, Seconds, Seed, Whole, readable, record
 from rlplace.search.task import BestSoFar, Failure, Saveable
-from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.setup import WHOLE, CutOptions
+from rlplace.store.rows import ARRAYS
 from rlplace.workloads import Size
 
 
@@ -142,14 +143,10 @@ class Ending:
     taken: dict[str, Seconds]
 
 
-PLAN = ("devices", "transfer_tensor", "transfer_destination", "sequence")
-NARROW_DEVICES = 256
-"""Up to so many devices fit into a byte."""
 _APART = Field(exclude=True)
 """Of fields that are kept apart from the record: arrays, and races."""
 
 Arrays = Mapping[str, NDArray[np.generic]]
-Positive = Annotated[Number, Field(gt=0)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,17 +281,20 @@ class Outcome:
         return Measurement(self.status, step_s, self.samples_s, self.peak_bytes, self.why, self.reference_s)
 
 
-def arrays_of(result: MethodResult, num_devices: int) -> dict[str, NDArray[np.generic]]:
-    """The arrays of a method's result."""
-    narrow = np.uint8 if num_devices <= NARROW_DEVICES else np.int32
+def arrays_of(result: MethodResult) -> dict[str, NDArray[np.generic]]:
+    """The arrays of a method's result; devices in a byte each, if they are few enough."""
     arrays: dict[str, NDArray[np.generic]] = {}
     if result.plan is not None:
-        arrays |= {f"plan.{part}": getattr(result.plan, part) for part in PLAN}
+        arrays |= {f"plan.{part}": getattr(result.plan, part) for part in ARRAYS}
     if result.start is not None:
-        arrays["start"] = result.start.astype(narrow)
+        arrays["start"] = _narrow(result.start)
     if result.unmeasured is not None:
-        arrays |= {"candidates": result.unmeasured.devices.astype(narrow), "simulated_s": result.unmeasured.simulated_s}
+        arrays |= {"candidates": _narrow(result.unmeasured.devices), "simulated_s": result.unmeasured.simulated_s}
     return arrays
+
+
+def _narrow(devices: NDArray[np.int32]) -> NDArray[np.generic]:
+    return devices.astype(np.min_scalar_type(int(devices.max(initial=0))))
 
 
 def with_arrays(
@@ -316,10 +316,7 @@ def with_arrays(
             raise InvalidValue("simulated_s", "another array", "seconds for every candidate", where=where)
         found["unmeasured"] = Unmeasured(problem.check_placement(devices), simulated_s.astype(np.float64))
     if "plan.devices" in arrays:
-        graph = problem.graph
-        most = graph.num_ops + max(graph.num_tensors * num_devices, 1)
-        bounds = dict(zip(PLAN, (num_devices, max(graph.num_tensors, 1), num_devices, most)))
-        parts = {part: whole_numbers(arrays, f"plan.{part}", bound, where) for part, bound in bounds.items()}
+        parts = {part: whole_numbers(arrays, f"plan.{part}", 2**31, where) for part in ARRAYS}
         found["plan"] = checked_plan(problem, Plan(**parts), where)
     return replace(result, races=tuple(races), **found)
 
@@ -346,16 +343,11 @@ def checked_plan(problem: Problem, plan: Plan, where: str) -> Plan:
     Raises:
         InvalidValue: it cannot.
     """
-    for part in PLAN:
+    for part in ARRAYS:
         if getattr(plan, part).ndim != 1:
             raise InvalidValue(part, f"{getattr(plan, part).ndim} dimensions", "1", where=where)
     if len(plan.transfer_tensor) != len(plan.transfer_destination):
         raise InvalidValue("transfer_destination", len(plan.transfer_destination), "one a transfer", where=where)
-    total = len(plan.devices) + plan.num_transfers
-    for part, bound in (("transfer_tensor", problem.graph.num_tensors), ("sequence", total)):
-        numbers = getattr(plan, part)
-        if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < bound:
-            raise InvalidValue(part, f"{int(numbers.min())}..{int(numbers.max())}", f"0..{bound - 1}", where=where)
     check_plan(problem.graph, problem.host.num_devices, plan, where=where)
     problem.check_placement(plan.devices)
     return plan

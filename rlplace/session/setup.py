@@ -1,17 +1,19 @@
 """`Setup`: the options that `train`, `place`, `compare`, `simulate`, `measure`, `fidelity` and `advise` share.
 
-`ProblemOptions`: those of them that also decide how a problem is made and searched. Importing this imports no torch.
+`ProblemOptions`: those of them that also decide how a problem is made and searched. `CutOptions`: how the batch is cut
+into micro-batches. Importing this imports no torch.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SkipValidation
 
+from rlplace.errors import InvalidValue
 from rlplace.records import Seed, Whole, read_record, record
-from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.workloads import WorkloadSpec
 
 MOST_GROUPS = 10**9
@@ -53,6 +55,113 @@ class ProblemOptions:
     default they are, unless the environment says `RLPLACE_IN_PROCESS=1`."""
     store: str = "auto"
     """Where measured step times are kept and looked for: auto (the user's cache folder), off, or a file."""
+
+
+Loss = Literal["auto", "separate", "joined", "accumulated"]
+BatchDims = tuple[int | None, ...] | Mapping[str, int | None]
+
+AUTO: Literal["auto"] = "auto"
+LOSSES: tuple[Loss, ...] = ("auto", "separate", "joined", "accumulated")
+MOST_MICRO_BATCHES = 1024
+"""Micro-batches beyond this are taken for a slip: every one is a copy of the whole forward and backward."""
+
+
+@record(frozen=True)
+class CutOptions:
+    """How the batch of a step is to be cut.
+
+    Raises:
+        InvalidValue: a count out of range; or a dimension or a loss for a batch that is not cut.
+        UnknownName: no such loss.
+    """
+
+    count: SkipValidation[int | Literal["auto"]] = 1
+    """K, how many slices; `auto` is chosen by simulation."""
+    batch_dims: BatchDims | None = None
+    """The dimension of the batch, None for a tensor that all slices share: of every tensor among the inputs, then the
+    targets; or by the names of `forward`'s parameters. None: as the workload says, else found by sizes."""
+    loss: Loss = "auto"
+    """How the losses of slices make that of the batch; `auto` is found by a check."""
+    is_exact: bool = False
+    """Refuse a step that is not exactly that of the whole batch."""
+
+    def __post_init__(self) -> None:
+        if self.count != AUTO and (type(self.count) is not int or not 1 <= self.count <= MOST_MICRO_BATCHES):
+            raise InvalidValue("micro_batches", self.count, f"`{AUTO}`, or a number from 1 to {MOST_MICRO_BATCHES}")
+        if self.count != 1:
+            return
+        hint = "Cut the batch with `--micro-batches K`, in Python `micro_batches=K`."
+        if self.batch_dims is not None:
+            raise InvalidValue("batch_dims", self.batch_dims, "none for a batch that is not cut", hint=hint)
+        if self.loss != "auto":
+            raise InvalidValue("loss", self.loss, "`auto` for a batch that is not cut", hint=hint)
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the count is to be chosen."""
+        return self.count == AUTO
+
+    def again(self, count: int, loss: Loss | None) -> tuple[int, CutOptions]:
+        """The number of micro-batches that was chosen, and the options that cut a step so again.
+
+        Args:
+            count: of micro-batches.
+            loss: as it was judged; None where it was not.
+        """
+        return count, WHOLE if count == 1 else CutOptions(count, self.batch_dims, loss or self.loss)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options as a run keeps them."""
+        dims = self.batch_dims
+        kept = dict(dims) if isinstance(dims, Mapping) else dims and list(dims)
+        return {"asked": self.count, "batch_dims": kept, "loss": self.loss, "exact": self.is_exact}
+
+
+WHOLE = CutOptions()
+"""A batch that is not cut."""
+_DIM = re.compile(r"\s*(?:([^=]*[^=\s])\s*=)?\s*(none|\d{1,3})\s*", re.IGNORECASE)
+"""A dimension or `none`, with or without a name before it."""
+
+
+def parse_count(text: str) -> int | Literal["auto"]:
+    """K in `4`, or `auto`.
+
+    Raises:
+        InvalidValue: anything else.
+
+    >>> parse_count("4"), parse_count("auto")
+    (4, 'auto')
+    """
+    word = text.strip()
+    if word != AUTO and not (word.isdecimal() and 1 <= int(word) <= MOST_MICRO_BATCHES):
+        raise InvalidValue("micro_batches", text, f"`{AUTO}`, or a number from 1 to {MOST_MICRO_BATCHES}")
+    return AUTO if word == AUTO else int(word)
+
+
+def parse_batch_dims(text: str) -> BatchDims | None:
+    """Dimensions in `0,0,none`, or by name in `input_ids=0,mask=none`; None for an empty text.
+
+    Raises:
+        InvalidValue: anything else.
+
+    >>> parse_batch_dims("0,1,none"), parse_batch_dims("x=0,mask=none"), parse_batch_dims("")
+    ((0, 1, None), {'x': 0, 'mask': None}, None)
+    """
+    if not text.strip():
+        return None
+    found = [_DIM.fullmatch(word) for word in text.split(",")]
+    names = [match[1] for match in found if match]
+    if None in found or (any(names) and (None in names or len(set(names)) < len(names))):
+        raise InvalidValue(
+            "batch_dims", text, "a dimension or `none` for every tensor (0,0,none), or names with them (x=0,mask=none)"
+        )
+    dims = [None if match[2].lower() == "none" else int(match[2]) for match in found if match]
+    return dict(zip(names, dims, strict=True)) if any(names) else tuple(dims)
+
+
+def number_only(count: object, why: str) -> InvalidValue:
+    """The error where `auto` cannot be chosen; `why` names an alternative."""
+    return InvalidValue("micro_batches", count, "a number here", hint=why)
 
 
 @record(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlplace import __version__
 from rlplace.records import shortened
 from rlplace.say import clean
-from rlplace.session.cut import WHOLE, CutOptions
+from rlplace.session.setup import WHOLE, CutOptions
 
 _TEMPLATE = '''"""Trains {workload} as placed in placement.json beside this file (rlplace {version})."""
 import sys

@@ -1,7 +1,7 @@
 """The store: every step time measured on this machine, so that nothing is measured twice and no host is learned twice.
 
 `database` has the schema, and opens a database with care. `rows` are its rows, and writes them for other tools; `store`
-reads, chooses and keeps them, `log` is its interface for measuring, and `folders` says where it is.
+reads, chooses and keeps them. `log` finds the store of the user, and is its interface for measuring.
 
 Importing this imports no torch: names are looked up when they are first used.
 """

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 from urllib.parse import quote
 
 from rlplace.errors import FileProblem
@@ -41,6 +42,8 @@ LOCAL_FILE_SYSTEMS = (
 _LEAST_PAGE_BYTES = 512
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 _MOUNTS = Path("/proc/self/mountinfo")
+_MOUNT = re.compile(r"^(?:\S+ ){4}(\S+) \S.*? - (\S+)", re.MULTILINE)
+"""The mount point in a line of it, and the kind of file system."""
 _RETRY_S = 0.05
 _MOST_OPERATIONS = 1_000_000
 """Steps of SQLite's until the tables of a file are known; those of a store take some thousand."""
@@ -256,8 +259,11 @@ def open_for_reading(path: Path, *schemas: Schema) -> sqlite3.Connection:
         FileProblem: there is none, it cannot be read, or is of another kind or version.
     """
     if not os.path.lexists(path):
-        hint = "Searches on this machine keep what they measure in one; name it, or a run folder that has one."
-        raise FileProblem(path, f"no such store. {hint}")
+        raise FileProblem(
+            path,
+            "no such store. Searches on this machine keep what they measure in one; name it, or a run folder that has "
+            "one.",
+        )
     return _opened(path, schemas, is_writable=False)
 
 
@@ -311,8 +317,11 @@ def connect_safely(path: Path, *, is_writable: bool) -> sqlite3.Connection:
                 _copy(path, copy)
                 return _for_reading(copy)
         except OSError as error:
-            hint = "free some space in the temporary folder, or set TMPDIR to another."
-            raise FileProblem(path, f"cannot be copied to be read ({error.strerror or error}): {hint}") from error
+            raise FileProblem(
+                path,
+                f"cannot be copied to be read ({error.strerror or error}): free some space in the temporary folder, or "
+                "set TMPDIR to another.",
+            ) from error
 
 
 def is_local(folder: Path, mounts: str) -> bool:
@@ -322,17 +331,13 @@ def is_local(folder: Path, mounts: str) -> bool:
         folder: that is there.
         mounts: as `/proc/self/mountinfo` of Linux says them; empty elsewhere.
     """
-    kind, deepest, real = "", -1, os.path.realpath(folder)
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        words = before.split(" ")
-        if len(words) < 6 or not after:
-            continue
-        # spaces in it are written in octal: proc(5)
-        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), words[4])
-        if len(point) >= deepest and (real == point or real.startswith(point.rstrip("/") + "/")):
-            kind, deepest = after.split(" ")[0], len(point)  # of two mounts at one place the later is seen
-    return not kind or kind in LOCAL_FILE_SYSTEMS
+    real = os.path.realpath(folder)
+    found = _MOUNT.findall(mounts)
+    # spaces in a mount point are written in octal: proc(5)
+    named = ((re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point), kind) for point, kind in found)
+    around = [(len(point), kind) for point, kind in named if f"{real}/".startswith(f"{point.rstrip('/')}/")]
+    # of two mounts at one place the later is seen
+    return not around or sorted(around, key=lambda pair: pair[0])[-1][1] in LOCAL_FILE_SYSTEMS
 
 
 @contextmanager
@@ -344,6 +349,42 @@ def told(path: Path, schema: Schema = STORE) -> Iterator[None]:
         raise FileProblem(
             path, _WORDS.get(_code(error), _DAMAGED).format(error=error, elsewhere=schema.elsewhere, busy_s=BUSY_S)
         ) from error
+
+
+class Connected:
+    """Has a connection to a database, which it closes at the end of a `with`.
+
+    Attributes:
+        path: of the database, for messages.
+
+    Args:
+        connection: to the database.
+        path: see there.
+        schema: of the database; says what to do where it cannot be read.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
+        connection.row_factory = sqlite3.Row
+        self.path, self._connection, self._schema = path, connection, schema
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection; what was kept stays."""
+        self._connection.close()
+
+    def _selected(self, statement: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[Any]:
+        """The rows of a query.
+
+        Raises:
+            FileProblem: the database cannot be read.
+        """
+        with told(self.path, self._schema):
+            return self._connection.execute(statement, values).fetchall()
 
 
 @contextmanager
@@ -499,14 +540,12 @@ def _piece(path: Path, start: int, size: int) -> bytes:
 
 def _is_open_here(path: Path) -> bool:
     """Whether a descriptor of this process leads to the file."""
-    try:
-        wanted, entries = path.stat(), os.listdir("/dev/fd")
-    except OSError:
-        return False
-    for entry in entries:
-        with suppress(OSError, ValueError):
-            if os.path.samestat(os.stat(int(entry)), wanted):
-                return True
+    with suppress(OSError):
+        wanted = path.stat()
+        for entry in os.listdir("/dev/fd"):
+            with suppress(OSError, ValueError):
+                if os.path.samestat(os.stat(int(entry)), wanted):
+                    return True
     return False
 
 
@@ -550,8 +589,11 @@ def _copy_file(path: Path, copy: Path, most: int) -> int:
     with file, copy.open("wb") as out:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            hint = "`rlplace measurements prune --older-than 90d` makes your own smaller."
-            raise FileProblem(path, f"{size} bytes, expected at most {most}: {hint}")
+            raise FileProblem(
+                path,
+                f"{size} bytes, expected at most {most}: `rlplace measurements prune --older-than 90d` makes your own "
+                "smaller.",
+            )
         left = size
         while left and (piece := file.read(min(left, 1 << 20))):
             out.write(piece)

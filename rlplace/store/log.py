@@ -1,26 +1,33 @@
 """`StoreLog`: the `MeasurementLog` of a run: the user's store and the run's own, neither of which can stop it.
 
-`measuring`: measures on this machine alone (no other search measures meanwhile), and keeps the measurements.
+`store_path`: the database that `--store` names. `measuring`: measures on this machine alone (no other search measures
+meanwhile), and keeps the measurements.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlplace.errors import FileProblem, UserError
+from rlplace.files import cache_folder
 from rlplace.locks import measuring_alone
 from rlplace.measure import Host, Measurement, Plan, Problem, Timeline
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.measurement import MeasurementKey, MeasurementLog, versions_line
 from rlplace.say import counted
-from rlplace.store.folders import AUTO, store_path
 from rlplace.store.rows import MeasuringProcess, StoredMeasurement, summarise
 from rlplace.store.store import MeasurementStore
 
+FILE = "measurements.db"
+"""The name of the store in the user's cache folder."""
+RUN_FILE = "session.db"
+"""The name of the session of a run, which holds the measurements of the run."""
+AUTO, OFF = "auto", "off"
+"""Words of `--store`: the user's own, and none."""
 DAY_S = 86400.0
 ANSWERS_S = 30 * DAY_S
 """For so long a step time that was measured answers for another one."""
@@ -79,8 +86,7 @@ class StoreLog(MeasurementLog):
         own: MeasurementStore | None = None,
     ) -> None:
         self.num_recalled = 0
-        self._shelves = [] if own is None else [_Shelf(own, is_own=True)]
-        self._shelves += [_Shelf(store) for store in stores]
+        self._shelves = [*([] if own is None else [_Shelf(own, is_own=True)]), *map(_Shelf, stores)]
         self._session, self._say = session, say
 
     def recall(self, key: MeasurementKey, reference: str) -> Measurement | None:
@@ -164,10 +170,9 @@ class StoreLog(MeasurementLog):
         if time.monotonic() < shelf.retry_s:
             return
         try:
-            if shelf.session_id is None and shelf.waiting:
-                shelf.session_id = shelf.store.begin(self._session)
             while shelf.waiting:
-                assert shelf.session_id is not None
+                if shelf.session_id is None:
+                    shelf.session_id = shelf.store.begin(self._session)
                 shelf.waiting[0](shelf.store, shelf.session_id)
                 del shelf.waiting[0]
         except FileProblem as error:
@@ -178,6 +183,22 @@ class StoreLog(MeasurementLog):
         if not shelf.has_told:
             shelf.has_told = True
             self._say(f"warning: {error} The run goes on.")
+
+
+def store_path(word: str) -> Path | None:
+    """The database that `--store WORD` names: a file, or that of a run folder; None for `off`.
+
+    Raises:
+        FileProblem: `auto`, and the user's folders are not known.
+    """
+    if word == OFF:
+        return None
+    if word == AUTO:
+        return cache_folder() / FILE
+    path = Path(word)
+    if not path.is_dir():
+        return path
+    return path / RUN_FILE if (path / RUN_FILE).exists() else path / FILE
 
 
 def check_store(word: str) -> None:
@@ -257,8 +278,5 @@ def measuring(
     """
     with measuring_alone(host, say=say, run=run, is_waiting=is_waiting):
         log = open_log(store, host, workload=workload, versions=versions_line(), say=say, own=own)
-        try:
+        with nullcontext() if log is None else closing(log):
             yield log
-        finally:
-            if log is not None:
-                log.close()

@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import csv
+import functools
+import hashlib
 import io
 import json
 import math
 import os
+import platform
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +28,7 @@ from rlplace.errors import FileProblem, InvalidValue, MissingExtra, check_known
 from rlplace.files import jsonable, parse_json, write_bytes_atomic
 from rlplace.measure import Measurement, Plan, Problem, Timeline
 from rlplace.measure.measurement import MeasurementKey, Status
-from rlplace.records import Count, Number, Seconds, described, read_record, record
-from rlplace.store.folders import machine_key
+from rlplace.records import Count, Number, Positive, Seconds, described, read_record, record
 
 LARGEST_OPS = 10_000_000
 """Ops, and also transfers, of a plan that is read."""
@@ -43,8 +45,37 @@ def _fingerprint(value: str) -> str:
     return value
 
 
+T = TypeVar("T")
 Fingerprint = Annotated[str, AfterValidator(_fingerprint)]
-Positive = Annotated[Number, Field(gt=0)]
+
+
+def machine_facts() -> tuple[tuple[str, str], ...]:
+    """This machine's architecture, processor, number of cores and memory, by name."""
+    names = ("architecture", "processor", "cores", "GiB of memory")
+    return tuple(zip(names, map(str, _machine()), strict=True))
+
+
+@functools.cache
+def machine_key() -> str:
+    """16 hex digits over this machine's processor, number of cores and memory.
+
+    Machines that are alike in these may answer for each other, as the nodes of a cluster do; GPUs are part of a host's
+    own fingerprint.
+    """
+    return hashlib.sha256(repr(_machine()).encode()).hexdigest()[:16]
+
+
+def _machine() -> tuple[str, str, int | None, int]:
+    """Architecture, processor, number of cores, and GiB of memory; 0 where these are not known."""
+    memory_gib = _known(lambda: round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30))
+    return platform.machine(), _processor(), os.cpu_count(), memory_gib or 0
+
+
+def _processor() -> str:
+    """Its model as Linux names it, or else as Python does."""
+    text = _known(lambda: Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")) or ""
+    names = (line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name"))
+    return next(names, platform.processor())
 
 
 @dataclass(frozen=True)
@@ -194,11 +225,6 @@ def decode_measurement(row: Mapping[str, object], where: str) -> StoredMeasureme
     return read_record(StoredMeasurement, values, where)
 
 
-def encode_list(values: tuple[float, ...]) -> str:
-    """As `decode_measurement` reads it."""
-    return json.dumps(values, allow_nan=False)
-
-
 def encode_array(array: NDArray[np.int32]) -> bytes:
     """As `decode_plan` reads it."""
     return zlib.compress(array.astype("<i4").tobytes(), 1)
@@ -234,10 +260,10 @@ def _decode_array(value: object, name: str, where: str) -> NDArray[np.int32]:
     return np.frombuffer(raw, dtype="<i4").astype(np.int32)
 
 
-def _known(figure: Callable[[], float]) -> float | None:
-    """A figure of this machine; None where the system does not say it."""
+def _known(fact: Callable[[], T]) -> T | None:
+    """A fact of this machine; None where the system does not say it."""
     try:
-        return figure()
+        return fact()
     except (AttributeError, OSError, ValueError):
         return None
 
@@ -260,12 +286,15 @@ def summarise(problem: Problem, timeline: Timeline) -> dict[str, Any]:
         (graph.targets[op], names[int(timeline.op_device[op])], (1, float(op_s[op])))
         for op in np.flatnonzero(runs).tolist()
     )
-    routes = zip(timeline.transfer_source.tolist(), timeline.transfer_destination.tolist(), strict=True)
-    num_bytes = graph.tensor_bytes[timeline.transfer_tensor].tolist()
-    copy_s = (timeline.transfer_end_s - timeline.transfer_start_s).tolist()
     copies = (
         (names[source], names[destination], (1, size, seconds))
-        for (source, destination), size, seconds in zip(routes, num_bytes, copy_s, strict=True)
+        for source, destination, size, seconds in zip(
+            timeline.transfer_source.tolist(),
+            timeline.transfer_destination.tolist(),
+            graph.tensor_bytes[timeline.transfer_tensor].tolist(),
+            (timeline.transfer_end_s - timeline.transfer_start_s).tolist(),
+            strict=True,
+        )
     )
     ends = (*timeline.op_end_s[runs].tolist(), *timeline.transfer_end_s.tolist())
     peaks = np.zeros(len(names), dtype=np.int64)
@@ -298,7 +327,7 @@ def as_csv(rows: Sequence[StoredMeasurement]) -> bytes:
     writer.writeheader()
     for row in rows:
         facts = row.to_dict()
-        writer.writerow(facts | {name: json.dumps(facts[name]) for name in ("samples_s", "peak_bytes")})
+        writer.writerow(facts | {name: json.dumps(facts[name]) for name in LISTS})
     return text.getvalue().encode("utf-8")
 
 
@@ -326,10 +355,8 @@ def as_parquet(rows: Sequence[StoredMeasurement]) -> bytes:
         "peak_bytes": pyarrow.list_(pyarrow.int64()),
         "is_whole": pyarrow.bool_(),
     }
-    schema = pyarrow.schema([(name, kinds[name]) for name in COLUMNS])
-    table = pyarrow.Table.from_pylist([row.to_dict() for row in rows], schema=schema)
-    sink = io.BytesIO()
-    parquet.write_table(table, sink)
+    schema, sink = pyarrow.schema([(name, kinds[name]) for name in COLUMNS]), io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist([row.to_dict() for row in rows], schema=schema), sink)
     return sink.getvalue()
 
 

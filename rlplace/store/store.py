@@ -10,18 +10,19 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Annotated, Any, get_args
 
-from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from pydantic import Field
+
+from rlplace.errors import FileProblem, check_known
 from rlplace.files import jsonable, parse_json
 from rlplace.measure import Plan
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.measurement import MeasurementKey, Status
-from rlplace.records import read_record
-from rlplace.store.database import RUN, STORE, open_for_reading, open_for_writing, told, transaction
+from rlplace.records import Number, read_record, record
+from rlplace.store.database import RUN, STORE, Connected, open_for_reading, open_for_writing, told, transaction
 from rlplace.store.rows import (
     ARRAYS,
     LISTS,
@@ -30,7 +31,6 @@ from rlplace.store.rows import (
     decode_measurement,
     decode_plan,
     encode_array,
-    encode_list,
 )
 
 AHEAD_S = 86400.0
@@ -48,25 +48,21 @@ _SELECT = f"""SELECT m.id AS number, {", ".join(f"m.{name}" for name in _OWN)}, 
 } FROM {_JOINED}"""
 
 
-class MeasurementStore:
+class MeasurementStore(Connected):
     """Measurements, their plans, and learned host models.
 
     Any number of processes may use one at once.
 
     Attributes:
         path: of the database.
-        is_writable: whether it was opened for writing.
 
     Args:
         connection: to the database.
         path: of it.
-        is_writable: see there.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, *, is_writable: bool) -> None:
-        connection.row_factory = sqlite3.Row
-        self.path, self.is_writable = path, is_writable
-        self._connection = connection
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        super().__init__(connection, path, STORE)
         self._begun: dict[int, MeasuringProcess] = {}
 
     @classmethod
@@ -76,7 +72,7 @@ class MeasurementStore:
         Raises:
             FileProblem: it cannot be written, is no store, is of another version, or is locked by another process.
         """
-        return cls(open_for_writing(Path(path), STORE, RUN), Path(path), is_writable=True)
+        return cls(open_for_writing(Path(path), STORE, RUN), Path(path))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> MeasurementStore:
@@ -85,15 +81,7 @@ class MeasurementStore:
         Raises:
             FileProblem: it is missing, cannot be read, is no store, or is of another version.
         """
-        return cls(open_for_reading(Path(path), STORE, RUN), Path(path), is_writable=False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+        return cls(open_for_reading(Path(path), STORE, RUN), Path(path))
 
     def __repr__(self) -> str:
         return f"MeasurementStore({str(self.path)!r})"
@@ -110,34 +98,44 @@ class MeasurementStore:
     def add(self, session_id: int, plan: Plan, row: StoredMeasurement) -> None:
         """Keeps a measurement of a plan, both or neither."""
         columns = {name: getattr(row, name) for name in _OWN}
-        self._add("measurements", session_id, columns | {name: encode_list(columns[name]) for name in LISTS}, plan)
+        self._add("measurements", session_id, columns | {name: json.dumps(columns[name]) for name in LISTS}, plan)
 
     def add_plan(self, plan: Plan) -> None:
         """Keeps a plan; once is enough. The caller begins and commits."""
-        columns: dict[str, object] = {"fingerprint": plan.fingerprint, "num_ops": len(plan.devices)}
-        columns |= {name: encode_array(getattr(plan, name)) for name in ARRAYS}
+        columns = {
+            "fingerprint": plan.fingerprint,
+            "num_ops": len(plan.devices),
+            **{name: encode_array(getattr(plan, name)) for name in ARRAYS},
+        }
         self._connection.execute(_insert("plans", columns, "OR IGNORE "), columns)
 
     def add_trace(self, session_id: int, graph: str, host: str, plan: Plan, summary: Mapping[str, object]) -> None:
         """Keeps the summary of a traced step of a plan (`rows.summarise`)."""
-        columns = {
-            "taken_s": time.time(),
-            "graph": graph,
-            "host": host,
-            "plan": plan.fingerprint,
-            "summary": json.dumps(jsonable(dict(summary)), allow_nan=False),
-        }
-        self._add("traces", session_id, columns, plan)
+        self._add(
+            "traces",
+            session_id,
+            {
+                "taken_s": time.time(),
+                "graph": graph,
+                "host": host,
+                "plan": plan.fingerprint,
+                "summary": json.dumps(jsonable(dict(summary)), allow_nan=False),
+            },
+            plan,
+        )
 
     def add_learned(self, session_id: int, graph: str, learned: LearnedHost) -> None:
         """Keeps the host model that a search learned."""
-        columns = {
-            "taken_s": time.time(),
-            "graph": graph,
-            "host": learned.host_fingerprint,
-            "model": json.dumps(jsonable(asdict(learned)), allow_nan=False),
-        }
-        self._add("learned_hosts", session_id, columns)
+        self._add(
+            "learned_hosts",
+            session_id,
+            {
+                "taken_s": time.time(),
+                "graph": graph,
+                "host": learned.host_fingerprint,
+                "model": json.dumps(jsonable(asdict(learned)), allow_nan=False),
+            },
+        )
 
     def find(
         self, key: MeasurementKey, reference: str, session: MeasuringProcess, since_s: float, least_idle: float = 0.0
@@ -183,9 +181,7 @@ class MeasurementStore:
     def count(self, chosen: Filter | None = None) -> int:
         """How many measurements a filter means."""
         condition, values = (chosen or Filter()).sql()
-        with told(self.path):
-            (found,) = self._connection.execute(f"SELECT count(*) FROM {_JOINED} WHERE {condition}", values).fetchone()
-        return int(found)
+        return int(self._selected(f"SELECT count(*) FROM {_JOINED} WHERE {condition}", values)[0][0])
 
     def plan(self, fingerprint: str) -> Plan:
         """A plan that was measured; whether it fits a graph is for the reader to check.
@@ -195,12 +191,10 @@ class MeasurementStore:
             InvalidValue: the kept plan has another fingerprint.
         """
         columns = ", ".join(("fingerprint", "num_ops", *ARRAYS))
-        with told(self.path):
-            statement = f"SELECT {columns} FROM plans WHERE fingerprint = ?"
-            row = self._connection.execute(statement, (fingerprint,)).fetchone()
-        if row is None:
+        rows = self._selected(f"SELECT {columns} FROM plans WHERE fingerprint = ?", (fingerprint,))
+        if not rows:
             raise FileProblem(self.path, f"no plan {fingerprint} was measured.")
-        return decode_plan(dict(row), f"{self.path}: plan {fingerprint}")
+        return decode_plan(dict(rows[0]), f"{self.path}: plan {fingerprint}")
 
     def traces(self, plan: str) -> list[dict[str, Any]]:
         """Summaries of the last `MOST_TRACES` traced steps of the plan with this fingerprint, the last added first.
@@ -208,10 +202,10 @@ class MeasurementStore:
         Raises:
             FileProblem: the database cannot be read, or one of them is no JSON.
         """
-        with told(self.path):
-            statement = f"SELECT summary FROM traces WHERE plan = ? ORDER BY id DESC LIMIT {MOST_TRACES}"
-            texts = [row["summary"] for row in self._connection.execute(statement, (plan,))]
-        return [parse_json(str(text), f"{self.path}: trace of {plan}") for text in texts]
+        rows = self._selected(
+            f"SELECT summary FROM traces WHERE plan = ? ORDER BY id DESC LIMIT {MOST_TRACES}", (plan,)
+        )
+        return [parse_json(str(row["summary"]), f"{self.path}: trace of {plan}") for row in rows]
 
     def learned_hosts(self, host: str = "", machine: str = "", least_idle: float = 0.0) -> list[LearnedHost]:
         """Host models that searches learned, the last added first; rows dated `AHEAD_S` ahead are left out.
@@ -236,8 +230,7 @@ class MeasurementStore:
                 left -= len(str(row["model"]))
                 if left < 0:
                     break
-                where = f"{self.path}: host model {row['number']}"
-                found.append(read_record(LearnedHost, str(row["model"]), where))
+                found.append(read_record(LearnedHost, str(row["model"]), f"{self.path}: host model {row['number']}"))
         return found
 
     def prune(self, chosen: Filter) -> int:
@@ -268,10 +261,6 @@ class MeasurementStore:
             )
         return gone
 
-    def close(self) -> None:
-        """Ends the connection; added rows are kept."""
-        self._connection.close()
-
     def _add(self, table: str, session_id: int, columns: Mapping[str, object], plan: Plan | None = None) -> None:
         """Inserts a row of a process, and the plan that it is of; both or neither."""
         with told(self.path), transaction(self._connection):
@@ -287,8 +276,7 @@ class MeasurementStore:
 
     def _add_session(self, session: MeasuringProcess) -> int:
         columns = asdict(session)
-        number = self._connection.execute(_insert("sessions", columns), columns).lastrowid
-        assert number is not None
+        number = int(self._connection.execute(_insert("sessions", columns), columns).lastrowid or 0)
         self._begun[number] = session
         return number
 
@@ -320,7 +308,7 @@ _CONDITIONS = {
 }
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Filter:
     """Measurements that are all of this; empty fields match everything.
 
@@ -336,18 +324,14 @@ class Filter:
     host: str = ""
     """How the host's fingerprint begins, or a pattern of its name."""
     status: str = ""
-    older_than_s: float | None = None
+    older_than_s: Annotated[Number, Field(ge=0)] | None = None
     """Taken at least so many seconds ago."""
-    newer_than_s: float | None = None
+    newer_than_s: Annotated[Number, Field(ge=0)] | None = None
     """Taken at most so many seconds ago."""
 
     def __post_init__(self) -> None:
-        if self.status and self.status not in STATUSES:
-            raise UnknownName("status", self.status, STATUSES)
-        for name in ("older_than_s", "newer_than_s"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise InvalidValue(name, value, "at least 0", where="filter")
+        if self.status:
+            check_known("status", self.status, STATUSES)
 
     @property
     def is_empty(self) -> bool:

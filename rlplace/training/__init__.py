@@ -2,9 +2,9 @@
 
 `train_and_resume` runs `rlplace train`, `--resume` included. `config` has the options. `run` is the search itself, in
 `phases`: `searches` gives every method its budget, and `outputs` measures the final table and writes the files of a
-run. `forecast` says how long a run takes, `tracking` records it. `place_workload` and `elastic` are `rlplace place`: of
-a workload, and of a run on other devices. `agent` is the method that learns the host; `policy_methods` are those whose
-policy learns, schedules, or guides a search; `method_choice` registers all four.
+run. `forecast` says how long a run takes, `tracking` records it. `place_and_replace` is `rlplace place`, of a workload
+and of a run on other devices; `elastic` carries the state of that run over. `agent` is the method that learns the host;
+`policy_methods` are those whose policy learns, schedules, or guides a search; `method_choice` registers all four.
 
 Importing this imports no torch: names are looked up when they are first used.
 """

@@ -1,4 +1,7 @@
-"""`TrainConfig`: everything that decides how a placement is found; importing it imports no torch."""
+"""`TrainConfig`: everything that decides how a placement is found; importing it imports no torch.
+
+`SearchConfig`: how its budget is spent. `AgentConfig`: how the agent of `learned` explores.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,8 @@ from pydantic import Field
 
 from rlplace.errors import InvalidValue
 from rlplace.policy import LearnConfig
-from rlplace.records import Number, Whole, record
+from rlplace.records import Number, Positive, Share, Whole, record
 from rlplace.session.setup import ProblemOptions, Setup
-from rlplace.training.agent.agent_config import MOST_EVALUATIONS, AgentConfig
 
 MOST_S, MOST_ROUNDS = 30 * 24 * 3600, 10_000
 """Of a run: seconds; placements measured before the search, and rounds of its final table."""
@@ -31,7 +33,7 @@ class SearchConfig:
     there the default is guided with a guide, and policy without one."""
     guide: str = "none"
     """A policy that suggests starts and moves to the searches of `learned` or `guided`; or none."""
-    simulate_share: Annotated[Number, Field(ge=0, le=1)] = 0.6
+    simulate_share: Share = 0.6
     """On a real host, the share of the budget for simulated placements; the rest measures the best of them."""
     num_calibrated: Annotated[Whole, Field(ge=0, le=MOST_ROUNDS)] = 12
     """Placements measured before the search, to calibrate the host (at least 6); 0 means no calibration."""
@@ -39,6 +41,93 @@ class SearchConfig:
     """The usual error of given costs: a file of `rlplace fit-priors`."""
     table_rounds: Annotated[Whole, Field(ge=1, le=MOST_ROUNDS)] = 25
     """Rounds of the final table."""
+
+
+MOST_EVALUATIONS, MOST_KEPT = 10**9, 10_000
+"""Placements that are simulated; plans, draws and candidates that are held at once."""
+LEAST_COMPARED = 6
+"""Candidates for each plan of a batch below which comparing them would take more from searches than it gives."""
+
+Kept = Annotated[Whole, Field(ge=1, le=MOST_KEPT)]
+Evaluations = Annotated[Whole, Field(ge=1, le=MOST_EVALUATIONS)]
+
+
+@record(frozen=True)
+class AgentConfig:
+    """How plans are proposed to be measured."""
+
+    batch: Kept = 4
+    """Plans measured between two fits of the host model."""
+    known_batch: Kept = 2
+    """As `batch`, on a host that other workloads taught: the purpose of a plan is decided after as many looks, in half
+    of the measurements."""
+    known_share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
+    """Share of the first batch's simulated placements for one search from scratch, on a host that is known."""
+    traced_share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
+    """Share of all simulated placements for the search that follows the first traced step."""
+    evaluations: Evaluations = 2000
+    """Placements simulated for each plan that is proposed, where neither evaluations nor seconds are given."""
+    scratch_share: Share = 0.1
+    """Share of a batch's simulated placements for one search from scratch; the rest goes on from the best one known."""
+    mean_share: Share = 0.25
+    """Share of a batch that is searched under the most probable factors; the others under draws of the posterior."""
+    later_evaluations: Evaluations = 400
+    """As `evaluations`, for plans after the first `early` ones; other budgets are shared out in this proportion."""
+    first_weight: Positive = 2.0
+    """As `evaluations`, for plans of the first batch, in proportion: a search that goes on from a good one stays
+    good."""
+    early: Kept = 16
+    """Plans that most is learned from."""
+    pool: Kept = 64
+    """Placements that are remembered to start from."""
+    is_prior: bool = True
+    """Whether the prior counts; without it every factor is nearly free."""
+    is_thompson: bool = True
+    """Whether factors are drawn from the posterior; otherwise they are always the most probable ones."""
+    is_permuted: bool = True
+    """Whether placements are tried with devices of one kind relabelled."""
+    draws: Annotated[Whole, Field(ge=0, le=MOST_KEPT)] = 16
+    """Draws of the posterior that candidates for a batch are compared under; 0 measures the best of each search."""
+    compared_share: Share = 0.2
+    """Share of a batch's simulated placements that goes into comparing candidates."""
+    most_compared: Kept = 64
+    """Candidates at most."""
+    averaged: Kept = 4
+    """Draws of the posterior over which a search for a plan that is fast under all of them averages."""
+    mean_weight: Positive = 3.0
+    """Simulated placements of that search, for each one of a search under a single draw."""
+
+    def on(self, *, is_known: bool) -> AgentConfig:
+        """The value for a host that other workloads have taught, or for an unknown host."""
+        return (
+            dataclasses.replace(self, batch=min(self.batch, self.known_batch)) if is_known and self.is_prior else self
+        )
+
+    def share(self, place: int, count: int) -> float:
+        """The share of the plan at `place` in the budget of all `count` plans."""
+        each: float = self.evaluations if place < self.early else self.later_evaluations
+        if place < self.batch:
+            each = self.evaluations * self.first_weight
+        return each / self.whole_evaluations(count)
+
+    def whole_evaluations(self, count: int) -> int:
+        """Placements simulated for `count` plans, where no budget says otherwise."""
+        first, early = min(count, self.batch), min(count, self.early)
+        whole = early * self.evaluations + (count - early) * self.later_evaluations
+        return round(whole + first * (self.first_weight - 1) * self.evaluations)
+
+    def num_compared(self, evaluations: float) -> int:
+        """Candidates to compare, where a batch has so many evaluations; 0 where they are too few to be of use."""
+        if not self.draws or not self.is_thompson:
+            return 0
+        share = evaluations * self.compared_share / self.draws
+        return int(min(share, self.most_compared)) if share >= LEAST_COMPARED * self.batch else 0
+
+    def weight(self, is_mean: bool, num_mean: int, count: int) -> float:
+        """The part of an even share of a batch's simulated placements that one of `count` searches gets, `num_mean` of
+        them under the most probable factors."""
+        whole = num_mean * self.mean_weight + count - num_mean
+        return count * (self.mean_weight if is_mean else 1.0) / whole if whole > 0 else 1.0
 
 
 @record(frozen=True)

@@ -9,6 +9,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from rlplace.errors import RlplaceError
 from rlplace.graphs import OpGraph
@@ -102,14 +103,10 @@ def within(
 
     Arguments are those of `forecast`; a configuration without `total_s` stays as it is.
     """
-
-    def expected(config: TrainConfig) -> Durations:
-        return forecast(
-            graph, host, config, step_s, num_rows=num_rows, is_profiled=is_profiled, is_compiled=is_compiled
-        )
-
-    total_s = config.total_s
-    if total_s is not None:
+    expected = partial(
+        forecast, graph, host, step_s=step_s, num_rows=num_rows, is_profiled=is_profiled, is_compiled=is_compiled
+    )
+    if (total_s := config.total_s) is not None:
         each_s = CALIBRATION_STEPS * step_s + LOAD_S_PER_OP * graph.num_ops
         room = int(CALIBRATION_SHARE * total_s / max(each_s, 1e-9))
         count = min(config.search.num_calibrated, room) if room >= LEAST else 0
@@ -126,8 +123,8 @@ def searching_within(config: TrainConfig, left_s: float, spent_s: float = 0.0) -
     """
     if config.total_s is None:
         return config
-    budget_s = min(config.budget_s, max(left_s, LEAST_SEARCH_SHARE * config.total_s) + spent_s)
-    return dataclasses.replace(config, budget_s=budget_s)
+    most_s = max(left_s, LEAST_SEARCH_SHARE * config.total_s) + spent_s
+    return dataclasses.replace(config, budget_s=min(config.budget_s, most_s))
 
 
 def within_rest(config: TrainConfig, begin_s: float) -> TrainConfig:
@@ -154,11 +151,9 @@ def one_device_step_s(graph: OpGraph, host: Host) -> float | None:
     try:
         eager = EagerStep(graph, host, num_threads=max(len(host.devices[0].cores), 1))
         step_s = eager()
-        if step_s < LONG_STEP_S:  # the first takes long for other reasons
-            step_s = min(step_s, eager())
+        return min(step_s, eager()) if step_s < LONG_STEP_S else step_s  # the first takes long for other reasons
     except RlplaceError:  # it has no values, or does not fit on one device
         return None
-    return step_s
 
 
 def ahead(
@@ -183,16 +178,14 @@ def ahead(
     once = "" if is_compiled else "; kernels are compiled first, once"
     how = "search side by side" if is_simulated else "search in turn"
     who = f"{' and '.join(methods)} {how if methods[1:] else 'searches'}"
-    if evaluations is not None:
-        return f"{evaluations:,} placements for each method; {who}{once}"
-    return f"about {format_clock(expected.total_s)} {whole}: {expected}; {who}{once}"
+    spent = f"about {format_clock(expected.total_s)} {whole}: {expected}"
+    return f"{spent if evaluations is None else f'{evaluations:,} placements for each method'}; {who}{once}"
 
 
 def afterwards(taken: Durations, expected: Durations, evaluations: int | None = None) -> str:
     """The message for people at the end; `evaluations` as of `ahead`."""
-    if evaluations is not None:
-        return f"took {format_clock(taken.total_s)}: {taken}"
-    return f"took {format_clock(taken.total_s)}: {taken} (expected: about {format_clock(expected.total_s)})"
+    beside = f" (expected: about {format_clock(expected.total_s)})" if evaluations is None else ""
+    return f"took {format_clock(taken.total_s)}: {taken}{beside}"
 
 
 LEAST_LIMIT_S = 20.0

@@ -15,8 +15,7 @@ from rlplace.measure.host_model import load_priors
 from rlplace.policy import LEARNERS, POLICIES, LearnConfig
 from rlplace.policy.policies import check_fit
 from rlplace.search import METHODS, Method, register_method
-from rlplace.training.agent.agent_config import AgentConfig
-from rlplace.training.config import TrainConfig
+from rlplace.training.config import AgentConfig, TrainConfig
 
 LEARNED, POLICY, GUIDED, SCHEDULE = "learned", "policy", "guided", "schedule"
 PORTFOLIO = "portfolio"

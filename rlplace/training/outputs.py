@@ -11,10 +11,10 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,9 @@ from rlplace.cluster import Cluster
 from rlplace.errors import InvalidValue, RunnerError, UserError
 from rlplace.files import jsonable, write_bytes_atomic, write_text_atomic
 from rlplace.measure import Measurement, Placement, Plan, Problem, RaceProtocol, Simulator, Timeline, save_placement
+from rlplace.measure.bounds import even_split_s
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.explain.explanation import save_explanation
+from rlplace.measure.explain.explanation import Alternative, Explanation, Kind, save_explanation
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
 from rlplace.measure.timing.eager_step import EagerRecipe, Other, check_has_values
 from rlplace.measure.timing.threads import usable_cores
@@ -33,9 +34,9 @@ from rlplace.report.chrome_trace import chrome_trace
 from rlplace.report.console import Progress, as_html, as_text
 from rlplace.say import Say, format_seconds
 from rlplace.search import Budget, find
+from rlplace.search.rules.baselines import best_single
 from rlplace.search.task import Failure, Saveable
 from rlplace.session.calibrate import cut_words
-from rlplace.session.explained import explain_run
 from rlplace.session.folder import RunFolder
 from rlplace.session.session import Session
 from rlplace.session.session_records import Ending, FinalTable, MethodResult, Row, ratio_of
@@ -76,33 +77,26 @@ class Table:
     def summary(self) -> str:
         """The best placement beside one device and plain PyTorch, in a line; says so where it is not worth it."""
         placed_s = self.row(self.best)["step_time_s"] if self.best else math.inf
-        others = {"one device": self._step_s("single"), "eager": self._step_s("eager")}
+        others = {"one device": self._seconds("single"), "eager": self._seconds("eager")}
         told = [f"{name} {format_seconds(step_s)}" for name, step_s in others.items() if math.isfinite(step_s)]
-        eager = next((row for row in self.rows if row["method"] == "eager"), {})
-        if (alone_s := eager.get("one_thread_s")) is not None:
-            name = "eager on one thread"
+        if math.isfinite(alone_s := self._seconds("eager", "one_thread_s")):
             if math.isfinite(others["eager"]):
                 told[-1] += f" (one thread {format_seconds(alone_s)})"
             else:
-                told.append(f"{name} {format_seconds(alone_s)}")
-            others[name] = alone_s
+                told.append(f"eager on one thread {format_seconds(alone_s)}")
+            others["eager on one thread"] = alone_s
         words = ", ".join([f"placed {format_seconds(placed_s)}", *told])
-        least = min(others, key=lambda name: others[name])
+        least = min(others, key=others.__getitem__)
         return words if placed_s < others[least] else f"{words}: not worth it, {least} takes no longer"
 
-    def _step_s(self, method: str) -> float:
-        """Of a row; infinite where there is none, or it was not timed."""
-        found = (row["step_time_s"] for row in self.rows if row["method"] == method)
-        return next((step_s for step_s in found if step_s is not None), math.inf)
+    def _seconds(self, method: str, name: str = "step_time_s") -> float:
+        """A figure of a row; infinite where there is none, or it was not timed."""
+        found = (row.get(name) for row in self.rows if row["method"] == method)
+        return next((seconds for seconds in found if seconds is not None), math.inf)
 
     def row(self, method: str) -> dict[str, Any]:
         """The row of `method`."""
         return next(row for row in self.rows if row["method"] == method)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The object that `--json` prints and `result.json` holds."""
-        step_time_s = self.row(self.best)["step_time_s"] if self.best else None
-        return {"schema": 1, "rows": list(self.rows), "best": {"method": self.best, "step_time_s": step_time_s}}
 
 
 def fill_table(
@@ -217,10 +211,10 @@ def _row(method: str, entry: MethodResult, outcome: Measurement | None) -> dict[
         **({} if failed is None else {"traceback": failed.traceback}),
     }
     if outcome is None:
-        tried = entry.num_scored or entry.num_measured
-        why = entry.why or ("found no feasible placement" if tried else "tried no allowed placement")
-        status, why = ("skipped", why) if failed is None else ("error", failed.why)
-        return {**row, "step_time_s": None, "spread_s": None, "status": status, "why": why}
+        has_tried = entry.num_scored or entry.num_measured
+        why = entry.why or ("found no feasible placement" if has_tried else "tried no allowed placement")
+        reason = {"status": "skipped", "why": why} if failed is None else {"status": "error", "why": failed.why}
+        return {**row, "step_time_s": None, "spread_s": None, **reason}
     row |= _figures(outcome)
     if failed is not None and outcome.ok:
         row["why"] = f"its best until it raised {failed.why}"
@@ -254,7 +248,7 @@ def place_quickly(problem: Problem, simulator: Simulator, name: str) -> MethodRe
     except Exception as error:  # whatever it is: one that failed is one row, not the run
         return MethodResult(failure=Failure.of(error))
     if found.devices is None:
-        why = "pins and exclusions leave it no placement" if not found.evaluations else "found no feasible placement"
+        why = "found no feasible placement" if found.evaluations else "pins and exclusions leave it no placement"
         return MethodResult(num_scored=found.evaluations, why=why)
     history = found.history if problem.host.is_simulated else ()  # a measured row is not followed by simulated steps
     return MethodResult(simulator.plan(found.devices), found.evaluations, history=history)
@@ -368,26 +362,20 @@ class Leader:
         self._bests = {"single": (reference, ratio_of(single_s, single_s)), **run.session.bests()}
         self._keep()
 
-    def of(self, method: str) -> Callable[[Plan, float, float], None]:
-        """A function that `method` calls with each new best plan: the step time, and the ratio."""
-
-        def keep(plan: Plan, step_time_s: float, ratio: float) -> None:
-            self._bests[method] = plan, ratio
-            is_new, folder, tracker = self._keep() == method, self._run.folder, self._run.tracker
-            if folder is None or not is_new or isinstance(tracker, NoTracker):
-                return
-            problem = self._evaluator.problem
-            path, timeline = folder.path("timeline.png"), timeline_of(self._evaluator, plan, self._run.progress.say)
-            title = title_of(method, timeline, step_time_s)
-            save_timeline_png(path, timeline, problem.graph, problem.host, title)
-            tracker.log_best(step_time_s=step_time_s, placement=folder.path("placement.json"), timeline_png=path)
-
-        return keep
+    def keep(self, method: str, plan: Plan, step_time_s: float, ratio: float) -> None:
+        """Takes a new best plan of `method`: its step time, and the ratio of that to the reference's."""
+        self._bests[method] = plan, ratio
+        is_new, folder, tracker = self._keep() == method, self._run.folder, self._run.tracker
+        if folder is None or not is_new or isinstance(tracker, NoTracker):
+            return
+        path, timeline = folder.path("timeline.png"), timeline_of(self._evaluator, plan, self._run.progress.say)
+        problem, title = self._evaluator.problem, title_of(method, timeline, step_time_s)
+        save_timeline_png(path, timeline, problem.graph, problem.host, title)
+        tracker.log_best(step_time_s=step_time_s, placement=folder.path("placement.json"), timeline_png=path)
 
     def _keep(self) -> str:
         """Keeps the placement with the least ratio, where it is another; the method that found it, else nothing."""
-        method = min(self._bests, key=lambda name: self._bests[name][1])
-        plan, _ = self._bests[method]
+        method, (plan, _) = min(self._bests.items(), key=lambda item: item[1][1])
         if self._kept == plan.fingerprint:
             return ""
         self._kept = plan.fingerprint
@@ -401,13 +389,33 @@ class Leader:
             if folder is not None:
                 learned.save(folder.path(HOST_MODEL))
             return
-        with tempfile.TemporaryDirectory() as name:
-            learned.save(Path(name) / WEIGHTS[0])
-            files = {file: (Path(name) / file).read_bytes() for file in WEIGHTS if (Path(name) / file).exists()}
-        self._run.session.keep_files(files)
+        saved = SavedFiles.of(learned)
+        self._run.session.keep_files(saved.files)
         if folder is not None:
-            for file, data in files.items():
-                write_bytes_atomic(folder.path(file), data)
+            saved.save(folder.path(WEIGHTS[0]))
+
+
+@dataclass(frozen=True)
+class SavedFiles:
+    """A learned policy as its files.
+
+    Attributes:
+        files: contents by name, those of `WEIGHTS`.
+    """
+
+    files: Mapping[str, bytes]
+
+    @classmethod
+    def of(cls, learned: Saveable) -> SavedFiles:
+        """The files that a policy is saved in."""
+        with tempfile.TemporaryDirectory() as folder:
+            learned.save(Path(folder) / WEIGHTS[0])
+            return cls({path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name in WEIGHTS})
+
+    def save(self, path: Path) -> None:
+        """Writes them to `path` and beside it, under its own name without the suffix."""
+        for name, data in self.files.items():
+            write_bytes_atomic(path.with_suffix(Path(name).suffix), data)
 
 
 def timeline_of(evaluator: Evaluator, plan: Plan, say: Callable[[str], None], *, is_hurried: bool = False) -> Timeline:
@@ -421,8 +429,13 @@ def timeline_of(evaluator: Evaluator, plan: Plan, say: Callable[[str], None], *,
 
 def keep_table(session: Session, table: Table) -> None:
     """Keeps the final table: a measured run that goes on does not measure it again."""
-    plans = {method: plan.fingerprint for method, plan in table.plans.items()}
-    session.keep(table=FinalTable(tuple(Row.of(row) for row in table.rows), table.best, plans))
+    session.keep(
+        table=FinalTable(
+            tuple(Row.of(row) for row in table.rows),
+            table.best,
+            {method: plan.fingerprint for method, plan in table.plans.items()},
+        )
+    )
 
 
 def kept_table(session: Session, plans: Mapping[str, Plan]) -> Table | None:
@@ -457,30 +470,33 @@ def keep_outcome(run: TrainingRun, result: TrainResult, found: Mapping[str, Meth
         ensure_ascii=False,
     )
     session.keep_timeline(trace)
-    explanation = None
     if shown == kind:  # the shares of a simulated step say nothing of a measured one
         explanation = explain_run(problem, table.plans[table.best], result.timeline, table.rows, table.best)
         session.keep(explanation=json.dumps(jsonable(explanation.to_dict()), allow_nan=False))
+        save_explanation(explanation, run.folder.path("explanation.json"))
     path = run.folder.path
     save_placement(result.placement, path("placement.json"))
     run.folder.write_json("result.json", result_of(session))
     write_text_atomic(path("timeline.json"), trace + "\n")
     title = title_of(table.best, result.timeline, result.step_time_s)
     save_timeline_png(path("timeline.png"), result.timeline, problem.graph, problem.host, title)
-    if explanation is not None:
-        save_explanation(explanation, path("explanation.json"))
-    methods = {
-        name: {
-            "placements": one.num_scored,
-            "measured": one.num_measured,
-            "seconds": one.seconds,
-            "single_s": one.single_s,
-            "history": [best.to_list() for best in one.history],
-            "tried": [list(pair) for pair in one.tried],
-        }
-        for name, one in found.items()
-    }
-    run.folder.write_json("search.json", {"schema": 1, "methods": methods})
+    run.folder.write_json(
+        "search.json",
+        {
+            "schema": 1,
+            "methods": {
+                name: {
+                    "placements": one.num_scored,
+                    "measured": one.num_measured,
+                    "seconds": one.seconds,
+                    "single_s": one.single_s,
+                    "history": [best.to_list() for best in one.history],
+                    "tried": [list(pair) for pair in one.tried],
+                }
+                for name, one in found.items()
+            },
+        },
+    )
     if learning := {name: one.learning for name, one in found.items() if one.learning}:
         run.folder.write_json("learning.json", learning)
     save_best_so_far_png(
@@ -521,3 +537,71 @@ def title_of(method: str, timeline: Timeline, step_time_s: float) -> str:
     shown, median = (f"{seconds * 1e3:.1f} ms" for seconds in (timeline.step_s, step_time_s))
     other = "" if shown == median else f" (median of many: {median})"
     return f"{method}: one {timeline.source} step, {shown}{other}"
+
+
+SPLIT_NOTE = "at best: an even split of the batch, ops shrinking with it, a ring summing the gradients"
+
+
+def explain_run(
+    problem: Problem, plan: Plan, timeline: Timeline, rows: Sequence[Mapping[str, Any]], method: str
+) -> Explanation:
+    """The parts of the best placement's step time, beside the step time of alternatives.
+
+    Args:
+        problem: of the run.
+        plan: of its best placement.
+        timeline: of a typical step of it.
+        rows: of the run's table, `single` and `eager` among them.
+        method: the method that found the placement, one of the rows.
+    """
+    from rlplace.measure.explain.explain_step import explain  # its kernels are compiled when they are first needed
+
+    kind: Kind = timeline.source
+    by_name = {str(row["method"]): row for row in rows}
+    one_device = _of_row("one device", by_name.get("single"), kind)
+    row = by_name.get(method, {})
+    return explain(
+        problem,
+        plan,
+        timeline,
+        method=method,
+        step_time_s=row.get("step_time_s"),
+        spread_s=row.get("spread_s") or 0.0,
+        alternatives=[
+            one_device,
+            data_parallel(problem, one_device),
+            _of_row("eager", by_name.get("eager"), kind),
+        ],
+    )
+
+
+def data_parallel(problem: Problem, one_device: Alternative) -> Alternative:
+    """The step time with the batch split over devices: simulated where it is cut, else an estimate.
+
+    Args:
+        problem: of the run.
+        one_device: where it was measured, simulated and estimated times are scaled by measured over simulated.
+    """
+    simulator, ratio = Simulator(problem), 1.0
+    if one_device.kind == "measured" and one_device.step_time_s is not None:
+        single_s = float(simulator.step_times(best_single(problem, simulator)[None])[0])
+        ratio = one_device.step_time_s / single_s if 0 < single_s < math.inf else 1.0
+    if problem.graph.num_micro_batches > 1:
+        kind: Literal["simulated", "estimated"] = "simulated"
+        step_s = ratio * find(problem, "data-parallel", simulator).step_time_s
+        note = f"{problem.graph.num_micro_batches} micro-batches dealt out"
+        failed = f"{note}: does not fit into memory"
+    else:
+        kind, step_s, note = "estimated", ratio * even_split_s(problem), SPLIT_NOTE
+        failed = "the batch is one sample, or no two devices hold the model each"
+    is_possible = math.isfinite(step_s)
+    return Alternative("data parallel", step_s if is_possible else None, kind, note if is_possible else failed)
+
+
+def _of_row(name: str, row: Mapping[str, Any] | None, kind: Kind) -> Alternative:
+    if row is None:
+        return Alternative(name, None, kind, "not in the table")
+    step_s = row.get("step_time_s")
+    if row.get("status") == "ok" and step_s is not None:
+        return Alternative(name, float(step_s), kind)
+    return Alternative(name, None, kind, str(row.get("why") or row.get("status", "")))

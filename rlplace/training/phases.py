@@ -92,7 +92,12 @@ def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResu
         options = options_of(run, methods, evaluator, known, prior, knowledge)
         found = search_all(run, evaluator, options, single_s, leader)
         search_s = watch.lap_s()
-        _say_repeats(evaluator, run)
+        for count, what in (
+            (evaluator.num_recalled, "were in the store and not measured again"),
+            (evaluator.num_repeated, "were measured twice: something disturbed the machine"),
+        ):
+            if count:
+                progress.say(f"{count} step times {what}")
 
         left_s = math.inf if asked.total_s is None else asked.total_s - (time.monotonic() - begin_s)
         table = _judged(run, evaluator, entries | {method: found[method] for method in methods}, left_s)
@@ -124,8 +129,7 @@ def signature_of(problem: Problem, config: TrainConfig) -> str:
 
 def _expected(run: TrainingRun, methods: tuple[str, ...], *, is_compiled: bool) -> Durations:
     """How long the run is expected to take, which is said; its configuration is cut to its limit of time."""
-    problem, config = run.problem, run.config
-    is_simulated = problem.host.is_simulated
+    problem, config, is_simulated = run.problem, run.config, run.problem.host.is_simulated
     if methods[0] != method_of(config, is_simulated=False):
         run.progress.say(
             f"the host is simulated, nothing can be measured: `{methods[0]}` takes the place of `{LEARNED}`"
@@ -205,10 +209,3 @@ def _judged(run: TrainingRun, evaluator: Evaluator, entries: dict[str, MethodRes
         reasons = "; ".join(f"{row['method']}: {row['status']}: {row.get('why', '')}" for row in rows)
         raise RunnerError(f"no placement could be run to its end: {reasons}")
     return table
-
-
-def _say_repeats(evaluator: Evaluator, run: TrainingRun) -> None:
-    if evaluator.num_recalled:
-        run.progress.say(f"{evaluator.num_recalled} step times were in the store and not measured again")
-    if evaluator.num_repeated:
-        run.progress.say(f"{evaluator.num_repeated} step times were measured twice: something disturbed the machine")

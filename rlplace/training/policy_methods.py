@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.env import Scorer, make_reward
-from rlplace.env.schedule_batch import ListSchedules
+from rlplace.env.sequential import ListSchedules
 from rlplace.measure import Problem
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy import LearnConfig, Policy
 from rlplace.policy.base import pretrained_path
-from rlplace.policy.learn.learner_state import LearnerFile
+from rlplace.policy.learn.learners import LearnerFile
 from rlplace.policy.policies import checked_learner, checked_policy
 from rlplace.policy.schedule import propose
 from rlplace.policy.schedule_network import KIND, load_network
@@ -32,6 +32,7 @@ from rlplace.search.improve.starting_points import best_start_with_greedy, check
 from rlplace.search.parallel.hybrid import parallel_starts
 from rlplace.search.task import ListSchedule, Simulating
 
+DEFAULT = LearnConfig()
 MOST_IDLE = 8
 """Rounds without a new placement after which the policy is taken to be sure of itself."""
 
@@ -39,7 +40,7 @@ MOST_IDLE = 8
 @one_thread_here()  # ops are tiny: a team of threads slows them down, and must not decide what is found
 def search_by_policy(
     task: Task,
-    config: LearnConfig | None = None,
+    config: LearnConfig = DEFAULT,
     start: NDArray[np.int32] | None = None,
     learner_file: LearnerFile | None = None,
 ) -> Policy:
@@ -57,7 +58,6 @@ def search_by_policy(
         start: (N,) a placement to start from besides those of the portfolio.
         learner_file: stores the learner's state and loads it again; none by default.
     """
-    config = config or LearnConfig()
     recipe, agent = config.recipe, PolicySearch(task, config, learner_file)
     begin, begin_s, others = None, math.inf, []
     if recipe.init == "starts":
@@ -77,7 +77,7 @@ def search_by_policy(
         if begin is None:
             begin, begin_s = task.best_devices, task.best_s
         elif task.best_s < begin_s:  # a branch starts from it; others keep the symmetry that samples break
-            others = [*others, (task.best_devices, task.best_s)]
+            others.append((task.best_devices, task.best_s))
     if begin is not None and recipe.share < 1.0:
         anneal_finer(task, begin, begin_s, others=others, until=1.0 - agent.imitation_share)
         if config.imitate and task.best_devices is not None:
@@ -112,9 +112,8 @@ class PolicySearch:
     @property
     def imitation_share(self) -> float:
         """Share of a budget of seconds that teaching the policy a placement takes; 0 under one of evaluations."""
-        if math.isfinite(self._task.budget.evaluations):
-            return 0.0
-        return min(self._imitation_s / self._task.budget.seconds, 0.2)
+        budget = self._task.budget
+        return min(self._imitation_s / budget.seconds, 0.2) if math.isinf(budget.evaluations) else 0.0
 
     def imitate(self, devices: NDArray[np.int32]) -> None:
         """Teaches the policy a placement of ops, (N,)."""
@@ -197,7 +196,7 @@ MOST_GUESSES = 64
 
 @one_thread_here()  # ops are tiny: a team of threads slows them down, and must not decide what is found
 def search_zero_shot(
-    task: Task, config: LearnConfig | None = None, learner_file: LearnerFile | None = None
+    task: Task, config: LearnConfig = DEFAULT, learner_file: LearnerFile | None = None
 ) -> Policy | None:
     """Places zero-shot, as far as the budget goes; returns the policy where it came to learn.
 
@@ -219,7 +218,7 @@ def search_zero_shot(
     evaluations = task.budget.evaluations
     count = MOST_GUESSES if math.isinf(evaluations) else min(max(GUESSES, GUESSES_SHARE * evaluations), evaluations)
     guesses = propose(task.problem, network, int(min(count, MOST_GUESSES)), schedules=schedules)
-    pairs = [(schedules.schedulers[name], np.array(weights)) for name, weights in guesses.pairs]
+    pairs = [(schedules[name], np.array(weights)) for name, weights in guesses.pairs]
     seen: set[bytes] = set()
     leaders = score_weights(task, pairs[:1], seen, until=1.0)
     parallel_starts(task)
@@ -227,8 +226,7 @@ def search_zero_shot(
     vary(task, leaders, until=1.0)
     if task.is_spent or task.best_devices is None:
         return None
-    config = dataclasses.replace(config or LearnConfig(), policy=KIND)
-    search = PolicySearch(task, config, learner_file)
+    search = PolicySearch(task, dataclasses.replace(config, policy=KIND), learner_file)
     search.imitate(task.best_devices)
     search.learn(until=1.0)
     return search.policy
@@ -254,7 +252,7 @@ class Scheduling(Protocol):
 @one_thread_here()  # as of `policy`: a team of threads slows tiny ops down, and must not decide what is found
 def search_guided(
     task: Task,
-    config: LearnConfig | None = None,
+    config: LearnConfig = DEFAULT,
     start: NDArray[np.int32] | None = None,
     learner_file: LearnerFile | None = None,
 ) -> Policy:
@@ -266,7 +264,6 @@ def search_guided(
         start: (N,) a placement to start from besides those of `portfolio` and of the policy.
         learner_file: stores the state of its learner and loads it again; none by default.
     """
-    config = config or LearnConfig()
     guide = PolicyGuide(task.problem, config, seed=int(task.generator.integers(2**31)), learner_file=learner_file)
     METHODS[SEARCH].run(task, start=start, guide=guide)
     if task.best_devices is not None:

@@ -102,10 +102,16 @@ def train_in(run: TrainingRun, *, workload: str, known_hosts: Sequence[LearnedHo
     """As `train`, in a session, on a problem that was made as the configuration says."""
     host, config, root = run.problem.host, run.config, None if run.folder is None else run.folder.root
     check_names(config, is_simulated=host.is_simulated)
-    own = run.session.measurements
     with (
         reach(config.cluster, say=run.progress.say) as run.cluster,
-        measuring(host, config.store, workload=workload, say=run.progress.say, run=root, own=own) as run.log,
+        measuring(
+            host,
+            config.store,
+            workload=workload,
+            say=run.progress.say,
+            run=root,
+            own=run.session.measurements,
+        ) as run.log,
     ):
         return find_best(run, known_hosts)
 

@@ -53,6 +53,15 @@ class Tracker:
             vs_single: best step time over that of the best single device.
             infeasible_rate: share of the latest batch that failed.
         """
+        self.log(
+            {
+                "place/placements": placements,
+                "place/step_time_ms/mean": mean_s * 1e3,
+                "place/step_time_ms/best": best_s * 1e3,
+                "place/vs_single": vs_single,
+                "place/infeasible_rate": infeasible_rate,
+            }
+        )
 
     def log_best(self, *, step_time_s: float, placement: Path, timeline_png: Path | None = None) -> None:
         """Records a new best placement: its file, and the picture of its timeline."""
@@ -65,6 +74,11 @@ class Tracker:
             best: the best step time by now, and the budget spent by now.
             single_s: step time on the best single device; not finite where there is none.
         """
+        # a search on the simulator has no axis of measurements
+        spent = {"seconds": best.seconds} | ({"measured": best.measurements} if best.measurements else {})
+        step_ms = {f"best_by_{step}/{method}/step_time_ms": best.best_s * 1e3 for step in spent}
+        ratios = {f"best_by_{step}/{method}/vs_single": best.best_s / single_s for step in spent if single_s}
+        self.log({**spent, **step_ms, **(ratios if math.isfinite(single_s) else {})})
 
     def log_picture(self, name: str, path: Path) -> None:
         """Records the PNG file `path` under `name`."""
@@ -153,19 +167,6 @@ class WandbTracker(Tracker):
             with self._lock:
                 self._run.log(finite)
 
-    def log_search(
-        self, *, placements: int, mean_s: float, best_s: float, vs_single: float, infeasible_rate: float
-    ) -> None:
-        self.log(
-            {
-                "place/placements": placements,
-                "place/step_time_ms/mean": mean_s * 1e3,
-                "place/step_time_ms/best": best_s * 1e3,
-                "place/vs_single": vs_single,
-                "place/infeasible_rate": infeasible_rate,
-            }
-        )
-
     def log_best(self, *, step_time_s: float, placement: Path, timeline_png: Path | None = None) -> None:
         with _files_under(self._files):
             if timeline_png is not None:
@@ -177,13 +178,6 @@ class WandbTracker(Tracker):
             )
             artifact.add_file(str(placement), name="placement.json")
             self._run.log_artifact(artifact)
-
-    def log_best_so_far(self, method: str, best: BestSoFar, single_s: float) -> None:
-        # a search on the simulator has no axis of measurements
-        spent = {"seconds": best.seconds} | ({"measured": best.measurements} if best.measurements else {})
-        step_ms = {f"best_by_{step}/{method}/step_time_ms": best.best_s * 1e3 for step in spent}
-        ratios = {f"best_by_{step}/{method}/vs_single": best.best_s / single_s for step in spent if single_s}
-        self.log({**spent, **step_ms, **(ratios if math.isfinite(single_s) else {})})
 
     def log_picture(self, name: str, path: Path) -> None:
         with _files_under(self._files), self._lock:

@@ -11,7 +11,7 @@ import math
 import shlex
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 from rlplace.cluster import check_cluster
 from rlplace.errors import DeviceLost, FileProblem, InvalidValue, RlplaceError
+from rlplace.files import write_text_atomic
 from rlplace.graphs import Constraints
 from rlplace.locks import measuring_alone
 from rlplace.measure import Host, resolve_host
@@ -32,7 +33,6 @@ from rlplace.records import shortened
 from rlplace.report.console import CleanConsole, Progress, make_progress
 from rlplace.say import clean, say
 from rlplace.search.improve.moves import are_kernels_kept
-from rlplace.session.cut import CutOptions
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared, Steps, prepare, versions
 from rlplace.session.session import Session
@@ -109,29 +109,32 @@ class Job:
     @classmethod
     def of(cls, setup: Setup, config: TrainConfig, placed_again: str = "") -> Job:
         """A new job; `placed_again` as of `Request`."""
-        spec, host = setup.spec, setup.host
         request = Request(
-            str(spec),
+            str(setup.spec),
             setup.host_word,
-            host.fingerprint,
-            default_size(host),
+            setup.host.fingerprint,
+            default_size(setup.host),
             setup.gangs,
             setup.asked,
             setup.workload_seed,
             placed_again,
             versions(),
         )
-        return cls(spec, host, config, request)
+        return cls(setup.spec, setup.host, config, request)
 
     @property
     def own_workload(self) -> list[str]:
         """The word that names the workload again where the run goes on, unless the run folder is believed."""
         return [] if self.spec.is_believed else [str(self.spec)]
 
+    @property
+    def _names(self) -> tuple[list[str], list[str]]:
+        """Names of the host's devices, and their kinds."""
+        return [device.name for device in self.host.devices], [device.kind for device in self.host.devices]
+
     def check(self) -> None:
         """Refuses mistakes that show before anything is captured."""
-        names = [device.name for device in self.host.devices], [device.kind for device in self.host.devices]
-        (self.config.constraints or Constraints()).check_devices(*names)
+        (self.config.constraints or Constraints()).check_devices(*self._names)
         check_names(self.config, is_simulated=self.host.is_simulated)
         check_cluster(self.config.cluster)
         if not self.host.is_simulated:
@@ -139,10 +142,8 @@ class Job:
 
     def steps(self) -> Steps:
         """The workload's steps; a pattern that matches nothing is refused before there is a run folder."""
-        host, asked = self.host, self.request.asked
-        steps = Steps(self.spec, host, self.request.workload_seed, asked)
-        names = [device.name for device in host.devices], [device.kind for device in host.devices]
-        (self.config.constraints or Constraints()).resolve(steps.graph(first_count(asked)), *names)
+        steps = Steps(self.spec, self.host, self.request.workload_seed, self.request.asked)
+        (self.config.constraints or Constraints()).resolve(steps.first_graph, *self._names)
         return steps
 
     def keep(self, session: Session, run: RunFolder) -> None:
@@ -150,12 +151,17 @@ class Job:
         session.keep(request=self.request, config=self.config)
         run.write_json("config.json", self.told(self.request.asked.to_dict()))
 
+    def keep_problem(self, prepared: Prepared, session: Session, run: RunFolder) -> None:
+        """Keeps the problem in the session of its run, and writes `config.json` and `problem.json`."""
+        session.keep_problem(prepared)
+        run.write_json("config.json", self.told(prepared.to_dict()))
+        run.write_json("problem.json", prepared.describe())
+
     def told(self, cut: dict[str, Any]) -> dict[str, Any]:
         """The content of `config.json`: the request in the user's words, and the same with all defaults."""
         config, request = self.config, dataclasses.asdict(self.request)
         learn = dataclasses.replace(config.learn, **dataclasses.asdict(config.learn.recipe))
-        method = method_of(config, is_simulated=self.host.is_simulated)
-        search = dataclasses.replace(config.search, method=method)
+        search = dataclasses.replace(config.search, method=method_of(config, is_simulated=self.host.is_simulated))
         asked = request.pop("asked") and self.request.asked.to_dict()
         return {
             "schema": 1,
@@ -164,11 +170,6 @@ class Job:
             "train": dataclasses.asdict(dataclasses.replace(config, learn=learn, search=search)),
             "asked": {"train": dataclasses.asdict(config), "micro_batches": asked},
         }
-
-
-def first_count(asked: CutOptions) -> int:
-    """The number of micro-batches of the step that is captured first."""
-    return 1 if asked.count == "auto" else asked.count
 
 
 @one_thread_here()
@@ -231,24 +232,25 @@ def run_job(
         watch = Stopwatch()
         prepared = steps if isinstance(steps, Prepared) else _prepared(job, steps, session, progress, is_resumed)
         profiling_s = watch.lap_s()
-        session.keep_problem(prepared)
-        run.write_json("config.json", job.told(prepared.to_dict()))
-        run.write_json("problem.json", prepared.describe())
+        job.keep_problem(prepared, session, run)
         made = TrainingRun(
             session, run, prepared.problem, within_rest(config, begin_s), progress, tracker, prepared.start, is_resumed
         )
-        with _weights(session) as made.weights:
+        weights = {name: data for name in INIT if (data := session.file(name)) is not None}
+        with written(weights) as made.weights:
             result = train_in(made, workload=str(job.spec), known_hosts=known_hosts)
         if not job.spec.is_function and not job.spec.is_file:  # anybody can build the workload
-            text = script(
-                str(job.spec),
-                default_size=job.request.default_size,
-                seed=job.request.workload_seed,
-                cut=prepared.cut,
-                host=job.request.host,
-                is_simulated=job.host.is_simulated,
+            write_text_atomic(
+                run.path("step.py"),
+                script(
+                    str(job.spec),
+                    default_size=job.request.default_size,
+                    seed=job.request.workload_seed,
+                    cut=prepared.cut,
+                    host=job.request.host,
+                    is_simulated=job.host.is_simulated,
+                ),
             )
-            run.write_text("step.py", text)
         taken = dataclasses.replace(result.durations, profiling_s=profiling_s)
         expected = result.expected if expected is None else expected
         session.keep_durations(expected.to_dict(), taken.to_dict())
@@ -335,9 +337,7 @@ def what_is_left(host: Host, host_word: str) -> str:
     singles = [device for device in host.devices if not device.members]
     width = max(min((len(device.cores) for device in singles), default=1), 1)
     count = min(len(singles), len(usable_cores()) // width)
-    if not count:
-        return "cores"
-    return f"cores:{count}" + (f"x{width}" if width > 1 else "")
+    return f"cores:{count}{f'x{width}' if width > 1 else ''}" if count else "cores"
 
 
 def _offer(job: Job, folder: Path) -> str:
@@ -368,7 +368,7 @@ def _prepared(job: Job, steps: Steps, session: Session, progress: Progress, is_r
 def _said_ahead(job: Job, steps: Steps, progress: Progress) -> Durations | None:
     """How long all of the run is expected to take, which is said; None where that is not known before profiling."""
     host, config = job.host, job.config
-    graph = steps.graph(first_count(job.request.asked))
+    graph = steps.first_graph
     step_s = None if host.is_simulated else one_device_step_s(graph, host)
     if step_s is None:
         return None
@@ -381,16 +381,12 @@ def _said_ahead(job: Job, steps: Steps, progress: Progress) -> Durations | None:
 
 
 @contextmanager
-def _weights(session: Session) -> Iterator[Path | None]:
-    """While active, a file of the weights that the session says to begin with; None where it has none."""
-    files = {name: session.file(name) for name in INIT}
-    if files[INIT[0]] is None:
-        yield None
-        return
+def written(weights: Mapping[str, bytes]) -> Iterator[Path | None]:
+    """While active, the file of a policy's weights, the first of `INIT`, in a private folder; None without it."""
     with tempfile.TemporaryDirectory(prefix="rlplace-") as folder:
-        for name, data in files.items():
-            (Path(folder) / name).write_bytes(data or b"")
-        yield Path(folder) / INIT[0]
+        for name, data in weights.items():
+            (Path(folder) / name).write_bytes(data)
+        yield Path(folder) / INIT[0] if INIT[0] in weights else None
 
 
 def _report(run: RunFolder, session: Session, progress: Progress) -> Path | None:
@@ -467,12 +463,14 @@ def resume_training(
         RunnerError: another search measures here, and waiting was refused.
     """
     progress = make_progress(is_quiet=shown.is_quiet)
-    run = RunFolder.reopen(folder)
-    try:
+    with closing(RunFolder.reopen(folder)) as run:
         with Session.read(folder) as session:
             if not session.has("request"):
-                hint = "the run was stopped before it began. Start it again, with `--overwrite`."
-                raise FileProblem(folder, f"there is nothing to resume: {hint}")
+                raise FileProblem(
+                    folder,
+                    "there is nothing to resume: the run was stopped before it began. Start it again, with "
+                    "`--overwrite`.",
+                )
             has_ended = session.has_ended
             if has_ended and (named.workload, named.budget_s, named.more_s) == (None, None, 0.0):  # also of own code
                 return _ended(session, progress)
@@ -488,16 +486,16 @@ def resume_training(
                     job.keep(session, run)
                     session.keep(has_ended=False)
                 return run_job(job, steps, run, session, progress, shown=shown, is_resumed=True)
-    finally:
-        run.close()
 
 
 def _ended(session: Session, progress: Progress) -> dict[str, Any]:
     """The answer of a run that has ended, of which nothing changes."""
     count = session.required("config", TrainConfig).evaluations
-    more = "to go on, give it a larger --budget"
-    if count is not None:  # a larger budget is refused
-        more = f"its {count:,} evaluations are spent: for more, start another run with a larger --evaluations"
+    more = (
+        "to go on, give it a larger --budget"
+        if count is None
+        else f"its {count:,} evaluations are spent: for more, start another run with a larger --evaluations"
+    )
     progress.say(f"the run in {session.path.parent} has come to its end; {more}")
     return answer_of(session)
 
@@ -529,8 +527,11 @@ def reopen(session: Session, named: Named) -> tuple[Job, bool]:
     elif session.has("host"):  # as the run keeps it: a host file is not the folder's
         host = session.host
     else:
-        what = f"the run is of the host file {shortened(request.host)!r} and stopped before it kept what that says"
-        raise FileProblem(where, f"{what}: start it again.")
+        raise FileProblem(
+            where,
+            f"the run is of the host file {shortened(request.host)!r} and stopped before it kept the content of that "
+            "file: start it again.",
+        )
     if host.fingerprint != request.host_fingerprint:
         raise FileProblem(
             where,
@@ -575,10 +576,8 @@ def believed(config: TrainConfig, named: Named, where: str) -> TrainConfig:
         changed[option] = kept if again is None else again
         if again is None and kept not in harmless:
             changed[option] = harmless[0]
-            told = dataclasses.replace(TrainConfig(), **{option: kept})
-            words = shortened(shlex.join(again_words(told)))
-            line = f"{where} asks for `{words}`, which counts only if you give it again: going on without it"
-            say(clean(line))
+            words = shortened(shlex.join(again_words(TrainConfig(**{option: kept}))))
+            say(clean(f"{where} asks for `{words}`, which counts only if you give it again: going on without it"))
     return dataclasses.replace(config, **changed)
 
 

@@ -34,7 +34,7 @@ def test_flags_reach_the_placement_and_the_record(tmp_path: Path) -> None:
     )
     assert (config["train"]["seed"], config["workload_seed"]) == (5, 7)
     assert "seed=7" in (run / "step.py").read_text()
-    assert read_known(run).request.workload_seed == 7
+    assert read_known(run).session.request.workload_seed == 7
     with Session.read(run) as session:
         assert reopen(session, Named())[0].request.workload_seed == 7
     assert config["train"]["grouping"] == "colocation"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlplace.cluster.measuring_node import Believed
+from rlplace.cluster.cluster_evaluator import Believed
 from rlplace.measure.measurement import Measurement, MeasurementKey
 from rlplace.measure.problem import Plan
 

@@ -16,8 +16,16 @@ from ray_nodes import ray_nodes
 from torch import nn
 
 from rlplace.cluster import Cluster
-from rlplace.cluster.cluster_evaluator import HERE, ClusterEvaluator, Job, NodePool, Staleness
-from rlplace.cluster.measuring_node import Machine, MeasuringNode, pack
+from rlplace.cluster.cluster_evaluator import (
+    HERE,
+    ClusterEvaluator,
+    Job,
+    Machine,
+    MeasuringNode,
+    NodePool,
+    Staleness,
+    pack,
+)
 from rlplace.graphs import capture
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure import Problem, RaceProtocol, Simulator

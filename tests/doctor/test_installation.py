@@ -14,7 +14,7 @@ import pytest
 from fake_machine import FILES, VERSIONS, Machine, fake_torch, only
 
 from rlplace.doctor import CHECKS, Check, Finding, System, run_checks, worst
-from rlplace.doctor.installation import EXTRAS, SCOTCH_PROGRAMS
+from rlplace.doctor.checks import EXTRAS, SCOTCH_PROGRAMS
 from rlplace.search.rules.baselines import PROGRAMS
 
 

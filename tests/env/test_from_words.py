@@ -66,7 +66,7 @@ def test_only_a_measurer_of_its_own_is_closed(is_given: bool, closed: int, monke
             self.closed += 1
 
     measurer = Closing()
-    monkeypatch.setattr("rlplace.measure.timing.host_runner.HostRunner", lambda *_: measurer)
+    monkeypatch.setattr("rlplace.env.placement_env.HostRunner", lambda *_: measurer)
     given = {"measurer": measurer} if is_given else {"problem": measurer.problem}
     env = OneShotEnv(**given, deterministic=False)  # type: ignore[arg-type]
     assert env.scorer.measurer is measurer

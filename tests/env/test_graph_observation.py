@@ -35,10 +35,9 @@ def test_it_holds_the_features_of_groups_edges_and_devices() -> None:
     assert np.array_equal(seen["devices"].reshape(features.devices.shape), features.devices)
     adjacency = seen["adjacency"].reshape(len(features.nodes), len(features.nodes))
     source, target = np.nonzero(adjacency)
+    edges = features.arrays.edge_source, features.arrays.edge_target, features.edges[:, 0]
     assert set(zip(source.tolist(), target.tolist(), strict=True)) == {
-        (int(a), int(b))
-        for a, b, sent in zip(features.edge_source, features.edge_target, features.edges[:, 0], strict=True)
-        if sent > 0
+        (int(a), int(b)) for a, b, sent in zip(*edges, strict=True) if sent > 0
     }
     assert adjacency.max() == 1.0
 

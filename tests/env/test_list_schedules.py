@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from search_problems import fork_problem
 
-from rlplace.env.schedule_batch import ESTIMATES, FIRST_WEIGHTS, GROUPINGS, ListSchedules
+from rlplace.env.sequential import ESTIMATES, FIRST_WEIGHTS, GROUPINGS, ListSchedules
 from rlplace.search.schedule.partial_schedule import Greedy
 
 

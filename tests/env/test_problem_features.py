@@ -58,7 +58,7 @@ def test_columns_say_what_their_names_say(problem):
     assert column(features, "kind_matmul") == pytest.approx([1, 0, 2 / 3], abs=1e-6)
     assert column(features, "kind_update") == pytest.approx([0, 0, 1 / 3], abs=1e-6)
     # 80 bytes of the parameter to groups 1, 10 and 20 bytes on to group 2, at 100 bytes a second
-    assert list(zip(features.edge_source, features.edge_target, strict=True)) == [(0, 1), (0, 2), (1, 2)]
+    assert list(zip(features.arrays.edge_source, features.arrays.edge_target, strict=True)) == [(0, 1), (0, 2), (1, 2)]
     assert features.edges[:, 0] == pytest.approx(np.log1p(np.array([0.8, 0.1, 0.2]) / 3.5))
 
 

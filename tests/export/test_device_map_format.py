@@ -18,10 +18,10 @@ from rlplace.graphs.opgraph import FORWARD
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.say import format_bytes
-from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.folder import RUN_FILES, RunFolder
 from rlplace.session.prepare import capture_workload
 from rlplace.session.session import Session
+from rlplace.session.setup import WHOLE, CutOptions
 from rlplace.workloads import build, without_memory
 
 pytest.importorskip("transformers")

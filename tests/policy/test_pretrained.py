@@ -9,7 +9,7 @@ import pytest
 from random_problems import plain_host
 
 import rlplace
-from rlplace.env.schedule_batch import ListSchedules
+from rlplace.env.sequential import ListSchedules
 from rlplace.errors import UnknownName
 from rlplace.graphs.synthetic import synthetic
 from rlplace.measure.costs.costs import Costs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlplace.env.schedule_batch import GROUPINGS
+from rlplace.env.sequential import GROUPINGS
 from rlplace.policy.schedule import best_together
 from rlplace.pretrain.pretraining import draw, over_groupings, vary
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlplace.env.schedule_batch import FIRST_WEIGHTS
+from rlplace.env.sequential import FIRST_WEIGHTS
 from rlplace.policy.schedule_network import SUMMARY, Components, ScheduleNetwork
 from rlplace.pretrain.pretraining import Table, fit, held_out
 

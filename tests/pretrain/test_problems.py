@@ -9,7 +9,7 @@ from micrographs import fork_join
 
 from rlplace.graphs.formats import save_graph
 from rlplace.policy.options import PretrainConfig
-from rlplace.pretrain.training_problems import CAPTURED, COUNTS, ProblemSource, random_host
+from rlplace.pretrain.pretraining import CAPTURED, DEVICE_COUNTS, ProblemSource, random_host
 from rlplace.workloads import parse_workload
 
 SYNTHETIC = PretrainConfig(captured=False)
@@ -18,7 +18,7 @@ CORE = {"rnnlm", "nmt", "inception_v3", "bert", "gpt2", "mixtral", "clip", "dlrm
 
 def test_hosts_are_drawn_by_the_generator_alone() -> None:
     hosts = [random_host(np.random.default_rng(seed)) for seed in range(40)]
-    assert {host.num_devices for host in hosts} == set(COUNTS)
+    assert {host.num_devices for host in hosts} == set(DEVICE_COUNTS)
     assert any(len({device.kind for device in host.devices}) == 2 for host in hosts)
     assert hosts[3] == random_host(np.random.default_rng(3))
     assert all(host.is_simulated for host in hosts)

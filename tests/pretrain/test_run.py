@@ -13,7 +13,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.problem import Problem
 from rlplace.policy.options import PretrainConfig
 from rlplace.policy.schedule_network import load_network
-from rlplace.pretrain import training_problems
+from rlplace.pretrain import pretraining
 from rlplace.pretrain.pretraining import Table, pretrain, simulate_pairs
 
 TINY = PretrainConfig(
@@ -33,21 +33,21 @@ TINY = PretrainConfig(
 @pytest.fixture(autouse=True)
 def _small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = {"recurrent": {"layers": (1, 2), "steps": (3, 5)}, "fork_join": {"stages": (2, 3), "width": (2, 3)}}
-    monkeypatch.setattr(training_problems, "SHAPES", shapes)
+    monkeypatch.setattr(pretraining, "SHAPES", shapes)
 
 
 def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     straight = pretrain(TINY, tmp_path / "straight")
     asked: list[tuple[int, int]] = []
-    real = training_problems.ProblemSource.problem
+    real = pretraining.ProblemSource.problem
 
-    def stopping(self: training_problems.ProblemSource, stage: int, number: int) -> Problem:
+    def stopping(self: pretraining.ProblemSource, stage: int, number: int) -> Problem:
         asked.append((stage, number))
         if len(asked) == 5:
             raise KeyboardInterrupt
         return real(self, stage, number)
 
-    monkeypatch.setattr(training_problems.ProblemSource, "problem", stopping)
+    monkeypatch.setattr(pretraining.ProblemSource, "problem", stopping)
     with pytest.raises(KeyboardInterrupt):
         pretrain(TINY, tmp_path / "stopped")
     with pytest.raises(FileProblem, match="--resume"):
@@ -67,7 +67,7 @@ def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_a_row_says_what_each_pair_led_to() -> None:
-    problem = training_problems.ProblemSource(TINY).problem(0, 0)
+    problem = pretraining.ProblemSource(TINY).problem(0, 0)
     pairs = [("own", (1.0,) * 9), ("own", (1.0,) * 9), ("finest", (0.5,) * 9)]
     row = simulate_pairs(problem, pairs)
     assert row["log_times"][0] == row["log_times"][1]
@@ -86,4 +86,4 @@ def test_options_out_of_range_are_named() -> None:
         PretrainConfig(problems=1)
     with pytest.raises(InvalidValue, match="synthetic"):
         PretrainConfig(synthetic=1.5)
-    assert isinstance(training_problems.ProblemSource(TINY).problem(2, 3).graph, OpGraph)
+    assert isinstance(pretraining.ProblemSource(TINY).problem(2, 3).graph, OpGraph)

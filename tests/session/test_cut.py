@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.session.cut import WHOLE, CutOptions, parse_batch_dims, parse_count
+from rlplace.session.setup import WHOLE, CutOptions, parse_batch_dims, parse_count
 
 
 def test_nothing_is_cut_by_default() -> None:
@@ -67,5 +67,5 @@ def test_what_is_kept_is_plain_data() -> None:
 
 
 def test_importing_it_imports_no_torch() -> None:
-    code = "import sys, rlplace.session.cut; assert not {'torch', 'numpy'} & set(sys.modules)"
+    code = "import sys, rlplace.session.setup; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,8 +13,8 @@ from rlplace.errors import CaptureError, InvalidValue
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure import resolve_host
 from rlplace.session import prepare as judge
-from rlplace.session.cut import CutOptions
 from rlplace.session.prepare import Steps, judge_workload, judged, verdict_of
+from rlplace.session.setup import CutOptions
 from rlplace.workloads import parse_workload
 
 MINE = """

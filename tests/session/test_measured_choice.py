@@ -13,8 +13,8 @@ import rlplace
 from rlplace.measure import Host, Problem
 from rlplace.search.parallel import choose_micro_batches
 from rlplace.session import prepare as measured_choice
-from rlplace.session.cut import CutOptions
 from rlplace.session.prepare import chosen_problem, is_cut_faster
+from rlplace.session.setup import CutOptions
 
 
 @cache

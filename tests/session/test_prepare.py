@@ -13,9 +13,8 @@ from rlplace import capture
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.measure import Problem, resolve_host
 from rlplace.report.console import Progress
-from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.prepare import Steps, candidates, capture_workload, chosen_problem, prepare, verdict_of
-from rlplace.session.setup import ProblemOptions
+from rlplace.session.setup import WHOLE, CutOptions, ProblemOptions
 from rlplace.workloads import Workload, parse_workload
 
 TINY = "gpt2@small,layers=1,width=16,heads=2,tokens=4,vocab=50,batch=4"

@@ -23,11 +23,11 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.records import to_json
 from rlplace.search.task import BestSoFar, Failure
 from rlplace.session.calibrate import Known
-from rlplace.session.cut import WHOLE, CutOptions
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import Prepared
 from rlplace.session.session import EVERY_S, Session
 from rlplace.session.session_records import Ending, FinalTable, MethodResult, Race, Request, Row, Unmeasured
+from rlplace.session.setup import WHOLE, CutOptions
 from rlplace.training.config import TrainConfig
 from rlplace.training.phases import signature_of
 
@@ -111,7 +111,7 @@ def test_all_of_it_comes_back(run: RunFolder) -> None:
         session.keep_problem(Prepared(PROBLEM, WHOLE, 7, np.array([0, 1, 0, 1, 0], dtype=np.int32)))
         session.keep_known_hosts((learned,))
         session.keep_calibration(Known(PROBLEM, [FIRST, SECOND, FIRST], [OK, BAD, OK]))
-        session.keep_result("learned", RESULT, 2)
+        session.keep_result("learned", RESULT)
         session.keep_placement(Placement.of(PROBLEM, SECOND, "learned"))
         session.keep(ending=Ending(True, 5.0, {}, {}))
         session.keep_durations({"search_s": 1.0}, {"search_s": 2.0})
@@ -139,19 +139,19 @@ def test_all_of_it_comes_back(run: RunFolder) -> None:
 
 def test_a_session_in_memory_is_the_same() -> None:
     with Session.in_memory() as session:
-        session.keep_result("learned", RESULT, 2)
+        session.keep_result("learned", RESULT)
         session.load_results(PROBLEM)
         assert same(session.of("learned", 10.0), RESULT)
 
 
 def test_a_race_is_kept_once_and_what_follows_beside_it(run: RunFolder) -> None:
     with Session.open(run) as session:
-        session.keep_result("learned", dataclasses.replace(RESULT, races=RESULT.races[:1]), 2)
-        session.keep_result("learned", RESULT, 2)
+        session.keep_result("learned", dataclasses.replace(RESULT, races=RESULT.races[:1]))
+        session.keep_result("learned", RESULT)
     with Session.open(run) as session:
         session.load_results(PROBLEM)
         more = (*RESULT.races, Race((THIRD,), (OK,)))
-        session.keep_result("learned", dataclasses.replace(RESULT, races=more), 2)
+        session.keep_result("learned", dataclasses.replace(RESULT, races=more))
     found = again(run).of("learned", 10.0)
     assert found is not None
     assert [len(race.plans) for race in found.races] == [2, 1, 1]
@@ -159,7 +159,7 @@ def test_a_race_is_kept_once_and_what_follows_beside_it(run: RunFolder) -> None:
 
 def test_with_a_larger_budget_a_method_is_not_done_any_more(run: RunFolder) -> None:
     with Session.open(run) as session:
-        session.keep_result("learned", dataclasses.replace(RESULT, is_done=True), 2)
+        session.keep_result("learned", dataclasses.replace(RESULT, is_done=True))
     same_budget, larger = again(run).of("learned", 10.0), again(run).of("learned", 11.0)
     assert same_budget is not None
     assert same_budget.is_done
@@ -169,7 +169,7 @@ def test_with_a_larger_budget_a_method_is_not_done_any_more(run: RunFolder) -> N
 
 def test_measurements_whose_plans_are_lost_are_left_out(run: RunFolder) -> None:
     with Session.open(run) as session:
-        session.keep_result("learned", RESULT, 2)
+        session.keep_result("learned", RESULT)
     execute(run, "DELETE FROM plans WHERE fingerprint = ?", SECOND.fingerprint)
     found = again(run).of("learned", 10.0)
     assert found is not None
@@ -180,11 +180,11 @@ def test_measurements_whose_plans_are_lost_are_left_out(run: RunFolder) -> None:
 def test_what_still_changes_is_due_now_and_then() -> None:
     now_s = [0.0]
     memory = Session.in_memory()
-    session = Session(memory._connection, Path("session"), is_writable=True, clock=lambda: now_s[0])
+    session = Session(memory._connection, Path("session"), clock=lambda: now_s[0])
     assert not session.is_due
     now_s[0] = EVERY_S
     assert session.is_due
-    session.keep_result("learned", RESULT, 2)
+    session.keep_result("learned", RESULT)
     assert not session.is_due
 
 
@@ -193,7 +193,7 @@ def test_the_results_of_another_run_are_refused(change: dict[str, Any], run: Run
     config = TrainConfig(seed=3)
     with Session.open(run) as session:
         session.begin(signature_of(PROBLEM, config), is_resumed=False)
-        session.keep_result("learned", RESULT, 2)
+        session.keep_result("learned", RESULT)
         with pytest.raises(FileProblem, match="another problem, or with other options"):
             session.begin(signature_of(PROBLEM, dataclasses.replace(config, **change)), is_resumed=True)
         other = dataclasses.replace(config, budget_s=900.0, isolated=False, store="off")
@@ -205,11 +205,11 @@ def test_the_results_of_another_run_are_refused(change: dict[str, Any], run: Run
 
 def test_a_failure_keeps_nothing_of_a_write(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     with Session.open(run) as session:
-        session.keep_result("learned", RESULT, 2)
+        session.keep_result("learned", RESULT)
         better = dataclasses.replace(RESULT, num_scored=900, races=(*RESULT.races, Race((THIRD,), (OK,))))
         monkeypatch.setattr(session, "keep", lambda **_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            session.keep_result("learned", better, 2)
+            session.keep_result("learned", better)
     assert same(again(run).of("learned", 10.0), RESULT)
 
 
@@ -238,7 +238,7 @@ def execute(run: RunFolder, statement: str, *values: object) -> None:
 )
 def test_arrays_of_strangers_are_looked_at(name: str, array: np.ndarray, run: RunFolder) -> None:
     with Session.open(run) as session:
-        session.keep_result("learned", RESULT, 2)
+        session.keep_result("learned", RESULT)
         arrays = session._arrays("method/learned")
     execute(run, "UPDATE arrays SET value = ?", save({**arrays, name: array}))
     with pytest.raises(RlplaceError):
@@ -249,7 +249,7 @@ def test_arrays_of_strangers_are_looked_at(name: str, array: np.ndarray, run: Ru
 @pytest.mark.parametrize("data", [b"", b"x" * 100, b"\xff" * 8, (1 << 60).to_bytes(8, "little")])
 def test_bytes_that_are_no_arrays_are_named(data: bytes, run: RunFolder) -> None:
     with Session.open(run) as session:
-        session.keep_result("learned", RESULT, 2)
+        session.keep_result("learned", RESULT)
     execute(run, "UPDATE arrays SET value = ?", data)
     with pytest.raises(FileProblem, match=r"session\.db: method/learned"):
         again(run)
@@ -270,7 +270,7 @@ def test_bytes_that_are_no_arrays_are_named(data: bytes, run: RunFolder) -> None
 )
 def test_records_of_strangers_are_looked_at(changes: dict[str, object], run: RunFolder) -> None:
     with Session.open(run) as session:
-        session.keep_result("learned", RESULT, 2)
+        session.keep_result("learned", RESULT)
     change(run.root, "method/learned", **changes)
     with pytest.raises(RlplaceError, match=r"method/learned|method result"):
         again(run)
@@ -282,7 +282,7 @@ def test_records_of_strangers_are_looked_at(changes: dict[str, object], run: Run
 )
 def test_races_of_strangers_are_looked_at(column: str, text: str, run: RunFolder) -> None:
     with Session.open(run) as session:
-        session.keep_result("learned", RESULT, 2)
+        session.keep_result("learned", RESULT)
     execute(run, f"UPDATE races SET {column} = ?", text)
     with pytest.raises(RlplaceError, match="race"):
         again(run)
@@ -290,7 +290,7 @@ def test_races_of_strangers_are_looked_at(column: str, text: str, run: RunFolder
 
 def test_what_a_record_brings_that_is_kept_apart_does_not_count(run: RunFolder) -> None:
     with Session.open(run) as session:
-        session.keep_result("learned", MethodResult(), 2)
+        session.keep_result("learned", MethodResult())
     change(run.root, "method/learned", plan=3, learned={"save": 1}, races=[4])
     found = again(run).of("learned", 0.0)
     assert found is not None
@@ -310,5 +310,5 @@ def test_text_is_no_record_of_another_kind(run: RunFolder) -> None:
     with Session.open(run) as session:
         session.keep(signature=to_json("ab"))
         assert session.fact("signature", str) == "ab"
-        session.keep(signature=None)
+        session._connection.execute("DELETE FROM facts WHERE name = 'signature'")
         assert session.fact("signature", str) is None

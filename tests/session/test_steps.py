@@ -1,4 +1,4 @@
-"""`graph_for`: a step captured from a model, or read from a graph file, which can be simulated but never run."""
+"""`Steps`: a step captured from a model, or read from a graph file, which can be simulated but never run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlplace.cli.main import main
 from rlplace.errors import InvalidValue
 from rlplace.graphs.formats import save_graph
 from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.session.prepare import capture_workload, graph_for
+from rlplace.session.prepare import Steps, capture_workload
 from rlplace.workloads import build_for, parse_workload
 
 NMT = "nmt@layers=1,units=8,steps=3,batch=2,vocab=11"
@@ -21,19 +21,19 @@ NMT = "nmt@layers=1,units=8,steps=3,batch=2,vocab=11"
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "step.json"
-    save_graph(graph_for(parse_workload(NMT), resolve_host("4xV100-pcie"), seed=0), path)
+    save_graph(Steps(parse_workload(NMT), resolve_host("4xV100-pcie"), seed=0).graph(1), path)
     return path
 
 
 def test_a_file_is_the_graph_that_was_saved(file: Path) -> None:
     host = resolve_host("4xV100-pcie")
     captured = capture_workload(build_for(parse_workload(NMT), host, seed=0))
-    assert graph_for(parse_workload(str(file)), host, seed=0).fingerprint == captured.fingerprint
+    assert Steps(parse_workload(str(file)), host, seed=0).graph(1).fingerprint == captured.fingerprint
 
 
 def test_a_file_cannot_run_on_a_host_of_this_machine(file: Path) -> None:
     with pytest.raises(InvalidValue, match="simulated, not measured"):
-        graph_for(parse_workload(str(file)), resolve_host("cores"), seed=0)
+        Steps(parse_workload(str(file)), resolve_host("cores"), seed=0).graph(1)
 
 
 def test_a_file_is_simulated_like_its_model(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

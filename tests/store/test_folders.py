@@ -8,7 +8,8 @@ import pytest
 
 from rlplace.errors import FileProblem
 from rlplace.files import cache_folder
-from rlplace.store.folders import machine_key, store_path
+from rlplace.store.log import store_path
+from rlplace.store.rows import machine_key
 
 
 def test_the_cache_folder_follows_the_xdg_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

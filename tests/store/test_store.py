@@ -56,7 +56,7 @@ def test_any_figures_and_words_come_back(samples: list[float], peaks: list[int],
 
 
 def in_memory() -> MeasurementStore:
-    return MeasurementStore(open_in_memory(STORE), Path("memory.db"), is_writable=True)
+    return MeasurementStore(open_in_memory(STORE), Path("memory.db"))
 
 
 def test_the_latest_whole_one_under_a_key_beside_the_same_reference_is_found(store: MeasurementStore) -> None:

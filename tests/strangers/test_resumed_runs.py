@@ -137,7 +137,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
         seen.append(job.config)
         return {}
 
-    for home in ("rlplace.training.train_and_resume", "rlplace.training.elastic.elsewhere"):
+    for home in ("rlplace.training.train_and_resume", "rlplace.training.place_and_replace"):
         monkeypatch.setattr(f"{home}.run_job", noted)
     monkeypatch.setattr(Job, "check", lambda _: None)
     return seen

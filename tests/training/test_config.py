@@ -10,8 +10,7 @@ import pytest
 
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.policy.options import LearnConfig, PPOConfig
-from rlplace.training.agent.agent_config import AgentConfig
-from rlplace.training.config import SearchConfig, TrainConfig
+from rlplace.training.config import AgentConfig, SearchConfig, TrainConfig
 from rlplace.training.method_choice import check_names, method_of
 
 

@@ -19,7 +19,7 @@ from rlplace.session.session import Session
 from rlplace.session.session_records import MethodResult
 from rlplace.training import SearchConfig, TrainConfig, phases, train
 from rlplace.training.agent import agent as agents
-from rlplace.training.agent.agent_config import AgentConfig
+from rlplace.training.config import AgentConfig
 from rlplace.training.outputs import Table, keep_table
 from rlplace.training.searches.racing_host import ROUND
 

@@ -55,7 +55,7 @@ class PlacedGraph:
     def __init__(
         self, graph: OpGraph, host: Host, plan: Plan, crew: Crew, state: PlacedState | None = None, *, seed: int = 0
     ) -> None:
-        self.graph, self.plan = graph, plan
+        self.graph, self.plan, self._devices = graph, plan, plan.devices.tolist()
         self._residents = Residents(graph, host, seed=seed)
         self.state = PlacedState(graph, plan, self._residents) if state is None else state
         self._step = PlacedStep(graph, host, plan, self._residents, crew, seed=seed, gradients=self.state.gradients)
@@ -80,20 +80,17 @@ class PlacedGraph:
             if self._constants.follow():
                 self._step.load()
             for op, tensor in self._inputs.by_op(tensors):
-                self._residents.set_tensor(op, self._device(op), tensor.detach())
+                self._residents.set_tensor(op, self._devices[op], tensor.detach())
         self._step.run(number)
         with torch.no_grad():
             for op, position in self._written.items():
-                tensors[position].copy_(self._residents.tensor(op, self._device(op)))
+                tensors[position].copy_(self._residents.tensor(op, self._devices[op]))
             return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), self._step.result)
 
     def follow_state(self) -> None:
         """Runs with the tensors that parameters of the state have now."""
         self.state.share(self.graph, self.plan, self._residents)
         self._step.load()
-
-    def _device(self, op: int) -> int:
-        return int(self.plan.devices[op])
 
 
 Call = tuple[tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]]
@@ -179,7 +176,7 @@ def captured_evaluation(graph: OpGraph, call: Call) -> OpGraph:
         call: its targets are not used.
 
     Raises:
-        CaptureError: the model cannot be captured so.
+        CaptureError: the model cannot be captured in evaluation mode.
     """
     origin, (args, kwargs, _) = require_program(graph).origin, call
     now = Flags.of(model := origin.model)

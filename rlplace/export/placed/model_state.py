@@ -40,7 +40,7 @@ _NOT_AS_CAPTURED = (
     ),
     ("hooks", "set", "none", f"{_OUT}, or register hooks with the model before it is captured."),
 )
-"""What a step cannot follow of a parameter: its property, as it is, as it was captured, and what to do."""
+"""Changes of a parameter that a step cannot follow: property, actual value, expected value, and the way out."""
 
 
 class PlacedState:
@@ -95,8 +95,7 @@ class PlacedState:
                 residents.adopt(op, devices[op], self.tensor(source.key))
         for op, call in program.calls.items():
             if isinstance(call, Update):
-                name = program.sources[residents.updated(op)].key
-                residents.adopt(op, devices[op], self.updates[name])
+                residents.adopt(op, devices[op], self.updates[program.sources[residents.updated(op)].key])
 
     def is_moved(self) -> bool:
         """Whether parameters were given other memory (`parameter.data = ...`) since the last time it was asked.
@@ -204,7 +203,7 @@ class PlacedState:
                 tensors[name].copy_(tensor)
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites parameters and buffers, by dotted name; names that are left out stay.
+        """Overwrites parameters and buffers, by dotted name; the others do not change.
 
         Raises:
             UnknownName: no parameter or buffer has that name.

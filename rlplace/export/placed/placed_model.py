@@ -446,8 +446,12 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             )
             plan = carried_plan(first.graph, first.plan, again)
             self._graphs[key] = PlacedGraph(again, self._host, plan, self._crew, self._state, seed=self._seed)
-            what = "evaluation" if is_evaluation else "inputs"
-            _log.info("captured %s of shapes %s: %d graphs share this placement", what, key[1:], len(self._graphs))
+            _log.info(
+                "captured %s of shapes %s: %d graphs share this placement",
+                "evaluation" if is_evaluation else "inputs",
+                key[1:],
+                len(self._graphs),
+            )
         return self._graphs[key]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any, loss_scale: float | None = None) -> Any:

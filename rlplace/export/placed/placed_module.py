@@ -171,7 +171,7 @@ class PlacedForward:
             for some, others in ((now, self._structure), (self._structure, now))
         )
         if not new and not gone:
-            self._structure = now  # perhaps in another order, which says nothing
+            self._structure = now  # perhaps in another order, which is no change
             return
         path, name, _ = (new or gone)[0]
         if name == _HOOK:
@@ -360,9 +360,8 @@ class ModuleGraph:
 
     def backward(self, gradients: Sequence[torch.Tensor], kept: Kept, number: int) -> list[torch.Tensor]:
         """Gradients of parameters, then of inputs; those of all outputs, with a gradient or not, are given."""
-        seeds = [gradients[position] for position in self.with_gradient]
         with self._crew.turn():
-            given = self._placed({op: seeds[index] for op, index in self._seeds.items()})
+            given = self._placed({op: gradients[self.with_gradient[index]] for op, index in self._seeds.items()})
             return self._apart(self._step.run_second(given, kept, number), self._gradient_is_shared)
 
     def kept_inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -232,7 +232,7 @@ class InputCutter:
 
 
 def _in_order(value: Any, captured: Any) -> Any:
-    """`value` with its dicts in the order of `captured`, as far as they have the same keys: order says nothing."""
+    """`value` with its dicts in the order of `captured`, as far as they have the same keys."""
     if type(value) is not type(captured):
         return value
     if type(value) is dict:
@@ -313,8 +313,7 @@ class _Held:
     device: int
     tensor: torch.Tensor
     places: list[_Place]
-    address: int
-    version: int
+    address: tuple[int, int]
 
 
 class HeldConstants:
@@ -341,7 +340,7 @@ class HeldConstants:
                 places[memory(place.value)].append(place)
         self._folded = [(each, places[memory(each.tensor)]) for each in program.folded]
         self._all = [
-            _Held(op, int(plan.devices[op]), source.held, places[memory(source.held)], *_memory_of(source.held))
+            _Held(op, int(plan.devices[op]), source.held, places[memory(source.held)], _address(source.held))
             for op, source in program.sources.items()
             if source.held is not None and not isinstance(source.held, FakeTensor)
         ]
@@ -389,15 +388,15 @@ class HeldConstants:
                 if any(not _shows(another.now, other) for another in each.places):
                     raise _replaced(place, "the tensor that is in its other places, too")
                 now = other
-            address, version = _memory_of(now)
-            if now is each.tensor and address == each.address and version == each.version:
+            address = _address(now)
+            if now is each.tensor and address == each.address:
                 continue
             if not self._residents.is_own(each.op, each.device):
                 self._residents.set_tensor(each.op, each.device, now.detach())
-            elif address != each.address:
+            elif address[0] != each.address[0]:
                 self._residents.adopt(each.op, each.device, now.detach())
                 is_moved = True
-            each.tensor, each.address, each.version = now, address, version
+            each.tensor, each.address = now, address
         return is_moved
 
 
@@ -463,7 +462,8 @@ def _shows(found: object, tensor: torch.Tensor) -> bool:
     return found is tensor or (isinstance(found, torch.Tensor) and memory(found) == memory(tensor))
 
 
-def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+def _address(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where its memory begins, and the count of writes to it."""
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 

@@ -85,9 +85,9 @@ class LoweredStep:
     """A traced step as ops, its updates not among them.
 
     Attributes:
-        ops: what runs; its first tensors are the placeholders of the trace, in their order.
-        results: what the `Ref`s in the trace's result stand for.
-        gradients: of each trainable parameter; None for one that the step does not reach.
+        ops: the ops to run; the first tensors are the placeholders of the trace, in their order.
+        results: the tensors that the `Ref`s in the trace's result refer to.
+        gradients: of each trainable parameter; None for a parameter that the loss does not depend on.
         input_gradients: of the inputs that have one, likewise.
         statistics: of batch norms that hand out theirs, in the order of the trace.
         trace: the lowered trace.

@@ -25,8 +25,8 @@ class StepCode:
     In the code, `t5` is tensor 5, `v7` view 7, `f3` the call of op 3, `u3` the updater of the run that op 3 ends, `c2`
     constant 2, `k4` channel 4 by its methods (`k4_send`, `k4_wait`, `k4_take`, `k4_done`, `k4_copied`, and where a GPU
     copies, `k4_arrived` before the first read), `s6` signal 6 (`s6_set`, `s6_wait`), `O` the results, `a8` takes
-    gradient 8 out, `S` keeps what the second part of a step in two parts needs of the first; in traced code `clock`,
-    `B` and `E` record when each item began and ended, and `hold` holds a GPU back.
+    gradient 8 out, `S` keeps the values of the first part of a step in two parts for the second part; in traced code
+    `clock`, `B` and `E` record when each item began and ended, and `hold` holds a GPU back.
 
     Args:
         graph: with its program.

@@ -17,12 +17,11 @@ from rlplace.measure.host_model.learned_host import Posterior
 from rlplace.measure.host_model.path_terms import PathTerms, step_times_s
 from rlplace.measure.host_model.scales import Scales
 from rlplace.measure.host_model.traced_steps import TracedSteps
-from rlplace.measure.hosts.host import AtLeastOne, NotNegative, Positive
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.compiled_problem import PlanBatch
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.records import Count, record
+from rlplace.records import AtLeastOne, Count, NotNegative, Positive, record
 
 SMALLEST_S = 1e-12
 """A path is taken to be at least this long where launches and co-running, which are not linear, make it shorter."""

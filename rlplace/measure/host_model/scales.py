@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.files import read_json, write_json_atomic
 from rlplace.measure.costs.costs import CostSource
-from rlplace.measure.hosts.host import Host, Link, NotNegative
+from rlplace.measure.hosts.host import Host, Link
 from rlplace.measure.problem import Problem
-from rlplace.records import Described, FirstSchema, read_record, record, shortened
+from rlplace.records import Described, FirstSchema, NotNegative, read_record, record, shortened
 
 
 @record(frozen=True)

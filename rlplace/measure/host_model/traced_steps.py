@@ -15,10 +15,9 @@ from scipy.sparse import csr_matrix, hstack
 
 from rlplace.measure.host_model.path_terms import PathTerms
 from rlplace.measure.host_model.scales import Scales
-from rlplace.measure.hosts.host import AtLeastOne, NotNegative, Positive
 from rlplace.measure.problem import Problem, Timeline
 from rlplace.measure.simulate.compiled_problem import main_producers
-from rlplace.records import record
+from rlplace.records import AtLeastOne, NotNegative, Positive, record
 
 LEAST_S = 1e-9
 """A duration that is shorter was not measured: its record is missing."""

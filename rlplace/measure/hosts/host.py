@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from rlplace.errors import InvalidValue, check_known
-from rlplace.records import Count, Number, Whole, record
+from rlplace.records import AtLeastOne, Count, NotNegative, Positive, Whole, record
 from rlplace.say import counted
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ def _printable(name: str) -> str:
 
 Printable = Annotated[str, Field(max_length=1000), AfterValidator(_printable)]
 """Names are shown in terminals and written into programs: a stranger's host file may hold any letters."""
-Positive = Annotated[Number, Field(gt=0)]
-NotNegative = Annotated[Number, Field(ge=0)]
-AtLeastOne = Annotated[Whole, Field(ge=1)]
 
 
 _DTYPES = """

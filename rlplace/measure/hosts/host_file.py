@@ -31,8 +31,8 @@ from pydantic import Field
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName, check_known
 from rlplace.files import parse_json, read_plain, write_text_atomic
-from rlplace.measure.hosts.host import Device, Host, Link, NotNegative, Positive, Route
-from rlplace.records import FirstSchema, Whole, described, read_record, record
+from rlplace.measure.hosts.host import Device, Host, Link, Route
+from rlplace.records import FirstSchema, NotNegative, Positive, Whole, described, read_record, record
 
 ENDINGS = (".json", ".yaml", ".yml")
 

@@ -207,7 +207,7 @@ class IsolatedRunner:
         num_started: workers started so far.
 
     Raises:
-        InvalidValue: a simulated host, one with a device that this machine lacks, or a graph without a program.
+        InvalidValue: a simulated host, a host with a device that this machine lacks, or a graph without a program.
         CannotIsolate: no worker can be started: the program cannot be sent, or not be read there.
     """
 
@@ -471,7 +471,7 @@ def make_runner(
         isolated: whether plans run in a worker; None is the default.
 
     Raises:
-        InvalidValue: a simulated host, one with a device that this machine lacks, or a graph without a program.
+        InvalidValue: a simulated host, a host with a device that this machine lacks, or a graph without a program.
     """
     if is_isolated(isolated):
         try:

@@ -62,8 +62,8 @@ class HostRunner:
         protocol: of the races.
         step_timeout_s: a step that takes longer is a `timeout`.
         seed: of random ops.
-        watch: told which contender of a race is at work.
-        is_fatal: whether an error of a contender ends the race for all, and is raised.
+        watch: called with the running contender of a race.
+        is_fatal: whether an error of a contender ends the whole race and is raised.
         with_model: the graph with the user's model, for recipes; by default the problem's has it.
 
     Attributes:

@@ -28,7 +28,7 @@ from rlplace.env.problem_features import index_space
 from rlplace.errors import InvalidValue
 from rlplace.policy.base import GroupPolicy
 from rlplace.policy.gnn import PlacerPolicy
-from rlplace.policy.learn.learners import EliteLearner, Elites, cloning_loss, descend, imitate, settle
+from rlplace.policy.learn.learners import EliteLearner, Elites, cloning_loss, descend, settle
 from rlplace.policy.options import PPOConfig
 
 
@@ -72,15 +72,11 @@ class GroupPPO(EliteLearner):
             policy,
             learning_rate=self.config.learning_rate,
             num_elites=self.config.num_elites,
+            flips=self.config.flips,
             optimizer=optimizer,
         )
         self._rng = np.random.default_rng(seed)
         self._num_updates = 0
-
-    def imitate(self, group_devices: NDArray[np.integer]) -> None:
-        """Clones placements of groups, (G,) or (M, G), before learning from rewards."""
-        imitate(self.policy, group_devices)
-        settle(self.policy, self.config.flips)
 
     def update(
         self, group_devices: NDArray[np.integer], rewards: NDArray[np.floating], *, progress: float = 0.0
@@ -100,7 +96,7 @@ class GroupPPO(EliteLearner):
             parts = self._minibatches(len(rows_BG))
             if not all(self._step(rows_BG[part], advantages_B[part], old_BG[part], log) for part in parts):
                 break
-        settle(self.policy, self.config.flips, self.elites)
+        settle(self.policy, self._flips, self.elites)
         figures = {name: float(np.mean(values)) for name, values in log.items()}
         return figures | {"best_reward": float(self.elites.rewards[0]), "n_updates": float(self._num_updates)}
 
@@ -114,13 +110,9 @@ class GroupPPO(EliteLearner):
         self._num_updates = operator.index(facts["n_updates"])
 
     def _minibatches(self, num_rows: int) -> Iterator[NDArray[np.int64]]:
-        size = self.config.batch_size
-        if size is None or size >= num_rows:
-            yield np.arange(num_rows)
-            return
-        order = self._rng.permutation(num_rows)
-        for first in range(0, num_rows, size):
-            yield order[first : first + size]
+        size = min(self.config.batch_size or num_rows, num_rows)
+        order = np.arange(num_rows) if size == num_rows else self._rng.permutation(num_rows)
+        return (order[first : first + size] for first in range(0, num_rows, size))
 
     def _step(
         self, rows_BG: NDArray[np.int64], advantages_B: Tensor, old_BG: Tensor, log: dict[str, list[float]]

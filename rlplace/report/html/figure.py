@@ -68,11 +68,11 @@ class Figure:
     @property
     def place(self) -> str:
         """The markup of its place, which the page's script fills."""
-        name = html.escape(self.title, quote=True)
         width = f";min-width:{self.least_width}px" if self.least_width else ""
         return (
             f'<figure class="figure" id="{self.id}"><div class="controls"></div><div class="wide">'
-            f'<div class="plot" role="img" aria-label="{name}" style="height:{self.height}px{width}"></div>'
+            f'<div class="plot" role="img" aria-label="{html.escape(self.title)}" '
+            f'style="height:{self.height}px{width}"></div>'
             f"</div></figure>"
         )
 
@@ -95,8 +95,13 @@ def figures_json(figures: Sequence[Figure]) -> str:
 
 def base_layout(**more: Any) -> dict[str, Any]:
     """The common layout of figures with axes, and `more` over it."""
-    margin = {"l": 56, "r": 16, "t": 8, "b": 44}
-    return {"margin": margin, "hovermode": "closest", "showlegend": False, "dragmode": "zoom", **more}
+    return {
+        "margin": {"l": 56, "r": 16, "t": 8, "b": 44},
+        "hovermode": "closest",
+        "showlegend": False,
+        "dragmode": "zoom",
+        **more,
+    }
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:

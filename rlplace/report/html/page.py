@@ -55,7 +55,7 @@ _LATEST_S = 253_402_300_799.0
 
 
 def overview(data: RunData) -> str:
-    """The head: title, the result in a sentence, four figures, and where they were had."""
+    """The head: title, the result in a sentence, four figures, and the host and versions of the run."""
     simulated = "" if data.ending.is_measured else '<p class="warning">Simulated: no step of this run was measured.</p>'
     return (
         f"<h1>{escaped(data.workload)}<span> on {escaped(data.host or data.config.get('host', 'a host'))}</span></h1>"
@@ -242,7 +242,6 @@ def field_section(data: RunData) -> Section:
         ]
         for row, (mark, _) in zip(rows, looks, strict=True)
     ]
-    styles = {index: style for index, (_, style) in enumerate(looks)}
     lead = f"Step times are {data.kind}; less is better."
     if any(row.step_s and row.spread_s for row in rows):
         lead = (
@@ -250,10 +249,10 @@ def field_section(data: RunData) -> Section:
             "one race. A lead within the spread is no lead."
         )
     heads = ["method", "step, ms", "", "", "of one device", "of eager", "placements", "measured", "notes"]
+    styles = {index: style for index, (_, style) in enumerate(looks)}
     body = table(heads, cells, numbers=(1, 2, 4, 5, 6, 7), styles=styles, minor=(3, 5, 6, 7, 8))
-    if any(not row.placement for row in rows):
-        body += paragraph(NO_PLACEMENT_NOTE, "note")
-    return Section("field", "The field", lead, body)
+    note = "" if all(row.placement for row in rows) else paragraph(NO_PLACEMENT_NOTE, "note")
+    return Section("field", "The field", lead, body + note)
 
 
 def _bar(row: Row, longest: float) -> str:
@@ -288,14 +287,13 @@ def explained_section(data: RunData) -> Section | None:
         f"<h3>Critical path</h3><p>The chain that ends the step: {share(path.op_s, step_s)} ops, "
         f"{share(path.transfer_s, step_s)} copies, {share(path.wait_s, step_s)} waits.</p>{path_table}"
     )
-    if explanation.cuts:
-        heads = ["from", "to", "what", "bytes", "ms", "critical"]
-        copies = table(heads, cut_rows(explanation, _MOST_COPIES), numbers=(3, 4), minor=(2, 5))
+    if cuts := cut_rows(explanation, _MOST_COPIES):
+        copies = table(["from", "to", "what", "bytes", "ms", "critical"], cuts, numbers=(3, 4), minor=(2, 5))
         sent = f"{explanation.num_transfers:,} copies send {format_bytes(explanation.transfer_bytes)} in all."
         body += f"<h3>Costliest copies</h3><p>{prose(sent)}</p>{copies}"
     if rows := alternative_rows(explanation):
-        heads = ["instead", "ms", "over this", "how", "notes"]
-        body += f"<h3>What else it would cost</h3>{table(heads, rows, numbers=(1, 2), minor=(4,))}"
+        others = table(["instead", "ms", "over this", "how", "notes"], rows, numbers=(1, 2), minor=(4,))
+        body += f"<h3>What else it would cost</h3>{others}"
     return Section("explained", "Where the time goes", lead, body)
 
 
@@ -455,8 +453,8 @@ def fidelity_section(data: RunData) -> Section | None:
         for simulated, measured in some
     ]
     note = f"The first {_MOST_PAIRS} as a table" if len(rows) > _MOST_PAIRS else "The same as a table"
-    columns = ["method", "measured, ms", "simulated, ms", "off by"]
-    body = figure.place + details(note, table(columns, rows[:_MOST_PAIRS], numbers=(1, 2, 3)))
+    heads = ["method", "measured, ms", "simulated, ms", "off by"]
+    body = figure.place + details(note, table(heads, rows[:_MOST_PAIRS], numbers=(1, 2, 3)))
     return Section("fidelity", "Simulator against measured", lead, body, (figure,))
 
 
@@ -475,8 +473,8 @@ def words(pairs: Sequence[tuple[float, float]]) -> str:
     side = f"on the whole the simulator says {_percent(abs(bias))} too {'much' if bias > 0 else 'little'}."
     rank = ""
     if len(pairs) >= _FEW and np.ptp(simulated) > 0 and np.ptp(measured) > 0:
-        found = spearmanr(simulated, measured).statistic
-        rank = f" It orders them with a rank correlation of {found:.2f} (1 is perfect)."
+        figure = f"{spearmanr(simulated, measured).statistic:.2f}"
+        rank = f" It orders them with a rank correlation of {figure} (1 is perfect)."
     return f"The median error is {_percent(error)}; {side}{rank}"
 
 

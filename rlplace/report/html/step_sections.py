@@ -164,8 +164,15 @@ def _figure(trace: Trace, bars: Mapping[int, list[Bar]]) -> Figure:
             "by module", shown, lambda one: TRANSFER if one.kind == TRANSFER else groups.name_of(one), parts | sent
         ),
     ]
-    height = sum(heights) + _AROUND_PX
-    return Figure("timeline-figure", "Timeline of one step", traces, layout, height, variants, _LEAST_WIDTH_PX)
+    return Figure(
+        "timeline-figure",
+        "Timeline of one step",
+        traces,
+        layout,
+        sum(heights) + _AROUND_PX,
+        variants,
+        _LEAST_WIDTH_PX,
+    )
 
 
 def _coloured(

@@ -1,8 +1,7 @@
 """The agent: learns the host from few measured steps, plans with the learned model, measures, and goes on.
 
 `agent` proposes plans and learns from them: `learn_host` runs it on anything that measures, `solve` on the task of a
-run. `proposals` searches for placements under given factors and chooses which of them to measure together,
-`agent_config` has the options.
+run. `proposals` searches for placements under given factors and chooses which of them to measure together.
 
 Importing this imports no torch: names are looked up when they are first used.
 """
@@ -15,7 +14,7 @@ from rlplace.lazy_imports import lazy
 
 if TYPE_CHECKING:
     from rlplace.training.agent.agent import Agent, learn_host
-    from rlplace.training.agent.agent_config import AgentConfig
+    from rlplace.training.config import AgentConfig
 
 __all__ = ["Agent", "AgentConfig", "learn_host"]
 

@@ -33,12 +33,12 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy import LearnConfig
 from rlplace.search import METHODS, Budget, Task
 from rlplace.search.task import BestSoFar, Guide
-from rlplace.session.calibrate import Known
-from rlplace.training.agent.agent_config import AgentConfig
+from rlplace.session.calibrate import Known, reference_s, steadied
 from rlplace.training.agent.proposals import AverageTimer, Proposer, choose_batch, log_step_times
+from rlplace.training.config import AgentConfig
 
 if TYPE_CHECKING:
-    from rlplace.policy.learn.learner_state import LearnerFile
+    from rlplace.policy.learn.learners import LearnerFile
 
 FREE = 10.0
 """By how much deviations grow where the prior is not to count."""
@@ -213,8 +213,7 @@ class Agent:
 
     def _drawn(self) -> Simulator:
         """A host that measurements do not rule out; any that the prior allows, where the fit is not used."""
-        problem = (self._model if self._is_better else self._prior).draw(self._generator)
-        return Simulator(problem, threads=1)
+        return Simulator((self._model if self._is_better else self._prior).draw(self._generator), threads=1)
 
     def _more(
         self, mean: Simulator, best: Plan, size: int, known: set[str], seen: list[NDArray[np.int32]]
@@ -279,10 +278,9 @@ class Agent:
 
 def _scaled(budget: Budget, share: float) -> Budget:
     """So much of it, at least one placement simulated."""
-    evaluations = budget.evaluations * share
-    if math.isfinite(evaluations):  # whole: a rounding error must not change a search
-        evaluations = max(round(evaluations), 1)
-    return Budget(evaluations, budget.seconds * share)
+    part = budget.evaluations * share
+    # whole: a rounding error must not change a search
+    return Budget(max(round(part), 1) if math.isfinite(part) else part, budget.seconds * share)
 
 
 def learn_host(
@@ -328,10 +326,8 @@ def learn_host(
         )
     config = (config or AgentConfig()).on(is_known=knowledge is not None)
     agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guide, knowledge=knowledge, is_traced=is_traced)
-    begin = time.monotonic()
-    evaluations = budget.evaluations
-    if math.isinf(evaluations) and math.isinf(budget.seconds):
-        evaluations = config.whole_evaluations(budget.measurements)
+    begin, is_endless = time.monotonic(), math.isinf(budget.evaluations) and math.isinf(budget.seconds)
+    evaluations = config.whole_evaluations(budget.measurements) if is_endless else budget.evaluations
     while (left := budget.measurements - agent.num_measured) > 0 and time.monotonic() - begin < budget.seconds:
         count, share = min(config.batch, left), config.share(agent.num_measured, budget.measurements)
         if is_traced:  # the first ones tell most: every batch is as large as all before it, up to the usual size
@@ -400,13 +396,13 @@ def solve(
     agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guided, start=start, knowledge=knowledge)
     if known is not None:
         agent.learn(known.plans, known.outcomes)
-    most, budget, idle, scale_s = task.budget.measurements, task.budget, 0, math.nan
+    budget, idle, scale_s = task.budget, 0, math.nan
     if task.raced:  # by an interrupted search: it need not be measured again to be known
         raced = [pair for plans, outcomes in task.raced for pair in zip(plans, outcomes, strict=True)]
-        scale_s = _reference_s(raced[: config.batch])
+        scale_s = reference_s(outcome for _, outcome in raced[: config.batch])
         _learn(agent, raced, scale_s)
     while (left := task.measurements_left) > 0 and idle < MOST_IDLE:
-        share, before = config.share(task.measurements, most), agent.evaluations
+        share, before = config.share(task.measurements, budget.measurements), agent.evaluations
         each = Budget(max(budget.evaluations * share, 1), budget.seconds * share)
         plans = agent.propose(min(config.batch, left), each)
         task.count(agent.evaluations - before)
@@ -417,11 +413,11 @@ def solve(
         came = task.measure_some(plans)
         if not came:
             break
-        scale_s = _reference_s(came) if math.isnan(scale_s) else scale_s
+        scale_s = reference_s(outcome for _, outcome in came) if math.isnan(scale_s) else scale_s
         _learn(agent, came, scale_s)
         task.tell(agent.figures())
     if late := task.measure_some([], is_all=True):
-        _learn(agent, late, _reference_s(late) if math.isnan(scale_s) else scale_s)
+        _learn(agent, late, reference_s(outcome for _, outcome in late) if math.isnan(scale_s) else scale_s)
         task.tell(agent.figures())
     return agent
 
@@ -432,19 +428,4 @@ Came = Sequence[tuple[Plan, Measurement]]
 
 def _learn(agent: Agent, came: Came, scale_s: float) -> None:
     """Gives the agent the results that have come, scaled to a reference whose step takes `scale_s`."""
-    agent.learn([plan for plan, _ in came], [_steadied(outcome, scale_s) for _, outcome in came])
-
-
-def _reference_s(came: Came) -> float:
-    """Median step time of the reference; NaN without one."""
-    found = [outcome.reference_s for _, outcome in came if outcome.ok and outcome.reference_s > 0]
-    return float(np.median(found)) if found else math.nan
-
-
-def _steadied(outcome: Measurement, reference_s: float) -> Measurement:
-    """With the step time that it would have had beside a reference of `reference_s`: the machine's drift cancels."""
-    if not outcome.ok or not outcome.reference_s or not math.isfinite(reference_s):
-        return outcome
-    factor = reference_s / outcome.reference_s
-    samples_s = tuple(sample * factor for sample in outcome.samples_s)
-    return dataclasses.replace(outcome, step_time_s=outcome.step_time_s * factor, samples_s=samples_s)
+    agent.learn([plan for plan, _ in came], [steadied(outcome, scale_s) for _, outcome in came])

@@ -18,7 +18,7 @@ from rlplace.search.groupings import majority_devices
 from rlplace.search.improve.anneal import anneal_finer
 from rlplace.search.methods import CountedTimer, OwnOrder, Winners, choose_diverse, permuted, shuffled
 from rlplace.search.task import Guide
-from rlplace.training.agent.agent_config import AgentConfig
+from rlplace.training.config import AgentConfig
 
 SEARCH = "portfolio"
 WINNERS = 32

@@ -98,8 +98,10 @@ def carried_host(match: DeviceMatch) -> Host:
     if match.old.is_simulated or match.new.is_simulated:
         return match.new
     before = {link.name: link for link in match.old.links}
-    links = tuple(_like(link, [before[name] for name in match.links[link.name]]) for link in match.new.links)
-    return dataclasses.replace(match.new, links=links)
+    return dataclasses.replace(
+        match.new,
+        links=tuple(_like(link, [before[name] for name in match.links[link.name]]) for link in match.new.links),
+    )
 
 
 def carried_learned(learned: LearnedHost | None, source: CostSource, match: DeviceMatch) -> LearnedHost | None:
@@ -132,8 +134,15 @@ def carried_learned(learned: LearnedHost | None, source: CostSource, match: Devi
         if (alike := [by_name[kind, old] for old in match.links[new] if (kind, old) in by_name])
     ]
     equations = tuple(_widened(learned.equations, len(factors), means)) if learned.equations else ()
-    new = match.new
-    return LearnedHost(new.name, new.fingerprint, source, learned.prior, (*factors, *means), (), equations=equations)
+    return LearnedHost(
+        match.new.name,
+        match.new.fingerprint,
+        source,
+        learned.prior,
+        (*factors, *means),
+        (),
+        equations=equations,
+    )
 
 
 def _mean(factors: list[LearnedFactor], name: str) -> LearnedFactor:
@@ -150,29 +159,24 @@ def _mean(factors: list[LearnedFactor], name: str) -> LearnedFactor:
 
 def _widened(equations: Sequence[Equation], num_factors: int, more: Sequence[LearnedFactor]) -> list[Equation]:
     """The equations over further factors too, and one for each of these that something is known of."""
-    none = (0.0,) * len(more)
-    wide = [Equation(equation.target, equation.slopes + none) for equation in equations]
+    wide = [Equation(equation.target, (*equation.slopes, *[0.0] * len(more))) for equation in equations]
     for place, factor in enumerate(more):
         if (found := likelihood(factor, LEAST_LEARNED)) is not None:
             slope = 1.0 / math.sqrt(found[1])
-            at = num_factors + place
-            slopes = tuple(slope if column == at else 0.0 for column in range(num_factors + len(more)))
-            wide.append(Equation(found[0] * slope, slopes))
+            slopes = np.where(np.arange(num_factors + len(more)) == num_factors + place, slope, 0.0)
+            wide.append(Equation(found[0] * slope, tuple(slopes.tolist())))
     return wide
 
 
 def _like(link: Link, others: list[Link]) -> Link:
-    if not others:
-        return link
-    bandwidth = float(np.median([other.bandwidth_bytes_per_s for other in others]))
-    return Link(link.name, bandwidth, float(np.median([other.latency_s for other in others])))
+    medians = np.median([(other.bandwidth_bytes_per_s, other.latency_s) for other in others or [link]], axis=0)
+    return Link(link.name, *medians.tolist())
 
 
 def _estimated_s(graph: OpGraph, kind: str, host: Host) -> NDArray[np.float64]:
     """(N,) seconds on a device of a kind, from its data sheet."""
     device = next(device for device in host.devices if device.kind == kind)
-    alone = Host(host.name, (dataclasses.replace(device, members=()),))
-    return estimate_costs(graph, alone).op_time_s[:, 0]
+    return estimate_costs(graph, Host(host.name, (dataclasses.replace(device, members=()),))).op_time_s[:, 0]
 
 
 GONE = -1
@@ -206,8 +210,11 @@ class DeviceMatch:
     @property
     def renamed(self) -> dict[str, str]:
         """Old names to new ones, of all pairs."""
-        pairs = zip(self.old.devices, self.to, strict=True)
-        return {device.name: self.new.devices[index].name for device, index in pairs if index != GONE}
+        return {
+            device.name: self.new.devices[index].name
+            for device, index in zip(self.old.devices, self.to, strict=True)
+            if index != GONE
+        }
 
     @property
     def same_links(self) -> dict[str, str]:
@@ -306,8 +313,9 @@ def op_type_factors(graph: OpGraph, measured_s: Sequence[NDArray[np.float64]]) -
 def _unit_times(graph: OpGraph, *, is_compute: bool) -> NDArray[np.float64]:
     """(N,) seconds at 1 FLOP/s, or at 1 byte/s, with everything else free."""
     flops, bandwidth = (1.0, ENDLESS) if is_compute else (ENDLESS, 1.0)
-    peaks = {"float32": flops}
-    device = Device("unit", "unit", "simulated", 1, peak_flops_per_s=peaks, memory_bandwidth_bytes_per_s=bandwidth)
+    device = Device(
+        "unit", "unit", "simulated", 1, peak_flops_per_s={"float32": flops}, memory_bandwidth_bytes_per_s=bandwidth
+    )
     return estimate_costs(graph, Host("unit", (device,))).op_time_s[:, 0]
 
 
@@ -381,10 +389,8 @@ def _leaders(problem: Problem, fine: Grouping, kept: NDArray[np.int32]) -> NDArr
 
 def _pinned(problem: Problem, fine: Grouping, leaders: NDArray[np.int32]) -> Problem:
     """The problem over atoms, with those that are somewhere pinned there."""
-    allowed = allowed_devices(problem, fine)
-    placed = np.flatnonzero(leaders != GONE)
-    allowed[placed] = False
-    allowed[placed, leaders[placed]] = True
+    is_there = leaders[:, None] == np.arange(problem.host.num_devices)
+    allowed = allowed_devices(problem, fine) & (is_there | (leaders[:, None] == GONE))
     return dataclasses.replace(problem, grouping=fine, allowed=allowed[fine.op_group])
 
 
@@ -407,8 +413,8 @@ def _moved(
     problem: Problem, fine: Grouping, leaders: NDArray[np.int32], devices: NDArray[np.int32], match: DeviceMatch
 ) -> list[NDArray[np.int32]]:
     """The atoms of each device that is gone on one that is left, for every way to rotate these; (N,) int32."""
-    first_op = np.unique(fine.op_group, return_index=True)[1]
-    before = devices[first_op]  # of atoms; one that came from several devices is nowhere for another reason
+    # of atoms; one that came from several devices is nowhere for another reason
+    before = devices[np.unique(fine.op_group, return_index=True)[1]]
     is_free = leaders == GONE
     rank = np.cumsum(np.array(match.to) == GONE)
     count = problem.host.num_devices

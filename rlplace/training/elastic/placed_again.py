@@ -24,18 +24,16 @@ from rlplace.errors import UserError
 from rlplace.graphs import Constraints, Grouping, OpGraph
 from rlplace.locks import measuring_alone
 from rlplace.measure import Costs, Host, Measurement, Placement, Plan, Problem, Simulator
-from rlplace.measure.host_model import HostModel, LearnedHost, Posterior, Scales, knowledge_of, prior_of
+from rlplace.measure.host_model import LearnedHost, Posterior, Scales, knowledge_of
 from rlplace.measure.hosts.resolve import check_present
-from rlplace.measure.isolate.isolated_runner import profile_isolated
 from rlplace.measure.placement import check_plan
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy import LearnConfig
 from rlplace.say import Say, counted
 from rlplace.search import Budget, SearchResult, Task
-from rlplace.session.cut import CutOptions
-from rlplace.session.prepare import capture_workload, only_simulated, read_graph
+from rlplace.session.calibrate import LEAST, Known, calibrate_on, reference_s, steadied
+from rlplace.session.prepare import capture_workload, make_problem, only_simulated, read_graph
 from rlplace.session.session import Session
-from rlplace.session.session_records import Request
 from rlplace.session.setup import Setup
 from rlplace.store import Filter, MeasurementStore
 from rlplace.training.config import TrainConfig
@@ -84,8 +82,8 @@ class Replaced:
         """(N,) int32: the run's best placement, carried over; None where it has none."""
         if self.known.placement is None:
             return None
-        devices = self.known.placement.devices
-        return carried_placement(self.believed, devices, self.match, Simulator(self.believed, threads=1))
+        simulator = Simulator(self.believed, threads=1)
+        return carried_placement(self.believed, self.known.placement.devices, self.match, simulator)
 
     @cached_property
     def before_s(self) -> float:
@@ -94,9 +92,8 @@ class Replaced:
         if known.placement is None:
             return float("nan")
         graph, problem = self.problem.graph, _problem_of(known, self.problem.graph)
-        same = match_devices(known.host, known.host)
-        learned = carried_learned(known.learned, known.costs.source, same)
-        plan = check_plan(graph, known.host.num_devices, known.placement.plan, where=str(known.folder))
+        learned = carried_learned(known.learned, known.costs.source, match_devices(known.host, known.host))
+        plan = check_plan(graph, known.host.num_devices, known.placement.plan, where=str(known.session.path))
         return Simulator(_believed(problem, learned), threads=1).retime(plan).step_time_s
 
 
@@ -119,7 +116,7 @@ def replaced(
         host: where its step is to go.
         say: told of long work.
         constraints: pins, exclusions, and ops that stay together; those of the run where None.
-        isolated: whether ops are profiled in a worker process; see `profile_isolated`.
+        isolated: whether ops are profiled in a worker process; see `make_problem`.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
 
     Raises:
@@ -137,17 +134,17 @@ def replaced(
     known = _with_learned(known, graph, say)
     carried = carried_costs(graph, known.host, known.costs, host)
     if carried is None:
-        say(f"{known.folder} knows no op times for {host.name}: profiling there")
+        say(f"{known.session.path.parent} knows no op times for {host.name}: profiling there")
         with measuring_alone(host, say=say, is_waiting=is_waiting):
-            problem = Problem.profile(
+            problem = make_problem(
                 graph,
                 host,
-                num_groups=config.num_groups,
+                config.num_groups,
+                say,
                 grouping=config.grouping,
                 acyclic=config.acyclic,
                 constraints=constraints,
-                progress=say,
-                profiler=lambda graph, host, say: profile_isolated(graph, host, on_progress=say, isolated=isolated),
+                isolated=isolated,
             )
     else:
         problem = Problem.grouped(
@@ -159,7 +156,7 @@ def replaced(
             acyclic=config.acyclic,
             constraints=constraints,
         )
-    problem = dataclasses.replace(problem, op_order=known.op_order)
+    problem = dataclasses.replace(problem, op_order=known.session.facts.op_order)
     learned = carried_learned(known.learned, problem.costs.source, match)
     return Replaced(known, problem, match, carried, learned)
 
@@ -193,18 +190,19 @@ def step_of(known: KnownRun, host: Host) -> OpGraph:
         FingerprintMismatch: it is another step now.
         UserError: as `replaced`.
     """
+    count, asked = known.session.cut
     if known.spec.is_file:
         if not host.is_simulated:
             raise only_simulated(known.spec)
         # a file may hold a step that was cut when it was captured, and is read as it is
-        graphs = (read_graph(known.spec, count) for count in dict.fromkeys((1, known.count)))
+        graphs = (read_graph(known.spec, each) for each in dict.fromkeys((1, count)))
         graph = next((each for each in graphs if each.fingerprint == known.session.facts.graph_fingerprint), None)
         graph = read_graph(known.spec) if graph is None else graph
     else:
         has_values = not (known.host.is_simulated and host.is_simulated)
         with nullcontext() if has_values else without_memory():
-            workload = build(known.spec, seed=known.request.workload_seed)
-        graph = capture_workload(workload, known.count, known.asked)
+            workload = build(known.spec, seed=known.session.request.workload_seed)
+        graph = capture_workload(workload, count, asked)
     known.session.require_graph(graph)
     return dataclasses.replace(graph, name=str(known.spec))
 
@@ -212,7 +210,7 @@ def step_of(known: KnownRun, host: Host) -> OpGraph:
 def _problem_of(known: KnownRun, graph: OpGraph) -> Problem:
     """The run's problem, all ops in one group: where nothing is searched, groups do not matter."""
     whole = Grouping(np.zeros(graph.num_ops, dtype=np.int32))
-    return Problem(graph, known.host, known.costs, whole, op_order=known.op_order)
+    return Problem(graph, known.host, known.costs, whole, op_order=known.session.facts.op_order)
 
 
 def _with_learned(known: KnownRun, graph: OpGraph, say: Say) -> KnownRun:
@@ -256,28 +254,18 @@ class KnownRun:
     """The state of a run.
 
     Attributes:
-        folder: where it is kept.
         session: of the run, as it is now; it cannot be changed.
         spec: its workload, with the size that it had.
-        request: of the user.
         config: how it searched.
-        count: micro-batches of its step.
-        asked: how these were cut.
-        op_order: of its problem.
         host: with the link figures that were measured or given.
         costs: (N, D) as profiled, estimated or given.
         placement: its best one; None where it stopped before there was one.
         learned: the host model from its measured steps; None where there is none.
     """
 
-    folder: Path
     session: Session
     spec: WorkloadSpec
-    request: Request
     config: TrainConfig
-    count: int
-    asked: CutOptions
-    op_order: str
     host: Host
     costs: Costs
     placement: Placement | None
@@ -285,28 +273,29 @@ class KnownRun:
 
     def setup(self, host: Host, host_word: str, *, gangs: bool) -> Setup:
         """The run's step on another host."""
-        asked, seed = self.request.asked, self.request.workload_seed
-        return Setup(spec=self.spec, host=host, host_word=host_word, gangs=gangs, asked=asked, workload_seed=seed)
+        request = self.session.request
+        return Setup(
+            spec=self.spec,
+            host=host,
+            host_word=host_word,
+            gangs=gangs,
+            asked=request.asked,
+            workload_seed=request.workload_seed,
+        )
 
     @classmethod
-    def of(cls, session: Session, folder: Path, spec: WorkloadSpec) -> KnownRun:
-        """The state in the session of the run in a folder; `spec` is its workload.
+    def of(cls, session: Session, spec: WorkloadSpec) -> KnownRun:
+        """The state in the session of a run; `spec` is its workload.
 
         Raises:
             FileProblem: the run stopped before it had a problem.
             InvalidValue, UnknownName: something in the session is malformed.
             FingerprintMismatch: its placement is of another graph or host.
         """
-        count, asked = session.cut
         return cls(
-            folder,
             session,
             spec,
-            session.request,
             session.required("config", TrainConfig),
-            count,
-            asked,
-            session.facts.op_order,
             session.host,
             session.costs,
             session.best_placement() if session.has("placement") else None,
@@ -332,7 +321,7 @@ def read_known(folder: Path, workload: str | None = None) -> KnownRun:
         request = session.request
         command = shlex.join(["--workload", request.workload])
         spec = parse_kept_workload(request.workload, workload, where=str(session.path), command=command)
-        return KnownRun.of(session, folder, sized(spec, request.default_size))
+        return KnownRun.of(session, sized(spec, request.default_size))
     except BaseException:
         session.close()
         raise
@@ -353,8 +342,6 @@ def sized(spec: WorkloadSpec, size: Size) -> WorkloadSpec:
 
 MOST = 64
 """The latest plans are enough, and fitted within seconds."""
-LEAST = 6
-"""Fewer plans say too little."""
 
 
 def fitted_host(measurements: MeasurementStore, problem: Problem) -> LearnedHost | None:
@@ -367,16 +354,12 @@ def fitted_host(measurements: MeasurementStore, problem: Problem) -> LearnedHost
     Raises:
         FileProblem, InvalidValue, UnknownName: they cannot be read, or are malformed.
     """
-    plans, outcomes = _measured(measurements, problem)
-    if len(plans) < LEAST:
-        return None
-    model = HostModel(Scales(problem, prior_of(problem)))
-    model.learn(plans, outcomes)
-    before, after = model.held_out_errors()
-    return None if after > before else LearnedHost.of(model.fit())
+    known = _measured(measurements, problem)
+    found = calibrate_on(known) if len(known.plans) >= LEAST else None
+    return LearnedHost.of(found.posterior) if found is not None and found.is_kept else None
 
 
-def _measured(store: MeasurementStore, problem: Problem) -> tuple[list[Plan], list[Measurement]]:
+def _measured(store: MeasurementStore, problem: Problem) -> Known:
     """The latest plans that ran, and the step time of each, as beside one reference: a drift of the machine cancels."""
     graph, host = problem.graph, problem.host
     found: dict[str, tuple[Plan, Measurement]] = {}
@@ -387,17 +370,10 @@ def _measured(store: MeasurementStore, problem: Problem) -> tuple[list[Plan], li
                 found[row.plan] = check_plan(graph, host.num_devices, plan), row.measurement
         if len(found) == MOST:
             break
-    references = [outcome.reference_s for _, outcome in found.values() if outcome.reference_s > 0]
-    reference_s = float(np.median(references)) if references else 0.0
-    return [plan for plan, _ in found.values()], [_steadied(outcome, reference_s) for _, outcome in found.values()]
-
-
-def _steadied(outcome: Measurement, reference_s: float) -> Measurement:
-    if not outcome.reference_s > 0:
-        return outcome
-    factor = reference_s / outcome.reference_s
-    samples_s = tuple(sample_s * factor for sample_s in outcome.samples_s)
-    return dataclasses.replace(outcome, step_time_s=outcome.step_time_s * factor, samples_s=samples_s)
+    scale_s = reference_s(outcome for _, outcome in found.values())
+    return Known(
+        problem, [plan for plan, _ in found.values()], [steadied(outcome, scale_s) for _, outcome in found.values()]
+    )
 
 
 MOST_LINES = 6
@@ -433,8 +409,11 @@ def moves(problem: Problem, match: DeviceMatch, before: NDArray[np.int32], after
         }
         for key, count, second_s in sorted(zip(keys, counts, seconds, strict=True), key=lambda one: (-one[2], one[0]))
     ]
-    share = float(mean_s[has_moved].sum()) / whole_s
-    return {"num_ops": int(np.count_nonzero(has_moved)), "share": share, "pairs": pairs}
+    return {
+        "num_ops": int(np.count_nonzero(has_moved)),
+        "share": float(mean_s[has_moved].sum()) / whole_s,
+        "pairs": pairs,
+    }
 
 
 def describe_devices(match: DeviceMatch) -> dict[str, Any]:

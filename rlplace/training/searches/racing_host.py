@@ -129,8 +129,8 @@ class RacingHost:
 
     def end(self, plan: Plan | None, learned: Saveable | None) -> MethodResult:
         """Takes note that all of it has ended, with this plan."""
-        tried = self.raced.tried(self._evaluator.simulator)
-        return replace(self._keep(plan=plan, tried=tried, is_done=True), learned=learned)
+        result = self._keep(plan=plan, tried=self.raced.tried(self._evaluator.simulator), is_done=True)
+        return replace(result, learned=learned)
 
     def scored(self, placements: NDArray[np.int32], step_s: NDArray[np.float64]) -> None:
         """Keeps the best for measuring."""
@@ -147,8 +147,7 @@ class RacingHost:
 
     def promising(self, count: int) -> NDArray[np.int32]:
         """(<= count, N): the best simulated placements that were never run."""
-        chosen = [candidate.devices for candidate in self.raced.candidates.next_to_measure(count)]
-        return np.array(chosen, dtype=np.int32).reshape(len(chosen), self.problem.graph.num_ops)
+        return self.raced.candidates.next_to_measure(count)
 
     def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
         """Races `placements` (B, N) on the host."""
@@ -326,7 +325,7 @@ class Raced:
         if references_s:
             self.single_s = float(np.median(references_s))
         leader = self.candidates.best_measured(1)[0]
-        if leader.plan is None or not leader.ratio < self.best_ratio:
+        if not leader.ratio < self.best_ratio:
             return False
         self.plan, self.best_ratio, self.best_s = leader.plan, leader.ratio, leader.ratio * self.single_s
         self._improved.append((leader.ratio, self.so_far(num_scored, seconds)))
@@ -338,8 +337,7 @@ class Raced:
 
     def best(self, count: int) -> list[Plan]:
         """At most `count` plans that ran to their end, the best first."""
-        best = self.candidates.best_measured(count)
-        return [one.plan for one in best if np.isfinite(one.ratio) and one.plan is not None]
+        return [one.plan for one in self.candidates.best_measured(count) if np.isfinite(one.ratio)]
 
     @property
     def history(self) -> tuple[BestSoFar, ...]:
@@ -352,31 +350,27 @@ class Raced:
 
         Seconds both, in the order in which they ran.
         """
-        ran = [pair for race in self.races for pair in zip(race.plans, race.outcomes) if pair[1].ok]
-        said = [(simulator.retime(plan), outcome.ratio * self.single_s) for plan, outcome in ran]
+        ran = (pair for race in self.races for pair in zip(race.plans, race.outcomes) if pair[1].ok)
+        said = ((simulator.retime(plan), outcome.ratio * self.single_s) for plan, outcome in ran)
         return tuple((simulated.step_time_s, measured_s) for simulated, measured_s in said if simulated.ok)
 
 
 @dataclass
 class Candidate:
-    """One placement.
+    """A plan that ran.
 
     Attributes:
-        devices: (N,) int32, of ops.
-        simulated_s: simulated step time.
-        plan: as it was measured; None before that.
+        plan: as it was measured.
         ratios: measured step time over the reference's, one for each race that it ran in.
     """
 
-    devices: NDArray[np.int32]
-    simulated_s: float = float("inf")
-    plan: Plan | None = None
+    plan: Plan
     ratios: list[float] = field(default_factory=list)
 
     @property
     def ratio(self) -> float:
-        """Median of the measured ratios; infinite before the first."""
-        return float(np.median(self.ratios)) if self.ratios else float("inf")
+        """Median of the measured ratios."""
+        return float(np.median(self.ratios))
 
 
 class Candidates:
@@ -388,7 +382,7 @@ class Candidates:
 
     def __init__(self, capacity: int = 64) -> None:
         self._capacity = capacity
-        self._fresh: dict[bytes, Candidate] = {}
+        self._fresh: dict[bytes, tuple[NDArray[np.int32], float]] = {}
         self._measured: dict[str, Candidate] = {}
         self._ran: set[bytes] = set()
         self._worst_s = float("inf")
@@ -399,23 +393,23 @@ class Candidates:
         for row in np.flatnonzero(simulated_s < self._worst_s).tolist():
             key = devices[row].tobytes()
             if key not in self._fresh and key not in self._ran:
-                self._fresh[key] = Candidate(np.array(devices[row], dtype=np.int32), float(simulated_s[row]))
+                self._fresh[key] = np.array(devices[row], dtype=np.int32), float(simulated_s[row])
         if len(self._fresh) >= 2 * self._capacity:  # sorted now and then: a search scores thousands a second
             self._prune()
 
-    def next_to_measure(self, count: int) -> list[Candidate]:
-        """The `count` best simulated placements that were never measured, unlike each other if possible."""
-        (devices, simulated_s), fresh = self.fresh(), list(self._fresh.values())
-        seen = [candidate.devices for candidate in self._measured.values()]
-        return [fresh[row] for row in choose_diverse(devices, simulated_s, count, seen)]
+    def next_to_measure(self, count: int) -> NDArray[np.int32]:
+        """(<= count, N): the best simulated placements that were never measured, unlike each other if possible."""
+        devices, simulated_s = self.fresh()
+        seen = [candidate.plan.devices for candidate in self._measured.values()]
+        return devices[choose_diverse(devices, simulated_s, count, seen)]
 
     def fresh(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """The placements (C, N) that may be measured next, the best first, and their simulated step times (C,)."""
         self._prune()
-        fresh = list(self._fresh.values())
-        num_ops = len(fresh[0].devices) if fresh else 0
-        devices = np.array([candidate.devices for candidate in fresh], dtype=np.int32).reshape(len(fresh), num_ops)
-        return devices, np.array([candidate.simulated_s for candidate in fresh])
+        if not self._fresh:
+            return np.zeros((0, 0), dtype=np.int32), np.zeros(0)
+        devices, simulated_s = zip(*self._fresh.values(), strict=True)
+        return np.array(devices), np.array(simulated_s)
 
     def best_measured(self, count: int) -> list[Candidate]:
         """The `count` plans with the lowest measured ratio."""
@@ -425,18 +419,15 @@ class Candidates:
         """Adds measurements of plans; a failed one counts as infinitely slow."""
         for plan, measurement in zip(plans, measurements, strict=True):
             self.num_measured += 1
-            devices = plan.devices.tobytes()
-            fresh = self._fresh.pop(devices, None)
-            simulated_s = math.inf if fresh is None else fresh.simulated_s
-            known = self._measured.setdefault(plan.fingerprint, Candidate(plan.devices, simulated_s, plan))
-            known.ratios.append(measurement.ratio)
-            self._ran.add(devices)
+            self._fresh.pop(plan.devices.tobytes(), None)
+            self._measured.setdefault(plan.fingerprint, Candidate(plan)).ratios.append(measurement.ratio)
+            self._ran.add(plan.devices.tobytes())
 
     def _prune(self) -> None:
-        kept = sorted(self._fresh.items(), key=lambda item: item[1].simulated_s)[: self._capacity]
+        kept = sorted(self._fresh.items(), key=lambda item: item[1][1])[: self._capacity]
         self._fresh = dict(kept)
         if len(kept) == self._capacity:
-            self._worst_s = kept[-1][1].simulated_s
+            self._worst_s = kept[-1][1][1]
 
 
 FINALISTS = 4
@@ -465,5 +456,4 @@ class LoopBudget:
     def of(cls, seconds: float, simulate_share: float, reference_s: float) -> LoopBudget:
         """As many measurements as fit into the time for them, where a step takes about `reference_s`."""
         measuring_s = (1.0 - simulate_share) * seconds - FINAL_SHARE * seconds
-        count = int(measuring_s / (STEPS * max(reference_s, 1e-6)))
-        return cls(seconds, simulate_share, max(count, FINALISTS))
+        return cls(seconds, simulate_share, max(int(measuring_s / (STEPS * max(reference_s, 1e-6))), FINALISTS))

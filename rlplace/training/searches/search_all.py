@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,13 +22,12 @@ from numpy.typing import NDArray
 from rlplace.cluster import Cluster
 from rlplace.cluster.cluster_evaluator import ClusterEvaluator
 from rlplace.errors import UserError
-from rlplace.files import write_bytes_atomic
 from rlplace.measure import Plan, Problem, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge, LearnedHost, Prior
 from rlplace.measure.measurement import MeasurementLog
 from rlplace.measure.timing.threads import one_thread_here, usable_cores
-from rlplace.policy.learn.learner_state import LearnerFile
+from rlplace.policy.learn.learners import LearnerFile
 from rlplace.report.console import Progress, make_progress
 from rlplace.say import format_clock
 from rlplace.search import Budget, Method, Task
@@ -41,7 +38,7 @@ from rlplace.session.session import MethodKeeper
 from rlplace.session.session_records import MethodResult, ratio_of
 from rlplace.training.agent.agent import Agent
 from rlplace.training.method_choice import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO, SCHEDULE
-from rlplace.training.outputs import Leader, TrainingRun, compile_kernels
+from rlplace.training.outputs import Leader, SavedFiles, TrainingRun, compile_kernels
 from rlplace.training.searches.racing_host import LoopBudget, RacingHost
 from rlplace.training.tracking import NoTracker, Tracker
 
@@ -180,19 +177,19 @@ def _left_s(tasks: Collection[Task]) -> float:
     return max(task.elapsed_s * task.evaluations_left / max(task.evaluations, 1) for task in tasks)
 
 
+@dataclass
 class _Figures:
     """A task's observer that keeps and passes on the learner's figures."""
 
-    def __init__(self, tracker: Tracker) -> None:
-        self.learning: list[Mapping[str, float]] = []
-        self._tracker = tracker
+    tracker: Tracker
+    learning: list[Mapping[str, float]] = field(default_factory=list)
 
     def scored(self, placements: NDArray[np.int32], step_s: NDArray[np.float64]) -> None:
         pass
 
     def learned(self, figures: Mapping[str, float]) -> None:
         self.learning.append(figures)
-        self._tracker.log({f"train/{name}": value for name, value in figures.items()})
+        self.tracker.log({f"train/{name}": value for name, value in figures.items()})
 
 
 def resume_task(task: Task, before: MethodResult, planner: Simulator) -> None:
@@ -328,13 +325,16 @@ def search_all(
     def keep_learned(learned: Saveable) -> None:
         leader.keep_learned(learned)
         if isinstance(learned, Agent):
-            lines = ["what was learned about the host:", *learned.say()]
-            nothing = "the host is as profiled, as far as the measured steps tell"
-            run.progress.say("\n  ".join(lines) if lines[1:] else nothing)
+            factors = "".join(f"\n  {line}" for line in learned.say())
+            run.progress.say(
+                f"what was learned about the host:{factors}"
+                if factors
+                else "the host is as profiled, as far as the measured steps tell"
+            )
             if run.log is not None:
                 run.log.keep_learned(problem.graph.fingerprint, LearnedHost.of(learned.posterior))
 
-    keepers = {name: MethodKeeper(session, name, problem.host.num_devices, keep_learned) for name in options}
+    keepers = {name: MethodKeeper(session, name, keep_learned) for name in options}
     if evaluator.is_measured:
         return _in_turn(run, evaluator, options, single_s, leader, keepers)
     budget = Budget(seconds=config.budget_s) if config.evaluations is None else Budget(config.evaluations)
@@ -348,7 +348,7 @@ def search_all(
         progress=run.progress,
         tracker=run.tracker,
         single_s=single_s,
-        on_best=lambda method, plan, step_s: leader.of(method)(plan, step_s, ratio_of(step_s, single_s)),
+        on_best=lambda method, plan, step_s: leader.keep(method, plan, step_s, ratio_of(step_s, single_s)),
         before={name: result for name, result in before.items() if result is not None},
         keepers=keepers,
     )
@@ -381,7 +381,7 @@ def _in_turn(
                 progress=run.progress,
                 tracker=run.tracker,
                 single_s=single_s,
-                on_best=leader.of(method),
+                on_best=partial(leader.keep, method),
                 options=options,
                 before=before,
                 keeper=keepers[method],
@@ -462,10 +462,6 @@ def search_and_measure(
     while (count := min(BATCH * host.num_workers, task.measurements_left)) > 0 and len(batch := host.promising(count)):
         task.measure(batch)
     return host.end(host.decide(), learned)
-
-
-LEARNED_FILE = "policy.safetensors"
-"""A learned policy or host model is saved under this name before it travels."""
 
 
 def make_evaluator(
@@ -555,8 +551,13 @@ def search_on_cluster(
         if math.isinf(budget.seconds):
             return
         left_s = max(begin_s + budget.seconds - time.monotonic(), 0.0)
-        placements = sum(result.num_scored for result in found.values())
-        progress.update(placements=placements, best_s=best_s, single_s=single_s, left_s=left_s, budget_s=budget.seconds)
+        progress.update(
+            placements=sum(result.num_scored for result in found.values()),
+            best_s=best_s,
+            single_s=single_s,
+            left_s=left_s,
+            budget_s=budget.seconds,
+        )
 
     task = partial(_searched, [METHODS[name] for name in names], options, problem, budget, seed, single_s)
     for index, result in cluster.map(task, names, on_wait=tell):
@@ -574,22 +575,6 @@ def search_on_cluster(
         failed = "" if result.failure is None else f" ({result.failure.why}: what it found until then counts)"
         progress.say(f"{name} has ended{failed}: {result.num_scored:,} placements in {result.seconds:.3g} s")
     return {name: found[name] for name in methods}
-
-
-@dataclass(frozen=True)
-class SavedFiles:
-    """A policy or host model that was learned elsewhere, as its files.
-
-    Attributes:
-        files: contents by name; one of them is `LEARNED_FILE`.
-    """
-
-    files: Mapping[str, bytes]
-
-    def save(self, path: Path) -> None:
-        """Writes them to `path` and beside it, under its own name without the suffix."""
-        for name, data in self.files.items():
-            write_bytes_atomic(path.with_suffix(Path(name).suffix), data)
 
 
 def _searched(
@@ -614,9 +599,5 @@ def _searched(
         single_s=single_s,
         threads=1,
     )[name]
-    if found.learned is None:
-        return found
-    with tempfile.TemporaryDirectory() as folder:
-        found.learned.save(Path(folder) / LEARNED_FILE)
-        files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
-    return dataclasses.replace(found, learned=SavedFiles(files))
+    # a policy travels as files: its own class may not be importable there
+    return found if found.learned is None else dataclasses.replace(found, learned=SavedFiles.of(found.learned))

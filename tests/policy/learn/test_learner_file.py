@@ -10,7 +10,7 @@ import torch
 from search_problems import fork_problem
 
 from rlplace.policy import LEARNERS, POLICIES, LearnConfig, Learner, PlacerArchitecture
-from rlplace.policy.learn.learner_state import EVERY_S, LearnerFile
+from rlplace.policy.learn.learners import EVERY_S, LearnerFile
 
 PROBLEM = fork_problem(0)
 CONFIG = LearnConfig(policy="placer", learner="ppo", placer=PlacerArchitecture(hidden=8, num_layers=1))

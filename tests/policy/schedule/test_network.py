@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlplace.env import DECISION_FEATURES
-from rlplace.env.schedule_batch import FEATURES, FIRST_WEIGHTS
+from rlplace.env.sequential import FEATURES, FIRST_WEIGHTS
 from rlplace.errors import InvalidValue
 from rlplace.policy.schedule_network import (
     ALLOWED,

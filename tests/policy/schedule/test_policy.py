@@ -15,7 +15,7 @@ from random_problems import plain_host, random_problem
 from search_problems import barred, chain_problem, fork_problem, tight_problem
 
 from rlplace.env import SequentialBatch
-from rlplace.env.schedule_batch import FIRST_WEIGHTS
+from rlplace.env.sequential import FIRST_WEIGHTS
 from rlplace.errors import FileProblem
 from rlplace.measure.problem import Problem
 from rlplace.policy.base import GroupPolicy

@@ -38,7 +38,7 @@ def every_placement(num_groups: int, num_devices: int) -> NDArray[np.int32]:
 def log_probs_by_hand(policy: Seq2SeqPolicy, devices: list[int]) -> list[float]:
     """One placement, one step after the other, gate by gate (Hochreiter and Schmidhuber 1997, with forget gates)."""
     network, hidden = policy.network, SMALL.hidden
-    encoded, first = network.encode(policy.type_shares, policy.output_shapes, policy.adjacency, 1)
+    encoded, first = network.encode(1, *policy.groups)
     state, cell = (part[0, 0] for part in first)
     decoder, last, found = network.decoder, network.begin, []
     for group, device in enumerate(devices):

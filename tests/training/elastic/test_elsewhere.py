@@ -24,9 +24,9 @@ from rlplace.policy.options import LearnConfig
 from rlplace.session.session import Session
 from rlplace.session.setup import Setup
 from rlplace.training import SearchConfig, TrainConfig
-from rlplace.training.elastic.elsewhere import folder_for, resume_elsewhere
 from rlplace.training.elastic.placed_again import without_policy
 from rlplace.training.method_choice import check_names
+from rlplace.training.place_and_replace import folder_for, resume_elsewhere
 from rlplace.training.train_and_resume import Named, Shown, resume_training, run_training
 from rlplace.workloads import parse_workload
 

@@ -16,9 +16,10 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.host_model import LearnedHost
 from rlplace.measure.measurement import Measurement, MeasurementKey
 from rlplace.measure.problem import Problem
+from rlplace.session.calibrate import LEAST
 from rlplace.store import MeasurementStore
 from rlplace.store.rows import StoredMeasurement
-from rlplace.training.elastic.placed_again import LEAST, fitted_host
+from rlplace.training.elastic.placed_again import fitted_host
 
 PROBLEM = learnable_problem(paired_host(3))
 

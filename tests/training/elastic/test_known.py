@@ -39,7 +39,7 @@ def test_a_run_says_what_it_was(run: Path) -> None:
     assert known.host == HOST
     assert known.session.facts.graph_fingerprint == GRAPH.fingerprint
     assert (known.costs.op_time_s == WORKED_S).all()
-    assert (known.request.workload_seed, known.config.num_groups, known.count) == (3, 256, 1)
+    assert (known.session.request.workload_seed, known.config.num_groups, known.session.cut[0]) == (3, 256, 1)
     assert known.placement is not None
     assert (known.placement.devices == DEVICES).all()
     assert known.learned is None

@@ -21,10 +21,10 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.methods import find
 from rlplace.search.task import Budget
-from rlplace.session.cut import WHOLE
 from rlplace.session.prepare import Prepared
 from rlplace.session.session import Session
 from rlplace.session.session_records import Request
+from rlplace.session.setup import WHOLE
 from rlplace.training.config import TrainConfig
 from rlplace.training.elastic.placed_again import KnownRun, replaced, search_again
 from rlplace.workloads import parse_workload
@@ -50,7 +50,14 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> KnownRun:
     session.keep(request=request, config=TrainConfig(num_groups=64))
     session.keep_problem(Prepared(problem, WHOLE))
     session.keep_placement(Placement.of(problem, simulator.plan(devices), "portfolio"))
-    return KnownRun.of(session, folder, parse_workload(request.workload))
+    return KnownRun.of(session, parse_workload(request.workload))
+
+
+def with_facts(known: KnownRun, **changes: str) -> KnownRun:
+    """The run with other facts of its problem."""
+    session = Session.in_memory()
+    session.keep(request=known.session.request, problem=dataclasses.replace(known.session.facts, **changes))
+    return dataclasses.replace(known, session=session)
 
 
 def step_s(problem: Problem, devices: np.ndarray | None) -> float:
@@ -103,10 +110,8 @@ def test_what_was_learned_is_believed(known: KnownRun) -> None:
 
 
 def test_another_step_is_refused(known: KnownRun) -> None:
-    other = Session.in_memory()
-    other.keep(problem=dataclasses.replace(known.session.facts, graph_fingerprint="0" * 16))
     with pytest.raises(FingerprintMismatch):
-        replaced(dataclasses.replace(known, session=other), FOUR, say=say)
+        replaced(with_facts(known, graph_fingerprint="0" * 16), FOUR, say=say)
 
 
 def test_a_graph_file_runs_on_no_machine(known: KnownRun) -> None:
@@ -130,6 +135,6 @@ def test_pins_to_a_device_that_is_gone_are_to_be_given_again(known: KnownRun) ->
 
 
 def test_the_order_of_ops_stays(known: KnownRun) -> None:
-    made = replaced(dataclasses.replace(known, op_order="tilt"), FOUR, say=say)
+    made = replaced(with_facts(known, op_order="tilt"), FOUR, say=say)
     assert made.problem.op_order == "tilt"
     assert (made.problem.costs.op_time_s == estimate_costs(GRAPH, FOUR).op_time_s).all()

@@ -25,7 +25,8 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.training import TrainConfig, train
 from rlplace.training.config import SearchConfig
-from rlplace.training.searches.search_all import SavedFiles, make_evaluator, num_machines
+from rlplace.training.outputs import SavedFiles
+from rlplace.training.searches.search_all import make_evaluator, num_machines
 
 WORKLOAD = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
 

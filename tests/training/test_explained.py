@@ -17,9 +17,9 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.explain.explanation import Alternative
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.session.explained import data_parallel, explain_run, read_explanation
 from rlplace.session.folder import RunFolder
-from rlplace.session.session import Session
+from rlplace.session.session import Session, read_explanation
+from rlplace.training.outputs import data_parallel, explain_run
 
 ROWS = [
     {"method": "single", "placement": True, "status": "ok", "step_time_s": 4.0},
