@@ -30,7 +30,7 @@ from rlplace.session.setup import BatchDims, CutOptions, Loss
 from rlplace.training import TrainConfig, train
 from rlplace.training.forecast import PROFILING_SHARE, within_rest
 
-TOTAL_PER_BUDGET = 1.3
+TOTAL_PER_BUDGET = 1.1
 """Seconds of a whole call for each second of its search."""
 
 
@@ -70,7 +70,7 @@ def place(
             `loss_fn(output, **targets)`.
         host: a host of this machine, or a HOST word for it (`auto`, `cores`, `cores:2`, `cuda`); `auto` by default.
         budget_s: seconds of search, at most.
-        total_s: seconds of capture, profiling, calibration, search and final table together; 1.3 times `budget_s` by
+        total_s: seconds of capture, profiling, calibration, search and final table together; 1.1 times `budget_s` by
             default. Calibration and table shrink to fit, and the search gets the rest, at most `budget_s`. Each runs at
             least a few steps. The first call on a machine also compiles kernels, which takes about 20 seconds.
         path: JSON file of the placement. If it exists, it is checked and used, without search and measurement. If not,
