@@ -35,21 +35,21 @@ class Row:
     Attributes:
         method: its name.
         seed: of its random draws.
-        status: `ok`; `oom`, `error` or `timeout` where its placement failed; `skipped` where it could not run.
-        value_s: the minimised value, in seconds: the step time or the published objective; infinite without one.
+        status: `ok`; `oom`, `error` or `timeout` if its placement failed; `skipped` if the method could not run.
+        value_s: the minimised value, in seconds: the step time or the published objective; infinite without a result.
         evaluations: placements scored.
-        plan_s: wall time that finding the placement took.
-        peak_bytes: of each device; empty where memory was not followed.
-        why: the reason where the status is not `ok`, or a remark.
-        simulated_s: the simulator's step time, where `value_s` was measured.
-        spread_s: half the interquartile range of the measured steps; 0 where nothing was measured.
-        is_placement: whether it is a placement that can be handed back.
-        proved_s: a lower bound that the method proved on the way; 0 where it proved none.
-        history: the best value so far wherever it improved, as it was scored; empty where it was not kept.
-        devices: (N,) int32; None where there is no placement.
-        plan: the plan behind `value_s`; None where nothing was planned.
-        measured: plans that it measured before it named one; None where it measured none.
-        traceback: of a method that raised; empty for all others.
+        plan_s: wall time of the method.
+        peak_bytes: of each device; empty if memory was not recorded.
+        why: the reason if the status is not `ok`, or a remark.
+        simulated_s: the simulator's step time, if `value_s` was measured.
+        spread_s: half the interquartile range of the measured steps; 0 if nothing was measured.
+        is_placement: whether the row has a placement that can be returned.
+        proved_s: a lower bound that the method proved; 0 if it proved none.
+        history: the improvements of the best scored value; empty if it was not recorded.
+        devices: (N,) int32; None if there is no placement.
+        plan: the plan of `value_s`; None if there is none.
+        measured: number of plans that the method measured; None if it measured none.
+        traceback: of a method that raised an exception; else empty.
     """
 
     method: str
@@ -84,12 +84,12 @@ class Comparison:
         host: name of the host.
         objective: the minimised value.
         rows: in the order in which they ran.
-        lower_bound_s: no placement can do better.
-        lower_bound: the argument that gives it.
-        budget: the budget of each method, as people read it.
-        is_measured: whether step times come from running.
+        lower_bound_s: a proven lower bound of the value.
+        lower_bound: the name of its proof.
+        budget: the budget of each method, as text.
+        is_measured: whether step times are measured.
         is_interrupted: whether Ctrl-C ended it early: only the methods that had finished have rows.
-        truth: kind and seed of the hidden truth that step times are of; empty where there is none.
+        truth: kind and seed of the hidden truth; empty if there is none.
         is_traced: whether its measurements came with timelines.
     """
 

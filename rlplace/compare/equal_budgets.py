@@ -63,7 +63,7 @@ class CompareConfig:
     evaluations: AtLeastOne | None = None
     """Placements that each method may score with each seed."""
     seconds: Positive | None = None
-    """Wall time of all methods and seeds together; 60 s where no budget is given."""
+    """Wall time of all methods and seeds together; 60 s without any budget."""
     seeds: AtLeastOne = 1
     """Number of seeds for each random method: `seed`, `seed` + 1, ..."""
     objective: Objective = "latency"

@@ -148,8 +148,9 @@ class Scorer:
     on a forbidden device is not measured: its status is `error`.
 
     Attributes:
-        reference_s: the unit of step times from a measurer that times a reference beside every placement: the
-            ratio to the reference times this, so that a drift of the machine is no reward. None takes them as they are.
+        reference_s: for a measurer that also times a reference placement. Step times are then the ratio to the
+            reference, times `reference_s`, so that a drift of the machine does not change rewards. None uses the step
+            times unchanged.
     """
 
     def __init__(

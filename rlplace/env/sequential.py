@@ -76,9 +76,9 @@ class SequentialEnv(PlacementEnv[np.int64]):
     Groups come in the order of their first ops, or by `order`. A group that is chosen earlier waits in the schedule.
     The info of the last step is that of a step of `OneShotEnv`. The info of other steps is empty.
 
-    `action_masks` says where a group may be: where its pins allow it, and it fits into memory. An action against either
-    does not end the episode: in the end the placement is judged as in `OneShotEnv`, where a broken pin fails. A group
-    that is chosen twice ends the episode at once, with the reward of a failure.
+    `action_masks` has the devices that pins and memory allow for a group. A forbidden action does not end the episode.
+    At the end the placement is measured as in `OneShotEnv`, where a broken pin fails. If a group is chosen twice, the
+    episode ends at once with the reward of a failure.
     """
 
     observation_space: spaces.Dict
@@ -472,7 +472,7 @@ class SequentialBatch:
             groups: (B,) undecided groups to look at; those that are next by default.
 
         Raises:
-            InvalidValue: wrong length, or a group that is decided or not there.
+            InvalidValue: wrong length, or a group that is decided or unknown.
         """
         self._turn(groups)
         made = self._observation
@@ -501,7 +501,7 @@ class SequentialBatch:
             groups: (B,) undecided groups; those that are next by default.
 
         Raises:
-            InvalidValue: wrong length, no integers, a device or a group that is not there, or none that is undecided.
+            InvalidValue: wrong length, no integers, an unknown device or group, or no undecided group.
         """
         if self.is_done:
             raise InvalidValue("step", self.num_steps + 1, f"at most {self.num_groups}, then reset", where="episode")

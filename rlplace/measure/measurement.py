@@ -48,8 +48,8 @@ class Measurement:
         samples_s: every timed step, in order; a single value when simulated.
         peak_bytes: peak of each device, (D,).
         why: the cause when status is not `ok`.
-        reference_s: median step time of the reference placement timed in turn with this one; 0 where there was none.
-        key: of the plan; None where it is unknown.
+        reference_s: median step time of the reference placement in the same race; 0 without a reference.
+        key: of the plan; None if unknown.
         timeline: of a traced step of the same visit, which is not one of the timed ones; None where none was traced.
     """
 

@@ -161,7 +161,7 @@ class PlacerPolicy(IndependentPolicy, ActorCriticPolicy):
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
 
     def logits(self) -> Tensor:
-        """(G, D) logits at temperature 1; minus infinity where a group may not be."""
+        """(G, D) logits at temperature 1; minus infinity for forbidden devices."""
         h_GH = self.encoder(self.node_features, self.edge_features, self.edge_source, self.edge_target)
         logits_GD = self.device_net(h_GH) + self.architecture.table_scale * self.table_GD
         return torch.masked_fill(logits_GD, ~self.allowed, -torch.inf)
@@ -331,7 +331,7 @@ class GnnPolicy(IndependentPolicy):
         self.register_buffer("marks", device_marks(features, self.config.marks, seed))
 
     def logits(self) -> Tensor:
-        """(G, D) logits at temperature 1; minus infinity where a group may not be."""
+        """(G, D) logits at temperature 1; minus infinity for forbidden devices."""
         return torch.masked_fill(self.network(self.problem, self.marks), ~self.problem.allowed, -torch.inf)
 
     def load(self, path: str | os.PathLike[str]) -> None:

@@ -69,8 +69,8 @@ class Seq2SeqPolicy(PolicyModule):
         generator: draws the samples.
         groups: the three parts of `Seq2SeqInputs` that the network reads.
         allowed: (G, D) bool, devices where each group may be.
-        logit_noise: spread of the noise on the logits that samples are drawn with, over the root mean square of a
-            step's logits; log-probabilities know nothing of it. A learner may set it.
+        logit_noise: standard deviation of the noise on the logits of samples, divided by the root mean square of a
+            step's logits; log-probabilities ignore it. A learner may set it.
     """
 
     kind: Literal["seq2seq"] = "seq2seq"
@@ -102,7 +102,8 @@ class Seq2SeqPolicy(PolicyModule):
         return self._write(1, torch.zeros(1, self.num_groups, self.num_devices)).reshape(-1)
 
     def evaluate(self, group_devices: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (B, G) of the devices (B, G), each given those before it, and entropies (B, G) in nats."""
+        """Log-probabilities (B, G) of the devices (B, G), each conditional on the groups before it, and entropies (B,
+        G) in nats."""
         devices_BG = torch.from_numpy(np.asarray(group_devices, dtype=np.int64))
         encoded, state = self.network.encode(len(devices_BG), *self.groups)
         before_BG = torch.cat((torch.full_like(devices_BG[:, :1], self.network.begin), devices_BG[:, :-1]), dim=1)

@@ -54,51 +54,54 @@ Evaluations = Annotated[Whole, Field(ge=1, le=MOST_EVALUATIONS)]
 
 @record(frozen=True)
 class AgentConfig:
-    """How plans are proposed to be measured."""
+    """How the agent chooses plans to measure."""
 
     batch: Kept = 4
     """Plans measured between two fits of the host model."""
     known_batch: Kept = 2
-    """As `batch`, on a host that other workloads taught: the purpose of a plan is decided after as many looks, in half
-    of the measurements."""
+    """Like `batch`, for a host that is known from other workloads."""
     known_share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
-    """Share of the first batch's simulated placements for one search from scratch, on a host that is known."""
+    """On a host that is known from other workloads: share of the first batch's simulated placements for one search from
+    scratch."""
     traced_share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
     """Share of all simulated placements for the search that follows the first traced step."""
     evaluations: Evaluations = 2000
-    """Placements simulated for each plan that is proposed, where neither evaluations nor seconds are given."""
+    """Placements simulated for each proposed plan, if neither evaluations nor seconds are given."""
     scratch_share: Share = 0.1
-    """Share of a batch's simulated placements for one search from scratch; the rest goes on from the best one known."""
+    """Share of a batch's simulated placements for one search from scratch; the other searches start from the best known
+    placement."""
     mean_share: Share = 0.25
-    """Share of a batch that is searched under the most probable factors; the others under draws of the posterior."""
+    """Share of a batch that is searched with the most probable factors; the other plans are searched with draws of the
+    posterior."""
     later_evaluations: Evaluations = 400
-    """As `evaluations`, for plans after the first `early` ones; other budgets are shared out in this proportion."""
+    """Like `evaluations`, for plans after the first `early` ones; other budgets are divided in this proportion."""
     first_weight: Positive = 2.0
-    """As `evaluations`, for plans of the first batch, in proportion: a search that goes on from a good one stays
-    good."""
+    """Weight of plans of the first batch, relative to `evaluations`: later searches start from good placements, so the
+    first one should be good."""
     early: Kept = 16
-    """Plans that most is learned from."""
+    """Number of first plans, from which the agent learns most."""
     pool: Kept = 64
-    """Placements that are remembered to start from."""
+    """Number of placements that are stored as starts of searches."""
     is_prior: bool = True
-    """Whether the prior counts; without it every factor is nearly free."""
+    """Whether the prior is used; without it the factors are almost unconstrained."""
     is_thompson: bool = True
-    """Whether factors are drawn from the posterior; otherwise they are always the most probable ones."""
+    """Whether factors are drawn from the posterior; otherwise the most probable factors are used."""
     is_permuted: bool = True
-    """Whether placements are tried with devices of one kind relabelled."""
+    """Whether placements are also tried with devices of the same kind exchanged."""
     draws: Annotated[Whole, Field(ge=0, le=MOST_KEPT)] = 16
-    """Draws of the posterior that candidates for a batch are compared under; 0 measures the best of each search."""
+    """Number of posterior draws for comparing the candidates for a batch; with 0, the best placement of each search is
+    measured."""
     compared_share: Share = 0.2
-    """Share of a batch's simulated placements that goes into comparing candidates."""
+    """Share of a batch's simulated placements for comparing candidates."""
     most_compared: Kept = 64
     """Candidates at most."""
     averaged: Kept = 4
-    """Draws of the posterior over which a search for a plan that is fast under all of them averages."""
+    """Number of posterior draws of the search for a plan that is fast on average."""
     mean_weight: Positive = 3.0
-    """Simulated placements of that search, for each one of a search under a single draw."""
+    """Simulated placements of that search, relative to a search with a single draw."""
 
     def on(self, *, is_known: bool) -> AgentConfig:
-        """The value for a host that other workloads have taught, or for an unknown host."""
+        """The value for a host that is known from other workloads, or for an unknown host."""
         return (
             dataclasses.replace(self, batch=min(self.batch, self.known_batch)) if is_known and self.is_prior else self
         )
@@ -111,21 +114,22 @@ class AgentConfig:
         return each / self.whole_evaluations(count)
 
     def whole_evaluations(self, count: int) -> int:
-        """Placements simulated for `count` plans, where no budget says otherwise."""
+        """Placements simulated for `count` plans without another budget."""
         first, early = min(count, self.batch), min(count, self.early)
         whole = early * self.evaluations + (count - early) * self.later_evaluations
         return round(whole + first * (self.first_weight - 1) * self.evaluations)
 
     def num_compared(self, evaluations: float) -> int:
-        """Candidates to compare, where a batch has so many evaluations; 0 where they are too few to be of use."""
+        """Number of candidates to compare for this number of evaluations per batch; 0 if the evaluations are too
+        few."""
         if not self.draws or not self.is_thompson:
             return 0
         share = evaluations * self.compared_share / self.draws
         return int(min(share, self.most_compared)) if share >= LEAST_COMPARED * self.batch else 0
 
     def weight(self, is_mean: bool, num_mean: int, count: int) -> float:
-        """The part of an even share of a batch's simulated placements that one of `count` searches gets, `num_mean` of
-        them under the most probable factors."""
+        """The weight of one of `count` searches of a batch, relative to an even share of the simulated placements;
+        `num_mean` searches use the most probable factors."""
         whole = num_mean * self.mean_weight + count - num_mean
         return count * (self.mean_weight if is_mean else 1.0) / whole if whole > 0 else 1.0
 

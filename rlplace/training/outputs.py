@@ -75,7 +75,8 @@ class Table:
 
     @property
     def summary(self) -> str:
-        """The best placement beside one device and plain PyTorch, in a line; says so where it is not worth it."""
+        """One line with the step times of the best placement, of one device and of plain PyTorch; with `not worth it`
+        if placing does not help."""
         placed_s = self.row(self.best)["step_time_s"] if self.best else math.inf
         others = {"one device": self._seconds("single"), "eager": self._seconds("eager")}
         told = [f"{name} {format_seconds(step_s)}" for name, step_s in others.items() if math.isfinite(step_s)]

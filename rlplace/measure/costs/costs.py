@@ -25,8 +25,8 @@ class Costs:
     Attributes:
         op_time_s: (N, D) float64, >= 0, without launches (`Host.dispatch_s`).
         source: `estimated` (roofline), `profiled` (measured) or `given` (by the graph file).
-        workspace_bytes: (N, D) int64, >= 0: scratch that each op was seen to take on each device while it ran; None:
-            as the graph says.
+        workspace_bytes: (N, D) int64, >= 0: measured scratch memory of each op on each device; None uses the values of
+            the graph.
         moved_factor: (N,) float64, >= 1: how many times as long each op takes where its largest input was made on
             another device (caches are cold there); None: as long.
     """

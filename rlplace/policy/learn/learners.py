@@ -164,7 +164,7 @@ class EliteLearner:
 
 
 class CloneLearner(EliteLearner):
-    """The cross-entropy method with a network for its distribution (Rubinstein 1999; de Boer et al. 2005)."""
+    """The cross-entropy method with a network as its distribution (Rubinstein 1999; de Boer et al. 2005)."""
 
     policy: GroupPolicy
 

@@ -295,22 +295,23 @@ def learn_host(
     knowledge: HostKnowledge | None = None,
     is_traced: bool = False,
 ) -> Agent:
-    """The best plan of as many as may be measured, each chosen with the host model as the earlier ones fitted it.
+    """Measures plans within the budget, and returns the best. Each batch is chosen with a host model that is fitted to
+    the earlier measurements.
 
     Model-based reinforcement learning with posterior sampling (Strens 2000, ICML; Osband et al. 2013, arXiv:1306.0940):
     searches find a batch of plans with the most probable factors of the host model and with draws of their posterior.
     Then the batch is measured, and the model is fitted to all measurements.
 
     Args:
-        problem: as profiled or estimated.
-        measurer: times plans.
-        budget: `measurements`, the plans that may be measured, at least 1; placements simulated and seconds for all
-            of them together.
-        seed: of every draw.
-        config: how it explores.
-        prior: how far the host may be from the problem's figures.
+        problem: a profiled or estimated problem.
+        measurer: measures plans.
+        budget: `measurements` is the number of plans to measure, at least 1; simulated placements and seconds are for
+            all of them together.
+        seed: of all random draws.
+        config: the options.
+        prior: distribution of the factors before measurements.
         guide: suggests starts and moves to its searches.
-        knowledge: knowledge of this host from other workloads (`knowledge_of`); nothing by default.
+        knowledge: results of other workloads on this host (`knowledge_of`); none by default.
         is_traced: whether the measurer gives timelines; then one plan, or two of many, is measured for its timeline.
 
     Raises:
