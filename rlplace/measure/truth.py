@@ -65,7 +65,7 @@ KINDS: Mapping[str, Spread] = {
     "in-place": Spread(0.6, 3.0, 0.15, (1e-6, 20e-6), corun_most=0.3, moved_most=1.3),
 }
 """In a misfit, op times and latencies differ in ways that no factor per op type, link or device describes;
-`in-place`, they also depend on what runs beside an op and on where its input was made."""
+`in-place`, they also depend on the ops beside an op and on the device that made its input."""
 
 
 @record(frozen=True)
@@ -124,7 +124,7 @@ def check_no_gangs(host: Host) -> None:
 
 
 def true_problem(problem: Problem, truth: Truth) -> Problem:
-    """The problem as it really is: other op times and bandwidths, and what else its kind says; all else is the same.
+    """The problem as it really is: other op times, bandwidths, and figures of its kind; all else is the same.
 
     One generator draws one array for each figure, in the order of `true_problems`. Sources take no time and keep none.
 

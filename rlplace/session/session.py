@@ -519,7 +519,7 @@ class Session(Connected):
         return f"{self.path}: {name}"
 
     def _kept(self, name: str, found: T | None) -> T:
-        """What was found under a name.
+        """The content that was found under a name.
 
         Raises:
             FileProblem: nothing was.

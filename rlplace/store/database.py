@@ -374,7 +374,7 @@ class Connected:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection; what was kept stays."""
+        """Ends the connection; the content stays."""
         self._connection.close()
 
     def _selected(self, statement: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[Any]:

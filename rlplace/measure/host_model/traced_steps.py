@@ -1,4 +1,4 @@
-"""`TracedSteps`: what the timelines of traced steps say of a host's factors, before any step time counts.
+"""`TracedSteps`: factors of a host, fitted to the timelines of traced steps. `TracedMedians`: medians in place of a fit.
 
 A step time is one number about many ops; a timeline has a duration for each of them. Durations are taken together by
 cells: ops of one signature on one device, and transfers of one size over the same links.
@@ -232,7 +232,7 @@ class TracedMedians:
         self._timelines.append(timeline)
 
     def problem(self) -> Problem:
-        """The problem with what was traced in the place of its figures.
+        """The problem with traced figures in the place of its own.
 
         An op takes the median of the traced ops of its signature on its kind of device; where there are none, its own
         time, times the median ratio of traced and own times on that kind. Durations over each route are regressed on
