@@ -1,4 +1,4 @@
-"""`TracedSteps`: factors of a host, fitted to the timelines of traced steps. `TracedMedians`: medians in place of a fit.
+"""`TracedSteps`: a host's factors, fitted to timelines of traced steps. `TracedMedians`: medians in place of a fit.
 
 A step time is one number about many ops; a timeline has a duration for each of them. Durations are taken together by
 cells: ops of one signature on one device, and transfers of one size over the same links.
