@@ -1,7 +1,8 @@
 """Export: a placement as a model that runs, and a run as a file of some format.
 
 `place`, `to_step` and `to_module` make a step or a module that runs (`placed`), and `check_export` compares it with
-plain PyTorch. `FORMATS` (`formats`, `device_map`, `pipeline`, `torchrec`) are file formats; `export_run` writes one.
+plain PyTorch. `FORMATS` in `formats` is the table of file formats: a new one is a row there. `device_map` and
+`pipeline` write those of several modules.
 """
 
 from rlplace.export.formats import (
