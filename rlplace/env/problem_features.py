@@ -146,6 +146,11 @@ class ProblemFeatures:
     summary: NDArray[np.float32]
     arrays: GroupArrays
 
+    @property
+    def allowed(self) -> NDArray[np.bool_]:
+        """(G, D) bool: devices where each group may be."""
+        return self.arrays.allowed
+
     def twins(self) -> NDArray[np.int64]:
         """(D,) how many devices before each one look the same by themselves; 0 where all differ.
 

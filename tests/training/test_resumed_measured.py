@@ -65,8 +65,8 @@ def test_what_was_measured_is_known_and_not_measured_again(
     run = RunFolder.create(tmp_path / "run")
     keep, kept = Session.keep_result, list[tuple[str, MethodResult]]()
 
-    def killed(self: Session, method: str, state: MethodResult, num_devices: int) -> None:
-        keep(self, method, state, num_devices)
+    def killed(self: Session, method: str, state: MethodResult) -> None:
+        keep(self, method, state)
         kept.append((method, state))
         if len(kept) > num_races:
             raise Killed
