@@ -234,7 +234,8 @@ def main() -> None:
         argument("--note", help="with --render: what readers should know of these runs, from now on"),
     )
     is_development = options.suite == "learn-dev"
-    path = RESULTS / f"{options.name or ('learn-dev-true' if is_development else 'core-true')}.jsonl"
+    usual = f"{'learn-dev-true' if is_development else 'core-true'}{'-traced' * options.trace}"
+    path = RESULTS / f"{options.name or usual}.jsonl"
     if options.render:
         render(options.suite, path, options.note)
         return

@@ -261,18 +261,15 @@ class TrueTimer:
         disturbed = dataclasses.replace(problem, costs=Costs(op_time_s, problem.costs.source))
         sent = generator.lognormal(0.0, LINK_NOISE, plan.num_transfers)
         step, offset_s = Simulator(disturbed, threads=1).timeline(plan, sent), self._offset_s
-        return Timeline(
-            step.op_device,
-            step.op_start_s + offset_s[devices],
-            step.op_end_s + offset_s[devices],
-            step.transfer_tensor,
-            step.transfer_source,
-            step.transfer_destination,
-            step.transfer_start_s + offset_s[step.transfer_destination],
-            step.transfer_end_s + offset_s[step.transfer_destination],
-            memory_time_s=np.zeros(0),
-            memory_device=np.zeros(0, dtype=np.int32),
-            memory_bytes=np.zeros(0, dtype=np.int64),
+        return dataclasses.replace(
+            step,
+            op_start_s=step.op_start_s + offset_s[devices],
+            op_end_s=step.op_end_s + offset_s[devices],
+            transfer_start_s=step.transfer_start_s + offset_s[step.transfer_destination],
+            transfer_end_s=step.transfer_end_s + offset_s[step.transfer_destination],
+            memory_time_s=step.memory_time_s[:0],
+            memory_device=step.memory_device[:0],
+            memory_bytes=step.memory_bytes[:0],
             source="measured",
         )
 

@@ -93,9 +93,8 @@ class TracedSteps:
         self._z = np.zeros(OTHERS + len(scales))
         self._scales, self._config, self._terms = scales, config or TraceConfig(), PathTerms(scales)
         graph, host = scales.problem.graph, scales.problem.host
-        words, self._signature = np.unique(graph.signatures, return_inverse=True)
-        self._num_signatures, self._runs = len(words), ~graph.is_source
-        self._largest = main_producers(graph)
+        self._signature = np.unique(graph.signatures, return_inverse=True)[1]
+        self._runs, self._largest = ~graph.is_source, main_producers(graph)
         routes = {frozenset(route.links): k for k, route in enumerate(host.routes) if route.links}
         self._route = np.full((host.num_devices,) * 2, -1, dtype=np.int64)
         for route in host.routes:  # pairs with the same links are one

@@ -312,7 +312,8 @@ def learn_host(
         prior: distribution of the factors before measurements.
         guide: suggests starts and moves to its searches.
         knowledge: results of other workloads on this host (`knowledge_of`); none by default.
-        is_traced: whether the measurer gives timelines; then one plan, or two of many, is measured for its timeline.
+        is_traced: whether the measurer gives timelines. Then the first of several plans is one that shows every device
+            and link, and the first search gets `config.traced_share` of the budget.
 
     Raises:
         InvalidValue: the budget allows no measurement, or the measurer returned a wrong number of measurements.
@@ -329,14 +330,15 @@ def learn_host(
     agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guide, knowledge=knowledge, is_traced=is_traced)
     begin, is_endless = time.monotonic(), math.isinf(budget.evaluations) and math.isinf(budget.seconds)
     evaluations = config.whole_evaluations(budget.measurements) if is_endless else budget.evaluations
+    has_searched = False
     while (left := budget.measurements - agent.num_measured) > 0 and time.monotonic() - begin < budget.seconds:
         count, share = min(config.batch, left), config.share(agent.num_measured, budget.measurements)
         if is_traced:  # the first ones tell most: every batch is as large as all before it, up to the usual size
-            count, share = min(count, max(agent.num_measured, 1)), (1.0 - config.traced_share) * share
-            if agent.num_measured < 2:
-                share = config.traced_share
-        each = _scaled(Budget(evaluations, budget.seconds), share)
-        plans = agent.survey() if is_traced and not agent.num_measured and left > 1 else agent.propose(count, each)
+            count = min(count, max(agent.num_measured, 1))
+            share = (1.0 - config.traced_share) * share if has_searched else config.traced_share
+        plans = agent.survey() if is_traced and not agent.num_measured and left > 1 else []
+        if not plans:  # or no drawn placement fits into memory
+            plans, has_searched = agent.propose(count, _scaled(Budget(evaluations, budget.seconds), share)), True
         if not plans:
             break
         outcomes = measurer.measure_plans(plans)

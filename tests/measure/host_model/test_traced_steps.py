@@ -181,6 +181,14 @@ def test_a_few_traces_of_a_truth_beat_as_many_step_times(kind: str) -> None:
     assert errors[True] < 0.5 * errors[False]
 
 
+def test_a_host_of_one_device_that_sends_nothing_is_learned_too() -> None:
+    scales = scales_of(plain_host(1))
+    true = scales.apply(some_factors(scales, 7))
+    plan = Simulator(scales.problem).plan(np.zeros(scales.problem.graph.num_ops, dtype=np.int32))
+    known = fitted(scales, timelines_of(true, [plan] * 4), EXACT)
+    np.testing.assert_allclose(known.apply(known.mean).costs.op_time_s, true.costs.op_time_s, rtol=1e-3)
+
+
 def test_without_traces_the_prior_stays() -> None:
     scales = scales_of(paired_host(3))
     assert TracedSteps(scales).known() is scales

@@ -18,6 +18,7 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
 from rlplace.search.task import Budget
 from rlplace.training.agent import Agent, AgentConfig, learn_host
+from rlplace.training.agent.proposals import Proposer
 
 FEW = AgentConfig(evaluations=60, later_evaluations=40)
 COMPARED = AgentConfig(evaluations=500, later_evaluations=40)
@@ -327,6 +328,20 @@ def test_the_first_traced_plan_shows_every_device_and_link() -> None:
 def test_a_first_traced_plan_that_fails_is_no_end() -> None:
     measurer = HiddenTruth(PROBLEM, failing={0: "error"}, is_traced=True)
     assert traced(measurer, 4).plan is not None
+
+
+def test_without_a_drawn_placement_that_fits_the_first_search_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Simulator, "step_times", lambda self, placements, priorities=None: np.full(len(placements), np.inf)
+    )
+    nowhere = Proposer(PROBLEM, np.random.default_rng(0), FEW)
+    assert nowhere.spread(Simulator(PROBLEM)) == []
+    monkeypatch.undo()
+    monkeypatch.setattr(Proposer, "spread", lambda self, simulator: [])
+    measurer = HiddenTruth(PROBLEM, is_traced=True)
+    agent = traced(measurer, 4)
+    assert agent.plan is not None
+    assert agent.num_measured == 4
 
 
 @pytest.mark.slow
