@@ -132,6 +132,7 @@ def test_a_fault_is_the_measurement_of_its_plan(
     assert words in outcome.why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["abort", "segfault", "hang", "raise", "allocate"])
 def test_its_op_is_named(raced: dict[str, Measurement], kind: str) -> None:
     index = FAULTS.index(kind)
@@ -139,6 +140,7 @@ def test_its_op_is_named(raced: dict[str, Measurement], kind: str) -> None:
     assert "cpu:1" in raced[kind].why
 
 
+@pytest.mark.slow
 def test_the_others_are_measured_as_if_it_had_not_been_there(raced: dict[str, Measurement]) -> None:
     for name in ("first", "second"):
         assert raced[name].ok, raced[name].why
