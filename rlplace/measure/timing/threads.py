@@ -9,8 +9,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
@@ -83,6 +81,8 @@ def _libraries() -> tuple[ctypes.CDLL | None, ctypes.CDLL | None]:
 @functools.cache
 def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
     """Reads and sets the number of threads of the OpenBLAS in NumPy's wheel; None where there is another library."""
+    import numpy as np
+
     for path in Path(np.__file__).parent.parent.glob("numpy.libs/libscipy_openblas*"):
         library = ctypes.CDLL(str(path))
         for suffix in ("64_", ""):
