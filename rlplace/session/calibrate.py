@@ -95,7 +95,7 @@ def calibrated(
     knowledge: HostKnowledge | None = None,
     log: MeasurementLog | None = None,
     isolated: bool | None = None,
-    before: Sequence[tuple[str, Measurement]] = (),
+    before: Known | None = None,
     on_measured: Callable[[Known], None] = lambda known: None,
     most_s: float = float("inf"),
     evaluator: Evaluator | None = None,
@@ -111,7 +111,7 @@ def calibrated(
         knowledge: knowledge of this host from other workloads.
         log: keeps measurements.
         isolated: whether placements are measured in a worker process; see `Evaluator`.
-        before: measurements of before an interruption, with the fingerprint of each plan; it is not measured again.
+        before: measurements of before an interruption; they are not measured again.
         on_measured: told the measurements, before anything is learned from them.
         most_s: seconds of measuring, after which there is no further round.
         evaluator: of the problem, without a reference; one is made, and closed, where none is given.
@@ -123,8 +123,9 @@ def calibrated(
     start = majority_devices(problem, eft(problem))
     groups, _ = draw_mix(problem, start, max(count, LEAST), np.random.default_rng(seed))
     plans = plans_of(problem, simulator, groups)
-    by_name = {plan.fingerprint: plan for plan in plans}
-    kept = [(by_name[name], outcome) for name, outcome in before if name in by_name]
+    names = {plan.fingerprint for plan in plans}
+    told = () if before is None else zip(before.plans, before.outcomes, strict=True)
+    kept = [(plan, outcome) for plan, outcome in told if plan.fingerprint in names]
     known = Known(problem, [plan for plan, _ in kept], [outcome for _, outcome in kept])
     if len(kept) < LEAST:
         few = f", not {count}: fewer say too little" if count < len(plans) else ""

@@ -182,7 +182,7 @@ def _calibrated(
         knowledge=knowledge,
         log=run.log,
         isolated=config.isolated,
-        before=run.session.calibration,
+        before=run.session.calibration(run.problem),
         on_measured=run.session.keep_calibration,
         most_s=limit_s(config.budget_s) if config.total_s is None else CALIBRATION_SHARE * config.total_s,
         evaluator=evaluator,
