@@ -17,6 +17,8 @@ from rlplace.policy import LearnConfig
 from rlplace.records import Number, Positive, Share, Whole, record
 from rlplace.session.setup import ProblemOptions, Setup
 
+NUM_TRACED, NUM_TIMED = 4, 12
+"""Placements that a host is calibrated on, traced ones and others."""
 MOST_S, MOST_ROUNDS = 30 * 24 * 3600, 10_000
 """Of a run: seconds; placements measured before the search, and rounds of its final table."""
 
@@ -35,8 +37,9 @@ class SearchConfig:
     """A policy that suggests starts and moves to the searches of `learned` or `guided`; or none."""
     simulate_share: Share = 0.6
     """On a real host, the share of the budget for simulated placements; the rest measures the best of them."""
-    num_calibrated: Annotated[Whole, Field(ge=0, le=MOST_ROUNDS)] = 12
-    """Placements measured before the search, to calibrate the host (at least 6); 0 means no calibration."""
+    num_calibrated: Annotated[Whole, Field(ge=0, le=MOST_ROUNDS)] | None = None
+    """Placements measured before the search, to calibrate the host: by default 4, or 12 without traced steps (at least
+    2, or 6 without); 0 means no calibration."""
     priors: Path | None = None
     """The usual error of given costs: a file of `rlplace fit-priors`."""
     table_rounds: Annotated[Whole, Field(ge=1, le=MOST_ROUNDS)] = 25
@@ -165,6 +168,12 @@ class TrainConfig(ProblemOptions):
     def of(cls, setup: Setup, **options: Any) -> TrainConfig:
         """A configuration from the options that commands share, and further fields."""
         return cls(**{each.name: getattr(setup, each.name) for each in fields(ProblemOptions)}, **options)
+
+    @property
+    def num_calibrated(self) -> int:
+        """Placements measured before the search on a real host; 0 for no calibration."""
+        default = NUM_TRACED if self.is_traced else NUM_TIMED
+        return default if self.search.num_calibrated is None else self.search.num_calibrated
 
     @property
     def guide(self) -> LearnConfig | None:
