@@ -40,6 +40,11 @@ class Known:
     plans: Sequence[Plan]
     outcomes: Sequence[Measurement]
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether any of them has a timeline."""
+        return any(outcome.timeline is not None for outcome in self.outcomes)
+
 
 @dataclass(frozen=True, eq=False)
 class Calibration:

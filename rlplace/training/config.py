@@ -161,6 +161,8 @@ class TrainConfig(ProblemOptions):
     deterministic."""
     track: Literal["disabled", "offline", "online"] = "disabled"
     """Weights & Biases: disabled, offline or online."""
+    is_traced: bool = True
+    """Whether plans that `learned` measures on a real host also run a traced step, from whose timeline it learns."""
     cluster: str = "off"
     """The machines that measure, or for a simulated host search: off (only this machine), auto (the Ray cluster that
     runs here, else a new one), or the address of a cluster."""

@@ -402,12 +402,13 @@ def solve(
     start: NDArray[np.int32] | None = None,
     knowledge: HostKnowledge | None = None,
     learner_file: LearnerFile | None = None,
+    is_traced: bool = False,
 ) -> Agent | None:
     """Learns the host from its measured steps, as `learn_host` does; returns the agent.
 
     A share of the task's evaluations or seconds goes to each plan that may be measured, and measuring goes on for as
     long as the host is open. Where a host measures some plans later than others, it learns from the results that have
-    come. Without a host it is `portfolio`.
+    come. Without a host it is `portfolio`. If steps are traced and none was before, the first plan is a survey.
 
     Args:
         task: scores, measures and counts.
@@ -418,6 +419,7 @@ def solve(
         start: (N,) a placement that its first search starts from, besides its own starts.
         knowledge: knowledge of this host from other workloads; nothing by default.
         learner_file: stores the state of the guide's learner and loads it again; none by default.
+        is_traced: whether the host gives timelines.
     """
     if task.host is None or not task.budget.measurements:
         METHODS[WITHOUT_HOST].run(task, start=start)
@@ -429,9 +431,19 @@ def solve(
         from rlplace.training.policy_methods import PolicyGuide
 
         guided = PolicyGuide(problem, guide, seed=seed, learner_file=learner_file)
-    agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guided, start=start, knowledge=knowledge)
+    agent = Agent(
+        problem,
+        seed=seed,
+        config=config,
+        prior=prior,
+        guide=guided,
+        start=start,
+        knowledge=knowledge,
+        is_traced=is_traced,
+    )
     if known is not None:
         agent.learn(known.plans, known.outcomes)
+    is_surveyed = not is_traced or bool(task.raced) or (known is not None and known.is_traced)
     budget, idle, scale_s = task.budget, 0, math.nan
     if task.raced:  # by an interrupted search: it need not be measured again to be known
         raced = [pair for plans, outcomes in task.raced for pair in zip(plans, outcomes, strict=True)]
@@ -440,7 +452,8 @@ def solve(
     while (left := task.measurements_left) > 0 and idle < MOST_IDLE:
         share, before = config.share(task.measurements, budget.measurements), agent.evaluations
         each = Budget(max(budget.evaluations * share, 1), budget.seconds * share)
-        plans = agent.propose(min(config.batch, left), each)
+        plans, is_surveyed = [] if is_surveyed else agent.survey(), True
+        plans = plans or agent.propose(min(config.batch, left), each)
         task.count(agent.evaluations - before)
         idle = 0 if plans else idle + 1
         if not plans:

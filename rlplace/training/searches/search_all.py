@@ -289,6 +289,7 @@ def options_of(
             "guide": config.guide,
             "start": start,
             "knowledge": knowledge,
+            "is_traced": config.is_traced and evaluator.is_measured,
         },
         POLICY: {"config": learn, "start": start},
         SCHEDULE: {"config": config.learn},
@@ -435,7 +436,8 @@ def search_and_measure(
         UserError: the method does not fit the problem.
         Exception: any error of measuring.
     """
-    host = RacingHost(method, evaluator, budget, progress, tracker, single_s, on_best, clock, keeper)
+    num_traced = int(bool((options or {}).get("is_traced")))
+    host = RacingHost(method, evaluator, budget, progress, tracker, single_s, on_best, clock, keeper, num_traced)
     task = Task(
         evaluator.problem,
         OwnOrderWithPaths(evaluator.simulator),
