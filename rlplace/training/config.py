@@ -68,6 +68,10 @@ class AgentConfig:
     scratch."""
     traced_share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
     """Share of all simulated placements for the search that follows the first traced step."""
+    least_gain: Share = 0.002
+    """With traced steps, measuring ends if the best of a batch is expected to be less than this share faster than the
+    best measured plan: what a batch of 7 seconds must give to a training of an hour. With 0, measuring never ends
+    early."""
     evaluations: Evaluations = 2000
     """Placements simulated for each proposed plan, if neither evaluations nor seconds are given."""
     scratch_share: Share = 0.1
@@ -94,12 +98,16 @@ class AgentConfig:
     draws: Annotated[Whole, Field(ge=0, le=MOST_KEPT)] = 16
     """Number of posterior draws for comparing the candidates for a batch; with 0, the best placement of each search is
     measured."""
+    traced_draws: Annotated[Whole, Field(ge=0, le=MOST_KEPT)] = 8
+    """Like `draws`, with traced steps. They leave little unknown: a batch is searched and compared with these draws
+    alone."""
     compared_share: Share = 0.2
     """Share of a batch's simulated placements for comparing candidates."""
     most_compared: Kept = 64
     """Candidates at most."""
     averaged: Kept = 4
-    """Number of posterior draws of the search for a plan that is fast on average."""
+    """Number of posterior draws of the search for a plan that is fast on average. With 1, as with traced steps, the
+    most probable factors are used."""
     mean_weight: Positive = 3.0
     """Simulated placements of that search, relative to a search with a single draw."""
 
@@ -108,6 +116,10 @@ class AgentConfig:
         return (
             dataclasses.replace(self, batch=min(self.batch, self.known_batch)) if is_known and self.is_prior else self
         )
+
+    def traced(self) -> AgentConfig:
+        """The value for steps with timelines, which leave little unknown."""
+        return dataclasses.replace(self, draws=min(self.draws, self.traced_draws), averaged=1)
 
     def share(self, place: int, count: int) -> float:
         """The share of the plan at `place` in the budget of all `count` plans."""

@@ -473,6 +473,8 @@ def keep_outcome(run: TrainingRun, result: TrainResult, found: Mapping[str, Meth
     session.keep_timeline(trace)
     if shown == kind:  # the shares of a simulated step say nothing of a measured one
         explanation = explain_run(problem, table.plans[table.best], result.timeline, table.rows, table.best)
+        if (learned := session.learned) is not None:
+            explanation = replace(explanation, learned=learned.lines)
         session.keep(explanation=json.dumps(jsonable(explanation.to_dict()), allow_nan=False))
         save_explanation(explanation, run.folder.path("explanation.json"))
     path = run.folder.path

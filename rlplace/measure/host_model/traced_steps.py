@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack
 
 from rlplace.measure.host_model.path_terms import PathTerms
-from rlplace.measure.host_model.scales import Scales
+from rlplace.measure.host_model.scales import Scales, Tracing
 from rlplace.measure.problem import Problem, Timeline
 from rlplace.measure.simulate.compiled_problem import main_producers
 from rlplace.records import AtLeastOne, NotNegative, Positive, record
@@ -104,9 +104,12 @@ class TracedSteps:
         self._op_log_s: list[NDArray[np.float64]] = []
         self._op_device: list[NDArray[np.int32]] = []
         self._sent: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
+        self._longer: list[float] = []
 
-    def add(self, timeline: Timeline) -> None:
-        """Takes the durations of one traced step."""
+    def add(self, timeline: Timeline, step_time_s: float = math.nan) -> None:
+        """Takes the durations of one traced step, and the step time of the untraced ones of the same visit."""
+        if math.isfinite(step_time_s):
+            self._longer.append(timeline.step_s / step_time_s - 1.0)
         graph, devices = self._scales.problem.graph, timeline.op_device
         self._op_device.append(devices)
         self._op_log_s.append(np.where(self._runs, _log_durations(timeline.op_start_s, timeline.op_end_s), np.nan))
@@ -146,7 +149,9 @@ class TracedSteps:
         _, slopes = self._predict(cells, z, common, math.inf)
         # of a triangle of the precision, the part after the two others is one of what is left without them
         triangle = np.linalg.cholesky(self._gram(slopes, weight / cells.deviation))[OTHERS:, OTHERS:]
-        return scales.known_as(scales.at(z[OTHERS:]), scales.spread(np.linalg.inv(triangle).T))
+        added_s = config.added_s * math.exp(config.added * float(z[0]))
+        tracing = Tracing(self.num_steps, added_s, float(np.median(self._longer)) if self._longer else 0.0)
+        return scales.known_as(scales.at(z[OTHERS:]), scales.spread(np.linalg.inv(triangle).T), tracing)
 
     def _gram(self, slopes: csr_matrix, weight: NDArray[np.float64]) -> NDArray[np.float64]:
         """(2 + P, 2 + P) curvature by deviations of the factors, of rows that weigh (C,), with that of the prior."""
