@@ -22,6 +22,7 @@ from rlplace.measure import Measurement, Plan, Problem
 from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.placement import check_plan
 from rlplace.records import Count, Number, NumberOrNan, Positive, Seconds, Seed, Whole, readable, record
+from rlplace.say import format_seconds
 from rlplace.search.task import BestSoFar, Failure, Saveable
 from rlplace.session.setup import WHOLE, CutOptions
 from rlplace.store.rows import ARRAYS, decode_timeline, encode_timeline
@@ -231,6 +232,15 @@ class MethodResult:
     def best_s(self) -> float:
         """The best step time so far; infinite before the first."""
         return self.history[-1].best_s if self.history else math.inf
+
+    @property
+    def tracing(self) -> str:
+        """What traced steps took, each with the step before it, and their share of all measured ones; empty without."""
+        ran = [outcome for race in self.races for outcome in race.outcomes if outcome.ok]
+        timed_s = sum((1 + len(outcome.samples_s)) * outcome.step_time_s for outcome in ran)
+        traced_s = sum(2 * outcome.timeline.step_s for outcome in ran if outcome.timeline is not None)
+        share = traced_s / max(timed_s + traced_s, 1e-9)
+        return f"traced steps took {format_seconds(traced_s)}, {share:.0%} of measuring" if traced_s else ""
 
     @property
     def best_ratio(self) -> float:
