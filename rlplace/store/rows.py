@@ -246,13 +246,13 @@ def decode_plan(row: Mapping[str, object], where: str) -> Plan:
 
 
 def encode_timeline(timeline: Timeline) -> bytes:
-    """As `decode_timeline` reads it: starts and durations in float32, of ops and then of transfers.
+    """As `decode_timeline` reads it, in float32: starts and durations of ops and then of transfers, and `traced_op_s`.
 
     Of a step of thousands of ops some ten kilobytes; its plan and the memory of devices are not in it.
     """
     starts_s = np.append(timeline.op_start_s, timeline.transfer_start_s)
     durations_s = np.append(timeline.op_end_s, timeline.transfer_end_s) - starts_s
-    return zlib.compress(np.concatenate((starts_s, durations_s)).astype("<f4").tobytes(), 1)
+    return zlib.compress(np.concatenate((starts_s, durations_s, [timeline.traced_op_s])).astype("<f4").tobytes(), 1)
 
 
 def decode_timeline(value: object, plan: Plan, graph: OpGraph, where: str) -> Timeline:
@@ -268,12 +268,13 @@ def decode_timeline(value: object, plan: Plan, graph: OpGraph, where: str) -> Ti
         InvalidValue: bytes that cannot be read, or that are of another plan.
     """
     num_ops, count = len(plan.devices), len(plan.devices) + plan.num_transfers
-    seconds = np.frombuffer(_unpacked(value, "timeline", 2 * 4 * count, where), dtype="<f4").astype(np.float64)
-    if len(seconds) != 2 * count:
+    most = 2 * count + 1
+    seconds = np.frombuffer(_unpacked(value, "timeline", 4 * most, where), dtype="<f4").astype(np.float64)
+    if len(seconds) != most:
         raise InvalidValue(
-            "timeline", f"{len(seconds)} numbers", f"{2 * count}, two for each op and transfer", where=where
+            "timeline", f"{len(seconds)} numbers", f"{most}, two for each op and transfer and one more", where=where
         )
-    starts_s, ends_s = seconds[:count], seconds[:count] + seconds[count:]
+    starts_s, ends_s = seconds[:count], seconds[:count] + seconds[count:-1]
     none = np.zeros(0, dtype=np.int32)
     return Timeline(
         op_device=plan.devices,
@@ -288,6 +289,7 @@ def decode_timeline(value: object, plan: Plan, graph: OpGraph, where: str) -> Ti
         memory_device=none,
         memory_bytes=none.astype(np.int64),
         source="measured",
+        traced_op_s=float(seconds[-1]),
     )
 
 
@@ -301,7 +303,7 @@ def _unpacked(value: object, name: str, most: int, where: str) -> bytes:
         raise InvalidValue(name, described(value), "compressed bytes", where=where)
     unpacker = zlib.decompressobj()
     try:
-        raw = unpacker.decompress(value, max(most, 1))  # 0 would be no limit
+        raw = unpacker.decompress(value, most)
     except zlib.error as error:
         raise InvalidValue(name, f"no compressed bytes ({error})", "those of an array", where=where) from error
     if not unpacker.eof or unpacker.unconsumed_tail or unpacker.unused_data or len(raw) % 4:

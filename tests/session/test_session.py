@@ -180,7 +180,7 @@ def test_measurements_whose_plans_are_lost_are_left_out(run: RunFolder) -> None:
 
 
 TRACED = [
-    dataclasses.replace(OK, timeline=dataclasses.replace(SIMULATOR.timeline(one), source="measured"))
+    dataclasses.replace(OK, timeline=dataclasses.replace(SIMULATOR.timeline(one), source="measured", traced_op_s=2e-6))
     for one in PLANS.values()
 ]
 
@@ -215,6 +215,7 @@ def test_timelines_come_back_with_their_races(run: RunFolder) -> None:
         for name in ("op_device", "transfer_tensor", "transfer_source", "transfer_destination"):
             assert getattr(kept.timeline, name).tolist() == getattr(given.timeline, name).tolist()
         assert kept.timeline.source == "measured"
+        assert kept.timeline.traced_op_s == pytest.approx(2e-6)
 
 
 def test_the_host_model_learns_the_same_from_races_that_were_kept(run: RunFolder) -> None:
