@@ -1,4 +1,4 @@
-"""A machine of ranks whose sends and receives wait for each other, with finite slots: does it run these programs?"""
+"""A machine of ranks with finite slots: does it run these programs? Its sends wait for their receives, or do not."""
 
 from __future__ import annotations
 
@@ -15,29 +15,39 @@ class Rejected(Exception):
     """Programs that hang, mix up transfers, or touch what is not there."""
 
 
-def check_rendezvous(made: RankPrograms, programs: Programs | None = None, slots: Sequence[int] | None = None) -> None:
-    """Runs programs as far as they go; a transfer happens when both its ranks have it next and its slot is empty.
+def check_programs(
+    made: RankPrograms,
+    programs: Programs | None = None,
+    slots: Sequence[int] | None = None,
+    *,
+    sends_wait: bool = True,
+) -> None:
+    """Runs programs as far as they go.
+
+    If sends wait, a transfer happens when both its ranks have it next and its slot is empty. Else a send waits for its
+    slot alone, and a receive for its send.
 
     Args:
         made: of a plan.
         programs: in place of its own.
         slots: by transfer, in place of its own.
+        sends_wait: whether a send waits for its receive.
 
     Raises:
         Rejected: they cannot end, or some step of them is wrong.
     """
     programs = made.programs if programs is None else programs
-    machine = _Machine(made, programs, made.slots.of if slots is None else slots)
+    machine = _Machine(made, programs, made.slots.of if slots is None else slots, sends_wait=sends_wait)
     while any(machine.advance(rank) for rank in range(len(programs))):
         pass
     machine.check_end()
 
 
 class _Machine:
-    def __init__(self, made: RankPrograms, programs: Programs, slots: Sequence[int]) -> None:
+    def __init__(self, made: RankPrograms, programs: Programs, slots: Sequence[int], *, sends_wait: bool) -> None:
         self.graph: OpGraph = made.graph
         self.plan: Plan = made.plan
-        self.programs, self.slots = programs, slots
+        self.programs, self.slots, self.sends_wait = programs, slots, sends_wait
         graph, plan = self.graph, self.plan
         self.runs = {run[-1]: run for each in made.update_runs for run in each}
         self.at = [0] * len(programs)
@@ -50,6 +60,7 @@ class _Machine:
         self.posted: list[set[int]] = [set() for _ in programs]  # transfers
         self.told: set[int] = set()  # transfers whose sender knows that they are over
         self.done: set[int] = set()  # ops
+        self.sent: set[int] = set()  # transfers on their way, where sends do not wait
         self.in_slot: dict[int, int] = {}
         self.destinations = plan.transfer_destination.tolist()
 
@@ -72,6 +83,8 @@ class _Machine:
                 if not self.transfer(rank, now):
                     break
                 continue  # both have moved on
+            if now.kind == "wait" and rank == self.ends(now.item)[0] and self.is_under_way(now):
+                break  # the original may not be overwritten yet
             getattr(self, now.kind)(rank, now)
             self.at[rank] += 1
         return self.at[rank] > begin
@@ -81,6 +94,17 @@ class _Machine:
         other = destination if now.kind == "send" else source
         if rank != (source if now.kind == "send" else destination):
             raise Rejected(f"{now} is in the program of rank {rank}")
+        (tensor,), k = now.tensors, now.item - self.graph.num_ops
+        if now.kind == "send" and tensor not in self.held[source]:
+            raise Rejected(f"{now}: the tensor is not there")
+        if not self.sends_wait:
+            if (now.kind == "send" and not self.fills(k)) or (now.kind == "receive" and k not in self.sent):
+                return False
+            self.sent.add(k)
+            if now.kind == "receive":
+                self.receive(k, tensor, destination)
+            self.at[rank] += 1
+            return True
         there = self.next(other)
         if (
             there is None
@@ -90,18 +114,28 @@ class _Machine:
             return False
         if there.item != now.item:
             raise Rejected(f"rank {rank} has {now}, and rank {other} has {there}: the data would be mixed up")
-        (tensor,), k = now.tensors, now.item - self.graph.num_ops
-        if tensor not in self.held[source] or tensor in self.held[destination]:
-            raise Rejected(f"{now}: the tensor is not there, or it is at its destination")
-        if self.slots[k] >= 0:
-            if self.slots[k] in self.in_slot:
-                return False
-            self.in_slot[self.slots[k]] = k
-        self.held[destination].add(tensor)
-        self.posted[destination].add(k)
+        if not self.fills(k):
+            return False
+        self.receive(k, tensor, destination)
         self.at[rank] += 1
         self.at[other] += 1
         return True
+
+    def fills(self, transfer: int) -> bool:
+        """Whether its slot is empty; it is full from now on."""
+        slot = self.slots[transfer]
+        return slot < 0 or self.in_slot.setdefault(slot, transfer) == transfer
+
+    def receive(self, transfer: int, tensor: int, destination: int) -> None:
+        if tensor in self.held[destination]:
+            raise Rejected(f"tensor {tensor} is already on rank {destination}")
+        self.held[destination].add(tensor)
+        self.posted[destination].add(transfer)
+
+    def is_under_way(self, now: Instruction) -> bool:
+        """Whether a transfer was sent and not received yet."""
+        k = now.item - self.graph.num_ops
+        return k in self.sent and k not in self.posted[self.destinations[k]]
 
     def wait(self, rank: int, now: Instruction) -> None:
         source, destination = self.ends(now.item)

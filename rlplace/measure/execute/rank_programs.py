@@ -1,9 +1,13 @@
 """`rank_programs`: a plan as one program for each rank, that is, for each device: what it does, in order.
 
-The programs of all ranks are one sequence, filtered: rank r has its ops, and every transfer that it sends or receives.
-So ranks cannot deadlock, even if every send waits for its receive: the earliest unfinished item can always go on, as
-both ends of a transfer have the same place, and all that it needs is earlier. Both ends of a pair of ranks also have
-their transfers in the same order.
+A program is the plan's sequence, filtered: the ops of a rank, and the transfers that it sends or receives. A transfer
+is received at its own place in the sequence, and waited for before its first reader. If a send never waits for its
+receive (a hand-over between threads, shared memory), a tensor is sent as soon as it is made: at the transfer's own
+place, behind other ops, it would come late.
+
+If sends wait for receives, as NCCL's do, that would deadlock. Both ends then stand at the transfer's own place: the
+earliest unfinished item can always go on, as all ranks involved have it next, and what it needs is earlier. Both ranks
+of a pair also have their transfers in the same order.
 
 `gang_signals` finds where a gang and its members wait for each other, `update_runs` the updates that one call does.
 """
@@ -65,7 +69,7 @@ class GangSignals:
 class Slots:
     """Memory for copies in flight, assigned before the step runs; each pair of ranks has its own.
 
-    A slot is used again only by a send that is later, in the common sequence, than the `free` of the copy in it. So a
+    A slot is used again only by a send that is later, in the plan's sequence, than the `free` of the copy in it. So a
     send that waits for its slot cannot cause a deadlock.
 
     Attributes:
@@ -81,12 +85,12 @@ class Slots:
 
 @dataclass(frozen=True, eq=False)
 class RankPrograms:
-    """The programs of a plan.
+    """The programs of a plan; `rank_programs` makes them.
 
     Attributes:
         graph: N ops.
         plan: K transfers.
-        sequence: (N + K,) the common sequence of all ranks.
+        sent_at: by transfer: the place in the plan's sequence behind which it is sent.
         is_handover: by transfer: the tensor itself goes over, no copy.
         signals: by which a gang and its members take turns.
         update_runs: by rank: updates that one call does, where the last of them stands.
@@ -95,7 +99,7 @@ class RankPrograms:
 
     graph: OpGraph
     plan: Plan
-    sequence: tuple[int, ...]
+    sent_at: tuple[int, ...]
     is_handover: tuple[bool, ...]
     signals: GangSignals
     update_runs: tuple[tuple[Run, ...], ...]
@@ -104,8 +108,8 @@ class RankPrograms:
     @cached_property
     def slots(self) -> Slots:
         """Where copies are while they are in flight and read."""
-        graph, plan, n = self.graph, self.plan, self.graph.num_ops
-        at = {item: place for place, item in enumerate(self.sequence)}
+        graph, plan = self.graph, self.plan
+        at = {item: place for place, item in enumerate(plan.sequence.tolist())}
         freed = {
             (rank, tensor): at[each.item]
             for rank, program in enumerate(self.programs)
@@ -117,13 +121,12 @@ class RankPrograms:
         num_bytes: list[int] = []
         last: list[int] = []  # by slot: the transfer in it
         of_pair: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for item in self.sequence:
-            k = item - n
-            if k < 0 or self.is_handover[k]:
+        for k in sorted(range(plan.num_transfers), key=self.sent_at.__getitem__):
+            if self.is_handover[k]:
                 continue
             tensor, rank = int(plan.transfer_tensor[k]), int(plan.transfer_destination[k])
             needed, own = int(graph.tensor_bytes[tensor]), of_pair[int(plan.devices[graph.tensor_op[tensor]]), rank]
-            gone = [slot for slot in own if freed[rank, int(plan.transfer_tensor[last[slot]])] < at[item]]
+            gone = [slot for slot in own if freed[rank, int(plan.transfer_tensor[last[slot]])] < self.sent_at[k]]
             if gone:  # the smallest that is large enough, or else the largest
                 slot = min(gone, key=lambda each: (num_bytes[each] < needed, abs(num_bytes[each] - needed)))
                 earlier[k] = last[slot]
@@ -139,7 +142,7 @@ class RankPrograms:
     def items(self, rank: int) -> list[int]:
         """Items of the plan that a rank runs, sources and the transfers to it among them, in order."""
         places = (*self.plan.devices.tolist(), *self.plan.transfer_destination.tolist())
-        return [item for item in self.sequence if places[item] == rank]
+        return [item for item in self.plan.sequence.tolist() if places[item] == rank]
 
     def allocations(self, rank: int) -> list[tuple[int, int]]:
         """(item, tensor): where a tensor starts to take memory on a rank; the tensor of a hand-over takes none."""
@@ -195,6 +198,7 @@ def rank_programs(
     *,
     kept: Collection[int] = (),
     second: Collection[int] = (),
+    sends_wait: bool = False,
 ) -> RankPrograms:
     """The programs of all ranks.
 
@@ -205,109 +209,76 @@ def rank_programs(
         kept: tensors that stay after the step on the rank that makes them, besides those that the graph returns.
         second: items of the second part of a step in two parts, the last ones of the plan's sequence. Copies that are
             on their way are waited for in the part that they were received in.
+        sends_wait: whether a send returns only when its receive was posted.
     """
-    n, sources, is_source = graph.num_ops, graph.tensor_op.tolist(), graph.is_source.tolist()
-    devices, tensors, destinations = (
-        each.tolist() for each in (plan.devices, plan.transfer_tensor, plan.transfer_destination)
-    )
-    is_copy = {(route.source, route.destination): bool(route.links) for route in host.routes}
-    names = [device.name for device in host.devices]
-    ends = [(devices[sources[tensor]], to) for tensor, to in zip(tensors, destinations, strict=True)]
-    is_handover = tuple(not is_copy[names[a], names[b]] for a, b in ends)
+    n, producers, is_source = graph.num_ops, graph.tensor_op.tolist(), graph.is_source.tolist()
+    sequence, tensors = plan.sequence.tolist(), plan.transfer_tensor.tolist()
+    devices = plan.devices.tolist()
+    ends = [(devices[producers[t]], to) for t, to in zip(tensors, plan.transfer_destination.tolist(), strict=True)]
+    is_copy = {(host.device_index[r.source], host.device_index[r.destination]): bool(r.links) for r in host.routes}
+    is_handover = tuple(not is_copy[pair] for pair in ends)
     signals = gang_signals(graph, host, plan, is_handover, second)
-    sequence = _common_sequence(graph, plan, second)
-    result = RankPrograms(graph, plan, sequence, is_handover, signals, (), ())
-    runs = tuple(
-        update_runs(graph, result.items(rank), signals.waits, signals.sets) for rank in range(host.num_devices)
-    )
+    at = {item: place for place, item in enumerate(sequence)}
+    # the second part begins with the first of its items that is no source: its sources are given then
+    turn = next((at[item] for item in sequence if item in second and (item >= n or not is_source[item])), 0)
+    makers = [producers[tensor] for tensor in tensors]
+    made_at = [max(0 if is_source[op] else at[op], turn if op in second else 0) for op in makers]
+    sent_at = [at[n + k] for k in range(len(tensors))] if sends_wait else made_at
+    result = RankPrograms(graph, plan, tuple(sent_at), is_handover, signals, (), ())
+    runs = tuple(update_runs(graph, result.items(d), signals.waits, signals.sets) for d in range(host.num_devices))
     of_run = {ops[-1]: ops for each in runs for ops in each}  # by its last update
     last_of_run = {op: ops[-1] for ops in of_run.values() for op in ops}
     reads, makes = _lists(graph.input_offsets, graph.input_tensors), _lists(graph.output_offsets)
     mutated = grouped(zip(graph.mutation_op.tolist(), graph.mutation_tensor.tolist(), strict=True))
     outgoing = grouped((tensor, k) for k, tensor in enumerate(tensors))
+    sends = grouped(zip(sent_at, range(len(tensors)), strict=True))
 
     # each tensor on each rank is freed after the last item that touches it; an update counts where its run stands
-    at = {item: place for place, item in enumerate(sequence)}
+    touched = [(ends[k][0], t, sent_at[k]) for k, t in enumerate(tensors)]
+    touched += [(ends[k][1], t, at[n + k]) for k, t in enumerate(tensors)]
+    for op in (op for op in range(n) if not is_source[op]):
+        place = at[last_of_run.get(op, op)]
+        touched += [(devices[op], t, place) for t in (*reads[op], *makes[op])]
     last: dict[tuple[int, int], int] = {}  # (rank, tensor) -> place
-    for item in sequence:
-        if item >= n:
-            tensor = tensors[item - n]
-            last |= {(rank, tensor): max(at[item], last.get((rank, tensor), 0)) for rank in ends[item - n]}
-        elif not is_source[item]:
-            place, rank = at[last_of_run.get(item, item)], devices[item]
-            last |= {(rank, t): max(place, last.get((rank, t), 0)) for t in (*reads[item], *makes[item])}
+    for rank, tensor, place in touched:
+        last[rank, tensor] = max(place, last.get((rank, tensor), 0))
     stays = {*graph.output_tensors.tolist(), *kept}
     dying = grouped(
-        ((rank, sequence[place]), tensor)
+        ((rank, place), tensor)
         for (rank, tensor), place in last.items()
-        if rank != devices[sources[tensor]] or not (is_source[sources[tensor]] or tensor in stays)
+        if rank != devices[producers[tensor]] or not (is_source[producers[tensor]] or tensor in stays)
     )
 
     programs: list[list[Instruction]] = [[] for _ in host.devices]
     arriving: list[dict[int, int]] = [{} for _ in host.devices]  # by rank: tensor -> transfer that nothing waited for
     told: set[int] = set()  # transfers whose end their sender has waited for
-    is_first = bool(second)
 
-    def wait(rank: int, transfers: Iterable[int]) -> None:
-        programs[rank] += [Instruction("wait", n + k, (tensors[k],)) for k in transfers]
+    def add(rank: int, kind: Kind, transfers: Iterable[int]) -> None:
+        programs[rank] += [Instruction(kind, n + k, (tensors[k],)) for k in transfers]
 
-    def free(rank: int, item: int) -> None:
-        gone = dying.get((rank, item))
-        if gone:
-            programs[rank].append(Instruction("free", item, tuple(gone)))
-
-    for item in sequence:
-        if item < n and is_source[item]:
-            continue
-        if is_first and item in second:
-            is_first = False
+    for place, item in enumerate(sequence):
+        if turn and place == turn:
             for rank, pending in enumerate(arriving):
-                wait(rank, pending.values())
+                add(rank, "wait", pending.values())
                 pending.clear()
         if item >= n:
-            source, rank = ends[item - n]
-            programs[source].append(Instruction("send", item, (tensors[item - n],)))
-            programs[rank].append(Instruction("receive", item, (tensors[item - n],)))
+            rank = ends[item - n][1]
+            add(rank, "receive", [item - n])
             arriving[rank][tensors[item - n]] = item - n
-            free(source, item)
-            free(rank, item)
-            continue
-        if last_of_run.get(item, item) != item:
-            continue
-        rank, ops = devices[item], of_run.get(item, (item,))
-        pending = arriving[rank]
-        wait(rank, [pending.pop(t) for op in ops for t in reads[op] if t in pending])
-        overwritten = [k for op in ops for t in mutated.get(op, ()) for k in outgoing.get(t, ()) if k not in told]
-        told.update(overwritten)
-        wait(rank, dict.fromkeys(overwritten))
-        made = tuple(t for op in ops for t in makes[op])
-        programs[rank].append(Instruction("updates" if item in of_run else "op", item, made))
-        free(rank, item)
-    return RankPrograms(graph, plan, sequence, is_handover, signals, runs, tuple(map(tuple, programs)))
-
-
-def _common_sequence(graph: OpGraph, plan: Plan, second: Collection[int]) -> tuple[int, ...]:
-    """The plan's sequence, with every transfer as early as its producer and its destination's own order allow.
-
-    A transfer that is planned for the instant at which its producer's next op begins may stand behind that op, so that
-    its send would wait until the op has ended. Orders of ops, and orders on each destination, stay as they are.
-    """
-    n, is_source = graph.num_ops, graph.is_source.tolist()
-    sent_by = graph.tensor_op[plan.transfer_tensor].tolist()
-    devices, destinations = plan.devices.tolist(), plan.transfer_destination.tolist()
-    places = [0] * (n + plan.num_transfers)
-    previous = [0] * (1 + max((*devices, *destinations), default=0))  # by rank: place of its last item
-    turn = 0  # where the second part begins
-    sequence = plan.sequence.tolist()
-    for place, item in enumerate(sequence):
-        if item < n and is_source[item]:
-            places[item] = place
-            continue
-        turn = turn or (place if item in second else 0)
-        rank, earliest = (devices[item], place) if item < n else (destinations[item - n], places[sent_by[item - n]])
-        places[item] = previous[rank] = max(earliest, previous[rank], turn if item in second else 0)
-    order = np.argsort(np.array([places[item] for item in sequence]), kind="stable")
-    return tuple(sequence[k] for k in order.tolist())
+        elif not is_source[item] and last_of_run.get(item, item) == item:
+            rank, ops = devices[item], of_run.get(item, (item,))
+            add(rank, "wait", [arriving[rank].pop(t) for op in ops for t in reads[op] if t in arriving[rank]])
+            changed = dict.fromkeys(k for op in ops for t in mutated.get(op, ()) for k in outgoing.get(t, ()))
+            add(rank, "wait", [k for k in changed if k not in told])
+            told.update(changed)
+            made = tuple(t for op in ops for t in makes[op])
+            programs[rank].append(Instruction("updates" if item in of_run else "op", item, made))
+        for k in sends.get(place, ()):
+            add(ends[k][0], "send", [k])
+        for rank in range(host.num_devices):
+            if (rank, place) in dying:
+                programs[rank].append(Instruction("free", item, tuple(sorted(dying[rank, place]))))
+    return RankPrograms(graph, plan, tuple(sent_at), is_handover, signals, runs, tuple(map(tuple, programs)))
 
 
 def _lists(offsets: NDArray[np.integer], values: NDArray[np.integer] | None = None) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Programs of ranks: one small plan by hand, and random ones on a machine where sends wait for receives.
+"""Programs of ranks: one small plan by hand, and random ones on a machine where sends wait for receives, or do not.
 
 Programs that are wrong in one place, the mutants, are all rejected by that machine.
 """
@@ -6,7 +6,6 @@ Programs that are wrong in one place, the mutants, are all rejected by that mach
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ import torch
 from core_hosts import core_host
 from naive_plan import naive_plan, random_devices
 from random_problems import random_graph
-from rendezvous import Rejected, check_rendezvous
+from rendezvous import Rejected, check_programs
 from small_models import CASES
 from torch import nn
 
@@ -25,7 +24,7 @@ HOSTS = {count: core_host(count) for count in (2, 3, 4)}
 NUM_PLANS, NUM_MUTATED = 1000, 200
 
 
-def random_programs(seed: int) -> RankPrograms:
+def random_programs(seed: int, *, sends_wait: bool = True) -> RankPrograms:
     """Of a random graph, in a random order, on two to four ranks."""
     generator = np.random.default_rng(seed)
     graph, host = random_graph(generator, int(generator.integers(4, 40))), HOSTS[2 + seed % 3]
@@ -34,19 +33,19 @@ def random_programs(seed: int) -> RankPrograms:
     for _ in changed:  # what an op changes is where the op is
         for pair in changed:
             devices[list(pair)] = devices[list(pair)].min()
-    return rank_programs(graph, host, naive_plan(graph, devices, generator))
+    return rank_programs(graph, host, naive_plan(graph, devices, generator), sends_wait=sends_wait)
 
 
-def linear_programs() -> RankPrograms:
+def linear_programs(*, sends_wait: bool) -> RankPrograms:
     """0 weight, 1 bias, 2 input, 3 addmm, 4 relu, 5 sum, 6 ones, 7 threshold_backward, 8 mm, 9 sum, 10, 11 updates."""
     graph = capture(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.ones(5, 2), torch.sum, "adam")
     plan = naive_plan(graph, np.array([0, 0, 1, 1, 0, 1, 1, 0, 0, 0, 0, 0], dtype=np.int32))
-    return rank_programs(graph, HOSTS[2], plan)
+    return rank_programs(graph, HOSTS[2], plan, sends_wait=sends_wait)
 
 
 def test_a_small_step_by_hand() -> None:
-    """Transfers 12 to 17 carry weight, bias, input (read by the backward), addmm, relu and ones_like."""
-    programs = linear_programs()
+    """Transfers 12 to 17 carry weight, bias, input (read by the backward), addmm, relu and ones."""
+    programs = linear_programs(sends_wait=False)
     assert programs.programs[0] == (
         ("send", 12, (0,)),
         ("send", 13, (1,)),
@@ -54,8 +53,8 @@ def test_a_small_step_by_hand() -> None:
         ("receive", 15, (3,)),
         ("wait", 15, (3,)),
         ("op", 4, (4,)),
-        ("free", 4, (3,)),
         ("send", 16, (4,)),
+        ("free", 4, (3,)),
         ("receive", 17, (6,)),
         ("wait", 17, (6,)),
         ("op", 7, (7,)),
@@ -70,51 +69,35 @@ def test_a_small_step_by_hand() -> None:
         ("updates", 11, ()),
         ("free", 11, (8, 9)),
     )
-    assert [each[:2] for each in programs.programs[1]] == [
-        ("receive", 12),
-        ("receive", 13),
-        ("send", 14),
-        ("wait", 12),
-        ("wait", 13),
-        ("op", 3),
-        ("free", 3),
-        ("send", 15),
-        ("free", 15),
-        ("receive", 16),
-        ("wait", 16),
-        ("op", 5),
-        ("free", 5),
-        ("op", 6),
-        ("send", 17),
-        ("free", 17),
-    ]
-    assert programs.slots.of == (0, 1, 2, 3, 0, 3), "relu may go where the weight was, ones_like where addmm was"
+    assert programs.slots.of == (0, 1, 2, 3, 0, 3), "relu may go where the weight was, ones where addmm was"
     assert programs.slots.num_bytes == (60, 12, 40, 60)
     assert programs.slots.earlier == (-1, -1, -1, -1, 0, 3)
-    check_rendezvous(programs)
+    check_programs(programs, sends_wait=False)
 
 
-def test_a_copy_goes_before_the_op_that_begins_with_it() -> None:
-    """Both are planned for the end of the producer. Behind the op, the copy would begin when the op has ended."""
-
-    class Fork(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            made = x.exp()
-            return made.sin() + made.cos()
-
-    graph = capture(Fork(), torch.ones(3))
-    source, exp, sin, cos, add = range(5)
-    plan = naive_plan(graph, np.array([0, 0, 0, 1, 0], dtype=np.int32))
-    there, back = 5, 6
-    plan = replace(plan, sequence=np.array([source, exp, sin, there, cos, back, add], dtype=np.int32))
-    assert rank_programs(graph, HOSTS[2], plan).sequence == (source, exp, there, sin, cos, back, add)
+@pytest.mark.parametrize("sends_wait", [False, True])
+def test_a_tensor_is_sent_when_it_is_made_unless_the_send_would_wait(sends_wait: bool) -> None:
+    """The input, tensor 2, is planned to go after weight and bias were received."""
+    kinds = [each[:2] for each in linear_programs(sends_wait=sends_wait).programs[1]]
+    sent = kinds.index(("send", 14))
+    assert sent == (2 if sends_wait else 0)
+    del kinds[sent]
+    assert kinds == [
+        *(("receive", 12), ("receive", 13), ("wait", 12), ("wait", 13), ("op", 3)),
+        *((("free", 3), ("send", 15), ("free", 15)) if sends_wait else (("send", 15), ("free", 3))),
+        *(("receive", 16), ("wait", 16), ("op", 5), ("free", 5), ("op", 6), ("send", 17)),
+        ("free", 17 if sends_wait else 6),
+    ]
 
 
 @pytest.mark.parametrize("first", range(0, NUM_PLANS, 100))
 def test_random_plans_run_and_every_rank_keeps_the_order_of_the_plan(first: int) -> None:
     for seed in range(first, first + 100):
+        made = random_programs(seed, sends_wait=False)
+        check_programs(made, sends_wait=False)
         made = random_programs(seed)
-        check_rendezvous(made)
+        check_programs(made)
+        check_programs(made, sends_wait=False)
         plan, n = made.plan, made.graph.num_ops
         places = (*plan.devices.tolist(), *plan.transfer_destination.tolist())
         for rank in range(len(made.programs)):
@@ -134,7 +117,8 @@ def test_steps_with_updates_run(name: str) -> None:
         generator = np.random.default_rng(seed)
         host = HOSTS[2 + seed % 3]
         plan = naive_plan(graph, random_devices(graph, host.num_devices, generator), generator)
-        check_rendezvous(rank_programs(graph, host, plan))
+        for sends_wait in (False, True):
+            check_programs(rank_programs(graph, host, plan, sends_wait=sends_wait), sends_wait=sends_wait)
 
 
 Mutant = tuple[list[list[Instruction]], Sequence[int]] | None
@@ -214,7 +198,7 @@ def test_every_mutant_is_rejected(mutate: Callable[[RankPrograms], Mutant]) -> N
         mutant = mutate(made)
         if mutant is not None:
             with pytest.raises(Rejected):
-                check_rendezvous(made, *mutant)
+                check_programs(made, *mutant)
             num_rejected += 1
     assert num_rejected > NUM_MUTATED / 2
 
