@@ -217,8 +217,8 @@ def _row(method: str, entry: MethodResult, outcome: Measurement | None) -> dict[
         reason = {"status": "skipped", "why": why} if failed is None else {"status": "error", "why": failed.why}
         return {**row, "step_time_s": None, "spread_s": None, **reason}
     row |= _figures(outcome)
-    if failed is not None and outcome.ok:
-        row["why"] = f"its best until it raised {failed.why}"
+    if outcome.ok and (why := entry.tracing if failed is None else f"its best until it raised {failed.why}"):
+        row["why"] = why
     return row
 
 

@@ -456,7 +456,11 @@ class LoopBudget:
     measurements: int = 0
 
     @classmethod
-    def of(cls, seconds: float, simulate_share: float, reference_s: float) -> LoopBudget:
-        """As many measurements as fit into the time for them, where a step takes about `reference_s`."""
+    def of(cls, seconds: float, simulate_share: float, reference_s: float, *, is_traced: bool = False) -> LoopBudget:
+        """As many measurements as fit into the time for them, where a step takes about `reference_s`.
+
+        If one of each plan's steps is traced, it has a warm-up of its own.
+        """
         measuring_s = (1.0 - simulate_share) * seconds - FINAL_SHARE * seconds
-        return cls(seconds, simulate_share, max(int(measuring_s / (STEPS * max(reference_s, 1e-6))), FINALISTS))
+        each_s = (STEPS + 2 * is_traced) * max(reference_s, 1e-6)
+        return cls(seconds, simulate_share, max(int(measuring_s / each_s), FINALISTS))

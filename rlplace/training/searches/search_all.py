@@ -365,7 +365,9 @@ def _in_turn(
 ) -> dict[str, MethodResult]:
     """Every method in turn: the same time, and as many measured placements as the first one ran."""
     config, reference_s = run.config, single_s / num_machines(evaluator)
-    budget = LoopBudget.of(config.budget_s / len(methods), config.search.simulate_share, reference_s)
+    is_traced = any(options.get("is_traced") for options in methods.values())
+    each_s = config.budget_s / len(methods)
+    budget = LoopBudget.of(each_s, config.search.simulate_share, reference_s, is_traced=is_traced)
     found: dict[str, MethodResult] = {}
     for method, options in methods.items():
         before = run.session.of(method, budget.seconds)
