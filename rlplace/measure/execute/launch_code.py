@@ -33,6 +33,7 @@ class StepCode:
         host: the host that `plan` was made for.
         plan: the plan to run.
         is_traced: record the times of every op and transfer.
+        traced: items whose times are recorded then; None for all.
         hold_every: if above 0, GPUs are held back before the first op and then after every so many of a device.
         hands_out: gradients that no update takes are handed to `a...` as soon as they are made.
         second: items of the second part of a step in two parts, the last ones of the plan's sequence; gradients are
@@ -63,11 +64,13 @@ class StepCode:
         plan: Plan,
         *,
         is_traced: bool = False,
+        traced: Collection[int] | None = None,
         hold_every: int = 0,
         hands_out: bool = False,
         second: Collection[int] | None = None,
     ) -> None:
         self._graph, self._host, self._plan, self._is_traced = graph, host, plan, is_traced
+        self._traced = None if traced is None else frozenset(traced)
         self._hold_every = hold_every
         self._program: Program = require_program(graph)
         self.constants = Constants()
@@ -240,8 +243,10 @@ class StepCode:
         """The code of an item between its marks; a run of updates is marked as one, for its first and its last."""
         if item in self._last_of_run and item not in self._runs:
             return body
-        first = self._runs[item][0] if item in self._runs else item
-        return [f"B[{first}] = clock()", *body, f"E[{item}] = clock()"]
+        whole = self._runs.get(item, (item,))
+        if self._traced is not None and self._traced.isdisjoint(whole):
+            return ["pass", *body, "pass"]  # every line stays where it is: `item_words` needs not know what is traced
+        return marked(whole[0], item, body)
 
     def _last_uses(self, device: int, items: list[int]) -> dict[int, int]:
         """Tensor to the last item on the device that touches it; results are never dropped."""
@@ -265,6 +270,11 @@ class StepCode:
             gradients = [self._program.calls[each].gradient for each in self._runs[op]]  # type: ignore[union-attr]
             lines.append(f"u{op}({', '.join(map(words.name, gradients))})")
         return lines, ()
+
+
+def marked(first: int, last: int, body: Sequence[str]) -> list[str]:
+    """Lines between a mark of the clock for the beginning of item `first` and one for the end of item `last`."""
+    return [f"B[{first}] = clock()", *body, f"E[{last}] = clock()"]
 
 
 def _grouped(pairs: Iterable[tuple[int, Any]]) -> dict[int, list[Any]]:
