@@ -77,7 +77,7 @@ def tracing_costs(host: Host, crew: Crew) -> TracingCosts:
         clock = clock_of(described)
         names: dict[str, Any] = {"clock": clock.mark, "B": [None] * NUM_MARKED, "E": [None] * NUM_MARKED}
         exec(code, names)
-        jobs = [_nothing] * host.num_devices
+        jobs: list[Job] = [_nothing] * host.num_devices
         jobs[device] = _timed(clock, names, found[device, :, 0])
         for repeat in range(REPEATS):
             crew.run(jobs, repeat, on_error=lambda: None, deadline_s=LONGEST_S)
