@@ -36,7 +36,8 @@ from rlplace.measure.execute.device_threads import (
     release_all,
     torch_device,
 )
-from rlplace.measure.execute.launch_code import Run, StepCode
+from rlplace.measure.execute.launch_code import StepCode
+from rlplace.measure.execute.rank_programs import Run
 from rlplace.measure.execute.residents import GradientsOut, Resident, Residents, seeded
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Plan, Timeline
@@ -438,8 +439,10 @@ def allocated_bytes(graph: OpGraph, host: Host, plan: Plan, code: StepCode, begi
     resident += np.array([device.context_bytes for device in host.devices], dtype=np.int64)
     events: list[tuple[float, int, int, int]] = [(0.0, 1, d, int(size)) for d, size in enumerate(resident)]
     for device in range(host.num_devices):
-        events += [(float(begin_s[k]), 1, device, int(sizes[device][tensor])) for k, tensor in code.allocations[device]]
-        for item, tensor in code.releases[device]:
+        events += [
+            (float(begin_s[k]), 1, device, int(sizes[device][tensor])) for k, tensor in code.ranks.allocations(device)
+        ]
+        for item, tensor in code.ranks.releases(device):
             is_here = int(plan.devices[graph.tensor_op[tensor]]) == device
             lent_s = _lent_until_s(graph, plan, code, tensor, end_s) if is_here else 0.0
             events.append((max(float(end_s[item]), lent_s), 0, device, -int(sizes[device][tensor])))
