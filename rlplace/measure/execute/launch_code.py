@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlplace.graphs import OpGraph, Program
@@ -33,6 +33,7 @@ class StepCode:
         host: the host that `plan` was made for.
         plan: the plan to run.
         is_traced: record the times of every op and transfer.
+        traced: items whose times are recorded then; None for all.
         hold_every: if above 0, GPUs are held back before the first op and then after every so many of a device.
         hands_out: gradients that no update takes are handed to `a...` as soon as they are made.
         second: items of the second part of a step in two parts, the last ones of the plan's sequence; gradients are
@@ -62,11 +63,13 @@ class StepCode:
         plan: Plan,
         *,
         is_traced: bool = False,
+        traced: Collection[int] | None = None,
         hold_every: int = 0,
         hands_out: bool = False,
         second: Collection[int] | None = None,
     ) -> None:
         self._graph, self._host, self._plan, self._is_traced = graph, host, plan, is_traced
+        self._traced = None if traced is None else frozenset(traced)
         self._hold_every = hold_every
         self._program: Program = require_program(graph)
         self.constants = Constants()
@@ -162,8 +165,10 @@ class StepCode:
         else:
             body = words.call(item, self._program.calls[item])  # type: ignore[arg-type]
         if self._is_traced:
-            first = self._runs[item][0] if kind == "updates" else item
-            body = [f"B[{first}] = clock()", *body, f"E[{item}] = clock()"]
+            whole = self._runs[item] if kind == "updates" else (item,)
+            is_timed = self._traced is None or not self._traced.isdisjoint(whole)
+            # without marks every line stays where it is: `item_words` needs not know what is traced
+            body = marked(whole[0], item, body) if is_timed else ["pass", *body, "pass"]
         after = [f"s{signal}_set()" for signal in self.signals.sets.get(item, ())]
         return [*before, *body, *after, *(self._handed_out(item, words) if kind == "op" else [])]
 
@@ -206,6 +211,11 @@ class StepCode:
     def _result_lines(self, device: int, words: Expressions, *, is_second: bool) -> list[str]:
         own = [(k, ref) for k, (ref, part) in enumerate(self.results) if part == is_second and self._makes(ref, device)]
         return [line for k, ref in own for line in (*words.views([ref]), f"O[{k}] = {words.name(ref)}")]
+
+
+def marked(first: int, last: int, body: Sequence[str]) -> list[str]:
+    """Lines between a mark of the clock for the beginning of item `first` and one for the end of item `last`."""
+    return [f"B[{first}] = clock()", *body, f"E[{last}] = clock()"]
 
 
 class Constants:
