@@ -47,6 +47,8 @@ class TraceConfig:
     """Median of the seconds that tracing adds to an op ..."""
     added: NotNegative = 0.7
     """... and the deviation of its logarithm."""
+    added_measured: NotNegative = 0.3
+    """The deviation where timelines say what tracing adds (`traced_op_s`), which is the median then."""
     freedom: Positive = 4.0
     """Degrees of freedom of Student's t, by which cells that do not fit count less."""
     iterations: AtLeastOne = 25
@@ -120,6 +122,9 @@ class TracedSteps:
         is_told = np.isfinite(log_s) & (kinds[:, 0] >= 0)
         self._sent.append((kinds[is_told], log_s[is_told]))
         self.num_steps += 1
+        if timeline.traced_op_s > 0:
+            known = self._config.added_measured
+            self._config = replace(self._config, added_s=timeline.traced_op_s, added=known)
 
     def known(self) -> Scales:
         """The factors as the traced steps have them, with the uncertainty that is left.
