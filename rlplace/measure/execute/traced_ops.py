@@ -27,12 +27,10 @@ LONGEST_S = 60.0
 class TracingCosts:
     """Seconds that tracing an op costs, by device.
 
-    A mark reads the clock somewhere within the time that it takes: of the two marks of an op, the end of the first and
-    the beginning of the second are part of the duration that is recorded.
-
     Attributes:
         thread_s: (D,) for both marks, on the device's thread.
-        recorded_s: (D,) the part that is in the recorded duration.
+        recorded_s: (D,) the part that is in an op's duration: on a GPU what lies between two events without an op, on a
+            core all of it, as an op there begins at the end of the one before (`host_model.traced_steps.as_modelled`).
     """
 
     thread_s: NDArray[np.float64]
@@ -81,10 +79,10 @@ def tracing_costs(host: Host, crew: Crew) -> TracingCosts:
         jobs[device] = _timed(clock, names, found[device, :, 0])
         for repeat in range(REPEATS):
             crew.run(jobs, repeat, on_error=lambda: None, deadline_s=LONGEST_S)
-            durations = [clock.seconds(e) - clock.seconds(b) for b, e in zip(names["B"], names["E"], strict=True)]
-            found[device, repeat, 1] = np.median(durations)
-    thread_s, recorded_s = np.median(found, axis=1).T
-    return TracingCosts(thread_s / NUM_MARKED, recorded_s)
+            found[device, repeat, 0] /= NUM_MARKED
+            between = [clock.seconds(e) - clock.seconds(b) for b, e in zip(names["B"], names["E"], strict=True)]
+            found[device, repeat, 1] = found[device, repeat, 0] if described.backend == "cpu" else np.median(between)
+    return TracingCosts(*np.median(found, axis=1).T)
 
 
 def _timed(clock: Clock, names: dict[str, Any], seconds: NDArray[np.float64]) -> Job:

@@ -348,7 +348,8 @@ def as_modelled(timeline: Timeline, graph: OpGraph, host: Host) -> Timeline:
     An op begins at the end of the item before it, an op or a tensor that is taken over: what the interpreter does
     between two items (tensors that are freed or sent, the next call) is part of every step, and of profiled times. A
     transfer begins at the end of the op that makes its tensor, since waking the thread that waits for it is most of it.
-    Where that thread was busy until later, the transfer has no duration: nobody waited for it.
+    Where that thread was busy until later, the transfer has no duration: nobody waited for it. Of a device on which
+    only a sample of ops was traced, durations stay as they are: the item before an op may have no record.
     """
     op_start_s, sent_start_s, sent_end_s = (
         each.copy() for each in (timeline.op_start_s, timeline.transfer_start_s, timeline.transfer_end_s)
@@ -357,9 +358,10 @@ def as_modelled(timeline: Timeline, graph: OpGraph, host: Host) -> Timeline:
     made_s = np.where(graph.is_source[producer], np.inf, timeline.op_end_s[producer])
     is_core = np.array([device.backend == "cpu" for device in host.devices])
     for index in np.flatnonzero(is_core).tolist():
-        ops = np.flatnonzero((timeline.op_device == index) & (timeline.op_end_s > timeline.op_start_s))
+        runs = (timeline.op_device == index) & ~graph.is_source
+        ops = np.flatnonzero(runs & (timeline.op_end_s > timeline.op_start_s))
         taken = np.flatnonzero((timeline.transfer_destination == index) & (sent_end_s > sent_start_s))
-        if not len(ops):
+        if not len(ops) or len(ops) < runs.sum():
             continue
         ends_s = np.sort(np.concatenate((timeline.op_end_s[ops], sent_end_s[taken])))
         before_s = np.append(0.0, ends_s)

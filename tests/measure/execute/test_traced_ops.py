@@ -6,10 +6,12 @@ An op's duration ends when its thread has the interpreter's lock back, not when 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +22,8 @@ from torch import Tensor, nn
 
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.execute.device_threads import Crew
+from rlplace.measure.execute import traced_ops
+from rlplace.measure.execute.device_threads import Crew, HostClock
 from rlplace.measure.execute.launch_code import StepCode
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
@@ -46,12 +49,18 @@ def crew() -> Iterator[Crew]:
     made.stop()
 
 
-def test_tracing_is_timed_on_each_device_and_a_part_of_it_is_in_the_durations(crew: Crew) -> None:
+def test_tracing_is_timed_on_each_device(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     costs = tracing_costs(HOST, crew)
-    assert costs.thread_s.shape == costs.recorded_s.shape == (2,)
-    assert np.all(costs.recorded_s > 0)
+    assert costs.thread_s.shape == (2,)
     assert np.all(costs.thread_s > 0)
-    assert np.median(costs.thread_s) > np.median(costs.recorded_s), "two readings of a clock, and the time between them"
+    assert np.array_equal(costs.recorded_s, costs.thread_s), "an op begins where the one before ended"
+    reads = itertools.count()
+    monkeypatch.setattr(HostClock, "mark", lambda _: float(next(reads)))
+    one_gpu = replace(HOST.devices[1], backend="cuda")
+    monkeypatch.setattr(traced_ops, "clock_of", lambda _: HostClock())
+    costs = tracing_costs(replace(HOST, devices=(HOST.devices[0], one_gpu)), crew)
+    assert costs.recorded_s[1] == 1.0, "between two readings, of which there is one a second"
+    assert next(reads) == 2 * 2 * traced_ops.NUM_MARKED * traced_ops.REPEATS
 
 
 def test_what_tracing_adds_is_the_mean_over_the_ops_of_a_plan() -> None:

@@ -275,6 +275,17 @@ def test_on_cores_an_op_begins_where_the_item_before_ended_and_a_transfer_where_
     assert (found.transfer_end_s - found.transfer_start_s).tolist() == [4.0, 0.0], "nobody waited for the second"
 
 
+def test_where_a_sample_of_ops_was_traced_durations_stay_as_they_are() -> None:
+    """What came before an op may have no record: here op 1, before op 3."""
+    problem = cores_problem()
+    timeline = cores_timeline(
+        problem, start=[1.0, 0.0, 15.0, 33.0], end=[10.0, 0.0, 20.0, 40.0], take=[13.0, 30.5], taken=[14.0, 31.0]
+    )
+    found = as_modelled(timeline, problem.graph, problem.host)
+    assert found.op_start_s.tolist() == [1.0, 0.0, 14.0, 33.0], "all of core 1 was traced"
+    assert found.transfer_start_s.tolist() == [10.0, 30.5]
+
+
 def test_other_devices_keep_their_clocks() -> None:
     problem = cores_problem()
     host = plain_host(2, 100.0)
