@@ -73,6 +73,21 @@ class InvalidValue(UserError):
         super().__init__(f"{prefix}{_shown(field)} is {_shown(repr(actual))}, expected {expected}. {hint}".rstrip())
 
 
+def refuse_if(is_wrong: object, field: str, actual: object, expected: str, *, where: str = "", hint: str = "") -> None:
+    """Refuses a value if a condition on it is true.
+
+    Raises:
+        InvalidValue: with these facts.
+
+    Example:
+        >>> refuse_if(0 < 1, "num_envs", 0, "at least 1")
+        Traceback (most recent call last):
+        rlplace.errors.InvalidValue: num_envs is 0, expected at least 1.
+    """
+    if is_wrong:
+        raise InvalidValue(field, actual, expected, where=where, hint=hint)
+
+
 class FileProblem(UserError):
     """A file that is missing or malformed, or that must not be overwritten; carries `path`."""
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, MissingExtra, UserError
+from rlplace.errors import InvalidValue, MissingExtra, UserError, refuse_if
 from rlplace.measure import Plan
 from rlplace.report.console import as_html, as_text, compare_table
 from rlplace.search.task import BestSoFar, Failure
@@ -297,8 +297,12 @@ def _by_workload(
         InvalidValue: no ratio, one that is not positive and finite, or another number of workloads.
     """
     values = np.asarray(ratios, dtype=np.float64)
-    if len(values) == 0 or len(workloads) != len(values):
-        raise InvalidValue("ratios", len(values), f"one for each of {len(workloads)} problems, at least one")
+    refuse_if(
+        len(values) == 0 or len(workloads) != len(values),
+        "ratios",
+        len(values),
+        f"one for each of {len(workloads)} problems, at least one",
+    )
     if not np.all(np.isfinite(values)) or np.any(values <= 0):
         raise InvalidValue("ratios", values.tolist(), "positive finite numbers")
     logs: NDArray[np.float64] = np.log(values)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rlplace.cluster import Cluster
 from rlplace.compare.comparison import Comparison, Objective, Row, RowStatus, collected, row_or_failure
-from rlplace.errors import InvalidValue, check_known
+from rlplace.errors import InvalidValue, check_known, refuse_if
 from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
@@ -86,22 +86,22 @@ class CompareConfig:
         if self.seed + self.seeds - 1 > LARGEST_SEED:
             most = LARGEST_SEED - self.seed + 1
             raise InvalidValue("seeds", self.seeds, f"at most {most:,} from seed {self.seed} on", where="compare")
-        if self.measured is not None and LEARNED not in self.names:
-            raise InvalidValue(
-                "measured",
-                self.measured,
-                f"none without {LEARNED}",
-                where="compare",
-                hint=f"Only `{LEARNED}` measures while it searches.",
-            )
-        if self.measured is not None and self.objective != "latency":
-            raise InvalidValue(
-                "objective",
-                self.objective,
-                "latency beside measured",
-                where="compare",
-                hint="What is measured is the time of a step.",
-            )
+        refuse_if(
+            self.measured is not None and LEARNED not in self.names,
+            "measured",
+            self.measured,
+            f"none without {LEARNED}",
+            where="compare",
+            hint=f"Only `{LEARNED}` measures while it searches.",
+        )
+        refuse_if(
+            self.measured is not None and self.objective != "latency",
+            "objective",
+            self.objective,
+            "latency beside measured",
+            where="compare",
+            hint="What is measured is the time of a step.",
+        )
 
     @property
     def total_s(self) -> float:
@@ -224,13 +224,13 @@ def check_measured(config: CompareConfig, host: Host, *, is_spread: bool) -> Non
     Raises:
         InvalidValue: the host is simulated, or a cluster searches.
     """
-    if config.measured is not None and (host.is_simulated or is_spread):
-        raise InvalidValue(
-            "measured",
-            config.measured,
-            "none beside a cluster" if is_spread else f"none on {host.name}, which is simulated",
-            where="compare",
-        )
+    refuse_if(
+        config.measured is not None and (host.is_simulated or is_spread),
+        "measured",
+        config.measured,
+        "none beside a cluster" if is_spread else f"none on {host.name}, which is simulated",
+        where="compare",
+    )
 
 
 def _searched(

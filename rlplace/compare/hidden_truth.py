@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlplace.cluster import Cluster
 from rlplace.compare.comparison import Comparison, Row, collected, row_or_failure
-from rlplace.errors import InvalidValue, RunnerError, check_known
+from rlplace.errors import RunnerError, check_known, refuse_if
 from rlplace.measure import Measurement, Plan, Problem, Simulator
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.host_model import TracedMedians
@@ -60,8 +60,14 @@ class TrueConfig:
     def __post_init__(self) -> None:
         for name in self.methods:
             check_known("method with a hidden truth", name, ("all", *ROWS))
-            if name == TRACED_COSTS and not self.is_traced:
-                raise InvalidValue("trace", False, f"True beside {name}", where="compare", hint="Add --trace.")
+            refuse_if(
+                name == TRACED_COSTS and not self.is_traced,
+                "trace",
+                False,
+                f"True beside {name}",
+                where="compare",
+                hint="Add --trace.",
+            )
 
     @property
     def drawn_from(self) -> int:
@@ -105,8 +111,13 @@ def compare_true(
     Raises:
         InvalidValue: the host is real, or has gangs.
     """
-    if not problem.host.is_simulated:
-        raise InvalidValue("host", problem.host.name, "a simulated host: a preset, or a host file", where="compare")
+    refuse_if(
+        not problem.host.is_simulated,
+        "host",
+        problem.host.name,
+        "a simulated host: a preset, or a host file",
+        where="compare",
+    )
     true = true_problem(problem, config.truth)
     simulator, names = Simulator(problem, threads=config.threads), config.names
     coming: Iterator[tuple[int, Row]] = (
@@ -208,15 +219,13 @@ class Meter:
         for plan, outcome in zip(plans, outcomes, strict=True):
             self.kept.append((plan, outcome))
             if outcome.ok and outcome.step_time_s < (self.history[-1].best_s if self.history else math.inf):
-                now_s = time.monotonic() - self._begin
-                self.history.append(BestSoFar(0, len(self.kept), now_s, outcome.step_time_s))
+                self.history.append(BestSoFar(0, len(self.kept), time.monotonic() - self._begin, outcome.step_time_s))
         return outcomes
 
     @property
     def best(self) -> Plan | None:
         """The plan with the least measured step time; None where none fitted into memory."""
-        ok = (pair for pair in self.kept if pair[1].ok)
-        return min(ok, key=lambda pair: pair[1].step_time_s, default=(None,))[0]
+        return min((pair for pair in self.kept if pair[1].ok), key=lambda pair: pair[1].step_time_s, default=(None,))[0]
 
 
 @dataclass(frozen=True)

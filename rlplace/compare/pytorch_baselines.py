@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.compare.comparison import Row
-from rlplace.errors import InvalidValue, RlplaceError, RunnerError, UserError
+from rlplace.errors import InvalidValue, RlplaceError, RunnerError, UserError, refuse_if
 from rlplace.graphs import BACKWARD, FORWARD, capture
 from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.optimizers import resolve_optimizer, torch_optimizer
@@ -77,8 +77,7 @@ def pytorch_baselines(
             except Exception as error:
                 if not (is_oom := cuda.is_out_of_memory(error)) and not isinstance(error, RlplaceError):
                     raise
-                row = Row(name, 0, "oom" if is_oom else "skipped", is_placement=False, why=str(error))
-                entries.append((row, None))
+                entries.append((Row(name, 0, "oom" if is_oom else "skipped", is_placement=False, why=str(error)), None))
         yield entries
 
 
@@ -168,8 +167,7 @@ def with_batch_share(spec: WorkloadSpec, count: int, default_size: Size) -> Work
             where="ddp",
             hint="A function of yours or a graph file has none: leave `ddp` out of --methods.",
         )
-    if batch % count:
-        raise InvalidValue("batch", batch, f"a multiple of {count}, one share a replica", where="ddp")
+    refuse_if(batch % count, "batch", batch, f"a multiple of {count}, one share a replica", where="ddp")
     options = dict(spec.options) | {"batch": batch // count}
     return dataclasses.replace(spec, options=tuple(options.items()), size=spec.size or default_size)
 

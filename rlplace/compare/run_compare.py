@@ -18,7 +18,7 @@ from rlplace.compare.comparison import Comparison, Row
 from rlplace.compare.equal_budgets import OP_ORDER, CompareConfig, check_measured, compare
 from rlplace.compare.hidden_truth import ROWS, TrueConfig, compare_true
 from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines
-from rlplace.errors import FileProblem, InvalidValue, check_known
+from rlplace.errors import FileProblem, InvalidValue, check_known, refuse_if
 from rlplace.files import os_errors
 from rlplace.measure import Placement, Problem, Simulator, save_placement
 from rlplace.measure.timing.threads import one_thread_here
@@ -57,8 +57,7 @@ def method_words(text: str, known: Collection[str], what: str = "method") -> tup
         InvalidValue: nothing is named.
     """
     words = tuple(word.strip() for word in text.split(",") if word.strip())
-    if not words:
-        raise InvalidValue("methods", text, "`all`, or names with commas between them", where="compare")
+    refuse_if(not words, "methods", text, "`all`, or names with commas between them", where="compare")
     for word in words:
         check_known(what, word, ("all", *known))
     return words
@@ -100,16 +99,15 @@ def true_config(
         raise InvalidValue(
             "measured", None, "a number of plans beside --true", where="compare", hint="For example: --measured 16."
         )
-    if seeds is not None:
-        raise InvalidValue(
-            "seeds",
-            seeds,
-            "none beside --true",
-            where="compare",
-            hint="A row draws from the seed of --true, or from --seed.",
-        )
-    if objective not in (None, "latency"):
-        raise InvalidValue("objective", objective, "latency beside --true", where="compare")
+    refuse_if(
+        seeds is not None,
+        "seeds",
+        seeds,
+        "none beside --true",
+        where="compare",
+        hint="A row draws from the seed of --true, or from --seed.",
+    )
+    refuse_if(objective not in (None, "latency"), "objective", objective, "latency beside --true", where="compare")
     words = method_words(methods, ROWS, "method with a hidden truth")
     return TrueConfig(Truth.parse(truth), measured, words, evaluations, seconds, seed=seed, is_traced=is_traced)
 
@@ -134,8 +132,13 @@ class Output:
             InvalidValue: the picture is not called `.png`.
             FileProblem: something else is in the place of a folder or of the picture, or a folder cannot be made.
         """
-        if self.plot is not None and self.plot.suffix.lower() != ".png":
-            raise InvalidValue("plot", str(self.plot), "a file name that ends in .png", where="compare")
+        refuse_if(
+            self.plot is not None and self.plot.suffix.lower() != ".png",
+            "plot",
+            str(self.plot),
+            "a file name that ends in .png",
+            where="compare",
+        )
         if self.plot is not None and self.plot.is_dir():
             raise FileProblem(self.plot, "is a folder: name a file in it.")
         for what, folder in (("placements", self.save), ("pictures", self.plot and self.plot.parent)):
@@ -192,14 +195,14 @@ def run_compare(
         UserError: the workload cannot be built or captured, or a file cannot be written.
     """
     host, spec, is_auto = setup.host, setup.spec, setup.asked.is_auto
-    if is_auto and config.objective == "throughput":
-        raise InvalidValue(
-            "micro_batches",
-            "auto",
-            "a number with --objective throughput",
-            where="compare",
-            hint="Their number is chosen by the latency of a step: give a number, --micro-batches K.",
-        )
+    refuse_if(
+        is_auto and config.objective == "throughput",
+        "micro_batches",
+        "auto",
+        "a number with --objective throughput",
+        where="compare",
+        hint="Their number is chosen by the latency of a step: give a number, --micro-batches K.",
+    )
     check_measured(config, host, is_spread=cluster != "off")
     output.check()
     if not host.is_simulated:
@@ -252,14 +255,14 @@ def run_true_compare(setup: Setup, output: Output, config: TrueConfig, *, cluste
         UserError: the host is real or has gangs, the workload cannot be built or captured, or a file cannot be
             written.
     """
-    if not setup.host.is_simulated:
-        raise InvalidValue(
-            "host",
-            setup.host.name,
-            "a simulated host beside --true",
-            where="compare",
-            hint="Give --host a preset (`rlplace hosts` lists them): on this machine the truth is measured.",
-        )
+    refuse_if(
+        not setup.host.is_simulated,
+        "host",
+        setup.host.name,
+        "a simulated host beside --true",
+        where="compare",
+        hint="Give --host a preset (`rlplace hosts` lists them): on this machine the truth is measured.",
+    )
     check_no_gangs(setup.host)
     output.check()
     progress = make_progress(is_quiet=output.is_quiet)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import FingerprintMismatch, InvalidValue, UserError
+from rlplace.errors import FingerprintMismatch, UserError, refuse_if
 from rlplace.graphs import OpGraph
 from rlplace.measure import Host, Placement, Plan, Problem, RaceProtocol, Simulator, Timeline, load_placement
 from rlplace.measure.bounds import lower_bound_s
@@ -129,8 +129,7 @@ def time_placement(setup: Setup, path: Path | None, *, is_measured: bool, timeli
 
 
 def _require_real(host: Host, where: str) -> None:
-    if host.is_simulated:
-        raise InvalidValue("host", host.name, "a host of this machine (`auto`, `cores`, `cuda`)", where=where)
+    refuse_if(host.is_simulated, "host", host.name, "a host of this machine (`auto`, `cores`, `cuda`)", where=where)
 
 
 def _graph_of(
@@ -264,8 +263,13 @@ def run_fidelity(setup: Setup, *, num_placements: int, num_fit: int, plot: Path)
     """
     spec, host, seed = setup.spec, setup.host, setup.seed
     _require_real(host, "fidelity")
-    if num_placements < 8 or num_fit < 4:
-        raise InvalidValue("placements", (num_placements, num_fit), "at least 8, and 4 to fit", where="fidelity")
+    refuse_if(
+        num_placements < 8 or num_fit < 4,
+        "placements",
+        (num_placements, num_fit),
+        "at least 8, and 4 to fit",
+        where="fidelity",
+    )
     check_store(setup.store)
     progress = make_progress()
     with measuring(host, setup.store, workload=str(spec), say=progress.say, is_waiting=setup.is_waiting) as log:
@@ -328,8 +332,7 @@ def measure_mix(
         RunnerError: a placement failed.
     """
     progress, simulator = make_progress(), Simulator(problem)
-    start = majority_devices(problem, eft(problem))
-    best, _ = anneal_from(problem, simulator, start, SEARCH, seed=seed)
+    best, _ = anneal_from(problem, simulator, majority_devices(problem, eft(problem)), SEARCH, seed=seed)
     generator = np.random.default_rng(seed)
     test_groups, kinds = draw_mix(problem, best, num_placements, generator)
     fit_groups, _ = draw_mix(problem, best, num_fit, generator, unlike=test_groups)

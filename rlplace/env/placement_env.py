@@ -24,7 +24,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlplace.env.problem_features import GraphObservation
 from rlplace.env.rewards import Reward, Scores, make_scorer
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, UnknownName, refuse_if
 from rlplace.measure import Costs, Host, HostRunner, Measurer, Problem, Simulator, Timeline, resolve_host
 
 ActionSpace = spaces.Discrete | spaces.MultiDiscrete
@@ -53,8 +53,7 @@ def check_actions(actions: object, space: ActionSpace, where: str, num_envs: int
         found = np.asarray(actions)
     except ValueError as error:  # rows of different lengths
         raise InvalidValue("action", actions, expected, where=where) from error
-    if found.shape != shape:
-        raise InvalidValue("action", f"an array of shape {found.shape}", expected, where=where)
+    refuse_if(found.shape != shape, "action", f"an array of shape {found.shape}", expected, where=where)
     if not np.issubdtype(found.dtype, np.integer):
         raise InvalidValue("action", f"an array of {found.dtype}", expected, where=where)
     is_wrong = (found < 0) | (found >= limit)
@@ -277,14 +276,14 @@ def _problem_of(workload: str, host: str | Host, num_groups: int, workload_seed:
 
     spec, host = parse_workload(workload), resolve_host(host)
     check_present(host)
-    if spec.is_file and not host.is_simulated:
-        raise InvalidValue(
-            "workload",
-            workload,
-            "a name or package.module:function",
-            where="environment",
-            hint="A graph file alone can be simulated, not measured: give a simulated host, or the model itself.",
-        )
+    refuse_if(
+        spec.is_file and not host.is_simulated,
+        "workload",
+        workload,
+        "a name or package.module:function",
+        where="environment",
+        hint="A graph file alone can be simulated, not measured: give a simulated host, or the model itself.",
+    )
     if spec.is_file:
         graph, times_s = load_graph(spec.path), load_times_s(spec.path)
         if times_s is not None:
@@ -435,8 +434,7 @@ class BatchedVecEnv(VecEnv):
             UnknownName: no reward has that name.
             InvalidValue: `num_envs` is less than 1.
         """
-        if num_envs < 1:
-            raise InvalidValue("num_envs", num_envs, "at least 1", where=type(self).__name__)
+        refuse_if(num_envs < 1, "num_envs", num_envs, "at least 1", where=type(self).__name__)
         self.scorer = make_scorer(measurer, reward, baseline_s=baseline_s, deterministic=deterministic)
         self.render_mode: str | None = None
         self.last_scores: Scores | None = None

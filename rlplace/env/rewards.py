@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, check_known
+from rlplace.errors import InvalidValue, check_known, refuse_if
 from rlplace.measure import Measurement, Measurer, Problem
 from rlplace.measure.measurement import Status, StepTimer
 from rlplace.records import Positive, record
@@ -106,8 +106,7 @@ def rewards_of(reward: Reward, step_time_s: FloatArray) -> FloatArray:
         rewards = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidValue("rewards", given, expected, where=where) from error
-    if rewards.shape != step_time_s.shape:
-        raise InvalidValue("rewards", f"of shape {rewards.shape}", expected, where=where)
+    refuse_if(rewards.shape != step_time_s.shape, "rewards", f"of shape {rewards.shape}", expected, where=where)
     if not np.isfinite(rewards).all():
         row = int(np.flatnonzero(~np.isfinite(rewards))[0])
         raise InvalidValue(
@@ -235,14 +234,14 @@ def make_scorer(
         UnknownName: no reward has that name.
         InvalidValue: `measurer` measures nothing, or `reward` cannot be called.
     """
-    if not hasattr(measurer, "measure"):
-        raise InvalidValue(
-            "measurer",
-            type(measurer).__name__,
-            "one with `measure`",
-            where="environment",
-            hint="For the simulator's step times: `Simulator(problem)`.",
-        )
+    refuse_if(
+        not hasattr(measurer, "measure"),
+        "measurer",
+        type(measurer).__name__,
+        "one with `measure`",
+        where="environment",
+        hint="For the simulator's step times: `Simulator(problem)`.",
+    )
     if isinstance(reward, str):
         check_known("reward", reward, REWARD_NAMES)  # before anything is measured
         reward = make_reward(reward, single_device_s(measurer) if baseline_s is None else baseline_s)

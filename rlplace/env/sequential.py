@@ -31,7 +31,7 @@ from rlplace.env.placement_env import (
     find_measurer,
 )
 from rlplace.env.rewards import Reward, rewards_of
-from rlplace.errors import InvalidValue, check_known
+from rlplace.errors import InvalidValue, check_known, refuse_if
 from rlplace.graphs import Grouping
 from rlplace.measure import Host, Measurer, Problem
 from rlplace.search.improve.starting_points import FIRST_WEIGHTS, GROUPINGS, Pair, Schedulers
@@ -162,8 +162,7 @@ class SequentialEnv(PlacementEnv[np.int64]):
             InvalidValue: the action is no integer of the space, the episode is over, or a reward of the user's is not
                 finite.
         """
-        if self._is_over:
-            raise InvalidValue("step", "after the end", "reset first", where="SequentialEnv")
+        refuse_if(self._is_over, "step", "after the end", "reset first", where="SequentialEnv")
         devices = check_actions(action, self.action_space, "SequentialEnv").reshape(-1)
         groups: NDArray[np.integer] | None = None
         if self._chooses_group:
@@ -432,8 +431,7 @@ class SequentialBatch:
             UnknownName: no mask has that name.
             InvalidValue: `num_episodes` is less than 1, or `order` has not one finite number a group.
         """
-        if num_episodes < 1:
-            raise InvalidValue("num_episodes", num_episodes, "at least 1", where="SequentialBatch")
+        refuse_if(num_episodes < 1, "num_episodes", num_episodes, "at least 1", where="SequentialBatch")
         grouping = problem.grouping if grouping is None else grouping
         self.num_episodes = num_episodes
         self.num_groups, self.num_devices = grouping.num_groups, problem.host.num_devices
@@ -503,8 +501,7 @@ class SequentialBatch:
         Raises:
             InvalidValue: wrong length, no integers, an unknown device or group, or no undecided group.
         """
-        if self.is_done:
-            raise InvalidValue("step", self.num_steps + 1, f"at most {self.num_groups}, then reset", where="episode")
+        refuse_if(self.is_done, "step", self.num_steps + 1, f"at most {self.num_groups}, then reset", where="episode")
         self._turn(groups)
         decide(
             self._layout,
@@ -531,10 +528,13 @@ class SequentialBatch:
 
     def _by_priority(self, order: NDArray[np.floating]) -> LongArray:
         order = np.asarray(order, dtype=np.float64)
-        if order.shape != (self.num_groups,) or not np.all(np.isfinite(order)):
-            raise InvalidValue(
-                "order", order, f"{self.num_groups} finite numbers, one a group", where="SequentialBatch"
-            )
+        refuse_if(
+            order.shape != (self.num_groups,) or not np.all(np.isfinite(order)),
+            "order",
+            order,
+            f"{self.num_groups} finite numbers, one a group",
+            where="SequentialBatch",
+        )
         return np.argsort(-order, kind="stable").astype(np.int64)
 
     def _in_range(self, values: NDArray[np.integer], count: int, one: str) -> LongArray:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, refuse_if
 from rlplace.say import counted
 
 if TYPE_CHECKING:
@@ -296,8 +296,7 @@ def check_texts(texts: Iterable[str], where: str = "graph") -> None:
         InvalidValue: they are.
     """
     total = sum(map(len, texts))
-    if total > MOST_TEXT:
-        raise InvalidValue("text", f"of {total} characters altogether", f"at most {MOST_TEXT:,}", where=where)
+    refuse_if(total > MOST_TEXT, "text", f"of {total} characters altogether", f"at most {MOST_TEXT:,}", where=where)
 
 
 def check_columns(columns: Mapping[str, Any], *, num_phases: int) -> None:
@@ -330,10 +329,13 @@ def check_columns(columns: Mapping[str, Any], *, num_phases: int) -> None:
             )
     check_texts(chain.from_iterable(columns[name] for name in _TEXTS))
     rank = max(map(len, columns["tensor_shapes"]), default=0)
-    if rank > MOST_DIMENSIONS:
-        raise InvalidValue(
-            "tensor_shapes", f"of {rank} dimensions", f"at most {MOST_DIMENSIONS} dimensions", where="graph"
-        )
+    refuse_if(
+        rank > MOST_DIMENSIONS,
+        "tensor_shapes",
+        f"of {rank} dimensions",
+        f"at most {MOST_DIMENSIONS} dimensions",
+        where="graph",
+    )
     ranges = {
         **dict.fromkeys(("colocation", "micro_batch"), (-1, n - 1)),
         **dict.fromkeys(("tensor_op", "mutation_op"), (0, n - 1)),
@@ -347,20 +349,34 @@ def check_columns(columns: Mapping[str, Any], *, num_phases: int) -> None:
             raise InvalidValue(name, f"{array.min()}..{array.max()}", f"entries in {low}..{high}", where="graph")
     for name in _AMOUNTS:
         array = columns[name]
-        if not np.all(np.isfinite(array)) or np.any(array < 0):
-            raise InvalidValue(name, "a negative or non-finite entry", "finite numbers >= 0", where="graph")
-        if float(np.sum(array, dtype=np.float64)) > LARGEST_TOTAL:
-            raise InvalidValue(name, "more altogether", f"at most {LARGEST_TOTAL:.1e} in sum", where="graph")
+        refuse_if(
+            not np.all(np.isfinite(array)) or np.any(array < 0),
+            name,
+            "a negative or non-finite entry",
+            "finite numbers >= 0",
+            where="graph",
+        )
+        refuse_if(
+            float(np.sum(array, dtype=np.float64)) > LARGEST_TOTAL,
+            name,
+            "more altogether",
+            f"at most {LARGEST_TOTAL:.1e} in sum",
+            where="graph",
+        )
     _check_order(columns)
 
 
 def _check_order(columns: Mapping[str, Any]) -> None:
     """Tensors by producer, ops in a topological order, an op's inputs ascending."""
     tensor_op, offsets, read = columns["tensor_op"], columns["input_offsets"], columns["input_tensors"]
-    if np.any(np.diff(tensor_op) < 0):
-        raise InvalidValue("tensor_op", "out of order", "tensors sorted by producer", where="graph")
-    if offsets[0] != 0 or np.any(np.diff(offsets) < 0) or offsets[-1] != len(read):
-        raise InvalidValue("input_offsets", "not a CSR", "offsets from 0 up to the number of edges", where="graph")
+    refuse_if(np.any(np.diff(tensor_op) < 0), "tensor_op", "out of order", "tensors sorted by producer", where="graph")
+    refuse_if(
+        offsets[0] != 0 or np.any(np.diff(offsets) < 0) or offsets[-1] != len(read),
+        "input_offsets",
+        "not a CSR",
+        "offsets from 0 up to the number of edges",
+        where="graph",
+    )
     readers = edge_readers(offsets)
     late = np.flatnonzero(tensor_op[read] >= readers)
     if len(late):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rlplace.errors import InvalidValue, check_known
+from rlplace.errors import InvalidValue, check_known, refuse_if
 from rlplace.graphs.opgraph import BACKWARD, UPDATE, GraphBuilder, OpGraph, OpRow
 from rlplace.graphs.paths import topological_order
 
@@ -72,8 +72,13 @@ def synthetic(
         check_known(f"parameter of {where}", name, known)
         _check(name, value, known[name], where)
     for name, value, low in (("flops", flops, 1.0), ("output_bytes", output_bytes, 1.0), ("spread", spread, 0.0)):
-        if not low <= value <= 1e15 or (name == "spread" and value > 3):
-            raise InvalidValue(name, value, "a number from 0 to 3" if name == "spread" else "1 to 1e15", where=where)
+        refuse_if(
+            not low <= value <= 1e15 or (name == "spread" and value > 3),
+            name,
+            value,
+            "a number from 0 to 3" if name == "spread" else "1 to 1e15",
+            where=where,
+        )
     _check("rows", rows, 1, where)
     _check("seed", seed, 0, where)
     counts = [value for value in ({**known, **params}).values() if type(value) is int]
@@ -97,8 +102,7 @@ def _check(name: str, value: object, default: object, where: str) -> None:
         is_right, expected = type(value) is int and value >= low, f"an integer >= {low}"
     else:
         is_right, expected = type(value) in (int, float) and 0 <= value <= 1, "a number from 0 to 1"  # type: ignore[operator]
-    if not is_right:
-        raise InvalidValue(name, value, expected, where=where)
+    refuse_if(not is_right, name, value, expected, where=where)
 
 
 MATMUL = "aten.mm.default"
@@ -276,8 +280,7 @@ def encoder_decoder(rng: np.random.Generator, *, encoder: int = 6, decoder: int 
     memory = stream
     stream = cells.add((), MATMUL, "decoder.embed", "decoder.embed", "decoder.embed")
     for block in range(decoder):
-        stream = attend(f"decoder.{block}.attention", stream, stream)
-        stream = attend(f"decoder.{block}.cross", stream, memory)
+        stream = attend(f"decoder.{block}.cross", attend(f"decoder.{block}.attention", stream, stream), memory)
         stream = perceptron(f"decoder.{block}.mlp", stream)
     return cells
 

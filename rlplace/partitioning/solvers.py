@@ -173,8 +173,7 @@ class _Run:
             why = answer.why or "nothing that it tried fits in memory"
             return PublishedRow(method, None, math.inf, spent, plan_s, status, why)
         self._found[method] = (devices, value)
-        placement = self._search.units.expand(devices)
-        return PublishedRow(method, placement, value, spent, plan_s, answer.status, answer.why)
+        return PublishedRow(method, self._search.units.expand(devices), value, spent, plan_s, answer.status, answer.why)
 
     def _answer(self, method: str) -> _Answer:
         if method in QUICK:
@@ -333,8 +332,7 @@ def forced_work_ms(record: DnnPartitioning) -> float:
     k = record.num_accelerators
     fastest = _fastest_ms(record, record.supported, record.accelerator_ms, record.cpu_ms)
     through = _through_ms(record, fastest)
-    cpu_ms = record.cpu_ms if record.num_cpus else np.full(record.num_ops, np.inf)
-    on_cpu = through - fastest + cpu_ms
+    on_cpu = through - fastest + (record.cpu_ms if record.num_cpus else np.full(record.num_ops, np.inf))
 
     def fails(latency_ms: float) -> bool:
         forced = on_cpu > latency_ms * (1 + 1e-9)
@@ -432,8 +430,7 @@ def _fill(search: Search, share_ms: float, order: Ints) -> Ints | None:
         if units.supported[unit] and count:
             if device < count - 1 and (held[device] + size > capacity or (work > 0 and work + ms / 2 > share_ms)):
                 device, work = device + 1, 0.0
-            room = (other for other in (device, *range(count)) if held[other] + size <= capacity)
-            target = next(room, count)
+            target = next((other for other in (device, *range(count)) if held[other] + size <= capacity), count)
         if target == count == units.num_devices:
             return None
         if target < count:

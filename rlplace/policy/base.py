@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from rlplace.env import ProblemFeatures
-from rlplace.errors import FileProblem, InvalidValue, check_known
+from rlplace.errors import FileProblem, check_known, refuse_if
 from rlplace.files import check_header, read_json, read_plain, write_bytes_atomic, write_json_atomic
 from rlplace.records import read_record, shortened
 
@@ -335,14 +335,14 @@ class PolicyModule(nn.Module):
         about_path = str(Path(path).with_suffix(".json"))
         if self.config is not None:
             saved = read_record(type(self.config), about.get("options"), about_path)
-            if saved != self.config:
-                raise InvalidValue(
-                    "options",
-                    str(self.config),
-                    str(saved),
-                    where=f"policy {self.kind}",
-                    hint=f"Give the policy the options of {about_path}.",
-                )
+            refuse_if(
+                saved != self.config,
+                "options",
+                str(self.config),
+                str(saved),
+                where=f"policy {self.kind}",
+                hint=f"Give the policy the options of {about_path}.",
+            )
         set_tensors(dict(self.named_parameters()), tensors, path)
         return tensors
 
@@ -424,8 +424,7 @@ def seeded_weights(seed: int) -> Iterator[None]:
 def device_marks(features: ProblemFeatures, width: int, seed: int) -> Tensor:
     """(D, width) float32 random numbers that tell equal devices apart."""
     twins = features.twins()
-    table = np.random.default_rng(seed).standard_normal((int(twins.max()) + 1, width))
-    return torch.from_numpy(table[twins]).float()
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal((int(twins.max()) + 1, width))[twins]).float()
 
 
 LEAST_WEIGHT = 0.01

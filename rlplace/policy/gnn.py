@@ -423,10 +423,8 @@ class Round(nn.Module):
     def _beside(self, problem: ProblemTensors, u_DH: Tensor) -> Tensor:
         """(D, H): the mean of the states of other devices over the routes from them; zeros for a device alone."""
         count = len(problem.devices)
-        from_DDH = u_DH[:, None].expand(-1, count, -1)
-        told_DDH = torch.relu(self.route(torch.cat([from_DDH, problem.links], dim=-1)))
-        others_DD1 = (~torch.eye(count, dtype=torch.bool))[..., None]
-        return (told_DDH * others_DD1).sum(dim=0) / max(count - 1, 1)
+        told_DDH = torch.relu(self.route(torch.cat([u_DH[:, None].expand(-1, count, -1), problem.links], dim=-1)))
+        return (told_DDH * (~torch.eye(count, dtype=torch.bool))[..., None]).sum(dim=0) / max(count - 1, 1)
 
 
 def fields(problem: ProblemTensors, share_GD: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import UnknownName, refuse_if
 from rlplace.records import AtLeastOne, NotNegative, Number, Positive, Seed, Share, Whole, record
 
 MOST_WIDTH, MOST_LAYERS = 4096, 16
@@ -30,10 +30,12 @@ Measured = Annotated[Whole, Field(ge=1, le=1_000)]
 
 
 def _check_weights(hidden: int, layers: int) -> None:
-    if hidden * hidden * max(layers, 1) > _MOST_WEIGHTS:
-        raise InvalidValue(
-            "hidden", f"{hidden} in {layers} layers", f"hidden * hidden * layers at most {_MOST_WEIGHTS:,}"
-        )
+    refuse_if(
+        hidden * hidden * max(layers, 1) > _MOST_WEIGHTS,
+        "hidden",
+        f"{hidden} in {layers} layers",
+        f"hidden * hidden * layers at most {_MOST_WEIGHTS:,}",
+    )
 
 
 @record(frozen=True)
@@ -99,8 +101,7 @@ class Seq2SeqConfig:
     """T of the logits C tanh(u / T)."""
 
     def __post_init__(self) -> None:
-        if self.hidden % 2:
-            raise InvalidValue("hidden", self.hidden, "an even number, shared by two directions")
+        refuse_if(self.hidden % 2, "hidden", self.hidden, "an even number, shared by two directions")
 
 
 INITS = ("starts", "none", "pretrained")
@@ -259,12 +260,12 @@ class LearnConfig:
         recipe = self.recipe
         if recipe.init not in INITS and not recipe.init.endswith(WEIGHTS_ENDING):
             raise UnknownName("init", recipe.init, INITS, hint=f"Or name a file, FILE{WEIGHTS_ENDING}.")
-        if recipe.init == "none" and not recipe.share:
-            raise InvalidValue(
-                "share",
-                recipe.share,
-                "more than 0 where init is none: without a start and samples there is nothing to search from",
-            )
+        refuse_if(
+            recipe.init == "none" and not recipe.share,
+            "share",
+            recipe.share,
+            "more than 0 where init is none: without a start and samples there is nothing to search from",
+        )
 
     @property
     def recipe(self) -> Recipe:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, refuse_if
 from rlplace.graphs import OpGraph
 from rlplace.measure import Problem, resolve_host
 from rlplace.policy.base import GroupPolicy, Learner, Loadable, Policy, load_checkpoint, pretrained_path
@@ -143,8 +143,7 @@ class CheckedPolicy:
         with torch.no_grad():
             log_prob = torch.as_tensor(self.policy.log_prob(guess[None]))
         where = f"policy {self._name!r}: log_prob"
-        if log_prob.shape != (1,):
-            raise InvalidValue("shape", tuple(log_prob.shape), "(1,) for one placement", where=where)
+        refuse_if(log_prob.shape != (1,), "shape", tuple(log_prob.shape), "(1,) for one placement", where=where)
         if bool(torch.isnan(log_prob)):
             raise InvalidValue(
                 "value",
@@ -157,8 +156,9 @@ class CheckedPolicy:
     def _checked(self, devices: NDArray[Any], function: str, *batch: int) -> NDArray[np.int32]:
         shape = (*batch, self._problem.grouping.num_groups)
         where = f"policy {self._name!r}: {function}"
-        if np.shape(devices) != shape:
-            raise InvalidValue("shape", np.shape(devices), f"{shape}, a device for each group", where=where)
+        refuse_if(
+            np.shape(devices) != shape, "shape", np.shape(devices), f"{shape}, a device for each group", where=where
+        )
         checked = self._problem.check_groups(devices, where=where)
         allowed = self._problem.group_allowed
         barred = ~allowed[np.arange(shape[-1]), checked].reshape(-1, shape[-1])
@@ -230,13 +230,13 @@ def checked_policy(problem: Problem, config: LearnConfig, seed: int) -> CheckedP
     policy = POLICIES[name](problem, config, seed)
     _check_members(policy, "policy", name, ("num_groups", "num_devices", "sample", "log_prob", "mode", "save"))
     sizes = (policy.num_groups, policy.num_devices)
-    if sizes != problem.group_allowed.shape:
-        raise InvalidValue(
-            "(num_groups, num_devices)",
-            sizes,
-            f"{problem.group_allowed.shape}, the problem's",
-            where=f"policy {name!r}",
-        )
+    refuse_if(
+        sizes != problem.group_allowed.shape,
+        "(num_groups, num_devices)",
+        sizes,
+        f"{problem.group_allowed.shape}, the problem's",
+        where=f"policy {name!r}",
+    )
     if weights := _initial_weights(policy, config.recipe.init):
         weights[0].load(weights[1])
     return CheckedPolicy(policy, name, problem)
@@ -288,11 +288,11 @@ def _initial_weights(policy: Policy, init: str) -> tuple[Loadable, Path] | None:
 
 def _check_members(made: object, kind: str, name: str, members: tuple[str, ...]) -> None:
     missing = [member for member in members if not hasattr(made, member)]
-    if missing:
-        raise InvalidValue(
-            "type",
-            f"{type(made).__name__} without {', '.join(missing)}",
-            f"a {kind}",
-            where=f"{kind} {name!r}",
-            hint="docs/extending.md says what each of them does.",
-        )
+    refuse_if(
+        missing,
+        "type",
+        f"{type(made).__name__} without {', '.join(missing)}",
+        f"a {kind}",
+        where=f"{kind} {name!r}",
+        hint="docs/extending.md says what each of them does.",
+    )

@@ -250,8 +250,7 @@ def best_guess(
         sequence.append(int(seen.group[0]))
         return np.asarray(rows[-1].argmax(-1, keepdim=True).numpy())
 
-    placed = roll(episodes, best)
-    return np.asarray(placed[0]), torch.stack(rows), torch.tensor(sequence)
+    return np.asarray(roll(episodes, best)[0]), torch.stack(rows), torch.tensor(sequence)
 
 
 def replay(episodes: SequentialBatch, group_devices: NDArray[np.integer]) -> Decisions:

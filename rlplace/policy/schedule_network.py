@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from rlplace.env import graph_features
 from rlplace.env.problem_features import path_lengths
 from rlplace.env.sequential import DECISION_FEATURES, ESTIMATES, FEATURES, FIRST_WEIGHTS, GROUPINGS, Pair
-from rlplace.errors import FileProblem, InvalidValue
+from rlplace.errors import FileProblem, refuse_if
 from rlplace.graphs import BACKWARD, UPDATE
 from rlplace.measure import Problem
 from rlplace.policy.base import SCHEMA, check_tensors, load_checkpoint, save_checkpoint, seeded_weights, set_all
@@ -126,8 +126,7 @@ class ScheduleNetwork(nn.Module):
         context = context[..., None, :].expand(*features.shape[:-1], -1)
         squeezed = features.sign() * features.abs().log1p()
         marks = marks.expand(*features.shape[:-1], -1)
-        correction = self.correction(torch.cat((squeezed, marks, context), dim=-1))
-        return linear + GAIN * torch.squeeze(correction, -1)
+        return linear + GAIN * torch.squeeze(self.correction(torch.cat((squeezed, marks, context), dim=-1)), -1)
 
     def margins(self, features: Tensor, summary: Tensor, component: int) -> Tensor:
         """(..., D) by how much a component's weights, moved by `hyper`, think less of devices than of the best one.
@@ -194,13 +193,13 @@ class Components:
     weights: NDArray[np.float64]
 
     def __post_init__(self) -> None:
-        if self.weights.shape != (len(self.grouping), len(FEATURES)) or not len(self.grouping):
-            raise InvalidValue(
-                "components",
-                self.weights.shape,
-                f"one at least, each a grouping and {len(FEATURES)} weights",
-                where="policy schedule",
-            )
+        refuse_if(
+            self.weights.shape != (len(self.grouping), len(FEATURES)) or not len(self.grouping),
+            "components",
+            self.weights.shape,
+            f"one at least, each a grouping and {len(FEATURES)} weights",
+            where="policy schedule",
+        )
 
     @classmethod
     def of(cls, pairs: Sequence[Pair]) -> Components:

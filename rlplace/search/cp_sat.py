@@ -146,8 +146,7 @@ def schedule_groups(problem: Problem, seconds: float = math.inf, *, start: NDArr
         with suppress(InvalidValue):  # its groups tie together ops that no device may hold
             coarse = replace(problem, grouping=grouping)
     units = group_units(coarse)
-    horizon_s = float(units.time_s.max(axis=1).sum()) + _transfers_s(problem)
-    built = ScheduleModel(coarse, units, horizon_s, are_ops=False)
+    built = ScheduleModel(coarse, units, float(units.time_s.max(axis=1).sum()) + _transfers_s(problem), are_ops=False)
     if start is not None:
         built.hint(majority_devices(coarse, start))
     solved = _solve(built, seconds, GROUPS_EFFORT)

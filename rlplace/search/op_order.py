@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import refuse_if
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.simulate.compiled_problem import HANDOVER, Compiled, compile_problem, default_priorities
@@ -47,8 +47,7 @@ def shorten(problem: Problem, devices: NDArray[np.int32], *, evaluations: int = 
     Raises:
         InvalidValue: a placement that does not fit the problem, or no evaluations.
     """
-    if evaluations < 1:
-        raise InvalidValue("evaluations", evaluations, "at least 1", where="op order")
+    refuse_if(evaluations < 1, "evaluations", evaluations, "at least 1", where="op order")
     simulator = Simulator(problem, threads=1)
     devices = problem.check_placement(devices)
     # what is not cut has one order, whatever the problem's is called

@@ -19,7 +19,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, RlplaceError
+from rlplace.errors import InvalidValue, RlplaceError, refuse_if
 from rlplace.graphs import Grouping
 from rlplace.measure import Measurement, Measurer, Plan, Problem
 from rlplace.measure.measurement import CutoffTimer, PlanMeasurer, PlanTimer, StepTimer
@@ -85,8 +85,7 @@ class Task:
         self.problem = problem
         self.timer = timer
         self.budget = budget or Budget()
-        if seed < 0:
-            raise InvalidValue("seed", seed, "a whole number >= 0", where="search")
+        refuse_if(seed < 0, "seed", seed, "a whole number >= 0", where="search")
         self.generator = np.random.default_rng(seed)
         self._seed = seed
         self.host = host
@@ -167,8 +166,7 @@ class Task:
         left = max(0.0, share - self.spent)
         if math.isfinite(self.budget.evaluations):
             return left * self.budget.evaluations
-        evaluations = self.evaluations - self._evaluations_before
-        return left * self.budget.seconds * evaluations / max(self._scoring_s, 1e-9)
+        return left * self.budget.seconds * (self.evaluations - self._evaluations_before) / max(self._scoring_s, 1e-9)
 
     @property
     def is_spent(self) -> bool:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import CaptureError, InvalidValue, UnknownName
+from rlplace.errors import CaptureError, InvalidValue, UnknownName, refuse_if
 from rlplace.graphs.capturing.lower import lower
 from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.capturing.refusals import warn_of_hooks
@@ -115,8 +115,7 @@ def capture(
         if micro_batches != 1:
             whole = (model, args, kwargs, loss_fn, wanted)
             slicing = plan_slices(*whole, micro_batches, batch_dims)
-            verdict = judge_loss(*whole, slicing, asked=loss) if isinstance(loss, str) else loss
-            micro = MicroBatches(slicing, verdict)
+            micro = MicroBatches(slicing, judge_loss(*whole, slicing, asked=loss) if isinstance(loss, str) else loss)
         return capture_step(Origin(model, args, kwargs, loss_fn, wanted, micro=micro, frozen=_names(frozen)), spec)
 
 
@@ -246,23 +245,23 @@ def _hint_for(value: object) -> str:
 
 def _check_targets(targets: tuple[torch.Tensor, ...], loss_fn: LossFn | None, kwargs: dict[str, Any]) -> None:
     if loss_fn is None:
-        if targets:
-            raise InvalidValue(
-                "loss_fn",
-                None,
-                "a function of the output and the targets",
-                where="capture",
-                hint="Targets are for the loss; what the model itself takes belongs in `inputs`.",
-            )
-        return
-    if targets and "targets" in kwargs:
-        raise InvalidValue(
-            "targets",
-            "given",
-            "None, as the model has an argument of that name",
+        refuse_if(
+            targets,
+            "loss_fn",
+            None,
+            "a function of the output and the targets",
             where="capture",
-            hint="A placed step could not tell `targets=` of the model from those of the loss: pass all as inputs.",
+            hint="Targets are for the loss; what the model itself takes belongs in `inputs`.",
         )
+        return
+    refuse_if(
+        targets and "targets" in kwargs,
+        "targets",
+        "given",
+        "None, as the model has an argument of that name",
+        where="capture",
+        hint="A placed step could not tell `targets=` of the model from those of the loss: pass all as inputs.",
+    )
     try:
         signature = inspect.signature(loss_fn)
     except (TypeError, ValueError):  # of a builtin: only calling it would tell

@@ -148,8 +148,7 @@ class ConstantCheck(TorchFunctionMode):
         for storage, value in self._seen.items():
             is_number = storage in self._read or (storage in self._held and storage not in kept)
             if is_number and memory(value) not in self._changing and not value.is_inference():
-                name = self._attribute_name(value) or "a tensor of the model or the loss"
-                yield Folded(name, value, value._version)
+                yield Folded(self._attribute_name(value) or "a tensor of the model or the loss", value, value._version)
 
     def check_gradients(self, loss: Tensor) -> None:
         """Judges the tensors that the gradient of the loss reaches besides the model's parameters.

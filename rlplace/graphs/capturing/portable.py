@@ -245,8 +245,7 @@ def attention_backward_formula(
     delta = (wide * out).sum(-1, keepdim=True)
     grad_scores = weights * (wide @ value.to(scores.dtype).mT - delta) * _scale(query, scale)
     grad_query = grad_scores @ key.to(scores.dtype)
-    grad_key = grad_scores.mT @ query.to(scores.dtype)
-    sums = (grad_query, sum_heads(grad_key, heads), sum_heads(grad_value, heads))
+    sums = (grad_query, sum_heads(grad_scores.mT @ query.to(scores.dtype), heads), sum_heads(grad_value, heads))
     return tuple(laid_out(total.to(query.dtype)) for total in sums)  # type: ignore[return-value]
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import FileProblem, InvalidValue, UnknownName, check_known
+from rlplace.errors import FileProblem, InvalidValue, UnknownName, check_known, refuse_if
 from rlplace.files import os_errors, read_json, write_text_atomic
 from rlplace.graphs.formats.graphml import load_graphml, read_graphml, save_graphml
 from rlplace.graphs.formats.networkx_graph import (
@@ -133,14 +133,14 @@ def is_dnn_partitioning(data: object) -> bool:
 def _known_kind(path: str | os.PathLike[str], micro_batches: int) -> tuple[Path, Format]:
     path = Path(path)
     kind = ENDINGS.get(path.suffix.lower()) or _sniff(path)
-    if micro_batches != 1 and kind != "pipedream":
-        raise InvalidValue(
-            "micro_batches",
-            micro_batches,
-            "1",
-            where=str(path),
-            hint="Of graph files only a layer profile can be cut; name the model that this graph was captured from.",
-        )
+    refuse_if(
+        micro_batches != 1 and kind != "pipedream",
+        "micro_batches",
+        micro_batches,
+        "1",
+        where=str(path),
+        hint="Of graph files only a layer profile can be cut; name the model that this graph was captured from.",
+    )
     return path, kind
 
 
@@ -258,8 +258,7 @@ def graph_from_json(data: object, *, where: str) -> OpGraph:
 def _table(items: Iterable[Item]) -> tuple[list[Item], list[int]]:
     """Distinct items in order of appearance, and each item's place among them."""
     places: dict[Item, int] = {}
-    column = [places.setdefault(item, len(places)) for item in items]
-    return list(places), column
+    return list(places), [places.setdefault(item, len(places)) for item in items]
 
 
 def _looked_up(data: Mapping[str, Any], name: str, table: Sequence[Item], where: str) -> tuple[Item, ...]:
@@ -315,8 +314,7 @@ def to_dot(graph: OpGraph, *, max_ops: int = MAX_OPS, depth: int = 3) -> str:
         InvalidValue: `max_ops` or `depth` is less than 1.
     """
     for field, value in (("max_ops", max_ops), ("depth", depth)):
-        if value < 1:
-            raise InvalidValue(field, value, "at least 1", where="DOT")
+        refuse_if(value < 1, field, value, "at least 1", where="DOT")
     num_shown = min(max_ops, graph.num_ops)
     clusters: dict[str, list[int]] = defaultdict(list)
     for op in range(num_shown):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
 from xml.sax.saxutils import escape
 
-from rlplace.errors import FileProblem, InvalidValue
+from rlplace.errors import FileProblem, InvalidValue, refuse_if
 from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, parse_json, read_plain, write_text_atomic
 from rlplace.graphs.formats.networkx_graph import EDGE_NAMES, NODE_NAMES, SCHEMA, from_networkx, to_networkx
 from rlplace.graphs.opgraph import OpGraph
@@ -119,8 +119,7 @@ class _Reader:
             self.parser.Parse(content, True)
         except expat.ExpatError as error:
             raise FileProblem(self.path, f"not well-formed XML: {error}.") from error
-        if self.num_graphs != 1:
-            raise InvalidValue("graph", f"{self.num_graphs} of them", "one graph element", where=self.path)
+        refuse_if(self.num_graphs != 1, "graph", f"{self.num_graphs} of them", "one graph element", where=self.path)
         if len({ends[:2] for ends in self.edges}) < len(self.edges):  # each of several edges brings a tensor
             self.graph = nx.MultiDiGraph(self.graph)
         for source, target, row, line in self.edges:
@@ -222,8 +221,13 @@ class _Reader:
                 if name in row:
                     row[name] = self._parsed(name, str(row[name]))
         numbers = {node: int(node[1:]) if re.fullmatch(r"n[0-9]{1,9}", node) else node for node in self.graph}
-        if len(set(numbers.values())) != len(numbers):
-            raise InvalidValue("id", "one number twice", "an id of its own for each node", where=self.path)
+        refuse_if(
+            len(set(numbers.values())) != len(numbers),
+            "id",
+            "one number twice",
+            "an id of its own for each node",
+            where=self.path,
+        )
         relabelled: nx.DiGraph[Any] = nx.relabel_nodes(self.graph, numbers)
         return relabelled
 

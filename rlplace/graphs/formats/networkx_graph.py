@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, refuse_if
 from rlplace.graphs.opgraph import (
     LARGEST_COUNT,
     LONGEST_TEXT,
@@ -147,8 +147,7 @@ def topological_nodes(graph: nx.DiGraph[Any], where: str = "networkx graph") -> 
     """
     import networkx as nx
 
-    if not graph.is_directed():
-        raise InvalidValue("edges", "undirected", "a directed graph", where=where)
+    refuse_if(not graph.is_directed(), "edges", "undirected", "a directed graph", where=where)
     place = {node: i for i, node in enumerate(graph)}
     order: list[Hashable] = []
     try:
@@ -250,8 +249,7 @@ class _Reading(GraphBuilder):
         for op, node in enumerate(self._nodes):
             with located(self._where, node):
                 for each in read_record(tuple[_Tensor, ...], self._graph.nodes[node]["tensors"], "tensors"):
-                    if each.id in ids:
-                        raise InvalidValue("tensors", f"id {each.id} twice", "ids of their own")
+                    refuse_if(each.id in ids, "tensors", f"id {each.id} twice", "ids of their own")
                     ids[each.id] = self.add_tensor(TensorRow(op, each.output, each.bytes, each.shape, each.dtype))
         for source, reader, row in self._graph.edges(data=True):
             sent, producer = row.get("tensors"), self._index[source]
@@ -263,10 +261,20 @@ class _Reading(GraphBuilder):
             self._reads[self._index[reader]].update(ids[each] for each in sent)
         facts = self._graph.graph
         results = read_record(_Results, {name: facts.get(name) for name in ("outputs", "mutations")}, self._where)
-        if not ids.keys() >= {*results.outputs, *(tensor for _, tensor in results.mutations)}:
-            raise InvalidValue("outputs, mutations", "no tensors of this graph", "ids of tensors", where=self._where)
-        if not self._index.keys() >= {op for op, _ in results.mutations}:
-            raise InvalidValue("mutations", "of no ops of this graph", "pairs of an op and a tensor", where=self._where)
+        refuse_if(
+            not ids.keys() >= {*results.outputs, *(tensor for _, tensor in results.mutations)},
+            "outputs, mutations",
+            "no tensors of this graph",
+            "ids of tensors",
+            where=self._where,
+        )
+        refuse_if(
+            not self._index.keys() >= {op for op, _ in results.mutations},
+            "mutations",
+            "of no ops of this graph",
+            "pairs of an op and a tensor",
+            where=self._where,
+        )
         self.mutations = [(self._index[op], ids[tensor]) for op, tensor in results.mutations]
         return [ids[tensor] for tensor in results.outputs]
 
@@ -320,8 +328,7 @@ ALIASES = {
 
 def find_attribute(row: Mapping[str, Any], field: str) -> tuple[str, Any]:
     """The name under which a row gives `field`, and its value; None where it does not."""
-    found = ((key, row[key]) for key in ALIASES.get(field, (field,)) if row.get(key) is not None)
-    return next(found, (field, None))
+    return next(((key, row[key]) for key in ALIASES.get(field, (field,)) if row.get(key) is not None), (field, None))
 
 
 def read(row: Mapping[str, Any], field: str, default: Any) -> Any:
@@ -354,8 +361,7 @@ def _number(key: str, value: object) -> float:
 def _count(key: str, value: object) -> int:
     """A whole number, rounded up."""
     number = _number(key, value)
-    if number > LARGEST_COUNT:
-        raise InvalidValue(key, number, f"at most {LARGEST_COUNT}")
+    refuse_if(number > LARGEST_COUNT, key, number, f"at most {LARGEST_COUNT}")
     return math.ceil(number)
 
 
@@ -493,8 +499,7 @@ def _rows(data: dict[str, Any], field: str, where: str) -> list[dict[str, Any]]:
     rows = data.get(field)
     if not isinstance(rows, list):
         raise InvalidValue(field, "missing" if rows is None else described(rows), "a list of objects", where=where)
-    if len(rows) > MOST_ROWS:
-        raise InvalidValue(field, f"{len(rows)} of them", f"at most {MOST_ROWS}", where=where)
+    refuse_if(len(rows) > MOST_ROWS, field, f"{len(rows)} of them", f"at most {MOST_ROWS}", where=where)
     if (bad := next((i for i, row in enumerate(rows) if not isinstance(row, dict)), None)) is not None:
         raise InvalidValue(f"{field}[{bad}]", described(rows[bad]), "an object", where=where)
     return rows

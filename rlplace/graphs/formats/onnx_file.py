@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rlplace.errors import FileProblem, InvalidValue, MissingExtra, RlplaceError
+from rlplace.errors import FileProblem, InvalidValue, MissingExtra, RlplaceError, refuse_if
 from rlplace.files import read_plain
 from rlplace.graphs.formats.onnx_limits import check_functions, check_lengths, check_message
 from rlplace.graphs.opgraph import (
@@ -96,8 +96,7 @@ def _read(path: Path) -> Any:
         raise FileProblem(path, f"not a valid ONNX model: {shortened(str(error))}") from error
     if not is_text:  # protobuf gives bytes then
         raise FileProblem(path, "not a valid ONNX model: a name is no UTF-8 text.")
-    if not model.graph.node:
-        raise InvalidValue("graph.node", "empty", "at least one node", where=str(path))
+    refuse_if(not model.graph.node, "graph.node", "empty", "at least one node", where=str(path))
     return model
 
 
@@ -345,8 +344,7 @@ def fix_inputs(model: Any, dims: Mapping[str, int], path: Path) -> None:
             dim.dim_value = sizes[key]
             sizes.setdefault(label, sizes[key])
     unused = next((name for name in dims if name not in used), None)
-    if unused is not None:
-        raise InvalidValue(f"dims[{unused!r}]", "of no input", "names of dynamic dimensions", where=str(path))
+    refuse_if(unused is not None, f"dims[{unused!r}]", "of no input", "names of dynamic dimensions", where=str(path))
     others = (dim for each in (*graph.value_info, *graph.output) for dim in each.type.tensor_type.shape.dim)
     for dim in (each for each in others if each.dim_param in sizes):
         dim.dim_value = sizes[dim.dim_param]

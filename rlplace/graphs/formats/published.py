@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from rlplace.errors import FileProblem, InvalidValue
+from rlplace.errors import FileProblem, InvalidValue, refuse_if
 from rlplace.files import read_json, read_plain, write_json_atomic
 from rlplace.graphs.opgraph import (
     BACKWARD,
@@ -223,13 +223,13 @@ def load_dnn_partitioning(path: str | os.PathLike[str]) -> DnnPartitioning:
 def parse_dnn_partitioning(document: object, *, where: str = "workload") -> DnnPartitioning:
     """The workload in a parsed document; see `load_dnn_partitioning`."""
     file = read_record(_File, document, where)
-    if file.maxFPGAs + file.maxCPUs == 0:
-        raise InvalidValue("maxFPGAs", 0, "at least one accelerator or CPU", where=where)
+    refuse_if(file.maxFPGAs + file.maxCPUs == 0, "maxFPGAs", 0, "at least one accelerator or CPU", where=where)
     nodes = file.nodes
     position: dict[int, int] = {}
     for i, node in enumerate(nodes):
-        if position.setdefault(node.id, i) != i:
-            raise InvalidValue(f"nodes[{i}].id", node.id, "an id that no other node has", where=where)
+        refuse_if(
+            position.setdefault(node.id, i) != i, f"nodes[{i}].id", node.id, "an id that no other node has", where=where
+        )
     transfer_ms = _check_edges(file.edges, position, where)
     links = [(position[edge.sourceId], position[edge.destId]) for edge in file.edges]
     order = topological_order(len(nodes), dict.fromkeys(links))
@@ -237,8 +237,13 @@ def parse_dnn_partitioning(document: object, *, where: str = "workload") -> DnnP
         stuck = nodes[min(set(range(len(nodes))) - set(order))].id
         raise InvalidValue("edges", f"a cycle that node {stuck} is on or behind", "a graph without cycles", where=where)
     lost = next((i for i in order if not nodes[i].supportedOnFpga), None)
-    if lost is not None and not file.maxCPUs:
-        raise InvalidValue(f"nodes[{lost}].supportedOnFpga", False, "true, as there are no CPUs", where=where)
+    refuse_if(
+        lost is not None and not file.maxCPUs,
+        f"nodes[{lost}].supportedOnFpga",
+        False,
+        "true, as there are no CPUs",
+        where=where,
+    )
     return _built(file, links, order, transfer_ms)
 
 
@@ -251,13 +256,15 @@ def _check_edges(edges: Sequence[_Edge], position: Mapping[int, int], where: str
     cost_ms: dict[int, float] = {}
     for i, edge in enumerate(edges):
         for field, end in (("sourceId", edge.sourceId), ("destId", edge.destId)):
-            if end not in position:
-                raise InvalidValue(f"edges[{i}].{field}", end, "the id of a node", where=where)
+            refuse_if(end not in position, f"edges[{i}].{field}", end, "the id of a node", where=where)
         first = cost_ms.setdefault(edge.sourceId, edge.cost)
-        if not math.isclose(first, edge.cost, rel_tol=1e-9, abs_tol=1e-12):
-            raise InvalidValue(
-                f"edges[{i}].cost", edge.cost, f"{first!r}, the cost of the source's other edges", where=where
-            )
+        refuse_if(
+            not math.isclose(first, edge.cost, rel_tol=1e-9, abs_tol=1e-12),
+            f"edges[{i}].cost",
+            edge.cost,
+            f"{first!r}, the cost of the source's other edges",
+            where=where,
+        )
     return cost_ms
 
 
@@ -365,8 +372,13 @@ def read_layers(path: str | os.PathLike[str]) -> list[Layer]:
 
 
 def _steps(path: str | os.PathLike[str], micro_batches: int) -> LayerSteps:
-    if not 1 <= micro_batches <= MOST_MICRO_BATCHES:
-        raise InvalidValue("micro_batches", micro_batches, f"1..{MOST_MICRO_BATCHES}", where=str(path))
+    refuse_if(
+        not 1 <= micro_batches <= MOST_MICRO_BATCHES,
+        "micro_batches",
+        micro_batches,
+        f"1..{MOST_MICRO_BATCHES}",
+        where=str(path),
+    )
     return LayerSteps(read_layers(path), micro_batches)
 
 

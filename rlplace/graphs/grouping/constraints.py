@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, UnknownName, nearest_names
+from rlplace.errors import InvalidValue, UnknownName, nearest_names, refuse_if
 from rlplace.graphs.opgraph import OpGraph
 
 
@@ -110,15 +110,13 @@ class Constraints:
 
 def _pair(field: str, word: str) -> tuple[str, str]:
     pattern, equals, device = word.rpartition("=")
-    if not (pattern and equals and device):
-        raise InvalidValue(field, word, "PATTERN=DEVICE, e.g. encoder.*=cuda:1")
+    refuse_if(not (pattern and equals and device), field, word, "PATTERN=DEVICE, e.g. encoder.*=cuda:1")
     return pattern, device
 
 
 def _patterns(word: str) -> tuple[str, ...]:
     patterns = tuple(word.split(","))
-    if not all(patterns):
-        raise InvalidValue("together", word, "PATTERN,PATTERN,... without gaps, e.g. attention,projection")
+    refuse_if(not all(patterns), "together", word, "PATTERN,PATTERN,... without gaps, e.g. attention,projection")
     return patterns
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, MissingExtra, RunnerError, check_known
+from rlplace.errors import InvalidValue, MissingExtra, RunnerError, check_known, refuse_if
 from rlplace.graphs.grouping.coarsen import Coarsening
 from rlplace.graphs.grouping.constraints import modules_matching
 from rlplace.graphs.grouping.merging import mirrored_twins
@@ -57,10 +57,13 @@ class Grouping:
     def __post_init__(self) -> None:
         object.__setattr__(self, "op_group", read_only(self.op_group, np.int32))
         numbers = np.unique(self.op_group)
-        if not np.array_equal(numbers, np.arange(len(numbers))):
-            raise InvalidValue(
-                "op_group", "gaps or negative groups", "groups numbered 0..G-1 without gaps", where="grouping"
-            )
+        refuse_if(
+            not np.array_equal(numbers, np.arange(len(numbers))),
+            "op_group",
+            "gaps or negative groups",
+            "groups numbered 0..G-1 without gaps",
+            where="grouping",
+        )
 
     @cached_property
     def num_groups(self) -> int:
@@ -244,17 +247,25 @@ def _checked(
     graph: OpGraph, cost_s: NDArray[np.float64], num_groups: int, allowed: NDArray[np.bool_] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     cost_s = np.asarray(cost_s, dtype=np.float64)
-    if cost_s.shape != (graph.num_ops,):
-        raise InvalidValue("cost_s", cost_s.shape, f"shape {(graph.num_ops,)}", where="group_ops")
-    if not np.all(np.isfinite(cost_s)) or np.any(cost_s < 0):
-        raise InvalidValue("cost_s", "a negative or non-finite entry", "finite seconds >= 0", where="group_ops")
-    if num_groups < 1:
-        raise InvalidValue("num_groups", num_groups, "at least 1", where="group_ops")
+    refuse_if(cost_s.shape != (graph.num_ops,), "cost_s", cost_s.shape, f"shape {(graph.num_ops,)}", where="group_ops")
+    refuse_if(
+        not np.all(np.isfinite(cost_s)) or np.any(cost_s < 0),
+        "cost_s",
+        "a negative or non-finite entry",
+        "finite seconds >= 0",
+        where="group_ops",
+    )
+    refuse_if(num_groups < 1, "num_groups", num_groups, "at least 1", where="group_ops")
     if allowed is None:
         return cost_s, np.ones((graph.num_ops, 1), dtype=np.bool_)
     allowed = np.ascontiguousarray(allowed, dtype=np.bool_)
-    if allowed.ndim != 2 or len(allowed) != graph.num_ops or not allowed.shape[1]:
-        raise InvalidValue("allowed", allowed.shape, f"shape ({graph.num_ops}, D)", where="group_ops")
+    refuse_if(
+        allowed.ndim != 2 or len(allowed) != graph.num_ops or not allowed.shape[1],
+        "allowed",
+        allowed.shape,
+        f"shape ({graph.num_ops}, D)",
+        where="group_ops",
+    )
     if not np.all(allowed.any(axis=1)):
         name = graph.names[int(np.argmin(allowed.any(axis=1)))]
         raise InvalidValue("allowed", f"no device for op {name!r}", "at least one for every op", where="group_ops")

@@ -128,8 +128,7 @@ class _Capture:
             self.assembly.copy(ops, [op for op in running_ops(ops) if _is_forward(ops, op)], refs, micro_batch=index)
         outputs = joined.join(self.refs)
         if not self.is_training:
-            result = self.parts.step(0).trace.result
-            return pytree.tree_map_only(Ref, lambda each: outputs[each.id], result), outputs
+            return pytree.tree_map_only(Ref, lambda each: outputs[each.id], self.parts.step(0).trace.result), outputs
         loss, seeds = joined.add_loss(outputs)
         self.gradients = Gradients(self.assembly, self.parts)
         for index, refs in enumerate(self.refs):

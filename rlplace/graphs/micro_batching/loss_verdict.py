@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import CaptureError, InvalidValue, RlplaceError, check_known
+from rlplace.errors import CaptureError, InvalidValue, RlplaceError, check_known, refuse_if
 from rlplace.graphs.capturing.portable import normalises_batch
 from rlplace.graphs.capturing.refusals import has_values
 from rlplace.graphs.capturing.trace import LossFn
@@ -151,14 +151,14 @@ def _judged(
         found = _right(ways, asked, has_loss=loss_fn is not None)
     if not isinstance(found, _Wrong):
         return found
-    if found.right:
-        raise InvalidValue(
-            "loss",
-            asked,
-            f"{found.right!r}",
-            where="micro-batches",
-            hint=f"As {asked} losses: {found.separate or found.joined}.",
-        )
+    refuse_if(
+        found.right,
+        "loss",
+        asked,
+        f"{found.right!r}",
+        where="micro-batches",
+        hint=f"As {asked} losses: {found.separate or found.joined}.",
+    )
     if found.when_padded and (ways.is_loss_inside or not ways.dependence.is_mixed):
         raise CaptureError(
             f"micro-batches can have neither a loss each ({found.when_padded}) nor one together ({found.joined}). Hint:"

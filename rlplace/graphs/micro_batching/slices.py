@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, UnknownName, refuse_if
 from rlplace.graphs.capturing.trace import LossFn
 from rlplace.graphs.program import LossByName, Slicing, even_sizes
 
@@ -137,14 +137,14 @@ def _given_dims(
         raise InvalidValue(
             "batch_dims", given, "a list or tuple with an entry for every tensor, or a dict of some", where=_WHERE
         )
-    if len(given) != len(tensors):
-        raise InvalidValue(
-            "batch_dims",
-            tuple(given),
-            f"an entry for each of the {len(tensors)} tensors ({', '.join(names)})",
-            where=_WHERE,
-            hint="A number is the dimension of the batch, None a tensor that all micro-batches share.",
-        )
+    refuse_if(
+        len(given) != len(tensors),
+        "batch_dims",
+        tuple(given),
+        f"an entry for each of the {len(tensors)} tensors ({', '.join(names)})",
+        where=_WHERE,
+        hint="A number is the dimension of the batch, None a tensor that all micro-batches share.",
+    )
     return [_checked_dim(*entry) for entry in zip(given, names, tensors, strict=True)]
 
 
@@ -162,8 +162,13 @@ def _positions(key: str | int, names: Sequence[str], aliases: Mapping[str, str])
     if isinstance(key, str) and key.isdecimal():
         key = int(key)
     if type(key) is int:
-        if not 0 <= key < len(names):
-            raise InvalidValue("batch_dims", key, f"the position of a tensor, 0 to {len(names) - 1}", where=_WHERE)
+        refuse_if(
+            not 0 <= key < len(names),
+            "batch_dims",
+            key,
+            f"the position of a tensor, 0 to {len(names) - 1}",
+            where=_WHERE,
+        )
         return [key]
     wanted = aliases.get(str(key), key)
     found = [position for position, name in enumerate(names) if name == wanted]

@@ -600,8 +600,7 @@ def _packed(learner: Resumable, state: LearnerState) -> bytes:
     facts = jsonable({"learner": type(learner).__name__, "facts": dict(state.facts)})
     text = json.dumps(facts, allow_nan=False).encode("utf-8")
     records = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
-    tensors = {name: tensor.detach().contiguous() for name, tensor in state.tensors.items()}
-    return save({RECORDS: records, **tensors})
+    return save({RECORDS: records, **{name: tensor.detach().contiguous() for name, tensor in state.tensors.items()}})
 
 
 def resume_learner(path: str | os.PathLike[str], learner: Resumable) -> None:

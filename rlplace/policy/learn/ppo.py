@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.optim import Adam, Optimizer
 
 from rlplace.env.problem_features import index_space
-from rlplace.errors import InvalidValue
+from rlplace.errors import refuse_if
 from rlplace.policy.base import GroupPolicy
 from rlplace.policy.gnn import PlacerPolicy
 from rlplace.policy.learn.learners import EliteLearner, Elites, cloning_loss, descend, settle
@@ -156,8 +156,7 @@ def relative_advantages(rewards: NDArray[np.floating], *, normalize: bool) -> Te
 def clipped_group_loss(log_ratio_BG: Tensor, advantages_B: Tensor, clip_range: float) -> Tensor:
     """PPO's clipped surrogate (Schulman et al. 2017, equation 7), each group's ratio by itself, as a loss."""
     ratio_BG, advantages_B1 = log_ratio_BG.exp(), advantages_B[:, None]
-    clipped_BG = ratio_BG.clamp(1 - clip_range, 1 + clip_range)
-    return -torch.min(advantages_B1 * ratio_BG, advantages_B1 * clipped_BG).mean()
+    return -torch.min(advantages_B1 * ratio_BG, advantages_B1 * ratio_BG.clamp(1 - clip_range, 1 + clip_range)).mean()
 
 
 Score = Callable[[NDArray[np.int32]], NDArray[np.floating]]
@@ -192,17 +191,22 @@ def learn_many(
         InvalidValue: no policies, another number of scores, or networks that are not shared.
     """
     config = config or PPOConfig()
-    if not policies or len(scores) != len(policies):
-        raise InvalidValue("scores", len(scores), f"one for each of {len(policies)} policies", where="learn_many")
+    refuse_if(
+        not policies or len(scores) != len(policies),
+        "scores",
+        len(scores),
+        f"one for each of {len(policies)} policies",
+        where="learn_many",
+    )
     shared = list(policies[0].parameters())
-    if any([id(one) for one in policy.parameters()] != [id(one) for one in shared] for policy in policies[1:]):
-        raise InvalidValue(
-            "policies",
-            "networks of their own",
-            "one network",
-            where="learn_many",
-            hint="Give the network of the first policy to the others.",
-        )
+    refuse_if(
+        any([id(one) for one in policy.parameters()] != [id(one) for one in shared] for policy in policies[1:]),
+        "policies",
+        "networks of their own",
+        "one network",
+        where="learn_many",
+        hint="Give the network of the first policy to the others.",
+    )
     optimizer = Adam(shared, lr=config.learning_rate)
     learners = [
         GroupPPO(policy, config, seed=seed + index, optimizer=optimizer) for index, policy in enumerate(policies)
@@ -242,8 +246,7 @@ class PlacerPPO(PPO):
         """
         self.config = dataclasses.replace(config or PPOConfig(), **options)
         num_placements = self.config.n_steps * env.num_envs
-        if num_placements < 2:
-            raise InvalidValue("n_steps * num_envs", num_placements, "at least 2", where="PlacerPPO")
+        refuse_if(num_placements < 2, "n_steps * num_envs", num_placements, "at least 2", where="PlacerPPO")
         self._given_policy, self._learner = policy, GroupPPO(policy, self.config, seed=seed)
         super().__init__(
             PlacerPolicy,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import refuse_if
 from rlplace.graphs import FORWARD, Grouping
 from rlplace.measure import Problem
 from rlplace.measure.measurement import PathTimer, StepTimer
@@ -104,8 +104,7 @@ def anneal_groups(
     timer = task.timer if settings.critical_share > 0 and isinstance(task.timer, PathTimer) else None
     focus, focused, is_movable = near.movable[:0], None, near.allowed.sum(axis=1) > 1
     while len(near.movable) and task.spent < until and not task.is_spent:
-        progress = min((task.spent - begin) / max(until - begin, 1e-12), 1.0)
-        temperature = hot * (cold / hot) ** progress
+        temperature = hot * (cold / hot) ** min((task.spent - begin) / max(until - begin, 1e-12), 1.0)
         count = int(max(1, min(batch, until * task.budget.evaluations - task.evaluations)))
         if timer is not None and current is not focused:  # the movable groups of the placement's critical path
             groups = np.unique(grouping.op_group[timer.critical_ops(grouping.expand(current), task.priorities)])
@@ -191,8 +190,7 @@ class AnnealSettings:
             ("critical_share", self.critical_share, 0 <= self.critical_share <= 1, "0 to 1"),
             ("batch", self.batch, self.batch is None or self.batch >= 1, "at least 1"),
         ):
-            if not is_valid:
-                raise InvalidValue(name, value, expected, where="anneal")
+            refuse_if(not is_valid, name, value, expected, where="anneal")
 
     def temperatures(self, num_groups: int, moves_each: float = 0.0) -> tuple[float, float]:
         """At the start and at the end.

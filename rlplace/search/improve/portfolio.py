@@ -239,8 +239,7 @@ def in_best_order(task: Task, starts: Starts) -> Starts:
                 best_s, best = step_s, priorities
     if best_s < starts[0][1]:
         task.priorities = best
-    times = task.score(np.stack(placements)).tolist()
-    timed = sorted(zip(placements, times, strict=True), key=lambda one: one[1])
+    timed = sorted(zip(placements, task.score(np.stack(placements)).tolist(), strict=True), key=lambda one: one[1])
     return [one for one in timed if one[1] <= WORST * timed[0][1]] or timed[:1]
 
 

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, MissingExtra, RunnerError
+from rlplace.errors import MissingExtra, RunnerError, refuse_if
 from rlplace.graphs import Grouping
 from rlplace.measure import Problem
 from rlplace.search.groupings import (
@@ -130,8 +130,13 @@ def check_budget(task: Task) -> None:
     Raises:
         InvalidValue: it is: a search would never end.
     """
-    if math.isinf(task.budget.evaluations) and math.isinf(task.budget.seconds):
-        raise InvalidValue("budget", "none", "evaluations or seconds: a search goes on until they end", where="search")
+    refuse_if(
+        math.isinf(task.budget.evaluations) and math.isinf(task.budget.seconds),
+        "budget",
+        "none",
+        "evaluations or seconds: a search goes on until they end",
+        where="search",
+    )
 
 
 def losses(
@@ -145,8 +150,7 @@ def losses(
 def try_all(task: Task, *, share: float) -> bool:
     """Whether all placements of the problem's groups were scored: only where they fit in a share of the rest."""
     choices = [np.flatnonzero(row).astype(np.int32) for row in task.problem.group_allowed]
-    count = math.prod(len(row) for row in choices)
-    if count > share * min(task.evaluations_left, MOST_TRIED):
+    if math.prod(len(row) for row in choices) > share * min(task.evaluations_left, MOST_TRIED):
         return False
     every = itertools.product(*reversed(choices))  # the first group changes fastest
     while chunk := list(itertools.islice(every, _CHUNK)):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, UserError
+from rlplace.errors import UserError, refuse_if
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.problem import OP_ORDERS
 from rlplace.search.groupings import balanced
@@ -113,10 +113,8 @@ def choose(
         InvalidValue: no problems, or no evaluations.
         UserError: none of the problems can be made; the error of the first.
     """
-    if not problems:
-        raise InvalidValue("problems", 0, "one or more numbers of micro-batches", where="choose")
-    if not 1 <= evaluations < math.inf:
-        raise InvalidValue("evaluations", evaluations, "a number of at least 1", where="choose")
+    refuse_if(not problems, "problems", 0, "one or more numbers of micro-batches", where="choose")
+    refuse_if(not 1 <= evaluations < math.inf, "evaluations", evaluations, "a number of at least 1", where="choose")
     if len(problems) == 1:
         ((count, make),) = problems.items()
         only = make()

@@ -162,8 +162,7 @@ class Field:
         """
         problem = self.task.problem
         pairs = max(problem.host.num_devices * (problem.host.num_devices - 1), 1)
-        s_per_byte = float(problem.transfer_s_per_byte.sum()) / pairs
-        for plan in replicated_plans(self.chain, self.plain, s_per_byte):
+        for plan in replicated_plans(self.chain, self.plain, float(problem.transfer_s_per_byte.sum()) / pairs):
             yield from self._dealt(plan)
         yield from (layout for layout in layouts(problem, self.step) if not len(layout.role_device))
         for plan in all_plans(self.step.num_positions, self.plain):

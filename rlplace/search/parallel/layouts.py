@@ -288,8 +288,7 @@ class Chain:
         mean_s = time_s.mean(axis=1)
         whole_s = np.maximum(time_s.sum(axis=0), 1e-30)
         fixed = (graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes).astype(np.float64)
-        is_saved = (graph.phases == FORWARD) & (graph.colocation < 0)
-        saved = np.where(is_saved, graph.output_bytes, 0).astype(np.float64)
+        saved = np.where((graph.phases == FORWARD) & (graph.colocation < 0), graph.output_bytes, 0).astype(np.float64)
         return cls(
             step=step,
             num_micro_batches=graph.num_micro_batches,

@@ -67,8 +67,7 @@ def most_under_way(layout: Layout) -> NDArray[np.int64]:
     2021, section 5.1); else the devices from a stage on, for each of its own.
     """
     replicas = np.array([len(np.unique(row)) for row in layout.devices[:, layout.replica]])
-    after = np.cumsum(replicas[::-1])[::-1]
-    return np.asarray(-(-after // replicas), dtype=np.int64)
+    return np.asarray(-(-np.cumsum(replicas[::-1])[::-1] // replicas), dtype=np.int64)
 
 
 def one_f_one_b(

@@ -173,8 +173,7 @@ def numbered(split: Blocks, count: int) -> NDArray[np.int64]:
     last = int(numbers.max(initial=-1))
     if last < 0:
         return _runs(split.cost_s, count)
-    is_first = np.maximum.accumulate(numbers) < 0
-    layer = np.where(numbers >= 0, numbers, np.where(is_first, 0, last))
+    layer = np.where(numbers >= 0, numbers, np.where(np.maximum.accumulate(numbers) < 0, 0, last))
     return np.asarray(layer if last < count else layer * count // (last + 1))
 
 
@@ -350,8 +349,7 @@ def _even_weights(node_weights: NDArray[np.int64], share: float) -> list[int]:
     for _ in range(ROUNDS):
         weights = np.maximum(weights, 0.1 * weights.mean())
         weights = np.minimum(weights, 0.5 * share * weights.sum())
-    whole = weights / max(float(weights.sum()), 1e-300) * SHARES
-    return [max(int(weight), 1) for weight in whole.tolist()]
+    return [max(int(weight), 1) for weight in (weights / max(float(weights.sum()), 1e-300) * SHARES).tolist()]
 
 
 PROGRAMS = ("gmap", "scotch_gmap")
