@@ -54,8 +54,7 @@ def check_actions(actions: object, space: ActionSpace, where: str, num_envs: int
     except ValueError as error:  # rows of different lengths
         raise InvalidValue("action", actions, expected, where=where) from error
     refuse_if(found.shape != shape, "action", f"an array of shape {found.shape}", expected, where=where)
-    if not np.issubdtype(found.dtype, np.integer):
-        raise InvalidValue("action", f"an array of {found.dtype}", expected, where=where)
+    refuse_if(not np.issubdtype(found.dtype, np.integer), "action", f"an array of {found.dtype}", expected, where=where)
     is_wrong = (found < 0) | (found >= limit)
     if np.any(is_wrong):
         raise InvalidValue("action", f"one with {int(found[is_wrong].flat[0])} in it", expected, where=where)

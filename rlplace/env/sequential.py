@@ -539,13 +539,13 @@ class SequentialBatch:
 
     def _in_range(self, values: NDArray[np.integer], count: int, one: str) -> LongArray:
         found = np.asarray(values)
-        if found.shape != (self.num_episodes,) or not np.issubdtype(found.dtype, np.integer):
-            raise InvalidValue(
-                f"{one}s",
-                f"{found.dtype} {found.shape}",
-                f"{self.num_episodes} integers, one an episode",
-                where="episode",
-            )
+        refuse_if(
+            found.shape != (self.num_episodes,) or not np.issubdtype(found.dtype, np.integer),
+            f"{one}s",
+            f"{found.dtype} {found.shape}",
+            f"{self.num_episodes} integers, one an episode",
+            where="episode",
+        )
         if found.min() < 0 or found.max() >= count:
             raise InvalidValue(
                 one, int(found.min() if found.min() < 0 else found.max()), f"0..{count - 1}", where="episode"

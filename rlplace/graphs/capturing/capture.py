@@ -102,10 +102,14 @@ def capture(
     check_frozen(model, loss_fn, _names(frozen))
     warn_of_hooks(model)
     spec = resolve_optimizer(optimizer)
-    if spec is not None and loss_fn is None:
-        raise InvalidValue(
-            "loss_fn", None, "a function of the output", where="capture", hint="An optimizer needs a loss."
-        )
+    refuse_if(
+        spec is not None and loss_fn is None,
+        "loss_fn",
+        None,
+        "a function of the output",
+        where="capture",
+        hint="An optimizer needs a loss.",
+    )
     if not isinstance(loss, (str, LossVerdict)):
         raise InvalidValue("loss", loss, f"one of {', '.join(ASKED)}", where="capture")
     if isinstance(loss, str) and loss not in ASKED:
@@ -187,13 +191,13 @@ def _names(frozen: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_types(model: object, loss_fn: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise InvalidValue(
-            "model",
-            f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__,
-            "a torch.nn.Module",
-            where="capture",
-        )
+    refuse_if(
+        not isinstance(model, nn.Module),
+        "model",
+        f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__,
+        "a torch.nn.Module",
+        where="capture",
+    )
     loss_fn = loss_fn.func if isinstance(loss_fn, LossByName) else loss_fn
     if isinstance(loss_fn, type):
         raise InvalidValue(
@@ -203,24 +207,27 @@ def _check_types(model: object, loss_fn: object) -> None:
             where="capture",
             hint=f"Make an instance: `{loss_fn.__name__}(...)`.",
         )
-    if loss_fn is not None and not callable(loss_fn):
-        raise InvalidValue(
-            "loss_fn", type(loss_fn).__name__, "a function of the model's output that returns a scalar", where="capture"
-        )
+    refuse_if(
+        loss_fn is not None and not callable(loss_fn),
+        "loss_fn",
+        type(loss_fn).__name__,
+        "a function of the model's output that returns a scalar",
+        where="capture",
+    )
 
 
 def _check_inputs(inputs: Any) -> None:
     """Refuses values that look like tensors and are none."""
     leaves = pytree.tree_leaves(inputs, is_leaf=lambda value: isinstance(value, PackedSequence))
-    if any(isinstance(leaf, PackedSequence) for leaf in leaves):
-        raise InvalidValue(
-            "inputs",
-            "a packed sequence",
-            "tensors",
-            where="capture",
-            hint="How it is packed depends on the lengths of each batch, which a graph cannot hold: pass the padded "
-            "tensor (`torch.nn.utils.rnn.pad_packed_sequence`), and a mask where padding counts.",
-        )
+    refuse_if(
+        any(isinstance(leaf, PackedSequence) for leaf in leaves),
+        "inputs",
+        "a packed sequence",
+        "tensors",
+        where="capture",
+        hint="How it is packed depends on the lengths of each batch, which a graph cannot hold: pass the padded "
+        "tensor (`torch.nn.utils.rnn.pad_packed_sequence`), and a mask where padding counts.",
+    )
     wrong = next((leaf for leaf in leaves if isinstance(leaf, np.ndarray)), None)
     if wrong is not None:
         raise InvalidValue("inputs", "a NumPy array", "tensors", where="capture", hint=_hint_for(wrong))

@@ -233,10 +233,13 @@ def graph_from_json(data: object, *, where: str) -> OpGraph:
     if not isinstance(data, dict):
         raise InvalidValue("file", described(data), "a JSON object", where=where)
     schema = data.get("schema", SCHEMA)
-    if schema != SCHEMA or type(schema) is not int:
-        raise InvalidValue(
-            "schema", described(schema), f"{SCHEMA}, the one that this version of rlplace reads", where=where
-        )
+    refuse_if(
+        schema != SCHEMA or type(schema) is not int,
+        "schema",
+        described(schema),
+        f"{SCHEMA}, the one that this version of rlplace reads",
+        where=where,
+    )
     names = {*_HEAD, *_TEXTS, *_RANGES, "tensor_shapes"}
     if unknown := next((name for name in data if name not in names), None):
         raise UnknownName(f"field in {where}", shortened(unknown), names)

@@ -49,10 +49,14 @@ def save_graphml(graph: OpGraph, path: str | os.PathLike[str]) -> None:
                 kind = _TYPES[type(value)]
                 declarations.append(f'<key id="{key}" for="{owner}" attr.name="{name}" attr.type="{kind}"/>')
             text = json.dumps(value, separators=(",", ":")) if isinstance(value, list) else str(value)
-            if _NOT_XML.search(text):
-                raise InvalidValue(
-                    name, described(text), "characters that XML can hold", where=str(path), hint="Save it as .json."
-                )
+            refuse_if(
+                _NOT_XML.search(text),
+                name,
+                described(text),
+                "characters that XML can hold",
+                where=str(path),
+                hint="Save it as .json.",
+            )
             lines.append(f'<data key="{keys[owner, name]}">{escape(text, {chr(13): "&#13;"})}</data>')
         return "".join(lines)
 
@@ -124,8 +128,13 @@ class _Reader:
             self.graph = nx.MultiDiGraph(self.graph)
         for source, target, row, line in self.edges:
             for field, node in (("source", source), ("target", target)):
-                if node not in self.graph:
-                    raise InvalidValue(field, described(node), "the id of a node", where=f"{self.path}, line {line}")
+                refuse_if(
+                    node not in self.graph,
+                    field,
+                    described(node),
+                    "the id of a node",
+                    where=f"{self.path}, line {line}",
+                )
             self.graph.add_edge(source, target, **row)
         self._apply_defaults()
         return self._decoded() if self.graph.graph.get("schema") == SCHEMA else self.graph

@@ -256,8 +256,12 @@ class _Reading(GraphBuilder):
             with located(self._where, f"{source} -> {reader}"):
                 if not isinstance(sent, list) or not sent or any(type(t) is not int or t not in ids for t in sent):
                     raise InvalidValue("tensors", described(sent), "a list of ids of tensors")
-                if any(self.tensors[ids[each]].op != producer for each in sent):
-                    raise InvalidValue("tensors", described(sent), "tensors of the edge's source")
+                refuse_if(
+                    any(self.tensors[ids[each]].op != producer for each in sent),
+                    "tensors",
+                    described(sent),
+                    "tensors of the edge's source",
+                )
             self._reads[self._index[reader]].update(ids[each] for each in sent)
         facts = self._graph.graph
         results = read_record(_Results, {name: facts.get(name) for name in ("outputs", "mutations")}, self._where)
@@ -353,8 +357,7 @@ def _number(key: str, value: object) -> float:
     if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
         raise InvalidValue(key, described(value), "a number")
     number = value if isinstance(value, int) else float(value)  # a float32 overflows where it meets 1e300
-    if not 0 <= number < 1e300:
-        raise InvalidValue(key, described(value), "a finite number >= 0")
+    refuse_if(not 0 <= number < 1e300, key, described(value), "a finite number >= 0")
     return float(number)
 
 
@@ -478,15 +481,13 @@ def read_node_link(data: dict[str, Any], *, where: str) -> nx.DiGraph[Any]:
     graph.graph.update(facts)
     for i, row in enumerate(_rows(data, "nodes", where)):
         node = _node(row, "id", f"nodes[{i}]", where)
-        if node in graph:
-            raise InvalidValue(f"nodes[{i}].id", described(node), "an id of its own for each node", where=where)
+        refuse_if(node in graph, f"nodes[{i}].id", described(node), "an id of its own for each node", where=where)
         graph.add_node(node)
         graph.nodes[node].update({key: value for key, value in row.items() if key != "id"})
     for i, row in enumerate(_rows(data, edges_key, where)):
         ends = {field: _node(row, field, f"{edges_key}[{i}]", where) for field in ("source", "target")}
         for field, node in ends.items():
-            if node not in graph:
-                raise InvalidValue(f"{edges_key}[{i}].{field}", described(node), "the id of a node", where=where)
+            refuse_if(node not in graph, f"{edges_key}[{i}].{field}", described(node), "the id of a node", where=where)
         source, target = ends.values()
         graph.add_edge(source, target)
         last = graph[source][target]

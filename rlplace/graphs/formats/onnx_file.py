@@ -129,8 +129,9 @@ class _Builder:
         return self._assemble(*self._live(results), results)
 
     def _add_source(self, name: str, kind: str) -> None:
-        if name in self.base:
-            raise InvalidValue("name", described(name), f"a name of its own for each {kind}", where=str(self.path))
+        refuse_if(
+            name in self.base, "name", described(name), f"a name of its own for each {kind}", where=str(self.path)
+        )
         module = name.rpartition(".")[0] if kind == "parameter" and re.fullmatch(r"[\w.]+", name) else ""
         self.base[name] = name
         self.items.append(
@@ -308,21 +309,26 @@ def fix_inputs(model: Any, dims: Mapping[str, int], path: Path) -> None:
     """
     sizes = dict(dims)
     for name, size in sizes.items():
-        if type(size) is not int or not 1 <= size <= LARGEST_COUNT:
-            raise InvalidValue(f"dims[{name!r}]", described(size), "an integer >= 1", where=str(path))
+        refuse_if(
+            type(size) is not int or not 1 <= size <= LARGEST_COUNT,
+            f"dims[{name!r}]",
+            described(size),
+            "an integer >= 1",
+            where=str(path),
+        )
     graph = model.graph
     weights = {tensor.name for tensor in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
     used: set[str] = set()
     for value in graph.input:
         if value.name in weights:
             continue
-        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
-            raise InvalidValue(
-                f"input {shortened(value.name)!r}",
-                "no tensor of a known rank",
-                "a tensor with a shape",
-                where=str(path),
-            )
+        refuse_if(
+            not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"),
+            f"input {shortened(value.name)!r}",
+            "no tensor of a known rank",
+            "a tensor with a shape",
+            where=str(path),
+        )
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if dim.HasField("dim_value") and dim.dim_value > 0:
                 continue
@@ -466,21 +472,21 @@ class _Inference:
     def _value(self, name: str, kind: Any) -> Value:
         shape = tuple(dim.dim_value for dim in kind.shape.dim)
         dtype, half_bytes = _DTYPES.get(kind.elem_type, ("uint8", 2))
-        if len(shape) > MOST_DIMENSIONS:
-            raise InvalidValue(
-                f"shape of {shortened(name)!r}",
-                f"of {len(shape)} dimensions",
-                f"at most {MOST_DIMENSIONS}",
-                where=str(self.path),
-            )
+        refuse_if(
+            len(shape) > MOST_DIMENSIONS,
+            f"shape of {shortened(name)!r}",
+            f"of {len(shape)} dimensions",
+            f"at most {MOST_DIMENSIONS}",
+            where=str(self.path),
+        )
         num_bytes = (_num_elements(shape) * half_bytes + 1) // 2
-        if any(not 0 <= size <= LARGEST_COUNT for size in shape) or num_bytes > LARGEST_COUNT:
-            raise InvalidValue(
-                f"shape of {shortened(name)!r}",
-                described(str(shape)),
-                f"sizes of at most {LARGEST_COUNT} bytes",
-                where=str(self.path),
-            )
+        refuse_if(
+            any(not 0 <= size <= LARGEST_COUNT for size in shape) or num_bytes > LARGEST_COUNT,
+            f"shape of {shortened(name)!r}",
+            described(str(shape)),
+            f"sizes of at most {LARGEST_COUNT} bytes",
+            where=str(self.path),
+        )
         return Value(shape, dtype, num_bytes)
 
 

@@ -432,8 +432,7 @@ def _ordered(layers: dict[str, Layer], edges: list[tuple[str, str, str]], path: 
     links: set[tuple[int, int]] = set()
     for source, reader, where in edges:
         for end in (source, reader):
-            if end not in place:
-                raise InvalidValue("edge", shortened(end), "the id of a node", where=where)
+            refuse_if(end not in place, "edge", shortened(end), "the id of a node", where=where)
         links.add((place[source], place[reader]))
     order = topological_order(len(layers), links)
     if len(order) < len(layers):

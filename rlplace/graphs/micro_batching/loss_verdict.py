@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import CaptureError, InvalidValue, RlplaceError, check_known, refuse_if
+from rlplace.errors import CaptureError, RlplaceError, check_known, refuse_if
 from rlplace.graphs.capturing.portable import normalises_batch
 from rlplace.graphs.capturing.refusals import has_values
 from rlplace.graphs.capturing.trace import LossFn
@@ -95,14 +95,14 @@ def judge_loss(
         UnknownName: no such kind.
     """
     check_known("loss of micro-batches", asked, ASKED)
-    if loss_fn is None and asked not in ("auto", "joined"):
-        raise InvalidValue(
-            "loss",
-            asked,
-            "'auto' or 'joined' without a `loss_fn`",
-            where="micro-batches",
-            hint="Inference has no loss: the outputs of micro-batches are joined.",
-        )
+    refuse_if(
+        loss_fn is None and asked not in ("auto", "joined"),
+        "loss",
+        asked,
+        "'auto' or 'joined' without a `loss_fn`",
+        where="micro-batches",
+        hint="Inference has no loss: the outputs of micro-batches are joined.",
+    )
     if asked == "accumulated":
         why = "gradient accumulation over the micro-batches, weighted by their samples, as asked for"
         return LossVerdict("accumulated", "mean", True, why, normalises_batch(model))

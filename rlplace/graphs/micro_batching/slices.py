@@ -50,8 +50,7 @@ def plan_slices(
             size; or `batch_dims` does not fit the tensors.
         UnknownName: `batch_dims` names no keyword argument.
     """
-    if type(count) is not int or count < 1:
-        raise InvalidValue("micro_batches", count, "an integer of at least 1", where=_WHERE)
+    refuse_if(type(count) is not int or count < 1, "micro_batches", count, "an integer of at least 1", where=_WHERE)
     named = _named_tensors(args, kwargs, targets)
     names, tensors = [name for name, _ in named], [tensor for _, tensor in named]
     num_inputs = len(tensors) - len(targets)
@@ -181,11 +180,11 @@ def _checked_dim(dim: object, name: str, tensor: torch.Tensor) -> int | None:
     if dim is None:
         return None
     dims = tensor.dim()
-    if type(dim) is not int or not -dims <= dim < dims:
-        raise InvalidValue(
-            f"batch_dims of {name}",
-            dim,
-            f"a dimension from 0 to {dims - 1} of its shape {tuple(tensor.shape)}, or None" if dims else "None",
-            where=_WHERE,
-        )
+    refuse_if(
+        type(dim) is not int or not -dims <= dim < dims,
+        f"batch_dims of {name}",
+        dim,
+        f"a dimension from 0 to {dims - 1} of its shape {tuple(tensor.shape)}, or None" if dims else "None",
+        where=_WHERE,
+    )
     return dim % dims
