@@ -158,9 +158,7 @@ class SchedulePolicy(PolicyModule):
         """(G,) priorities of groups, higher first; None for the list order, where nothing else was learned."""
         with torch.no_grad():
             earlier = self.network.priorities(self._groups, self._summary)
-        if not bool(earlier.any()):
-            return None
-        return np.asarray((earlier - self.list_position).double().numpy())
+        return np.asarray((earlier - self.list_position).double().numpy()) if bool(earlier.any()) else None
 
     def _begin(self, num_episodes: int) -> SequentialBatch:
         """Episodes in the policy's order, made once for each number of them."""
@@ -328,9 +326,7 @@ def propose(
     order = choose(expected, scenarios[:, places], count) if is_ranked else list(range(len(places)))[:count]
     pairs = tuple(components.pair(places[row]) for row in order)
     found = Proposals(pairs, devices[order])
-    if len(pairs) == count:
-        return found
-    return _varied(found, network, summary, schedules, count, np.random.default_rng(seed))
+    return found if len(pairs) == count else _varied(found, network, summary, schedules, count, seed)
 
 
 def rank(
@@ -401,10 +397,10 @@ def _varied(
     summary: torch.Tensor,
     schedules: ListSchedules,
     count: int,
-    generator: np.random.Generator,
+    seed: int,
 ) -> Proposals:
     """`found`, then placements of varied weights, the best guesses of each round first."""
-    pairs, rows = list(found.pairs), list(found.devices)
+    generator, pairs, rows = np.random.default_rng(seed), list(found.pairs), list(found.devices)
     seen = {row.tobytes() for row in rows}
     for _ in range(_TRIES):
         varied = vary(found.pairs, generator)

@@ -22,7 +22,7 @@ from torch._library.custom_ops import CustomOpDef
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
-from rlplace.errors import CaptureError, InvalidValue, UnknownName, refuse_if
+from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs.capturing.constants import memory, module_of
 from rlplace.graphs.capturing.functional import is_view, live_nodes
 from rlplace.graphs.capturing.trace import Trace
@@ -519,13 +519,8 @@ def _resolve(op: object) -> Any:
         return op
     if isinstance(op, CustomOpDef):
         return op._opoverload.overloadpacket
-    refuse_if(
-        not isinstance(op, str) or "::" not in op,
-        "op",
-        op,
-        "'namespace::name', an op of `torch.ops`, or a custom op",
-        where="register_cost",
-    )
+    if not isinstance(op, str) or "::" not in op:
+        raise InvalidValue("op", op, "'namespace::name', an op of `torch.ops`, or a custom op", where="register_cost")
     namespace, _, name = op.partition("::")
     name, _, overload = name.partition(".")
     library = getattr(torch.ops, namespace)
