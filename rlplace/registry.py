@@ -8,7 +8,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar, cast
 
-from rlplace.errors import InvalidValue, RlplaceError, UnknownName
+from rlplace.errors import InvalidValue, RlplaceError, UnknownName, refuse_if
 
 T = TypeVar("T")
 _NAME = re.compile(r"[a-z0-9]+(?:[_-][a-z0-9]+)*")
@@ -55,16 +55,17 @@ class Registry(Mapping[str, T]):
         Raises:
             InvalidValue: the name is malformed or taken, or the entry is of another type.
         """
-        if not _NAME.fullmatch(name):
-            raise InvalidValue("name", name, "lower-case letters and digits, joined by - or _", where=self.kind)
-        if name in self._entries:
-            raise InvalidValue(
-                "name",
-                name,
-                "a name that is not taken",
-                where=self.kind,
-                hint=f"Choose another name, or `unregister({name!r})` first.",
-            )
+        refuse_if(
+            not _NAME.fullmatch(name), "name", name, "lower-case letters and digits, joined by - or _", where=self.kind
+        )
+        refuse_if(
+            name in self._entries,
+            "name",
+            name,
+            "a name that is not taken",
+            where=self.kind,
+            hint=f"Choose another name, or `unregister({name!r})` first.",
+        )
         self._entries[name] = entry if isinstance(entry, str) else self._checked(entry, f"{self.kind} {name!r}")
         self._loaded.pop(name, None)
 
@@ -114,8 +115,7 @@ class Registry(Mapping[str, T]):
                 raise _NoEntry(self.kind, name, self)
             owners = sorted(f"{point.dist.name} {point.dist.version}" for point in self._found[name] if point.dist)
             entry, what = next(iter(self._found[name])).value, f"{what} of {' and '.join(owners)}"
-            if len(self._found[name]) > 1:
-                raise InvalidValue("name", name, "a name that one installed package uses", where=what)
+            refuse_if(len(self._found[name]) > 1, "name", name, "a name that one installed package uses", where=what)
         if isinstance(entry, str):
             try:
                 entry = EntryPoint("", entry, "").load()

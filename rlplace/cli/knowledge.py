@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from rlplace.cli.option_groups import answer, parse_duration, print_json
-from rlplace.errors import FileProblem, InvalidValue, check_known
+from rlplace.errors import FileProblem, InvalidValue, check_known, refuse_if
 from rlplace.measure import resolve_host
 from rlplace.policy.options import PretrainConfig
 from rlplace.records import shortened
@@ -81,19 +81,18 @@ def measurements(
     path = store_path(store)
     if path is None:
         raise InvalidValue("store", OFF, "auto, a file or a run folder", where="measurements")
-    if most is not None and most < 1:
-        raise InvalidValue("limit", most, "at least 1", where="measurements")
+    refuse_if(most is not None and most < 1, "limit", most, "at least 1", where="measurements")
     given = {"limit": most, "format": form, "out": out and str(out), "all": every or None, "dry-run": dry_run or None}
     for option, value in given.items():
         owner = next((other for other, options in OPTIONS.items() if option in options), action)
-        if value is not None and owner != action:
-            raise InvalidValue(
-                option,
-                value,
-                f"no such option of `{action}`",
-                where="measurements",
-                hint=f"`--{option}` is an option of `{owner}`.",
-            )
+        refuse_if(
+            value is not None and owner != action,
+            option,
+            value,
+            f"no such option of `{action}`",
+            where="measurements",
+            hint=f"`--{option}` is an option of `{owner}`.",
+        )
     if action == "list":
         _list(path, chosen, MOST_LISTED if most is None else most, json)
     elif action == "export":
@@ -138,16 +137,15 @@ def _export(path: Path, chosen: Filter, form: str | None, out: Path | None, json
 def _prune(path: Path, chosen: Filter, every: bool, dry_run: bool, json: bool) -> None:
     from rlplace.store import MeasurementStore
 
-    if chosen.is_empty and not every:
-        raise InvalidValue(
-            "what to prune",
-            "everything",
-            "an option that says which",
-            where="measurements",
-            hint="For example: rlplace measurements prune --older-than 30d. Everything: --all.",
-        )
-    if every and not chosen.is_empty:
-        raise InvalidValue("all", True, "no other option that says which", where="measurements")
+    refuse_if(
+        chosen.is_empty and not every,
+        "what to prune",
+        "everything",
+        "an option that says which",
+        where="measurements",
+        hint="For example: rlplace measurements prune --older-than 30d. Everything: --all.",
+    )
+    refuse_if(every and not chosen.is_empty, "all", True, "no other option that says which", where="measurements")
     is_read = dry_run or not path.exists()
     with MeasurementStore.read(path) if is_read else MeasurementStore.open(path) as store:
         count = store.count(chosen) if is_read else store.prune(chosen)
@@ -221,18 +219,17 @@ def fit_priors(
     from rlplace.store import MeasurementStore
     from rlplace.store.log import LEAST_IDLE, OFF, store_path
 
-    if not runs and store == OFF:
-        raise InvalidValue(
-            "number of runs",
-            0,
-            "at least one run folder",
-            where="fit-priors",
-            hint="For example: rlplace fit-priors runs/a runs/b, or rlplace fit-priors --store auto.",
-        )
+    refuse_if(
+        not runs and store == OFF,
+        "number of runs",
+        0,
+        "at least one run folder",
+        where="fit-priors",
+        hint="For example: rlplace fit-priors runs/a runs/b, or rlplace fit-priors --store auto.",
+    )
     files = [(path / FILE if os.path.isdir(path) else path).resolve() for path in runs]
     for place, (path, file) in enumerate(zip(runs, files, strict=True)):
-        if file in files[:place]:
-            raise InvalidValue("RUN", str(path), "every run once", where="fit-priors")
+        refuse_if(file in files[:place], "RUN", str(path), "every run once", where="fit-priors")
     if out.resolve() in files:
         raise FileProblem(out, "what was learned is read from here: name another file for the priors.")
     if os.path.lexists(out) and not overwrite:

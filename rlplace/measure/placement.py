@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rlplace.errors import FingerprintMismatch, InvalidValue
+from rlplace.errors import FingerprintMismatch, InvalidValue, refuse_if
 from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs import OpGraph
 from rlplace.graphs.program import LossKind
@@ -67,8 +67,12 @@ class PlacementFile:
         for name, used in (("op_device", self.op_device), ("transfers", [device for _, device in self.transfers])):
             if max(used, default=0) >= num_devices:
                 raise InvalidValue(name, max(used), f"devices in 0..{num_devices - 1}")
-        if sorted(self.sequence) != list(range(total)):
-            raise InvalidValue("sequence", f"{len(self.sequence)} entries", f"each of {total} items once")
+        refuse_if(
+            sorted(self.sequence) != list(range(total)),
+            "sequence",
+            f"{len(self.sequence)} entries",
+            f"each of {total} items once",
+        )
 
 
 @dataclass(frozen=True)
@@ -224,8 +228,7 @@ def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "pl
             runs before its inputs.
     """
     n, t = graph.num_ops, graph.num_tensors
-    if len(plan.devices) != n:
-        raise InvalidValue("op_device", f"{len(plan.devices)} entries", f"{n}, one for each op", where=where)
+    refuse_if(len(plan.devices) != n, "op_device", f"{len(plan.devices)} entries", f"{n}, one for each op", where=where)
     for field, values, bound, what in (
         ("op_device", plan.devices, num_devices, "devices"),
         ("transfers", plan.transfer_tensor, t, "tensors"),
@@ -238,13 +241,21 @@ def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "pl
     crossing = reader_device != plan.devices[graph.tensor_op[graph.input_tensors]]
     needed = np.unique(graph.input_tensors[crossing].astype(np.int64) * num_devices + reader_device[crossing])
     keys = plan.transfer_tensor.astype(np.int64) * num_devices + plan.transfer_destination
-    if not np.array_equal(np.sort(keys), needed):
-        raise InvalidValue("transfers", f"{len(keys)} of them", f"the {len(needed)} that are needed", where=where)
+    refuse_if(
+        not np.array_equal(np.sort(keys), needed),
+        "transfers",
+        f"{len(keys)} of them",
+        f"the {len(needed)} that are needed",
+        where=where,
+    )
     position = np.empty(n + plan.num_transfers, dtype=np.int64)
-    if not np.array_equal(np.sort(plan.sequence), np.arange(len(position))):
-        raise InvalidValue(
-            "sequence", f"{len(plan.sequence)} entries", f"each of {len(position)} items once", where=where
-        )
+    refuse_if(
+        not np.array_equal(np.sort(plan.sequence), np.arange(len(position))),
+        "sequence",
+        f"{len(plan.sequence)} entries",
+        f"each of {len(position)} items once",
+        where=where,
+    )
     position[plan.sequence] = np.arange(len(position))
     order = np.argsort(keys)
     edge_keys = graph.input_tensors.astype(np.int64) * num_devices + reader_device
@@ -253,6 +264,11 @@ def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "pl
         found = order[np.minimum(np.searchsorted(keys[order], edge_keys), len(keys) - 1)]
         source = np.where(crossing, n + found, source)
     late = position[source] > position[graph.edge_op]
-    if np.any(late) or np.any(position[graph.tensor_op[plan.transfer_tensor]] > position[n:]):
-        raise InvalidValue("sequence", "out of order", "every op after what it reads", where=where)
+    refuse_if(
+        np.any(late) or np.any(position[graph.tensor_op[plan.transfer_tensor]] > position[n:]),
+        "sequence",
+        "out of order",
+        "every op after what it reads",
+        where=where,
+    )
     return plan

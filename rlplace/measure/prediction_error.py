@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, refuse_if
 from rlplace.measure.hosts.host import Link
 from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
@@ -215,8 +215,13 @@ def calibrate(
         InvalidValue: fewer than four plans, or one without a finite time.
     """
     measured_s = np.asarray(step_times_s, dtype=np.float64)
-    if len(plans) < 4 or len(plans) != len(measured_s) or not np.all(np.isfinite(measured_s) & (measured_s > 0)):
-        raise InvalidValue("plans", len(plans), "at least 4, each with a finite measured step time", where="calibrate")
+    refuse_if(
+        len(plans) < 4 or len(plans) != len(measured_s) or not np.all(np.isfinite(measured_s) & (measured_s > 0)),
+        "plans",
+        len(plans),
+        "at least 4, each with a finite measured step time",
+        where="calibrate",
+    )
     held_out = len(plans) // 3 if num_held_out is None else num_held_out
     order = np.random.default_rng(seed).permutation(len(plans))
     judged, fitted = order[:held_out], order[held_out:]

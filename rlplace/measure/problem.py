@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, refuse_if
 from rlplace.graphs import Constraints, Grouping, OpGraph, group_ops
 from rlplace.graphs.grouping.groups import DEVICE_MAP, LATENCY_S, S_PER_BYTE, GroupingRule
 from rlplace.graphs.grouping.module_classes import tied_as_modules
@@ -62,14 +62,13 @@ class Problem:
             ("op_time_s", self.costs.op_time_s, (n, d)),
             ("op_group", self.grouping.op_group, (n,)),
         ):
-            if array.shape != shape:
-                raise InvalidValue(name, array.shape, f"shape {shape}", where="problem")
-        if self.op_order not in OP_ORDERS:
-            raise InvalidValue("op_order", self.op_order, f"one of {', '.join(OP_ORDERS)}", where="problem")
+            refuse_if(array.shape != shape, name, array.shape, f"shape {shape}", where="problem")
+        refuse_if(
+            self.op_order not in OP_ORDERS, "op_order", self.op_order, f"one of {', '.join(OP_ORDERS)}", where="problem"
+        )
         if self.allowed is not None:
             object.__setattr__(self, "allowed", read_only(self.allowed, np.bool_))
-            if self.allowed.shape != (n, d):
-                raise InvalidValue("allowed", self.allowed.shape, f"shape {(n, d)}", where="problem")
+            refuse_if(self.allowed.shape != (n, d), "allowed", self.allowed.shape, f"shape {(n, d)}", where="problem")
             lost = ~self.group_allowed.any(axis=1)
             if np.any(lost):
                 group = int(np.argmax(lost))
@@ -212,14 +211,14 @@ class Problem:
             # what is together is a co-location class: every search keeps those
             graph = dataclasses.replace(graph, colocation=colocation)
         if GroupingRule.parse(grouping).name == DEVICE_MAP:  # a constraint: searches that move single ops keep it, too
-            if graph.num_micro_batches > 1:
-                raise InvalidValue(
-                    "micro_batches",
-                    graph.num_micro_batches,
-                    "1",
-                    where=f"grouping {grouping}",
-                    hint="A device map places modules for whole batches: capture with `micro_batches=1`.",
-                )
+            refuse_if(
+                graph.num_micro_batches > 1,
+                "micro_batches",
+                graph.num_micro_batches,
+                "1",
+                where=f"grouping {grouping}",
+                hint="A device map places modules for whole batches: capture with `micro_batches=1`.",
+            )
             graph = tied_as_modules(graph)
             allowed = None if allowed is None else _shared(allowed, graph.colocation)
         made = group_ops(
@@ -311,8 +310,9 @@ def check_range(devices: NDArray[Any], length: int, num_devices: int, *, one: st
         InvalidValue: wrong length, no integers, or a device out of range.
     """
     devices = np.asarray(devices)
-    if devices.shape[-1:] != (length,):
-        raise InvalidValue("length", devices.shape, f"{length} devices, one for each {one}", where=where)
+    refuse_if(
+        devices.shape[-1:] != (length,), "length", devices.shape, f"{length} devices, one for each {one}", where=where
+    )
     if not np.issubdtype(devices.dtype, np.integer):
         raise InvalidValue("dtype", str(devices.dtype), "integers, indices of devices", where=where)
     if devices.size and (devices.min() < 0 or devices.max() >= num_devices):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, check_known
+from rlplace.errors import InvalidValue, check_known, refuse_if
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
@@ -102,8 +102,13 @@ class Truth:
         """
         kind, _, seed = text.partition(":")
         check_known("kind of truth", kind, KINDS)
-        if not re.fullmatch(r"-?[0-9]{1,10}", seed):
-            raise InvalidValue("truth", text, f"a kind, a colon and a whole number, such as {kind}:0", where="compare")
+        refuse_if(
+            not re.fullmatch(r"-?[0-9]{1,10}", seed),
+            "truth",
+            text,
+            f"a kind, a colon and a whole number, such as {kind}:0",
+            where="compare",
+        )
         return cls(kind, int(seed))
 
 
@@ -151,8 +156,9 @@ def true_problems(problems: Sequence[Problem], truth: Truth) -> list[Problem]:
     host = problems[0].host
     check_no_gangs(host)
     for problem in problems:
-        if problem.host != host:
-            raise InvalidValue("host", problem.host.name, f"{host.name}, as of the first problem", where="truth")
+        refuse_if(
+            problem.host != host, "host", problem.host.name, f"{host.name}, as of the first problem", where="truth"
+        )
     spread = KINDS[truth.kind]
     generator = np.random.Generator(np.random.PCG64(truth.seed))
     kinds, runs = [device.kind for device in host.devices], [~problem.graph.is_source for problem in problems]

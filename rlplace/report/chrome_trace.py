@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, refuse_if
 from rlplace.files import write_json_atomic
 from rlplace.graphs import PHASES, OpGraph
 from rlplace.measure import Host, Timeline
@@ -188,10 +188,13 @@ class _Step:
     """A timeline as lanes of slices, and the slice of each op and transfer."""
 
     def __init__(self, where: str, timeline: Timeline, graph: OpGraph, host: Host) -> None:
-        if len(timeline.op_device) != graph.num_ops:
-            raise InvalidValue(
-                "op_device", f"{len(timeline.op_device)} entries", f"{graph.num_ops}, one for each op", where=where
-            )
+        refuse_if(
+            len(timeline.op_device) != graph.num_ops,
+            "op_device",
+            f"{len(timeline.op_device)} entries",
+            f"{graph.num_ops}, one for each op",
+            where=where,
+        )
         self._timeline, self._graph, self._host = timeline, graph, host
         self._names = [device.name for device in host.devices]
         self.lanes: list[Lane] = []

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import refuse_if
 
 PHASE_COLORS = {"forward": "#0072B2", "backward": "#E69F00", "update": "#009E73", "transfer": "#CC79A7"}
 """Of Okabe and Ito's palette (2008), told apart with every common kind of colour blindness."""
@@ -134,10 +134,13 @@ class Curve:
         rows = np.asarray(self.history, dtype=np.float64)
         if not rows.size:
             return np.empty(0), np.empty(0)
-        if rows.ndim != 2 or rows.shape[1] != len(COLUMNS):
-            raise InvalidValue(
-                "history", rows.shape, f"(K, {len(COLUMNS)}): {', '.join(COLUMNS)}", where=f"curve of {self.method!r}"
-            )
+        refuse_if(
+            rows.ndim != 2 or rows.shape[1] != len(COLUMNS),
+            "history",
+            rows.shape,
+            f"(K, {len(COLUMNS)}): {', '.join(COLUMNS)}",
+            where=f"curve of {self.method!r}",
+        )
         return rows[:, COLUMNS.index(axis)], rows[:, -1] / self.single_s if is_ratio else rows[:, -1] * 1e3
 
 

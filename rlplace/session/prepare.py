@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
 from rlplace import __version__
-from rlplace.errors import CaptureError, InvalidValue, RunnerError, UserError
+from rlplace.errors import CaptureError, InvalidValue, RunnerError, UserError, refuse_if
 from rlplace.graphs import Constraints, OpGraph, capture
 from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.capturing.refusals import has_values
@@ -150,8 +150,7 @@ class Steps:
                 self._named_verdict = None if self.spec.is_function else verdict  # its twin has a batch of its own
             return replace(capture_workload(self._workload, count, self.asked, verdict), name=self._name)
         graph = replace(read_graph(self.spec, count), name=self._name)
-        if graph.num_ops == 0:
-            raise InvalidValue("ops", 0, "a graph with an op at least", where=str(self.spec.path))
+        refuse_if(graph.num_ops == 0, "ops", 0, "a graph with an op at least", where=str(self.spec.path))
         return graph
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue
+from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, refuse_if
 from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, parse_json
 from rlplace.graphs import OpGraph
 from rlplace.measure import Costs, Host, Placement, Plan, Problem
@@ -581,8 +581,13 @@ class Session(Connected):
                 dataclasses.replace(outcome, timeline=None if timeline is None else timeline.tobytes())
                 for outcome, timeline in zip(outcomes, timelines, strict=True)
             )
-            if len(plans) != len(outcomes):
-                raise InvalidValue("outcomes", f"{len(outcomes)} of them", f"{len(plans)}, one a plan", where=where)
+            refuse_if(
+                len(plans) != len(outcomes),
+                "outcomes",
+                f"{len(outcomes)} of them",
+                f"{len(plans)}, one a plan",
+                where=where,
+            )
             yield plans, outcomes, bool(row["is_final"])
 
     def _races(self, method: str, problem: Problem) -> Iterator[Race]:

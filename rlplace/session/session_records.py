@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, SkipValidation
 
-from rlplace.errors import InvalidValue, UserError
+from rlplace.errors import InvalidValue, UserError, refuse_if
 from rlplace.graphs import OpGraph
 from rlplace.measure import Measurement, Plan, Problem
 from rlplace.measure.costs.costs import CostSource
@@ -130,8 +130,9 @@ class FinalTable:
     plans: dict[str, str]
 
     def __post_init__(self) -> None:
-        if self.best and self.best not in (row.method for row in self.rows):
-            raise InvalidValue("best", self.best, "the method of a row")
+        refuse_if(
+            self.best and self.best not in (row.method for row in self.rows), "best", self.best, "the method of a row"
+        )
 
 
 @record(frozen=True)
@@ -276,8 +277,12 @@ class Outcome:
     """Of a traced step, packed (`rlplace.store.rows.encode_timeline`); None without one."""
 
     def __post_init__(self) -> None:
-        if (self.status == "ok") != (self.step_time_s is not None):
-            raise InvalidValue("step_time_s", self.step_time_s, "seconds where the status is ok, and nowhere else")
+        refuse_if(
+            (self.status == "ok") != (self.step_time_s is not None),
+            "step_time_s",
+            self.step_time_s,
+            "seconds where the status is ok, and nowhere else",
+        )
 
     @classmethod
     def of(cls, outcome: Measurement) -> Outcome:
@@ -372,8 +377,13 @@ def checked_plan(problem: Problem, plan: Plan, where: str) -> Plan:
     for part in ARRAYS:
         if getattr(plan, part).ndim != 1:
             raise InvalidValue(part, f"{getattr(plan, part).ndim} dimensions", "1", where=where)
-    if len(plan.transfer_tensor) != len(plan.transfer_destination):
-        raise InvalidValue("transfer_destination", len(plan.transfer_destination), "one a transfer", where=where)
+    refuse_if(
+        len(plan.transfer_tensor) != len(plan.transfer_destination),
+        "transfer_destination",
+        len(plan.transfer_destination),
+        "one a transfer",
+        where=where,
+    )
     check_plan(problem.graph, problem.host.num_devices, plan, where=where)
     problem.check_placement(plan.devices)
     return plan

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SkipValidation
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, refuse_if
 from rlplace.records import Seed, Whole, read_record, record
 from rlplace.workloads import WorkloadSpec
 
@@ -91,10 +91,10 @@ class CutOptions:
         if self.count != 1:
             return
         hint = "Cut the batch with `--micro-batches K`, in Python `micro_batches=K`."
-        if self.batch_dims is not None:
-            raise InvalidValue("batch_dims", self.batch_dims, "none for a batch that is not cut", hint=hint)
-        if self.loss != "auto":
-            raise InvalidValue("loss", self.loss, "`auto` for a batch that is not cut", hint=hint)
+        refuse_if(
+            self.batch_dims is not None, "batch_dims", self.batch_dims, "none for a batch that is not cut", hint=hint
+        )
+        refuse_if(self.loss != "auto", "loss", self.loss, "`auto` for a batch that is not cut", hint=hint)
 
     @property
     def is_auto(self) -> bool:
@@ -133,8 +133,12 @@ def parse_count(text: str) -> int | Literal["auto"]:
     (4, 'auto')
     """
     word = text.strip()
-    if word != AUTO and not (word.isdecimal() and 1 <= int(word) <= MOST_MICRO_BATCHES):
-        raise InvalidValue("micro_batches", text, f"`{AUTO}`, or a number from 1 to {MOST_MICRO_BATCHES}")
+    refuse_if(
+        word != AUTO and not (word.isdecimal() and 1 <= int(word) <= MOST_MICRO_BATCHES),
+        "micro_batches",
+        text,
+        f"`{AUTO}`, or a number from 1 to {MOST_MICRO_BATCHES}",
+    )
     return AUTO if word == AUTO else int(word)
 
 
@@ -151,10 +155,12 @@ def parse_batch_dims(text: str) -> BatchDims | None:
         return None
     found = [_DIM.fullmatch(word) for word in text.split(",")]
     names = [match[1] for match in found if match]
-    if None in found or (any(names) and (None in names or len(set(names)) < len(names))):
-        raise InvalidValue(
-            "batch_dims", text, "a dimension or `none` for every tensor (0,0,none), or names with them (x=0,mask=none)"
-        )
+    refuse_if(
+        None in found or (any(names) and (None in names or len(set(names)) < len(names))),
+        "batch_dims",
+        text,
+        "a dimension or `none` for every tensor (0,0,none), or names with them (x=0,mask=none)",
+    )
     dims = [None if match[2].lower() == "none" else int(match[2]) for match in found if match]
     return dict(zip(names, dims, strict=True)) if any(names) else tuple(dims)
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
-from rlplace.errors import FileProblem, InvalidValue, MissingExtra, check_known
+from rlplace.errors import FileProblem, InvalidValue, MissingExtra, check_known, refuse_if
 from rlplace.files import jsonable, parse_json, write_bytes_atomic
 from rlplace.graphs import OpGraph
 from rlplace.measure import Measurement, Plan, Timeline
@@ -145,8 +145,12 @@ class StoredMeasurement:
     clock_hz: Number | None = None
 
     def __post_init__(self) -> None:
-        if (self.status == "ok") != (self.step_time_s is not None):
-            raise InvalidValue("step_time_s", self.step_time_s, "seconds where the status is ok, and nowhere else")
+        refuse_if(
+            (self.status == "ok") != (self.step_time_s is not None),
+            "step_time_s",
+            self.step_time_s,
+            "seconds where the status is ok, and nowhere else",
+        )
 
     @classmethod
     def of(cls, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> StoredMeasurement:
@@ -270,10 +274,13 @@ def decode_timeline(value: object, plan: Plan, graph: OpGraph, where: str) -> Ti
     num_ops, count = len(plan.devices), len(plan.devices) + plan.num_transfers
     most = 2 * count + 1
     seconds = np.frombuffer(_unpacked(value, "timeline", 4 * most, where), dtype="<f4").astype(np.float64)
-    if len(seconds) != most:
-        raise InvalidValue(
-            "timeline", f"{len(seconds)} numbers", f"{most}, two for each op and transfer and one more", where=where
-        )
+    refuse_if(
+        len(seconds) != most,
+        "timeline",
+        f"{len(seconds)} numbers",
+        f"{most}, two for each op and transfer and one more",
+        where=where,
+    )
     starts_s, ends_s = seconds[:count], seconds[:count] + seconds[count:-1]
     none = np.zeros(0, dtype=np.int32)
     return Timeline(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import refuse_if
 from rlplace.policy import LearnConfig
 from rlplace.records import Number, Positive, Share, Whole, record
 from rlplace.session.setup import ProblemOptions, Setup
@@ -193,5 +193,9 @@ class TrainConfig(ProblemOptions):
         return None if self.search.guide == "none" else dataclasses.replace(self.learn, policy=self.search.guide)
 
     def __post_init__(self) -> None:
-        if self.evaluations is not None and self.total_s is not None:
-            raise InvalidValue("total_s", self.total_s, "none beside evaluations, which are no time")
+        refuse_if(
+            self.evaluations is not None and self.total_s is not None,
+            "total_s",
+            self.total_s,
+            "none beside evaluations, which are no time",
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from rlplace.env import make_reward
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import UnknownName, refuse_if
 from rlplace.graphs.grouping.groups import GroupingRule
 from rlplace.measure import Host
 from rlplace.measure.host_model import load_priors
@@ -132,8 +132,7 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
             f"They are of the methods `{POLICY}`, `{GUIDED}` and `{SCHEDULE}`, and of `--guide`.",
         ),
     ):
-        if is_wrong:
-            raise InvalidValue(field, actual, expected, where="train", hint=hint)
+        refuse_if(is_wrong, field, actual, expected, where="train", hint=hint)
     if has_policy:
         check_fit(config.guide or config.learn)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.cluster import reach
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, refuse_if
 from rlplace.measure import Problem
 from rlplace.measure.host_model import LearnedHost
 from rlplace.measure.timing.threads import one_thread_here
@@ -153,11 +153,11 @@ def check_beside_problem(config: TrainConfig, *, is_tracked: bool) -> None:
                 hint=f"It has its groups and constraints: Problem.estimate(..., {name}=...), or Problem.profile "
                 "likewise.",
             )
-    if config.track != default.track and not is_tracked:
-        raise InvalidValue(
-            "track",
-            config.track,
-            f"{default.track!r} without a tracker",
-            where="train",
-            hint="Give `tracker=make_tracker(...)` of rlplace.training.tracking, which knows where to.",
-        )
+    refuse_if(
+        config.track != default.track and not is_tracked,
+        "track",
+        config.track,
+        f"{default.track!r} without a tracker",
+        where="train",
+        hint="Give `tracker=make_tracker(...)` of rlplace.training.tracking, which knows where to.",
+    )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.cluster import check_cluster
-from rlplace.errors import DeviceLost, FileProblem, InvalidValue, RlplaceError
+from rlplace.errors import DeviceLost, FileProblem, InvalidValue, RlplaceError, refuse_if
 from rlplace.files import write_text_atomic
 from rlplace.graphs import Constraints
 from rlplace.locks import measuring_alone
@@ -601,14 +601,14 @@ def _extended(config: TrainConfig, named: Named) -> TrainConfig:
     budget_s = config.budget_s + named.more_s if named.more_s else named.budget_s
     if budget_s is None:
         return config
-    if config.evaluations is not None:
-        raise InvalidValue(
-            "budget",
-            budget_s,
-            "none for a run of `--evaluations`",
-            where="train --resume",
-            hint="Its budget are placements, so that the same seed finds the same: leave `--budget` out.",
-        )
+    refuse_if(
+        config.evaluations is not None,
+        "budget",
+        budget_s,
+        "none for a run of `--evaluations`",
+        where="train --resume",
+        hint="Its budget are placements, so that the same seed finds the same: leave `--budget` out.",
+    )
     if budget_s < config.budget_s:
         raise InvalidValue(
             "budget",

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from rlplace.errors import InvalidValue, UserError
+from rlplace.errors import InvalidValue, UserError, refuse_if
 from rlplace.files import read_json
 from rlplace.registry import Registry
 from rlplace.workloads.configs import (
@@ -109,8 +109,13 @@ class Family:
     def __post_init__(self) -> None:
         where = f"workload options {getattr(self.config, '__qualname__', self.config)!r}"
         is_config = isinstance(self.config, type) and issubclass(self.config, WorkloadConfig)
-        if not is_config or not is_dataclass(self.config) or inspect.isabstract(self.config):
-            raise InvalidValue("config", self.config, "a dataclass that is a WorkloadConfig with `paper`", where=where)
+        refuse_if(
+            not is_config or not is_dataclass(self.config) or inspect.isabstract(self.config),
+            "config",
+            self.config,
+            "a dataclass that is a WorkloadConfig with `paper`",
+            where=where,
+        )
         name = getattr(self.config, "NAME", None)
         if not isinstance(name, str) or name == MULTI:
             raise InvalidValue("NAME", name, f"the name of the workload, which is not {MULTI!r}", where=where)

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, refuse_if
 from rlplace.graphs.opgraph import OpGraph, read_only
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.records import Described
@@ -39,17 +39,24 @@ class Costs:
     def __post_init__(self) -> None:
         op_time_s = read_only(self.op_time_s, np.float64)
         object.__setattr__(self, "op_time_s", op_time_s)
-        if op_time_s.ndim != 2:
-            raise InvalidValue("op_time_s", op_time_s.shape, "an array of shape (N, D)", where="costs")
-        if not np.all(np.isfinite(op_time_s)) or np.any(op_time_s < 0):
-            raise InvalidValue("op_time_s", "a negative or non-finite entry", "finite seconds >= 0", where="costs")
+        refuse_if(op_time_s.ndim != 2, "op_time_s", op_time_s.shape, "an array of shape (N, D)", where="costs")
+        refuse_if(
+            not np.all(np.isfinite(op_time_s)) or np.any(op_time_s < 0),
+            "op_time_s",
+            "a negative or non-finite entry",
+            "finite seconds >= 0",
+            where="costs",
+        )
         if self.workspace_bytes is not None:
             table = read_only(np.array(self.workspace_bytes), np.int64)
             object.__setattr__(self, "workspace_bytes", table)
-            if table.shape != op_time_s.shape:
-                raise InvalidValue(
-                    "workspace_bytes", table.shape, f"shape {op_time_s.shape}, as of `op_time_s`", where="costs"
-                )
+            refuse_if(
+                table.shape != op_time_s.shape,
+                "workspace_bytes",
+                table.shape,
+                f"shape {op_time_s.shape}, as of `op_time_s`",
+                where="costs",
+            )
             if np.any(table < 0):
                 raise InvalidValue("workspace_bytes", int(table.min()), "bytes >= 0", where="costs")
         if self.moved_factor is not None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import refuse_if
 from rlplace.graphs import BACKWARD, PHASES, UPDATE, OpGraph
 from rlplace.graphs.opgraph import RESIDENT_TARGETS
 from rlplace.measure.bounds import lower_bound_s
@@ -53,13 +53,13 @@ def critical_items(problem: Problem, plan: Plan, timeline: Timeline) -> NDArray[
         InvalidValue: a plan that does not fit the problem, or a timeline of another plan.
     """
     n, k = problem.graph.num_ops, plan.num_transfers
-    if len(timeline.op_start_s) != n or len(timeline.transfer_start_s) != k:
-        raise InvalidValue(
-            "timeline",
-            f"{len(timeline.op_start_s)} ops and {len(timeline.transfer_start_s)} transfers",
-            f"the plan's {n} ops and {k} transfers",
-            where="explain",
-        )
+    refuse_if(
+        len(timeline.op_start_s) != n or len(timeline.transfer_start_s) != k,
+        "timeline",
+        f"{len(timeline.op_start_s)} ops and {len(timeline.transfer_start_s)} transfers",
+        f"the plan's {n} ops and {k} transfers",
+        where="explain",
+    )
     compiled = compile_problem(problem)
     batch, scratch = stack_plans(problem, compiled, [plan]), new_scratch(compiled)
     load_plan(scratch, batch, 0)

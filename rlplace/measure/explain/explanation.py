@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import refuse_if
 from rlplace.files import read_json, write_json_atomic
 from rlplace.records import Count, FirstSchema, Seconds, read_record, record
 
@@ -71,8 +71,7 @@ class PathPart:
     """Its kind; empty for others."""
 
     def __post_init__(self) -> None:
-        if self.end_s < self.start_s:
-            raise InvalidValue("end_s", self.end_s, f"a time not before start_s = {self.start_s}")
+        refuse_if(self.end_s < self.start_s, "end_s", self.end_s, f"a time not before start_s = {self.start_s}")
 
     @property
     def seconds(self) -> float:
@@ -160,8 +159,12 @@ class MemoryCurve:
     num_bytes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if len(self.time_s) != len(self.num_bytes):
-            raise InvalidValue("num_bytes", f"{len(self.num_bytes)} values", f"{len(self.time_s)}, one for each time")
+        refuse_if(
+            len(self.time_s) != len(self.num_bytes),
+            "num_bytes",
+            f"{len(self.num_bytes)} values",
+            f"{len(self.time_s)}, one for each time",
+        )
 
 
 @record(frozen=True)

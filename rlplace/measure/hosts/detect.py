@@ -8,7 +8,7 @@ from itertools import permutations
 from typing import Literal
 
 from rlplace import cuda
-from rlplace.errors import InvalidValue
+from rlplace.errors import refuse_if
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.timing.threads import usable_cores
 
@@ -47,13 +47,13 @@ def detect_host(
     name = f"{kind}{f'/{num_parts}' if num_parts != 1 else ''}{'+cpu' if with_cpu else ''}"
     if kind != "cores" and cuda.num_gpus():
         return gpu_host(name, num_parts=num_parts, with_cpu=with_cpu, cores=usable_cores(), ram_bytes=_ram_bytes())
-    if kind == "cuda":
-        raise InvalidValue(
-            "host",
-            name,
-            "a word for devices of this machine",
-            hint="PyTorch sees no GPU here (`rlplace doctor` tells why). Use `cores`: the cores of the CPU.",
-        )
+    refuse_if(
+        kind == "cuda",
+        "host",
+        name,
+        "a word for devices of this machine",
+        hint="PyTorch sees no GPU here (`rlplace doctor` tells why). Use `cores`: the cores of the CPU.",
+    )
     return _core_host(num_devices, cores_per_device or 1, gangs=gangs)
 
 
@@ -61,13 +61,13 @@ def _core_host(num_devices: int | None, cores_per_device: int, *, gangs: bool) -
     cores = usable_cores()
     if num_devices is None:
         num_devices = max(1, min(MAX_CORE_DEVICES, len(cores) // cores_per_device))
-    if num_devices < 1 or cores_per_device < 1 or num_devices * cores_per_device > len(cores):
-        raise InvalidValue(
-            "host",
-            f"cores:{num_devices}x{cores_per_device}",
-            f"at most {len(cores)} cores in all",
-            hint="Ask for fewer devices or fewer cores a device.",
-        )
+    refuse_if(
+        num_devices < 1 or cores_per_device < 1 or num_devices * cores_per_device > len(cores),
+        "host",
+        f"cores:{num_devices}x{cores_per_device}",
+        f"at most {len(cores)} cores in all",
+        hint="Ask for fewer devices or fewer cores a device.",
+    )
     ram_bytes = _ram_bytes()
     kind = "cpu-core" if cores_per_device == 1 else f"cpu-{cores_per_device}cores"
     devices = [
@@ -141,14 +141,14 @@ def gpu_host(name: str, *, num_parts: int = 1, with_cpu: bool = False, cores: tu
     Raises:
         InvalidValue: more than 16 parts.
     """
-    if not 1 <= num_parts <= MOST_PARTS:
-        raise InvalidValue(
-            "parts of a GPU",
-            num_parts,
-            f"1 to {MOST_PARTS}",
-            where=f"host {name!r}",
-            hint="Every part computes on a stream of its own.",
-        )
+    refuse_if(
+        not 1 <= num_parts <= MOST_PARTS,
+        "parts of a GPU",
+        num_parts,
+        f"1 to {MOST_PARTS}",
+        where=f"host {name!r}",
+        hint="Every part computes on a stream of its own.",
+    )
     count = cuda.num_gpus()
     launching = cores[: min(count * num_parts, len(cores) // 2)] if with_cpu else ()
     devices = [part for index in range(count) for part in _parts(index, num_parts, launching)]

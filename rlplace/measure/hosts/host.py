@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from rlplace.errors import InvalidValue, check_known
+from rlplace.errors import InvalidValue, check_known, refuse_if
 from rlplace.records import AtLeastOne, Count, NotNegative, Positive, Whole, record
 from rlplace.say import counted
 
@@ -76,8 +76,12 @@ class Device:
     """A gang: names of the devices that are busy whenever this one runs an op."""
 
     def __post_init__(self) -> None:
-        if len(set(self.cores)) != len(self.cores):
-            raise InvalidValue("cores", f"{len(self.cores)} of them, some twice", "different cores")
+        refuse_if(
+            len(set(self.cores)) != len(self.cores),
+            "cores",
+            f"{len(self.cores)} of them, some twice",
+            "different cores",
+        )
         for dtype in self.peak_flops_per_s:
             check_known("dtype", dtype, DTYPES, hint=f"Found in `peak_flops_per_s` of device {self.name!r}.")
 
@@ -137,8 +141,7 @@ class Host:
     def __post_init__(self) -> None:
         names, links = [device.name for device in self.devices], [link.name for link in self.links]
         for field_, given in (("devices", names), ("links", links)):
-            if len(set(given)) != len(given):
-                raise InvalidValue(field_, given, "unique names")
+            refuse_if(len(set(given)) != len(given), field_, given, "unique names")
         known = {"device": dict.fromkeys(names), "link": dict.fromkeys(links)}
         named = [
             *(("device", f"devices[{k}].members", each) for k, one in enumerate(self.devices) for each in one.members),
@@ -149,16 +152,19 @@ class Host:
         for kind, at, name in named:
             check_known(f"{kind} in {at}", name, known[kind])
         pairs = {(route.source, route.destination) for route in self.routes}
-        if len(pairs) != len(self.routes):
-            raise InvalidValue("routes", "two routes for one pair of devices", "one route a pair")
+        refuse_if(len(pairs) != len(self.routes), "routes", "two routes for one pair of devices", "one route a pair")
         for source, destination in permutations(names, 2):
             if (source, destination) not in pairs:
                 raise InvalidValue(
                     "routes", f"nothing from {source!r} to {destination!r}", "a route for every ordered pair of devices"
                 )
         rows = self.corun_slowdown
-        if rows and {len(rows), *map(len, rows)} != {len(names)}:
-            raise InvalidValue("corun_slowdown", rows, f"{len(names)} rows of {len(names)} numbers")
+        refuse_if(
+            rows and {len(rows), *map(len, rows)} != {len(names)},
+            "corun_slowdown",
+            rows,
+            f"{len(names)} rows of {len(names)} numbers",
+        )
 
     def __repr__(self) -> str:
         """In one line: the numbers of devices of each kind, and their wiring."""

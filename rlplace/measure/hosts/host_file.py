@@ -29,7 +29,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field
 
-from rlplace.errors import FileProblem, InvalidValue, UnknownName, check_known
+from rlplace.errors import FileProblem, InvalidValue, UnknownName, check_known, refuse_if
 from rlplace.files import parse_json, read_plain, write_text_atomic
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.records import FirstSchema, NotNegative, Positive, Whole, described, read_record, record
@@ -105,15 +105,11 @@ class Wiring:
     """The device, if any, that owns the memory behind the ports: it needs no port of its own."""
 
     def __post_init__(self) -> None:
-        if not self.name or ":" in self.name:
-            raise InvalidValue("name", self.name, "a name without a colon")
-        if bool(self.pairs) == bool(self.ports):
-            raise InvalidValue("pairs", self.pairs, "either pairs or ports, and not both")
-        if self.root and not self.ports:
-            raise InvalidValue("root", self.root, "nothing, since there are no ports")
+        refuse_if(not self.name or ":" in self.name, "name", self.name, "a name without a colon")
+        refuse_if(bool(self.pairs) == bool(self.ports), "pairs", self.pairs, "either pairs or ports, and not both")
+        refuse_if(self.root and not self.ports, "root", self.root, "nothing, since there are no ports")
         for pair in self.pairs:
-            if len(pair) != 2 or pair[0] == pair[1]:
-                raise InvalidValue("pairs", pair, "pairs of two different devices")
+            refuse_if(len(pair) != 2 or pair[0] == pair[1], "pairs", pair, "pairs of two different devices")
 
 
 @record(frozen=True)
@@ -168,14 +164,14 @@ def host_from_dict(data: object, where: str) -> Host:
     routes = (*file.routes, *(route for route in laid if (route.source, route.destination) not in given))
     spelled_out = {"devices": devices, "links": (*file.links, *links), "routes": routes}
     host = read_record(Host, {name: data[name] for name in data if name not in short} | spelled_out, where)
-    if file.fingerprint not in (None, host.fingerprint):
-        raise InvalidValue(
-            "fingerprint",
-            file.fingerprint,
-            repr(host.fingerprint),
-            where=where,
-            hint="The file was edited since it was written: remove the fingerprint.",
-        )
+    refuse_if(
+        file.fingerprint not in (None, host.fingerprint),
+        "fingerprint",
+        file.fingerprint,
+        repr(host.fingerprint),
+        where=where,
+        hint="The file was edited since it was written: remove the fingerprint.",
+    )
     return host
 
 
@@ -317,8 +313,13 @@ def lay_routes(
     routes: dict[tuple[str, str], Route] = {}
     for index, wiring in enumerate(wirings):
         at = f"topology[{index}]"
-        if any(wiring.name == before.name for before in wirings[:index]):
-            raise InvalidValue(f"{at}.name", wiring.name, "a name that no other entry has", where=where)
+        refuse_if(
+            any(wiring.name == before.name for before in wirings[:index]),
+            f"{at}.name",
+            wiring.name,
+            "a name that no other entry has",
+            where=where,
+        )
         for pair, names in _routes_of(wiring, dict.fromkeys(devices), where, at).items():
             if pair not in routes:
                 routes[pair] = Route(*pair, names)
@@ -336,8 +337,7 @@ def _routes_of(wiring: Wiring, devices: Collection[str], where: str, at: str) ->
     port_of = _ports_of(wiring, devices, where, at)
     if wiring.root:
         _check_device(wiring.root, devices, where, f"{at}.root")
-        if wiring.root in port_of:
-            raise InvalidValue(f"{at}.root", wiring.root, "a device that is at no port", where=where)
+        refuse_if(wiring.root in port_of, f"{at}.root", wiring.root, "a device that is at no port", where=where)
     for source, destination in permutations([*port_of, *([wiring.root] if wiring.root else [])], 2):
         up = (f"{wiring.name}:{port_of[source]}:up",) if source in port_of else ()
         down = (f"{wiring.name}:{port_of[destination]}:down",) if destination in port_of else ()
@@ -359,8 +359,7 @@ def _ports_of(wiring: Wiring, devices: Collection[str], where: str, at: str) -> 
             members = [(name, port) for name in port.split("+")]
         for name, label in members:
             _check_device(name, devices, where, field)
-            if name in port_of:
-                raise InvalidValue(field, port, f"{name!r} at one port only", where=where)
+            refuse_if(name in port_of, field, port, f"{name!r} at one port only", where=where)
             port_of[name] = label
     return port_of
 

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, UnknownName, refuse_if
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.host_file import ENDINGS, load_host
 from rlplace.measure.timing.threads import usable_cores
@@ -65,17 +65,20 @@ def resolve_host(text: str | Host, *, gangs: bool = False) -> Host:
         return load_host(text)
     if _GPUS.match(text) or text.partition(":")[0] == "cores" or text.startswith(("cores/", "cores+")):
         return _detect(text, gangs)
-    if text.startswith(("cuda", "auto+", "auto/")):
-        raise InvalidValue(
-            "host",
-            text,
-            "auto, cuda or cuda/PARTS (PARTS from 1), each with +cpu or without, e.g. cuda/2+cpu",
-            hint="The environment variable CUDA_VISIBLE_DEVICES says which GPUs PyTorch sees.",
-        )
-    if text == "cpu":
-        raise InvalidValue(
-            "host", text, "`cores`", hint="`cores` is every core of this machine as a device, `cores:2` two of them."
-        )
+    refuse_if(
+        text.startswith(("cuda", "auto+", "auto/")),
+        "host",
+        text,
+        "auto, cuda or cuda/PARTS (PARTS from 1), each with +cpu or without, e.g. cuda/2+cpu",
+        hint="The environment variable CUDA_VISIBLE_DEVICES says which GPUs PyTorch sees.",
+    )
+    refuse_if(
+        text == "cpu",
+        "host",
+        text,
+        "`cores`",
+        hint="`cores` is every core of this machine as a device, `cores:2` two of them.",
+    )
     raise UnknownName("host", text, (*HOST_WORDS, *list_presets()))
 
 
@@ -166,14 +169,14 @@ def check_runs_here(host: Host, *, where: str = "measure", instead: str = "simul
     Raises:
         InvalidValue: it is simulated, or has a device that this machine lacks.
     """
-    if host.is_simulated:
-        raise InvalidValue(
-            "host",
-            host.name,
-            "a host of this machine (`auto`, `cores`, `cuda`)",
-            where=where,
-            hint=f"A simulated host has no devices to run on: {instead}.",
-        )
+    refuse_if(
+        host.is_simulated,
+        "host",
+        host.name,
+        "a host of this machine (`auto`, `cores`, `cuda`)",
+        where=where,
+        hint=f"A simulated host has no devices to run on: {instead}.",
+    )
     check_present(host)
 
 
@@ -185,11 +188,11 @@ def _check_gpu(device: Device, host: Host, where: str) -> None:
         seen = ", ".join(f"cuda:{index}" for index in range(count)) or "PyTorch sees none here"
         raise InvalidValue("device", device.name, f"a CUDA device of this machine ({seen})", where=where, hint=HINT)
     whole = f"cuda:{parsed[0]}"
-    if device.name != whole and whole in host.device_index:
-        raise InvalidValue(
-            "device",
-            device.name,
-            f"no part of {whole!r}, which is a device too",
-            where=where,
-            hint="Both would count the same memory: name its parts alone (`cuda/2`).",
-        )
+    refuse_if(
+        device.name != whole and whole in host.device_index,
+        "device",
+        device.name,
+        f"no part of {whole!r}, which is a device too",
+        where=where,
+        hint="Both would count the same memory: name its parts alone (`cuda/2`).",
+    )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import refuse_if
 
 Timer = Callable[[], float]
 """Runs one step and returns its seconds; raises the error."""
@@ -88,15 +88,14 @@ class RaceProtocol:
         return self.min_rounds < self.max_rounds or self.hopeless < float("inf")
 
     def __post_init__(self) -> None:
-        if self.warmup < 0 or self.min_rounds < 1 or self.max_rounds < self.min_rounds:
-            raise InvalidValue(
-                "rounds",
-                (self.warmup, self.min_rounds, self.max_rounds),
-                "0 <= warmup, 1 <= min_rounds <= max_rounds",
-                where="race",
-            )
-        if self.num_traced < 0:
-            raise InvalidValue("num_traced", self.num_traced, "0 or more", where="race")
+        refuse_if(
+            self.warmup < 0 or self.min_rounds < 1 or self.max_rounds < self.min_rounds,
+            "rounds",
+            (self.warmup, self.min_rounds, self.max_rounds),
+            "0 <= warmup, 1 <= min_rounds <= max_rounds",
+            where="race",
+        )
+        refuse_if(self.num_traced < 0, "num_traced", self.num_traced, "0 or more", where="race")
 
 
 @dataclass

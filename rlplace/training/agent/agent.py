@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import refuse_if
 from rlplace.measure import Measurement, Plan, Problem, Simulator
 from rlplace.measure.host_model import (
     HostKnowledge,
@@ -351,14 +351,14 @@ def learn_host(
     Raises:
         InvalidValue: the budget allows no measurement, or the measurer returned a wrong number of measurements.
     """
-    if not budget.measurements:
-        raise InvalidValue(
-            "measurements",
-            0,
-            "at least 1 plan to measure",
-            where="budget of learn_host",
-            hint="For example: Budget(measurements=16).",
-        )
+    refuse_if(
+        not budget.measurements,
+        "measurements",
+        0,
+        "at least 1 plan to measure",
+        where="budget of learn_host",
+        hint="For example: Budget(measurements=16).",
+    )
     config = (config or AgentConfig()).on(is_known=knowledge is not None)
     agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guide, knowledge=knowledge, is_traced=is_traced)
     begin, is_endless = time.monotonic(), math.isinf(budget.evaluations) and math.isinf(budget.seconds)
@@ -375,13 +375,13 @@ def learn_host(
         if not plans:
             break
         outcomes = measurer.measure_plans(plans)
-        if len(outcomes) != len(plans):
-            raise InvalidValue(
-                "number of measurements",
-                len(outcomes),
-                f"{len(plans)}, one for each plan",
-                where=type(measurer).__name__,
-            )
+        refuse_if(
+            len(outcomes) != len(plans),
+            "number of measurements",
+            len(outcomes),
+            f"{len(plans)}, one for each plan",
+            where=type(measurer).__name__,
+        )
         agent.learn(plans, outcomes)
     return agent
 
