@@ -261,7 +261,8 @@ def graph_from_json(data: object, *, where: str) -> OpGraph:
 def _table(items: Iterable[Item]) -> tuple[list[Item], list[int]]:
     """Distinct items in order of appearance, and each item's place among them."""
     places: dict[Item, int] = {}
-    return list(places), [places.setdefault(item, len(places)) for item in items]
+    column = [places.setdefault(item, len(places)) for item in items]
+    return list(places), column
 
 
 def _looked_up(data: Mapping[str, Any], name: str, table: Sequence[Item], where: str) -> tuple[Item, ...]:

@@ -180,11 +180,11 @@ def _checked_dim(dim: object, name: str, tensor: torch.Tensor) -> int | None:
     if dim is None:
         return None
     dims = tensor.dim()
-    refuse_if(
-        type(dim) is not int or not -dims <= dim < dims,
-        f"batch_dims of {name}",
-        dim,
-        f"a dimension from 0 to {dims - 1} of its shape {tuple(tensor.shape)}, or None" if dims else "None",
-        where=_WHERE,
-    )
+    if type(dim) is not int or not -dims <= dim < dims:
+        raise InvalidValue(
+            f"batch_dims of {name}",
+            dim,
+            f"a dimension from 0 to {dims - 1} of its shape {tuple(tensor.shape)}, or None" if dims else "None",
+            where=_WHERE,
+        )
     return dim % dims
