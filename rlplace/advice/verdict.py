@@ -40,8 +40,7 @@ class Words:
         asked = "" if count is None else str(count or "auto")
         if not self.workload:
             return "rlplace.train(problem)" if count is None else f"rlplace.capture(..., micro_batches={count or 'K'})"
-        cut = f" --micro-batches {asked}" if asked else ""
-        return f"rlplace train {self.workload} --host {self.host}{cut}"
+        return f"rlplace train {self.workload} --host {self.host}{f' --micro-batches {asked}' if asked else ''}"
 
     def advise(self) -> str:
         """The command that asks again, with the batch cut into slices."""
@@ -231,9 +230,8 @@ def _ratios(f: Figures, choice: Choice) -> tuple[float | None, float | None]:
     """
     if math.isinf(f.now_s):
         return None, None
-    least_s = f.bound_s
-    if choice == "cut-batch" and f.counts == (1,) and f.split_s is not None:
-        least_s = min(least_s, f.split_s)
+    is_split = choice == "cut-batch" and f.counts == (1,)
+    least_s = min(f.bound_s, _or_inf(f.split_s)) if is_split else f.bound_s
     found = f.best_s / f.now_s * (1.0 + f.spread) / (1.0 - f.spread) if math.isfinite(f.best_s) else 1.0
     if choice in ("eager", "one-device"):
         found = max(found, 1.0)

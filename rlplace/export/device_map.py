@@ -109,8 +109,7 @@ def device_map(graph: OpGraph, projection: Projection, places: Sequence[Place]) 
     def whole(path: str) -> set[Place]:
         """Places of all that is at or below a module."""
         names = (path,) if units.get(path) == path else tree.tensors.get(path, ()) if path not in units else ()
-        found = {finest[name] for name in names if name in finest} | own[path]
-        return found.union(*map(whole, tree.children[path]))
+        return own[path].union({finest[name] for name in names if name in finest}, *map(whole, tree.children[path]))
 
     entries, left = dict[str, Place](), [""]
     while left:
