@@ -44,9 +44,8 @@ class Words:
 
     def advise(self) -> str:
         """The command that asks again, with the batch cut into slices."""
-        if not self.workload:
-            return self.train(0)
-        return f"rlplace advise {self.workload} --host {self.host} --micro-batches auto"
+        words = f"rlplace advise {self.workload} --host {self.host} --micro-batches auto"
+        return words if self.workload else self.train(0)
 
 
 @dataclass(frozen=True)
@@ -195,16 +194,14 @@ def _single_reason(f: Figures) -> str:
 
 def _found(f: Figures, of: str = "") -> str:
     """The best placement; one that measured slower than one device was the best by simulation only."""
-    among = f"{f.num_placements:,} placements{of}"
-    if f.single_s is not None and f.single_s < f.best_s < math.inf:
-        return f"the one of {among} that simulated best {_placed(f.best_s)}"
-    return f"the best of {among} {_placed(f.best_s)}"
+    among, is_slower = f"{f.num_placements:,} placements{of}", _or_inf(f.single_s) < f.best_s < math.inf
+    return f"{f'the one of {among} that simulated best' if is_slower else f'the best of {among}'} {_placed(f.best_s)}"
 
 
 def _single(f: Figures) -> str:
     """The step time of one device, where that is shorter than any searched placement, and eager is named instead."""
-    is_less = f.eager_s is not None and f.single_s is not None and f.single_s < f.best_s
-    return f", one device {_placed(_or_inf(f.single_s))}" if is_less else ""
+    single_s = _or_inf(f.single_s)
+    return f", one device {_placed(single_s)}" if f.eager_s is not None and single_s < f.best_s else ""
 
 
 def _now(f: Figures) -> str:

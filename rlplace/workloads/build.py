@@ -99,9 +99,8 @@ class WorkloadSpec:
     @property
     def is_believed(self) -> bool:
         """Whether a run folder that names it is enough to build it: no function, no file, and not of any size."""
-        if self.is_function or self.is_file:
-            return False
-        return sum(map(_growth, [part.spec for part in self.parts] or [self])) <= MOST_GROWTH
+        is_named = not self.is_function and not self.is_file
+        return is_named and sum(map(_growth, [part.spec for part in self.parts] or [self])) <= MOST_GROWTH
 
     @property
     def path(self) -> Path:

@@ -470,11 +470,11 @@ def words(pairs: Sequence[tuple[float, float]]) -> str:
     errors = simulated / measured - 1.0
     bias, error = float(np.median(errors)), float(np.median(np.abs(errors)))
     side = f"on the whole the simulator says {_percent(abs(bias))} too {'much' if bias > 0 else 'little'}."
-    rank = ""
-    if len(pairs) >= _FEW and np.ptp(simulated) > 0 and np.ptp(measured) > 0:
-        figure = f"{spearmanr(simulated, measured).statistic:.2f}"
-        rank = f" It orders them with a rank correlation of {figure} (1 is perfect)."
-    return f"The median error is {_percent(error)}; {side}{rank}"
+    text = f"The median error is {_percent(error)}; {side}"
+    if len(pairs) < _FEW or np.ptp(simulated) == 0 or np.ptp(measured) == 0:
+        return text
+    rank = spearmanr(simulated, measured).statistic
+    return f"{text} It orders them with a rank correlation of {rank:.2f} (1 is perfect)."
 
 
 def _percent(share: float) -> str:
