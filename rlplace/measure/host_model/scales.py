@@ -394,6 +394,18 @@ class Scales:
         known._set(_known(self.items, mean, root), root)
         return known
 
+    @property
+    def is_correlated(self) -> bool:
+        """Whether some factors are known together with others."""
+        return self._root is not None
+
+    def widened(self, kind: Kind, factor: float) -> Scales:
+        """The same factors, those of a kind with so many times the deviation; none of them is known with others."""
+        other = copy.copy(self)
+        of_kind = (item._replace(deviation=item.deviation * factor) if item.kind == kind else item for item in self.items)
+        other._set(tuple(of_kind), None)
+        return other
+
     def __len__(self) -> int:
         return len(self.items)
 

@@ -21,6 +21,8 @@ from rlplace.records import AtLeastOne, NotNegative, Positive, record
 
 LEAST_S = 1e-9
 """A duration that is shorter was not measured: its record is missing."""
+SHIPPED = 10.0
+"""Deviations as they are given count as much as those of so many cells, or signatures."""
 TO_DEVIATION = 1.4826
 """Of normal numbers: standard deviation over the median of distances from their median."""
 OTHERS = 2
@@ -89,7 +91,7 @@ class TracedSteps:
     """
 
     def __init__(self, scales: Scales, config: TraceConfig | None = None) -> None:
-        self.num_steps = 0
+        self.num_steps, self._widened = 0, 1.0
         self._z = np.zeros(OTHERS + len(scales))
         self._scales, self._config, self._terms = scales, config or TraceConfig(), PathTerms(scales)
         graph, host = scales.problem.graph, scales.problem.host
@@ -123,19 +125,22 @@ class TracedSteps:
 
         The most probable ones, with the curvature there (Laplace): Gauss-Newton, each cell weighed again in every step
         as Student's t has it (Lange, Little and Taylor 1989, J. Am. Stat. Assoc. 84(408)). Two more figures are fitted
-        and left out of the result: the seconds that tracing adds to an op, and a factor on all ops of these steps.
+        and left out of the result: the seconds that tracing adds to an op, and a factor on all ops of these steps. How
+        far signatures differ from their types, and cells from their factors, is fitted along (`_refined`).
         """
         if not self.num_steps:
             return self._scales
-        scales, config, cells = self._scales, self._config, self._cells()
+        config, cells = self._config, self._cells()
         common = config.common / math.sqrt(self.num_steps)
         has_choice = self._terms.has_choice and not self._z.any()
-        z, sharpness = self._z, 2.0 if has_choice else math.inf
+        z, sharpness, deviation = self._z, 2.0 if has_choice else math.inf, cells.deviation
         for _ in range(config.iterations):
             predicted, slopes = self._predict(cells, z, common, sharpness)
-            residual = (cells.log_s - predicted) / cells.deviation
-            weight = (config.freedom + 1.0) / (config.freedom + residual**2) / cells.deviation
-            gram = self._gram(slopes, weight / cells.deviation)
+            if math.isinf(sharpness):
+                z, deviation = self._refined(cells, z, cells.log_s - predicted, slopes)
+            residual = (cells.log_s - predicted) / deviation
+            weight = (config.freedom + 1.0) / (config.freedom + residual**2) / deviation
+            gram = self._gram(slopes, weight / deviation)
             gradient = self._spread(np.asarray(slopes.T @ (weight * residual))) - z
             step = np.clip(np.linalg.solve(gram, gradient), -LARGEST_STEP, LARGEST_STEP)
             z = z + step
@@ -145,13 +150,44 @@ class TracedSteps:
         self._z = z
         _, slopes = self._predict(cells, z, common, math.inf)
         # of a triangle of the precision, the part after the two others is one of what is left without them
-        triangle = np.linalg.cholesky(self._gram(slopes, weight / cells.deviation))[OTHERS:, OTHERS:]
-        return scales.known_as(scales.at(z[OTHERS:]), scales.spread(np.linalg.inv(triangle).T))
+        triangle = np.linalg.cholesky(self._gram(slopes, deviation**-2))[OTHERS:, OTHERS:]
+        return self._scales.known_as(self._scales.at(z[OTHERS:]), self._scales.spread(np.linalg.inv(triangle).T))
+
+    def _refined(
+        self, cells: _Cells, z: NDArray[np.float64], missed: NDArray[np.float64], slopes: csr_matrix
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The same factors, in deviations (2 + P,) that fit how far signatures differ; and (C,) deviations of cells.
+
+        Empirical Bayes (MacKay 1992, Neural Computation 4(3), eq. 2.8 and 4.8): squares over the number of directions
+        that the data tell, or that are left. Ops, and transfers, are as far off as they are given, or farther.
+        """
+        parts = [is_one for is_one in (cells.is_op, ~cells.is_op) if is_one.any()]
+        grams = [self._information(slopes[part], cells.deviation[part] ** -2) for part in parts]
+        inverse = np.linalg.inv(sum(grams) + np.eye(len(z)))
+        deviation = np.array(cells.deviation)
+        for part, gram in zip(parts, grams, strict=True):
+            left = float(part.sum() - np.sum(inverse * gram))
+            middle = TO_DEVIATION * float(np.median(np.abs(missed[part] / cells.deviation[part])))
+            deviation[part] *= math.sqrt(max((SHIPPED + part.sum() * middle**2) / (SHIPPED + left), 1.0))
+        if not self._scales.is_correlated:
+            items = self._scales.items
+            at = OTHERS + np.array([k for k, item in enumerate(items) if item.kind == "signature"], dtype=int)
+            told = float(np.sum(1.0 - np.diag(inverse)[at]))
+            wider = math.sqrt((SHIPPED * self._widened**-2 + float(z[at] @ z[at])) / (SHIPPED + told))
+            self._scales, self._widened = self._scales.widened("signature", wider), self._widened * wider
+            z = np.array(z)
+            z[at] /= wider
+        return z, deviation
 
     def _gram(self, slopes: csr_matrix, weight: NDArray[np.float64]) -> NDArray[np.float64]:
         """(2 + P, 2 + P) curvature by deviations of the factors, of rows that weigh (C,), with that of the prior."""
+        gram = self._information(slopes, weight)
+        return gram + np.eye(len(gram))
+
+    def _information(self, slopes: csr_matrix, weight: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(2 + P, 2 + P) curvature of rows alone, likewise."""
         gram = np.asarray((slopes.T @ slopes.multiply(weight[:, None])).todense())
-        return np.asarray(self._spread(self._spread(gram).T) + np.eye(len(gram)))
+        return np.asarray(self._spread(self._spread(gram).T))
 
     def _spread(self, by_factor: NDArray[np.float64]) -> NDArray[np.float64]:
         """Derivatives (2 + P, ...) by deviations, of those by logarithms of factors; the first two are so already."""
