@@ -20,7 +20,7 @@ from rlplace.measure.explain.explanation import load_explanation
 from rlplace.measure.host_model import load_learned_host
 from rlplace.session.folder import SESSION
 from rlplace.session.prepare import Steps
-from rlplace.session.session import Session
+from rlplace.session.session import CALIBRATION, Session
 from rlplace.session.setup import WHOLE
 from rlplace.training import TrainConfig
 from rlplace.workloads import parse_workload
@@ -118,15 +118,14 @@ def _read_session(path: Path) -> tuple[list[dict[str, Any]], Plan | None]:
         rows = [row.to_dict() for row in store.measurements()]
         for plan in {str(row["plan"]) for row in rows}:
             store.plan(plan)
-            store.traces(plan)
         store.learned_hosts()
         if session.has("request"):  # a run may be killed before it has anything
             _ = session.request, session.fact("config", TrainConfig)
         if session.has("problem"):
             _ = session.facts, session.host, session.costs, session.op_group, session.allowed
-        _ = session.known_hosts, session.calibration, session.table, session.ending, session.explanation
+        _ = session.known_hosts, session.table, session.ending, session.explanation
         _ = session.timeline, session.has_ended
-        for method in session.results():
+        for method in (CALIBRATION, *session.results()):
             for plans, _, _ in session.raced(method):
                 for plan in plans:
                     store.plan(plan)

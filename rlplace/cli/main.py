@@ -179,7 +179,7 @@ RARE = frozenset(
     {
         *("exclude", "together", "gangs", "num_groups", "rule", "granularity", "acyclic"),
         *("batch_dims", "loss", "exact"),
-        *("storing", "no_wait", "in_process", "cluster", "track", "objective", "true", "save"),
+        *("storing", "no_wait", "in_process", "trace", "cluster", "track", "objective", "true", "save"),
         *("guide", "simulate_share", "num_calibrated", "priors", "table_rounds", "learn", "agent"),
         *("num_drawn", "drawn_problems", "num_bases", "num_varied", "varied_problems", "num_components"),
     }

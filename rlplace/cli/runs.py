@@ -64,6 +64,7 @@ def train(
     track: str = TrainConfig.track,
     overwrite: bool = False,
     in_process: bool = False,
+    trace: bool = TrainConfig.is_traced,
     cluster: str = TrainConfig.cluster,
     json: bool = False,
     quiet: bool = False,
@@ -97,6 +98,8 @@ def train(
         track: Weights & Biases: disabled, offline or online
         overwrite: replace an existing run folder
         in_process: measure placements in this process instead of a worker: for debuggers; one that crashes ends it
+        trace: on a real host, placements that `learned` measures also run a traced step, and it learns from the
+            timelines; otherwise it learns from step times alone
         cluster: whose machines measure, or search on a simulated host: off (this one alone), auto (the Ray cluster that
             runs here, else one that is started here), or the ADDRESS of one
         json: print the result as one JSON object on stdout; the table goes to stderr
@@ -179,6 +182,7 @@ def train(
             total_s=total,
             evaluations=evaluations,
             track=track,
+            is_traced=trace,
             cluster=cluster,
             search=search,
             learn=learn,

@@ -130,11 +130,11 @@ def compare_true(
 
 
 def _row_alone(problem: Problem, config: TrueConfig, budget: Budget, name: str) -> Row:
-    with one_thread_here():
-        true, simulator = true_problem(problem, config.truth), Simulator(problem, threads=config.threads)
-        return _row(name, simulator, true, config, budget)
+    true, simulator = true_problem(problem, config.truth), Simulator(problem, threads=config.threads)
+    return _row(name, simulator, true, config, budget)
 
 
+@one_thread_here()
 def _row(name: str, simulator: Simulator, true: Problem, config: TrueConfig, budget: Budget) -> Row:
     seed, timer = config.drawn_from, TrueTimer(true, config.truth.seed, is_traced=config.is_traced)
     trial = Trial(simulator.problem, simulator, Meter(timer, config.measured), budget, seed, config.is_traced)

@@ -454,6 +454,7 @@ class Timeline:
         memory_time_s, memory_device, memory_bytes: (P,) float64, int32, int64: allocated bytes of a device from each
             instant on; empty if memory was not recorded.
         source: `simulated` or `measured`.
+        traced_op_s: seconds that recording adds to the duration of an op; 0 where that is not known.
     """
 
     op_device: NDArray[np.int32]
@@ -468,6 +469,7 @@ class Timeline:
     memory_device: NDArray[np.int32]
     memory_bytes: NDArray[np.int64]
     source: Literal["simulated", "measured"]
+    traced_op_s: float = 0.0
 
     @classmethod
     def empty(cls, num_ops: int) -> Timeline:

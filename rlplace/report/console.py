@@ -469,6 +469,7 @@ def explanation_tables(explanation: Explanation, top: int = 12) -> Group:
         _path(explanation, top),
         *([copies] if explanation.cuts else []),
         others,
+        *([Text("\n".join(("learned about the host:", *explanation.learned)))] if explanation.learned else []),
         Text(explanation.advice.sentence, style="bold"),
     )
 

@@ -14,16 +14,29 @@ from numpy.typing import NDArray
 from rlplace.errors import RunnerError
 from rlplace.measure import Measurement, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.host_model import HostKnowledge, HostModel, Posterior, Prior, Scales, describe
-from rlplace.measure.host_model.scales import prior_of
+from rlplace.measure.host_model import (
+    HostKnowledge,
+    HostModel,
+    Posterior,
+    Prior,
+    Scales,
+    TracedPrior,
+    describe,
+    prior_of,
+)
 from rlplace.measure.measurement import MeasurementLog
 from rlplace.measure.prediction_error import draw_mix
 from rlplace.search import eft
 from rlplace.search.groupings import majority_devices
 
-LEAST = 6
-ROUNDS = 5
+LEAST, LEAST_TRACED = 6, 2
+"""Placements at least; with traced steps fewer, as each tells thousands of durations."""
+ROUNDS, TRACED_ROUNDS = 5, 3
 """Times that each placement is measured."""
+SURVEYS = 2
+"""Of traced placements, those that are chosen for what their steps show."""
+DRAWN = 16
+"""Placements drawn, of which those whose steps show most are chosen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +52,11 @@ class Known:
     problem: Problem
     plans: Sequence[Plan]
     outcomes: Sequence[Measurement]
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether any of them has a timeline."""
+        return any(outcome.timeline is not None for outcome in self.outcomes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +90,62 @@ class Calibration:
 
 
 def calibrate_on(known: Known, prior: Prior | None = None, knowledge: HostKnowledge | None = None) -> Calibration:
-    """The host model fitted to measured steps, used only where it predicts plans that it has not seen better."""
-    model = HostModel(Scales(known.problem, prior or prior_of(known.problem), knowledge))
+    """The host model fitted to measured steps, used only where it predicts plans that it has not seen better.
+
+    A third of the plans at a time is not seen; where steps were traced, of which few tell enough, each plan by itself.
+    """
+    scales = Scales(
+        known.problem, prior or prior_of(known.problem), knowledge, TracedPrior() if known.is_traced else None
+    )
+    model = HostModel(scales)
     model.learn(known.plans, known.outcomes)
-    posterior, (before, after) = model.fit(), model.held_out_errors()
+    posterior = model.fit()
+    before, after = _left_out_errors(known, scales) if known.is_traced else model.held_out_errors()
     problem = known.problem if after > before else posterior.problem
     return Calibration(problem, posterior, not after > before, before, after, len(known.plans))
+
+
+def _left_out_errors(known: Known, scales: Scales) -> tuple[float, float]:
+    """Mean |log(simulated / measured)| of each plan, as profiled, and by a fit to timelines and times of all others.
+
+    Of a single plan both are the profile's; a plan that one of the two takes to be beyond memory does not count.
+    """
+    places, measured = range(len(known.plans)), np.log(step_times(known.outcomes))
+    before = [Simulator(known.problem, threads=1).retime(plan).step_time_s for plan in known.plans]
+    after = list(before)
+    for out in places[: len(places) * (len(places) > 1)]:
+        rest, model = [k for k in places if k != out], HostModel(scales)
+        model.learn([known.plans[k] for k in rest], [known.outcomes[k] for k in rest])
+        after[out] = Simulator(model.fit().problem, threads=1).retime(known.plans[out]).step_time_s
+    errors = np.abs(np.log([before, after]) - measured)
+    errors = errors[:, np.isfinite(errors).all(axis=0)]
+    return (float(errors[0].mean()), float(errors[1].mean())) if errors.size else (0.0, 0.0)
+
+
+def draw_spread(
+    problem: Problem, simulator: Simulator, generator: np.random.Generator, count: int
+) -> NDArray[np.int32]:
+    """(<= count, G) placements of groups: of `DRAWN` ones that fit into memory, those whose steps show most.
+
+    Each has the most pairs of an op's signature and a device, and of two devices that send to each other, that those
+    before it have not.
+    """
+    graph, num_devices = problem.graph, problem.host.num_devices
+    drawn = problem.draw_groups(generator, DRAWN)
+    placements = problem.grouping.expand(drawn)
+    signature, runs = np.unique(graph.signatures, return_inverse=True)[1], ~graph.is_source
+    shown: dict[int, set[int]] = {}
+    for row in np.flatnonzero(np.isfinite(simulator.step_times(placements))).tolist():
+        devices = placements[row]
+        ran = signature[runs] * num_devices + devices[runs]
+        sent = devices[graph.tensor_op[graph.input_tensors]] * num_devices + devices[graph.edge_op]
+        shown[row] = {*np.unique(ran).tolist(), *(-1 - np.unique(sent)).tolist()}
+    chosen, seen = list[int](), set[int]()
+    while shown and len(chosen) < count:
+        row = max(shown, key=lambda row: len(shown[row] - seen))  # the first of those that show as much
+        seen |= shown.pop(row)
+        chosen.append(row)
+    return drawn[chosen]
 
 
 def calibrated(
@@ -90,45 +158,51 @@ def calibrated(
     knowledge: HostKnowledge | None = None,
     log: MeasurementLog | None = None,
     isolated: bool | None = None,
-    before: Sequence[tuple[str, Measurement]] = (),
+    before: Known | None = None,
     on_measured: Callable[[Known], None] = lambda known: None,
     most_s: float = float("inf"),
     evaluator: Evaluator | None = None,
+    is_traced: bool = False,
 ) -> tuple[Problem, Known]:
     """The problem with figures fitted to the measured steps of `count` placements, unless it is better as it was.
 
     Args:
         problem: as profiled, on a host of this machine.
-        count: how many placements to measure; at least 6 are.
+        count: how many placements to measure; at least 6 are, or 2 that are traced.
         seed: of the draws.
         say: told the learned factors, the error before and after, and whether the fit is used.
         prior: how far the host may be from the profile.
         knowledge: knowledge of this host from other workloads.
         log: keeps measurements.
         isolated: whether placements are measured in a worker process; see `Evaluator`.
-        before: measurements of before an interruption, with the fingerprint of each plan; it is not measured again.
+        before: measurements of before an interruption; they are not measured again.
         on_measured: told the measurements, before anything is learned from them.
         most_s: seconds of measuring, after which there is no further round.
         evaluator: of the problem, without a reference; one is made, and closed, where none is given.
+        is_traced: also run a traced step of each; then fewer placements and rounds do.
 
     Raises:
         RunnerError: too few placements could be measured.
     """
     simulator = Simulator(problem)
     start = majority_devices(problem, eft(problem))
-    groups, _ = draw_mix(problem, start, max(count, LEAST), np.random.default_rng(seed))
-    plans = plans_of(problem, simulator, groups)
-    by_name = {plan.fingerprint: plan for plan in plans}
-    kept = [(by_name[name], outcome) for name, outcome in before if name in by_name]
+    least, generator = LEAST_TRACED if is_traced else LEAST, np.random.default_rng(seed)
+    surveys = draw_spread(problem, simulator, generator, SURVEYS) if is_traced else np.zeros((0, len(start)), np.int32)
+    num_mixed = max(count, least) - len(surveys)
+    mixed, _ = draw_mix(problem, start, num_mixed + bool(len(surveys)), generator, unlike=surveys)
+    plans = plans_of(problem, simulator, np.concatenate((surveys, mixed[len(mixed) - num_mixed :])))
+    names = {plan.fingerprint for plan in plans}
+    told = () if before is None else zip(before.plans, before.outcomes, strict=True)
+    kept = [(plan, outcome) for plan, outcome in told if plan.fingerprint in names]
     known = Known(problem, [plan for plan, _ in kept], [outcome for _, outcome in kept])
-    if len(kept) < LEAST:
+    if len(kept) < least:
         few = f", not {count}: fewer say too little" if count < len(plans) else ""
         say(f"measuring {len(plans)} placements to calibrate the simulator on{few}")
         with contextlib.ExitStack() as own:
             if evaluator is None:
                 evaluator = Evaluator(problem, simulator, seed=seed, log=log, isolated=isolated)
                 own.callback(evaluator.close)
-            known = _measured(problem, evaluator, plans, seed, say, time.monotonic() + most_s)
+            known = _measured(problem, evaluator, plans, seed, say, time.monotonic() + most_s, is_traced=is_traced)
         on_measured(known)
     found = calibrate_on(known, prior, knowledge)
     for line in found.say():
@@ -143,24 +217,27 @@ def _measured(
     seed: int,
     say: Callable[[str], None],
     deadline_s: float,
+    *,
+    is_traced: bool,
 ) -> Known:
     """The plans that could be measured; those that failed, and rounds that there was no time for, are told."""
-    outcomes = evaluator.measure_plans(plans, _all_rounds(ROUNDS, seed), deadline_s=deadline_s)
-    rounds = min((len(outcome.samples_s) for outcome in outcomes if outcome.ok), default=ROUNDS)
-    if rounds < ROUNDS:
-        say(cut_words("calibration", rounds, ROUNDS))
+    asked, least = (TRACED_ROUNDS, LEAST_TRACED) if is_traced else (ROUNDS, LEAST)
+    outcomes = evaluator.measure_plans(plans, _all_rounds(asked, seed, int(is_traced)), deadline_s=deadline_s)
+    rounds = min((len(outcome.samples_s) for outcome in outcomes if outcome.ok), default=asked)
+    if rounds < asked:
+        say(cut_words("calibration", rounds, asked))
     for outcome in outcomes:
         if not outcome.ok:
             say(f"a placement could not be measured ({outcome.status}): {outcome.why}")
     ran = [pair for pair in zip(plans, outcomes, strict=True) if pair[1].ok]
-    if len(ran) < LEAST:
-        raise RunnerError(f"{len(ran)} of {len(plans)} placements could be measured, {LEAST} are needed to calibrate")
+    if len(ran) < least:
+        raise RunnerError(f"{len(ran)} of {len(plans)} placements could be measured, {least} are needed to calibrate")
     return Known(problem, [plan for plan, _ in ran], [outcome for _, outcome in ran])
 
 
-def _all_rounds(rounds: int, seed: int) -> RaceProtocol:
+def _all_rounds(rounds: int, seed: int, num_traced: int = 0) -> RaceProtocol:
     """A race that drops no contender."""
-    return RaceProtocol(warmup=1, min_rounds=rounds, max_rounds=rounds, hopeless=float("inf"), seed=seed)
+    return RaceProtocol(1, rounds, rounds, hopeless=float("inf"), seed=seed, num_traced=num_traced)
 
 
 def measure_all(evaluator: Evaluator, plans: list[Plan], *, rounds: int, seed: int) -> list[Measurement]:

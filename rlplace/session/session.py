@@ -25,7 +25,7 @@ from safetensors.numpy import load, save
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue
 from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, parse_json
 from rlplace.graphs import OpGraph
-from rlplace.measure import Costs, Host, Measurement, Placement, Plan, Problem
+from rlplace.measure import Costs, Host, Placement, Plan, Problem
 from rlplace.measure.explain.explanation import Explanation
 from rlplace.measure.host_model import LearnedHost
 from rlplace.measure.hosts.host_file import host_from_dict
@@ -323,18 +323,25 @@ class Session(Connected):
         named = {f"known_host/{place}": learned for place, learned in enumerate(known)}
         self.keep(**named, known_hosts=len(known))
 
-    @property
-    def calibration(self) -> list[tuple[str, Measurement]]:
-        """The measurements of calibration, in order, with the fingerprint of each plan; empty where it was not."""
-        return [
-            (plan, outcome.measurement)
-            for plans, outcomes, _ in self.raced(CALIBRATION)
-            for plan, outcome in zip(plans, outcomes)
-        ]
+    def calibration(self, problem: Problem) -> Known:
+        """The measurements of calibration, in order; empty where it was not.
+
+        Raises:
+            FileProblem, InvalidValue, UnknownName: they are malformed.
+        """
+        races = list(self._races(CALIBRATION, problem))
+        plans, outcomes = (
+            [plan for race in races for plan in race.plans],
+            [one for race in races for one in race.outcomes],
+        )
+        return Known(problem, plans, outcomes)
 
     def keep_calibration(self, known: Known) -> None:
         """Keeps the measurements of calibration."""
         with self._writing() as execute:
+            execute(
+                "DELETE FROM arrays WHERE name IN (SELECT 'race/' || id FROM races WHERE method = ?)", (CALIBRATION,)
+            )
             execute("DELETE FROM races WHERE method = ?", (CALIBRATION,))
             self._keep_race(CALIBRATION, Race(tuple(known.plans), tuple(known.outcomes)))
 
@@ -376,8 +383,7 @@ class Session(Connected):
             FileProblem, InvalidValue, UnknownName: it is malformed, or does not fit the problem.
         """
         for name, result in self.results().items():
-            where = self._where(name)
-            races = [race_of(*raced, problem, self.measurements.plan, where) for raced in self.raced(name)]
+            where, races = self._where(name), list(self._races(name, problem))
             self._num_races[name], arrays = len(races), self._arrays(f"method/{name}")
             self._results[name] = with_arrays(result, arrays, [race for race in races if race.plans], problem, where)
 
@@ -569,19 +575,34 @@ class Session(Connected):
             where = self._where(f"race {row['id']}")
             plans = read_record(tuple[str, ...], str(row["plans"]), where)
             outcomes = read_record(tuple[Outcome, ...], str(row["outcomes"]), where)
+            packed = self._arrays(f"race/{row['id']}")
+            timelines = (packed.get(str(place)) for place in range(len(outcomes)))
+            outcomes = tuple(
+                dataclasses.replace(outcome, timeline=None if timeline is None else timeline.tobytes())
+                for outcome, timeline in zip(outcomes, timelines, strict=True)
+            )
             if len(plans) != len(outcomes):
                 raise InvalidValue("outcomes", f"{len(outcomes)} of them", f"{len(plans)}, one a plan", where=where)
             yield plans, outcomes, bool(row["is_final"])
+
+    def _races(self, method: str, problem: Problem) -> Iterator[Race]:
+        """Races of a method, without plans that do not fit the problem."""
+        where = self._where(method)
+        return (race_of(*raced, problem, self.measurements.plan, where) for raced in self.raced(method))
 
     def _keep_race(self, method: str, race: Race) -> None:
         for plan in race.plans:
             self.measurements.add_plan(plan)
         plans = to_json(tuple(plan.fingerprint for plan in race.plans))
-        outcomes = to_json(tuple(Outcome.of(outcome) for outcome in race.outcomes), tuple[Outcome, ...])
-        self._connection.execute(
+        outcomes = tuple(map(Outcome.of, race.outcomes))
+        number = self._connection.execute(
             "INSERT INTO races (method, is_final, plans, outcomes) VALUES (?, ?, ?, ?)",
-            (method, race.is_final, plans, outcomes),
-        )
+            (method, race.is_final, plans, to_json(outcomes, tuple[Outcome, ...])),
+        ).lastrowid
+        timelines = {str(k): outcome.timeline for k, outcome in enumerate(outcomes) if outcome.timeline is not None}
+        if timelines:
+            packed = {place: np.frombuffer(data, dtype=np.uint8) for place, data in timelines.items()}
+            self._keep_arrays(f"race/{number}", packed)
 
     @contextmanager
     def _writing(self) -> Iterator[Callable[..., sqlite3.Cursor]]:

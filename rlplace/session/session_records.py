@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from pydantic import Field, SkipValidation
 
 from rlplace.errors import InvalidValue, UserError
+from rlplace.graphs import OpGraph
 from rlplace.measure import Measurement, Plan, Problem
 from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.placement import check_plan
 from rlplace.records import Count, Number, NumberOrNan, Positive, Seconds, Seed, Whole, readable, record
+from rlplace.say import format_seconds
 from rlplace.search.task import BestSoFar, Failure, Saveable
 from rlplace.session.setup import WHOLE, CutOptions
-from rlplace.store.rows import ARRAYS
+from rlplace.store.rows import ARRAYS, decode_timeline, encode_timeline
 from rlplace.workloads import Size
 
 
@@ -232,6 +234,15 @@ class MethodResult:
         return self.history[-1].best_s if self.history else math.inf
 
     @property
+    def tracing(self) -> str:
+        """What traced steps took, each with the step before it, and their share of all measured ones; empty without."""
+        ran = [outcome for race in self.races for outcome in race.outcomes if outcome.ok]
+        timed_s = sum((1 + len(outcome.samples_s)) * outcome.step_time_s for outcome in ran)
+        traced_s = sum(2 * outcome.timeline.step_s for outcome in ran if outcome.timeline is not None)
+        share = traced_s / max(timed_s + traced_s, 1e-9)
+        return f"traced steps took {format_seconds(traced_s)}, {share:.0%} of measuring" if traced_s else ""
+
+    @property
     def best_ratio(self) -> float:
         """The step time of `plan` over the reference's, as in the race that decided, else as of the best so far."""
         if self.is_done and self.plan is not None and self.races and self.races[-1].is_final:
@@ -261,6 +272,8 @@ class Outcome:
     peak_bytes: tuple[Count, ...] = ()
     why: str = ""
     reference_s: Seconds = 0.0
+    timeline: Annotated[SkipValidation[bytes | None], _APART] = None
+    """Of a traced step, packed (`rlplace.store.rows.encode_timeline`); None without one."""
 
     def __post_init__(self) -> None:
         if (self.status == "ok") != (self.step_time_s is not None):
@@ -272,13 +285,25 @@ class Outcome:
         step_s = outcome.step_time_s if outcome.ok else None
         # an error may quote a name that is no UTF-8
         why = outcome.why.encode("utf-8", "replace").decode("utf-8")
-        return cls(outcome.status, step_s, outcome.samples_s, outcome.peak_bytes, why, outcome.reference_s)
+        timeline = None if outcome.timeline is None else encode_timeline(outcome.timeline)
+        return cls(outcome.status, step_s, outcome.samples_s, outcome.peak_bytes, why, outcome.reference_s, timeline)
 
-    @property
-    def measurement(self) -> Measurement:
-        """As it was measured."""
+    def of_plan(self, plan: Plan, graph: OpGraph, where: str) -> Measurement:
+        """As it was measured.
+
+        Args:
+            plan: that was measured, checked against the graph.
+            graph: that was placed.
+            where: the file and the row, for messages.
+
+        Raises:
+            InvalidValue: the timeline is malformed, or of another plan.
+        """
         step_s = math.inf if self.step_time_s is None else self.step_time_s
-        return Measurement(self.status, step_s, self.samples_s, self.peak_bytes, self.why, self.reference_s)
+        timeline = None if self.timeline is None else decode_timeline(self.timeline, plan, graph, where)
+        return Measurement(
+            self.status, step_s, self.samples_s, self.peak_bytes, self.why, self.reference_s, timeline=timeline
+        )
 
 
 def arrays_of(result: MethodResult) -> dict[str, NDArray[np.generic]]:
@@ -333,7 +358,8 @@ def race_of(
     found: list[tuple[Plan, Measurement]] = []
     for fingerprint, outcome in zip(plans, outcomes):
         with suppress(UserError):
-            found.append((checked_plan(problem, plan_of(fingerprint), where), outcome.measurement))
+            plan = checked_plan(problem, plan_of(fingerprint), where)
+            found.append((plan, outcome.of_plan(plan, problem.graph, where)))
     return Race(tuple(plan for plan, _ in found), tuple(outcome for _, outcome in found), is_final)
 
 

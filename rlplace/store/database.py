@@ -117,7 +117,7 @@ _MEASURED = {
         graph TEXT NOT NULL,
         host TEXT NOT NULL,
         plan TEXT NOT NULL REFERENCES plans (fingerprint),
-        summary TEXT NOT NULL
+        timeline BLOB NOT NULL
     ) STRICT""",
     "learned_hosts": """CREATE TABLE learned_hosts (
         id INTEGER PRIMARY KEY,
@@ -156,6 +156,11 @@ _KEPT = {
 }
 
 
+_TRACES = ("traces", "traces_by_plan", "traces_by_session")
+_FIRST_VERSION = {"traces": _MEASURED["traces"].replace("timeline BLOB", "summary TEXT")}
+"""Statements of version 1 that are others now: it had sums of traced steps, which are lost when it is written."""
+
+
 @dataclass(frozen=True)
 class Schema:
     """The exact content of a database of ours, statement by statement.
@@ -163,7 +168,7 @@ class Schema:
     Attributes:
         what: the kind of file, for messages.
         application_id: in the header of the file; four letters.
-        version: likewise (`user_version`).
+        version: likewise (`user_version`), 2; version 1 is read as it is, and becomes 2 when it is written.
         statements: by name of the table or index.
         elsewhere: the remedy where it cannot be used.
         largest_value: bytes of a value or a row.
@@ -183,6 +188,14 @@ class Schema:
         connection.execute(f"PRAGMA application_id = {self.application_id}")
         connection.execute(f"PRAGMA user_version = {self.version}")
 
+    def upgrade(self, connection: sqlite3.Connection) -> None:
+        """Makes a database of version 1 one of this version; the caller begins and commits."""
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == 1:
+            for statement in ("DROP TABLE traces", *(self.statements[name] for name in _TRACES)):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {self.version}")
+
     def check(self, connection: sqlite3.Connection, path: Path) -> None:
         """Refuses a database that holds anything but these tables: a view, a trigger, a table of others.
 
@@ -193,11 +206,12 @@ class Schema:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if application != self.application_id:
             raise FileProblem(path, f"a database of another program, expected {self.what}: name another.")
-        if version != self.version:
+        if version not in (1, self.version):
             is_newer = version > self.version
             hint = "a newer rlplace wrote it: update rlplace" if is_newer else "rlplace never wrote this one"
             raise FileProblem(path, f"its schema is {version}, expected {self.version}; {hint}, or name another.")
-        expected = {name: " ".join(sql.split()) for name, sql in self.statements.items()}
+        statements = {**self.statements, **(_FIRST_VERSION if version == 1 else {})}
+        expected = {name: " ".join(sql.split()) for name, sql in statements.items()}
         found = {
             str(name): " ".join(str(sql).split())
             for name, sql in connection.execute("SELECT name, sql FROM sqlite_schema")
@@ -218,14 +232,14 @@ class Schema:
 STORE = Schema(
     "a store of measurements",
     0x726C706C,  # rlpl
-    1,
+    2,
     _MEASURED | _INDEXES,
     "name another with `--store PATH`, or `--store off`",
     64 << 20,
 )
 """The user's store: step times of all runs on a machine."""
 RUN = Schema(
-    "the session of a run", 0x726C7072, 1, _MEASURED | _INDEXES | _KEPT, "start the run in another folder", 10**9
+    "the session of a run", 0x726C7072, 2, _MEASURED | _INDEXES | _KEPT, "start the run in another folder", 10**9
 )
 """The session of a run (`session.db`): the tables of a store, and three more for the run."""
 
@@ -471,6 +485,7 @@ def _set_up(connection: sqlite3.Connection, path: Path, schemas: Sequence[Schema
     with transaction(connection):
         if is_empty(connection):
             schemas[0].create(connection)
+        _schema_of(connection, schemas).upgrade(connection)
     _schema_of(connection, schemas).check(connection, path)
     connection.set_progress_handler(None, 0)
 

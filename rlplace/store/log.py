@@ -19,7 +19,7 @@ from rlplace.measure import Host, Measurement, Plan, Problem, Timeline
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.measurement import MeasurementKey, MeasurementLog, versions_line
 from rlplace.say import counted
-from rlplace.store.rows import MeasuringProcess, StoredMeasurement, summarise
+from rlplace.store.rows import MeasuringProcess, StoredMeasurement
 from rlplace.store.store import MeasurementStore
 
 FILE = "measurements.db"
@@ -127,9 +127,9 @@ class StoreLog(MeasurementLog):
         return None
 
     def keep_trace(self, problem: Problem, plan: Plan, timeline: Timeline) -> None:
-        """Adds the summary of a timeline to every store."""
-        summary, graph, host = summarise(problem, timeline), problem.graph.fingerprint, problem.host.fingerprint
-        self._add(lambda store, session_id: store.add_trace(session_id, graph, host, plan, summary))
+        """Adds a timeline to every store."""
+        graph, host = problem.graph.fingerprint, problem.host.fingerprint
+        self._add(lambda store, session_id: store.add_trace(session_id, graph, host, plan, timeline))
 
     def keep_learned(self, graph: str, learned: LearnedHost) -> None:
         """Adds the host model that was learned on the graph with this fingerprint to every store."""

@@ -1,7 +1,4 @@
-"""The rows of a store, checked as they come: a stranger's database may say anything; and as CSV, JSON or Parquet.
-
-`summarise`: the summary of a traced step: seconds of each type of op on each device, and of copies.
-"""
+"""The rows of a store, checked as they come: a stranger's database may say anything; and as CSV, JSON or Parquet."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ import os
 import platform
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +23,8 @@ from pydantic import AfterValidator, Field
 
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, check_known
 from rlplace.files import jsonable, parse_json, write_bytes_atomic
-from rlplace.measure import Measurement, Plan, Problem, Timeline
+from rlplace.graphs import OpGraph
+from rlplace.measure import Measurement, Plan, Timeline
 from rlplace.measure.measurement import MeasurementKey, Status
 from rlplace.records import Count, Number, Positive, Seconds, described, read_record, record
 
@@ -247,17 +245,70 @@ def decode_plan(row: Mapping[str, object], where: str) -> Plan:
     return plan
 
 
+def encode_timeline(timeline: Timeline) -> bytes:
+    """As `decode_timeline` reads it, in float32: starts and durations of ops and then of transfers, and `traced_op_s`.
+
+    Of a step of thousands of ops some ten kilobytes; its plan and the memory of devices are not in it.
+    """
+    starts_s = np.append(timeline.op_start_s, timeline.transfer_start_s)
+    durations_s = np.append(timeline.op_end_s, timeline.transfer_end_s) - starts_s
+    return zlib.compress(np.concatenate((starts_s, durations_s, [timeline.traced_op_s])).astype("<f4").tobytes(), 1)
+
+
+def decode_timeline(value: object, plan: Plan, graph: OpGraph, where: str) -> Timeline:
+    """The measured timeline of a step of a plan.
+
+    Args:
+        value: bytes of `encode_timeline`.
+        plan: of the step, checked against the graph.
+        graph: that was placed.
+        where: the file and the row, for messages.
+
+    Raises:
+        InvalidValue: bytes that cannot be read, or that are of another plan.
+    """
+    num_ops, count = len(plan.devices), len(plan.devices) + plan.num_transfers
+    most = 2 * count + 1
+    seconds = np.frombuffer(_unpacked(value, "timeline", 4 * most, where), dtype="<f4").astype(np.float64)
+    if len(seconds) != most:
+        raise InvalidValue(
+            "timeline", f"{len(seconds)} numbers", f"{most}, two for each op and transfer and one more", where=where
+        )
+    starts_s, ends_s = seconds[:count], seconds[:count] + seconds[count:-1]
+    none = np.zeros(0, dtype=np.int32)
+    return Timeline(
+        op_device=plan.devices,
+        op_start_s=starts_s[:num_ops],
+        op_end_s=ends_s[:num_ops],
+        transfer_tensor=plan.transfer_tensor,
+        transfer_source=plan.devices[graph.tensor_op[plan.transfer_tensor]],
+        transfer_destination=plan.transfer_destination,
+        transfer_start_s=starts_s[num_ops:],
+        transfer_end_s=ends_s[num_ops:],
+        memory_time_s=np.zeros(0),
+        memory_device=none,
+        memory_bytes=none.astype(np.int64),
+        source="measured",
+        traced_op_s=float(seconds[-1]),
+    )
+
+
 def _decode_array(value: object, name: str, where: str) -> NDArray[np.int32]:
+    return np.frombuffer(_unpacked(value, name, 2 * 4 * LARGEST_OPS, where), dtype="<i4").astype(np.int32)
+
+
+def _unpacked(value: object, name: str, most: int, where: str) -> bytes:
+    """At most so many bytes, of numbers of four bytes each."""
     if not isinstance(value, bytes):
         raise InvalidValue(name, described(value), "compressed bytes", where=where)
-    most, unpacker = 2 * 4 * LARGEST_OPS, zlib.decompressobj()
+    unpacker = zlib.decompressobj()
     try:
         raw = unpacker.decompress(value, most)
     except zlib.error as error:
         raise InvalidValue(name, f"no compressed bytes ({error})", "those of an array", where=where) from error
     if not unpacker.eof or unpacker.unconsumed_tail or unpacker.unused_data or len(raw) % 4:
         raise InvalidValue(name, "bytes that are cut off, or too many", f"at most {most // 4} numbers", where=where)
-    return np.frombuffer(raw, dtype="<i4").astype(np.int32)
+    return raw
 
 
 def _known(fact: Callable[[], T]) -> T | None:
@@ -266,54 +317,6 @@ def _known(fact: Callable[[], T]) -> T | None:
         return fact()
     except (AttributeError, OSError, ValueError):
         return None
-
-
-def summarise(problem: Problem, timeline: Timeline) -> dict[str, Any]:
-    """A timeline of one step in a few numbers.
-
-    Args:
-        problem: that was placed.
-        timeline: of one step.
-
-    Returns:
-        `step_s`; `ops`: `[type, device, number, seconds]` for each pair, the longest first; `copies`: `[source,
-        destination, number, bytes, seconds]`; `peak_bytes` of each device, empty where memory was not followed.
-    """
-    graph, names = problem.graph, [device.name for device in problem.host.devices]
-    runs = ~graph.is_source
-    op_s = timeline.op_end_s - timeline.op_start_s
-    ops = (
-        (graph.targets[op], names[int(timeline.op_device[op])], (1, float(op_s[op])))
-        for op in np.flatnonzero(runs).tolist()
-    )
-    copies = (
-        (names[source], names[destination], (1, size, seconds))
-        for source, destination, size, seconds in zip(
-            timeline.transfer_source.tolist(),
-            timeline.transfer_destination.tolist(),
-            graph.tensor_bytes[timeline.transfer_tensor].tolist(),
-            (timeline.transfer_end_s - timeline.transfer_start_s).tolist(),
-            strict=True,
-        )
-    )
-    ends = (*timeline.op_end_s[runs].tolist(), *timeline.transfer_end_s.tolist())
-    peaks = np.zeros(len(names), dtype=np.int64)
-    np.maximum.at(peaks, timeline.memory_device, timeline.memory_bytes)
-    return {
-        "step_s": max(ends, default=0.0),
-        "ops": _summed(ops),
-        "copies": _summed(copies),
-        "peak_bytes": peaks.tolist() if len(timeline.memory_bytes) else [],
-    }
-
-
-def _summed(rows: Iterable[tuple[str, str, tuple[float, ...]]]) -> list[list[Any]]:
-    """A row for each pair of names, with the sums of its numbers; that with the largest last sum first."""
-    sums: dict[tuple[str, str], list[float]] = {}
-    for one, other, numbers in rows:
-        before = sums.get((one, other), [0] * len(numbers))
-        sums[one, other] = [total + number for total, number in zip(before, numbers, strict=True)]
-    return sorted(([*pair, *total] for pair, total in sums.items()), key=lambda row: (-float(row[-1]), row[:2]))
 
 
 Format = Literal["csv", "json", "parquet"]

@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 from pydantic import Field
 
 from rlplace.errors import FileProblem, check_known
-from rlplace.files import jsonable, parse_json
-from rlplace.measure import Plan
+from rlplace.files import jsonable
+from rlplace.graphs import OpGraph
+from rlplace.measure import Plan, Timeline
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.measurement import MeasurementKey, Status
 from rlplace.records import Number, read_record, record
@@ -30,7 +31,9 @@ from rlplace.store.rows import (
     StoredMeasurement,
     decode_measurement,
     decode_plan,
+    decode_timeline,
     encode_array,
+    encode_timeline,
 )
 
 AHEAD_S = 86400.0
@@ -109,8 +112,8 @@ class MeasurementStore(Connected):
         }
         self._connection.execute(_insert("plans", columns, "OR IGNORE "), columns)
 
-    def add_trace(self, session_id: int, graph: str, host: str, plan: Plan, summary: Mapping[str, object]) -> None:
-        """Keeps the summary of a traced step of a plan (`rows.summarise`)."""
+    def add_trace(self, session_id: int, graph: str, host: str, plan: Plan, timeline: Timeline) -> None:
+        """Keeps the timeline of a step of a plan."""
         self._add(
             "traces",
             session_id,
@@ -119,7 +122,7 @@ class MeasurementStore(Connected):
                 "graph": graph,
                 "host": host,
                 "plan": plan.fingerprint,
-                "summary": json.dumps(jsonable(dict(summary)), allow_nan=False),
+                "timeline": encode_timeline(timeline),
             },
             plan,
         )
@@ -196,16 +199,21 @@ class MeasurementStore(Connected):
             raise FileProblem(self.path, f"no plan {fingerprint} was measured.")
         return decode_plan(dict(rows[0]), f"{self.path}: plan {fingerprint}")
 
-    def traces(self, plan: str) -> list[dict[str, Any]]:
-        """Summaries of the last `MOST_TRACES` traced steps of the plan with this fingerprint, the last added first.
+    def traces(self, plan: Plan, graph: OpGraph) -> list[Timeline]:
+        """Timelines of the last `MOST_TRACES` traced steps of a plan, the last added first.
+
+        Stores that an earlier version wrote, and that are only read, have none.
 
         Raises:
-            FileProblem: the database cannot be read, or one of them is no JSON.
+            FileProblem: the database cannot be read.
+            InvalidValue: one of them is malformed.
         """
         rows = self._selected(
-            f"SELECT summary FROM traces WHERE plan = ? ORDER BY id DESC LIMIT {MOST_TRACES}", (plan,)
+            f"SELECT * FROM traces WHERE plan = ? AND graph = ? ORDER BY id DESC LIMIT {MOST_TRACES}",
+            (plan.fingerprint, graph.fingerprint),
         )
-        return [parse_json(str(row["summary"]), f"{self.path}: trace of {plan}") for row in rows]
+        where = f"{self.path}: trace of {plan.fingerprint}"
+        return [decode_timeline(row["timeline"], plan, graph, where) for row in map(dict, rows) if "timeline" in row]
 
     def learned_hosts(self, host: str = "", machine: str = "", least_idle: float = 0.0) -> list[LearnedHost]:
         """Host models that searches learned, the last added first; rows dated `AHEAD_S` ahead are left out.

@@ -17,6 +17,8 @@ from rlplace.policy import LearnConfig
 from rlplace.records import Number, Positive, Share, Whole, record
 from rlplace.session.setup import ProblemOptions, Setup
 
+NUM_TRACED, NUM_TIMED = 4, 12
+"""Placements that a host is calibrated on, traced ones and others."""
 MOST_S, MOST_ROUNDS = 30 * 24 * 3600, 10_000
 """Of a run: seconds; placements measured before the search, and rounds of its final table."""
 
@@ -35,8 +37,9 @@ class SearchConfig:
     """A policy that suggests starts and moves to the searches of `learned` or `guided`; or none."""
     simulate_share: Share = 0.6
     """On a real host, the share of the budget for simulated placements; the rest measures the best of them."""
-    num_calibrated: Annotated[Whole, Field(ge=0, le=MOST_ROUNDS)] = 12
-    """Placements measured before the search, to calibrate the host (at least 6); 0 means no calibration."""
+    num_calibrated: Annotated[Whole, Field(ge=0, le=MOST_ROUNDS)] | None = None
+    """Placements measured before the search, to calibrate the host: by default 4, or 12 without traced steps (at least
+    2, or 6 without); 0 means no calibration."""
     priors: Path | None = None
     """The usual error of given costs: a file of `rlplace fit-priors`."""
     table_rounds: Annotated[Whole, Field(ge=1, le=MOST_ROUNDS)] = 25
@@ -65,6 +68,10 @@ class AgentConfig:
     scratch."""
     traced_share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
     """Share of all simulated placements for the search that follows the first traced step."""
+    least_gain: Share = 0.002
+    """With traced steps, measuring ends if the best of a batch is expected to be less than this share faster than the
+    best measured plan: what a batch of 7 seconds must give to a training of an hour. With 0, measuring never ends
+    early."""
     evaluations: Evaluations = 2000
     """Placements simulated for each proposed plan, if neither evaluations nor seconds are given."""
     scratch_share: Share = 0.1
@@ -91,12 +98,16 @@ class AgentConfig:
     draws: Annotated[Whole, Field(ge=0, le=MOST_KEPT)] = 16
     """Number of posterior draws for comparing the candidates for a batch; with 0, the best placement of each search is
     measured."""
+    traced_draws: Annotated[Whole, Field(ge=0, le=MOST_KEPT)] = 8
+    """Like `draws`, with traced steps. They leave little unknown: a batch is searched and compared with these draws
+    alone."""
     compared_share: Share = 0.2
     """Share of a batch's simulated placements for comparing candidates."""
     most_compared: Kept = 64
     """Candidates at most."""
     averaged: Kept = 4
-    """Number of posterior draws of the search for a plan that is fast on average."""
+    """Number of posterior draws of the search for a plan that is fast on average. With 1, as with traced steps, the
+    most probable factors are used."""
     mean_weight: Positive = 3.0
     """Simulated placements of that search, relative to a search with a single draw."""
 
@@ -105,6 +116,10 @@ class AgentConfig:
         return (
             dataclasses.replace(self, batch=min(self.batch, self.known_batch)) if is_known and self.is_prior else self
         )
+
+    def traced(self) -> AgentConfig:
+        """The value for steps with timelines, which leave little unknown."""
+        return dataclasses.replace(self, draws=min(self.draws, self.traced_draws), averaged=1)
 
     def share(self, place: int, count: int) -> float:
         """The share of the plan at `place` in the budget of all `count` plans."""
@@ -149,6 +164,8 @@ class TrainConfig(ProblemOptions):
     deterministic."""
     track: Literal["disabled", "offline", "online"] = "disabled"
     """Weights & Biases: disabled, offline or online."""
+    is_traced: bool = True
+    """Whether plans that `learned` measures on a real host also run a traced step, from whose timeline it learns."""
     cluster: str = "off"
     """The machines that measure, or for a simulated host search: off (only this machine), auto (the Ray cluster that
     runs here, else a new one), or the address of a cluster."""
@@ -163,6 +180,12 @@ class TrainConfig(ProblemOptions):
     def of(cls, setup: Setup, **options: Any) -> TrainConfig:
         """A configuration from the options that commands share, and further fields."""
         return cls(**{each.name: getattr(setup, each.name) for each in fields(ProblemOptions)}, **options)
+
+    @property
+    def num_calibrated(self) -> int:
+        """Placements measured before the search on a real host; 0 for no calibration."""
+        default = NUM_TRACED if self.is_traced else NUM_TIMED
+        return default if self.search.num_calibrated is None else self.search.num_calibrated
 
     @property
     def guide(self) -> LearnConfig | None:

@@ -16,13 +16,13 @@ from rlplace.graphs import OpGraph
 from rlplace.measure import Host, RaceProtocol
 from rlplace.measure.timing.eager_step import EagerStep
 from rlplace.say import format_clock
-from rlplace.session.calibrate import LEAST
+from rlplace.session.calibrate import LEAST, LEAST_TRACED
 from rlplace.training.config import TrainConfig
 
 PROFILED_STEPS = 15
 """Steps that are traced on each kind of device, those before the first that counts included."""
 CALIBRATION_STEPS = 6
-"""Steps of each placement that the simulator is calibrated on."""
+"""Steps of each placement that the simulator is calibrated on; as many with a traced one, which has fewer rounds."""
 LOAD_S_PER_OP = 0.05e-3
 """Seconds that it takes to make code of a plan, for each of its ops."""
 HEURISTICS_S = 3.0
@@ -69,7 +69,7 @@ def forecast(
         return Durations(heuristics_s=heuristics_s, search_s=0.0 if config.evaluations else config.budget_s)
     load_s = LOAD_S_PER_OP * graph.num_ops
     num_kinds = 0 if is_profiled else len({device.kind for device in host.devices})
-    num_calibrated = max(config.search.num_calibrated, LEAST) if config.search.num_calibrated else 0
+    num_calibrated = max(config.num_calibrated, _least(config)) if config.num_calibrated else 0
     warmup = RaceProtocol().warmup if config.total_s is None else 1
     rounds, num_raced = config.search.table_rounds, num_rows
     profiling_s = num_kinds * (PROFILED_STEPS * step_s + load_s)
@@ -80,7 +80,7 @@ def forecast(
         )
     return Durations(
         profiling_s=profiling_s,
-        calibration_s=num_calibrated * (CALIBRATION_STEPS * step_s + load_s),
+        calibration_s=num_calibrated * (CALIBRATION_STEPS * step_s + load_s * (1 + config.is_traced)),
         heuristics_s=heuristics_s,
         search_s=config.budget_s,
         table_s=num_raced * ((rounds + warmup) * step_s + load_s),
@@ -107,13 +107,18 @@ def within(
         forecast, graph, host, step_s=step_s, num_rows=num_rows, is_profiled=is_profiled, is_compiled=is_compiled
     )
     if (total_s := config.total_s) is not None:
-        each_s = CALIBRATION_STEPS * step_s + LOAD_S_PER_OP * graph.num_ops
+        each_s = CALIBRATION_STEPS * step_s + LOAD_S_PER_OP * graph.num_ops * (1 + config.is_traced)
         room = int(CALIBRATION_SHARE * total_s / max(each_s, 1e-9))
-        count = min(config.search.num_calibrated, room) if room >= LEAST else 0
+        count = min(config.num_calibrated, room) if room >= _least(config) else 0
         config = dataclasses.replace(config, search=dataclasses.replace(config.search, num_calibrated=count))
         others = dataclasses.replace(expected(config), search_s=0.0, heuristics_s=HEURISTICS_S)
         config = searching_within(config, total_s - others.total_s)
     return config, expected(config)
+
+
+def _least(config: TrainConfig) -> int:
+    """Placements that are calibrated on, at least."""
+    return LEAST_TRACED if config.is_traced else LEAST
 
 
 def searching_within(config: TrainConfig, left_s: float, spent_s: float = 0.0) -> TrainConfig:

@@ -217,8 +217,8 @@ def _row(method: str, entry: MethodResult, outcome: Measurement | None) -> dict[
         reason = {"status": "skipped", "why": why} if failed is None else {"status": "error", "why": failed.why}
         return {**row, "step_time_s": None, "spread_s": None, **reason}
     row |= _figures(outcome)
-    if failed is not None and outcome.ok:
-        row["why"] = f"its best until it raised {failed.why}"
+    if outcome.ok and (why := entry.tracing if failed is None else f"its best until it raised {failed.why}"):
+        row["why"] = why
     return row
 
 
@@ -473,6 +473,8 @@ def keep_outcome(run: TrainingRun, result: TrainResult, found: Mapping[str, Meth
     session.keep_timeline(trace)
     if shown == kind:  # the shares of a simulated step say nothing of a measured one
         explanation = explain_run(problem, table.plans[table.best], result.timeline, table.rows, table.best)
+        if (learned := session.learned) is not None:
+            explanation = replace(explanation, learned=learned.lines)
         session.keep(explanation=json.dumps(jsonable(explanation.to_dict()), allow_nan=False))
         save_explanation(explanation, run.folder.path("explanation.json"))
     path = run.folder.path

@@ -171,21 +171,22 @@ def _calibrated(
 ) -> Known | None:
     """The measurements of calibration; the run's problem becomes the calibrated one. Nothing on a simulated host."""
     config = run.config
-    if not config.search.num_calibrated or run.problem.host.is_simulated:
+    if not config.num_calibrated or run.problem.host.is_simulated:
         return None
     run.problem, known = calibrated(
         run.problem,
-        config.search.num_calibrated,
+        config.num_calibrated,
         seed=config.seed,
         say=run.progress.say,
         prior=prior,
         knowledge=knowledge,
         log=run.log,
         isolated=config.isolated,
-        before=run.session.calibration,
+        before=run.session.calibration(run.problem),
         on_measured=run.session.keep_calibration,
         most_s=limit_s(config.budget_s) if config.total_s is None else CALIBRATION_SHARE * config.total_s,
         evaluator=evaluator,
+        is_traced=config.is_traced,
     )
     return known
 

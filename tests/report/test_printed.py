@@ -248,6 +248,12 @@ def line_of(lines: list[str], words: str) -> list[str]:
     return next(line for line in lines if words in line).split()
 
 
+def test_what_was_learned_about_the_host_is_shown_line_by_line() -> None:
+    lines = shown(replace(explained(), learned=("d0 is 4 % slower", "[d1] is 2 % faster")))
+    place = lines.index("learned about the host:")
+    assert lines[place + 1 : place + 3] == ["d0 is 4 % slower", "[d1] is 2 % faster"]
+
+
 def test_everything_is_shown_and_the_advice_is_last() -> None:
     lines = shown(explained())
     text = "\n".join(lines)

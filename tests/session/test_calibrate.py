@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from fake_measurer import chain_problem
 from random_problems import plain_host, random_problem
 
 from rlplace.errors import RunnerError
@@ -14,8 +15,17 @@ from rlplace.measure.host_model import Posterior, Prior, Scales
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.timing.race import RaceProtocol
+from rlplace.measure.truth import TrueTimer
 from rlplace.session import calibrate as calibration
-from rlplace.session.calibrate import Calibration, Known, calibrate_on, calibrated, plans_of, step_times
+from rlplace.session.calibrate import (
+    Calibration,
+    Known,
+    calibrate_on,
+    calibrated,
+    draw_spread,
+    plans_of,
+    step_times,
+)
 
 WIDE = Prior(op_type=0.5, device=0.3, bandwidth=0.6)
 
@@ -70,6 +80,53 @@ def test_step_times_are_the_medians() -> None:
     assert step_times(outcomes).tolist() == [2.0, 4.0]
 
 
+def traced(problem: Problem, true: Problem, count: int) -> Known:
+    plans = list(known(problem, true, count).plans)
+    return Known(problem, plans, TrueTimer(true, 5, is_traced=True).measure_plans(plans))
+
+
+def test_a_slower_host_is_learned_from_a_few_traced_steps() -> None:
+    """Each plan is predicted by a fit to the other three."""
+    problem = random_problem(np.random.default_rng(3), 12, plain_host(3, 1e6))
+    scales = Scales(problem, WIDE)
+    x = np.zeros(len(scales))
+    x[[k for k, item in enumerate(scales.items) if item.kind == "device"]] = 0.4
+    found = calibrate_on(traced(problem, scales.apply(x), 4), WIDE)
+    assert found.is_kept
+    assert found.error_after < 0.3 * found.error_before
+    assert found.posterior.scales.is_traced
+    alone = calibrate_on(traced(problem, problem, 1), WIDE)
+    assert alone.error_before == alone.error_after
+
+
+def test_a_plan_that_contradicts_the_others_shows_in_the_error_of_fits_that_have_not_seen_it() -> None:
+    """Step times of four plans are as profiled, and that of the last one is ten times as long."""
+    problem = random_problem(np.random.default_rng(3), 12, plain_host(3, 1e6))
+    told = traced(problem, problem, 4)
+    outcomes = [
+        *told.outcomes[:3],
+        dataclasses.replace(told.outcomes[3], step_time_s=told.outcomes[3].step_time_s * 10),
+    ]
+    found = calibrate_on(Known(problem, told.plans, outcomes), WIDE)
+    assert found.error_before >= np.log(10.0) / 4 - 0.1
+    assert found.error_after >= np.log(10.0) / 4 - 0.1
+
+
+def test_placements_whose_steps_show_most_come_first() -> None:
+    """Of a chain of six ops of one signature: pairs of an op and a device, and of devices that send to each other."""
+    problem, generator = chain_problem(6), np.random.default_rng(0)
+    drawn = problem.draw_groups(np.random.default_rng(0), calibration.DRAWN)
+
+    def shown(devices: np.ndarray) -> set[object]:
+        return {*devices.tolist(), *zip(devices[:-1].tolist(), devices[1:].tolist(), strict=True)}
+
+    found = draw_spread(problem, Simulator(problem), generator, 2)
+    assert len(shown(found[0])) == max(len(shown(row)) for row in drawn)
+    assert len(shown(found[0])) == 6  # both devices, and all four pairs of them
+    assert len(found) == 2
+    assert len(draw_spread(problem, Simulator(problem), generator, 99)) == calibration.DRAWN
+
+
 class _Failing:
     """Measures every plan but the first ones."""
 
@@ -77,6 +134,7 @@ class _Failing:
         self.num_failing, self.rounds = num_failing, rounds
 
     def measure_plans(self, plans: list[Plan], protocol: RaceProtocol, deadline_s: float) -> list[Measurement]:
+        self.protocol, self.plans = protocol, plans
         failed, ran = Measurement("timeout", float("inf"), why="a step did not end"), (1.0,) * self.rounds
         self.deadline_s = deadline_s
         return [failed if k < self.num_failing else Measurement("ok", 1.0, ran) for k in range(len(plans))]
@@ -91,6 +149,22 @@ def test_placements_that_fail_are_told_and_left_out(monkeypatch: pytest.MonkeyPa
     _, found = calibrated(problem, 9, seed=0, say=said.append)
     assert (len(found.plans), len(found.outcomes)) == (7, 7)
     assert said.count("a placement could not be measured (timeout): a step did not end") == 2
+
+
+def test_traced_placements_are_fewer_and_two_are_chosen_for_what_they_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_problem(np.random.default_rng(3), 12, plain_host(3, 1e6))
+    fake = _Failing(2, 3)
+    monkeypatch.setattr(calibration, "Evaluator", lambda *_, **__: fake)
+    _, found = calibrated(problem, 4, seed=0, say=lambda _: None, is_traced=True)
+    assert (len(fake.plans), len(found.plans)) == (4, 2)
+    assert (fake.protocol.num_traced, fake.protocol.min_rounds, fake.protocol.max_rounds) == (1, 3, 3)
+    surveys = draw_spread(problem, Simulator(problem), np.random.default_rng(0), 2)
+    for plan, row in zip(fake.plans, problem.grouping.expand(surveys), strict=False):
+        assert plan.devices.tolist() == row.tolist()
+    before = found
+    fake.plans = []
+    calibrated(problem, 4, seed=0, say=lambda _: None, is_traced=True, before=before)
+    assert fake.plans == []  # nothing is measured again
 
 
 def test_too_few_that_ran_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sqlite3
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from safetensors.numpy import load, save
 from search_problems import chain_problem
 
 from rlplace.errors import FileProblem, RlplaceError
-from rlplace.measure.host_model import LearnedHost, Posterior, Scales, prior_of
+from rlplace.measure.host_model import HostModel, LearnedHost, Posterior, Scales, TracedPrior, prior_of
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.placement import Placement
 from rlplace.measure.problem import Plan
@@ -122,8 +123,9 @@ def test_all_of_it_comes_back(run: RunFolder) -> None:
     assert (found.facts.num_ops, found.facts.evaluations, found.host) == (5, 7, PROBLEM.host)
     assert (found.costs.op_time_s == PROBLEM.costs.op_time_s).all()
     assert found.known_hosts == (learned,)
-    calibrated = [(FIRST.fingerprint, OK), (SECOND.fingerprint, BAD), (FIRST.fingerprint, OK)]
-    assert found.calibration == calibrated
+    known = found.calibration(PROBLEM)
+    assert [one.fingerprint for one in known.plans] == [one.fingerprint for one in (FIRST, SECOND, FIRST)]
+    assert known.outcomes == [OK, BAD, OK]
     assert same(found.of("learned", 10.0), RESULT)
     assert found.of("portfolio", 10.0) is None
     ((name, (best, ratio)),) = found.bests().items()
@@ -175,6 +177,69 @@ def test_measurements_whose_plans_are_lost_are_left_out(run: RunFolder) -> None:
     assert found is not None
     assert [[p.fingerprint for p in race.plans] for race in found.races] == [[FIRST.fingerprint]]
     assert found.plan is not None
+
+
+TRACED = [
+    dataclasses.replace(OK, timeline=dataclasses.replace(SIMULATOR.timeline(one), source="measured", traced_op_s=2e-6))
+    for one in PLANS.values()
+]
+
+
+def seconds_of(outcome: Measurement) -> list[np.ndarray]:
+    timeline = outcome.timeline
+    assert timeline is not None
+    ops, transfers = timeline.op_end_s - timeline.op_start_s, timeline.transfer_end_s - timeline.transfer_start_s
+    return [timeline.op_start_s, ops, timeline.transfer_start_s, transfers]
+
+
+def test_timelines_come_back_with_their_races(run: RunFolder) -> None:
+    result = dataclasses.replace(RESULT, races=(Race((FIRST, SECOND, THIRD), (TRACED[0], OK, TRACED[2])),))
+    with Session.open(run) as session:
+        session.keep_calibration(Known(PROBLEM, [FIRST], [TRACED[0]]))
+        session.keep_result("learned", result)
+        session.keep_calibration(Known(PROBLEM, [SECOND, THIRD], [TRACED[1], OK]))  # takes the place of the first
+    with again(run) as found:
+        known = found.calibration(PROBLEM)
+        assert known.outcomes[1].timeline is None
+        (race,) = found._results["learned"].races
+        assert race.outcomes[1].timeline is None
+    for kept, given in (
+        (known.outcomes[0], TRACED[1]),
+        (race.outcomes[0], TRACED[0]),
+        (race.outcomes[2], TRACED[2]),
+    ):
+        for one, other in zip(seconds_of(kept), seconds_of(given), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+        assert kept.timeline is not None
+        assert given.timeline is not None
+        for name in ("op_device", "transfer_tensor", "transfer_source", "transfer_destination"):
+            assert getattr(kept.timeline, name).tolist() == getattr(given.timeline, name).tolist()
+        assert kept.timeline.source == "measured"
+        assert kept.timeline.traced_op_s == pytest.approx(2e-6)
+
+
+def test_the_host_model_learns_the_same_from_races_that_were_kept(run: RunFolder) -> None:
+    with Session.open(run) as session:
+        session.keep_calibration(Known(PROBLEM, list(PLANS.values()), TRACED))
+    kept = again(run).calibration(PROBLEM)
+    fits, before = [], Scales(PROBLEM, prior_of(PROBLEM), None, TracedPrior())
+    for plans, outcomes in ((list(PLANS.values()), TRACED), (kept.plans, kept.outcomes)):
+        model = HostModel(before)
+        model.learn(plans, outcomes)
+        fits.append(model.fit())
+    np.testing.assert_allclose(fits[1].mean, fits[0].mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(fits[1].deviation, fits[0].deviation, rtol=1e-5)
+    assert (fits[0].deviation < 0.9 * Posterior.prior(before).deviation).any()
+
+
+@pytest.mark.parametrize(
+    "data", [b"no zlib", zlib.compress(b"0" * 12), zlib.compress(b"0" * (1 << 24)), zlib.compress(b"0" * 40)[:-3]]
+)
+def test_a_plan_with_a_malformed_timeline_is_left_out(data: bytes, run: RunFolder) -> None:
+    with Session.open(run) as session:
+        session.keep_calibration(Known(PROBLEM, [FIRST, SECOND], [TRACED[0], OK]))
+        session._keep_arrays("race/1", {"0": np.frombuffer(data, dtype=np.uint8)})
+    assert [one.fingerprint for one in again(run).calibration(PROBLEM).plans] == [SECOND.fingerprint]
 
 
 def test_what_still_changes_is_due_now_and_then() -> None:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from stored import PLAN, SESSION, foreign, plan_of, row_of
+from fake_measurer import chain_problem
+from stored import GRAPH, HOST, PLAN, SESSION, foreign, plan_of, row_of
 
 from rlplace.errors import FileProblem, UserError
-from rlplace.measure.problem import Plan
+from rlplace.measure.problem import Plan, Timeline
 from rlplace.store import MeasurementStore, database
 
 Maker = Callable[[Path], object]
@@ -42,7 +43,8 @@ FAULTS: dict[str, tuple[Maker, str]] = {
     "text": (lambda path: path.write_text("not a database at all, " * 100), "no database, expected a store"),
     "truncated": (truncated, "damaged|no database"),
     "of others": (lambda path: foreign(path, "CREATE TABLE bookmarks (url TEXT)"), "a database of another program"),
-    "newer": (lambda path: made(path, "PRAGMA user_version = 2"), "its schema is 2, expected 1; a newer rlplace"),
+    "newer": (lambda path: made(path, "PRAGMA user_version = 3"), "its schema is 3, expected 2; a newer rlplace"),
+    "not the first": (lambda path: made(path, "PRAGMA user_version = 1"), "its 'traces' is not as in a store"),
     "trigger": (
         lambda path: made(path, "CREATE TRIGGER t AFTER INSERT ON sessions BEGIN DELETE FROM plans; END"),
         "it holds a trigger 't'",
@@ -65,6 +67,30 @@ FAULTS: dict[str, tuple[Maker, str]] = {
         "measurements.db-wal: a symbolic link",
     ),
 }
+
+
+def test_a_store_of_the_first_version_is_read_as_it_is_and_written_as_the_second(path: Path) -> None:
+    """It had summaries of traced steps, which nothing reads."""
+    made(
+        path,
+        "DROP TABLE traces",
+        database._FIRST_VERSION["traces"],
+        *(database.STORE.statements[name] for name in ("traces_by_plan", "traces_by_session")),
+        "PRAGMA user_version = 1",
+        f"INSERT INTO traces VALUES (1, 1, 1.0, '{GRAPH}', '{HOST}', '{PLAN.fingerprint}', '{{}}')",
+    )
+    graph, timeline = chain_problem(3).graph, Timeline.empty(3)
+    before = path.read_bytes()
+    with MeasurementStore.read(path) as store:
+        assert len(list(store.measurements())) == 1
+        assert store.traces(PLAN, graph) == []
+    assert path.read_bytes() == before
+    for _ in range(2):
+        with MeasurementStore.open(path) as store:
+            store.add_trace(store.begin(SESSION), graph.fingerprint, HOST, PLAN, timeline)
+            assert len(list(store.measurements())) == 1
+    with MeasurementStore.read(path) as store:
+        assert len(store.traces(PLAN, graph)) == 2
 
 
 @pytest.mark.parametrize("fault", FAULTS)

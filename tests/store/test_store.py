@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_measurer import chain_problem
 from hypothesis import given
 from hypothesis import strategies as st
 from stored import GRAPH, HOST, MACHINE, PLAN, REFERENCE, SESSION, VERSIONS, key_of, outcome_of, plan_of, row_of
@@ -17,6 +18,7 @@ from stored import GRAPH, HOST, MACHINE, PLAN, REFERENCE, SESSION, VERSIONS, key
 from rlplace.errors import FileProblem, UnknownName
 from rlplace.measure.host_model import LearnedHost, Prior
 from rlplace.measure.host_model.learned_host import LearnedFactor
+from rlplace.measure.simulate.simulator import Simulator
 from rlplace.store import Filter, MeasurementStore
 from rlplace.store.database import STORE, open_in_memory
 
@@ -119,9 +121,19 @@ def test_what_was_learned_about_a_host_comes_back_by_host_and_machine(store: Mea
 
 def test_a_trace_belongs_to_its_plan(store: MeasurementStore) -> None:
     session = store.begin(SESSION)
-    store.add_trace(session, GRAPH, HOST, PLAN, {"step_s": 0.5, "ops": [["aten.mm", "cpu:0", 2, 0.25]]})
-    assert store.traces(PLAN.fingerprint) == [{"step_s": 0.5, "ops": [["aten.mm", "cpu:0", 2, 0.25]]}]
-    assert store.traces("00") == []
+    problem = chain_problem(4)
+    simulator, graph = Simulator(problem), problem.graph
+    plan = simulator.plan(np.array([0, 1, 1, 0], dtype=np.int32))
+    timeline = simulator.timeline(plan)
+    assert len(timeline.transfer_tensor) == 2
+    store.add_trace(session, graph.fingerprint, HOST, plan, timeline)
+    store.add_trace(session, GRAPH, HOST, plan, timeline)
+    (found,) = store.traces(plan, graph)
+    for name in ("op_start_s", "op_end_s", "transfer_start_s", "transfer_end_s"):
+        np.testing.assert_allclose(getattr(found, name), getattr(timeline, name), rtol=1e-6)
+    for name in ("op_device", "transfer_tensor", "transfer_source", "transfer_destination"):
+        assert getattr(found, name).tolist() == getattr(timeline, name).tolist()
+    assert store.traces(simulator.plan(np.zeros(4, dtype=np.int32)), graph) == []
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,20 @@ import os
 import shutil
 import sqlite3
 import struct
+import zlib
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from asking import asked
+from fake_measurer import chain_problem
 from stored import GRAPH, HOST, PLAN, SESSION, plan_of, row_of
 
-from rlplace.errors import FileProblem
+from rlplace.errors import FileProblem, InvalidValue
 from rlplace.measure.host_model import Prior
 from rlplace.measure.host_model.learned_host import LearnedFactor, LearnedHost
+from rlplace.measure.simulate.simulator import Simulator
 from rlplace.store import MeasurementStore, database
 
 MAGIC = bytes.fromhex("d9d505f920a163d7")
@@ -101,17 +106,27 @@ def test_host_models_and_traces_are_read_up_to_a_length(path: Path, monkeypatch:
     learned = LearnedHost(
         "cores", HOST, "profiled", Prior(), (LearnedFactor("device", "cpu:0", 0.1, 0.01, 0.1, prior_mean=0.02),), ("a",)
     )
+    problem = chain_problem(3)
+    simulator = Simulator(problem)
+    plan = simulator.plan(np.array([0, 1, 1], dtype=np.int32))
+    timeline = simulator.timeline(plan)
     with MeasurementStore.open(path) as store:
         session = store.begin(SESSION)
         for step in range(3):
             store.add_learned(session, GRAPH, learned)
-            store.add_trace(session, GRAPH, HOST, PLAN, {"step": step})
+            later = replace(timeline, op_end_s=timeline.op_end_s + step)
+            store.add_trace(session, problem.graph.fingerprint, HOST, plan, later)
         assert len(store.learned_hosts()) == 3
         (length,) = store._connection.execute("SELECT max(length(model)) FROM learned_hosts").fetchone()
         monkeypatch.setattr("rlplace.store.store.MOST_MODEL_TEXT", 2 * length, raising=False)
         assert len(store.learned_hosts()) == 2
         monkeypatch.setattr("rlplace.store.store.MOST_TRACES", 2, raising=False)
-        assert [trace["step"] for trace in store.traces(PLAN.fingerprint)] == [2, 1]
+        kept = store.traces(plan, problem.graph)
+        assert [trace.op_end_s[0] - timeline.op_end_s[0] for trace in kept] == pytest.approx([2, 1])
+        for data in (zlib.compress(b"0" * (1 << 24)), zlib.compress(b"0" * 8), b"0"):
+            store._connection.execute("UPDATE traces SET timeline = ?", (data,))
+            with pytest.raises(InvalidValue, match="timeline"):
+                store.traces(plan, problem.graph)
 
 
 def test_what_is_not_yet_in_the_database_is_read_and_the_folder_stays_as_it_is(path: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ PROBLEM = chain_problem(5, 2)
 HERE = dataclasses.replace(
     PROBLEM.host, devices=tuple(dataclasses.replace(device, backend="cpu") for device in PROBLEM.host.devices)
 )
-CONFIG = TrainConfig(budget_s=60.0, search=SearchConfig(num_calibrated=12, table_rounds=25))
+CONFIG = TrainConfig(budget_s=60.0, is_traced=False, search=SearchConfig(num_calibrated=12, table_rounds=25))
 
 
 def test_a_simulated_run_is_its_search() -> None:
@@ -54,6 +54,17 @@ def test_fewer_than_six_placements_are_not_calibrated_on(count: int, placements:
     config = dataclasses.replace(CONFIG, search=SearchConfig(num_calibrated=count))
     expected = forecast(PROBLEM.graph, HERE, config, 2.0, num_rows=9)
     assert expected.calibration_s == pytest.approx(placements * (12.0 + 5 * LOAD_S_PER_OP))
+
+
+@pytest.mark.parametrize(
+    ("count", "is_traced", "placements"), [(None, True, 4), (None, False, 12), (1, True, 2), (0, True, 0), (8, True, 8)]
+)
+def test_fewer_traced_placements_do_and_their_code_is_made_twice(
+    count: int | None, is_traced: bool, placements: int
+) -> None:
+    config = dataclasses.replace(CONFIG, is_traced=is_traced, search=SearchConfig(num_calibrated=count))
+    expected = forecast(PROBLEM.graph, HERE, config, 2.0, num_rows=9)
+    assert expected.calibration_s == pytest.approx(placements * (12.0 + (1 + is_traced) * 5 * LOAD_S_PER_OP))
 
 
 @pytest.mark.parametrize("total_s", [40.0, 90.0, 400.0])

@@ -96,9 +96,11 @@ def test_what_was_measured_is_known_and_not_measured_again(
 
     in_races = {plan for plan, protocol, reference in before if protocol == repr(ROUND) and reference}
     reference_alone = 1
-    again = [plan for plan, protocol in ran if protocol == ROUND and plan in in_races]
+    again = [plan for plan, protocol in ran if repr(protocol) == repr(ROUND) and plan in in_races]
     assert len(again) <= reference_alone, "what was measured in the search's races answers"
-    assert not [plan for plan, protocol in ran if "max_rounds=5" in repr(protocol) and protocol != ROUND], "calibrated"
+    assert not [plan for plan, protocol in ran if "max_rounds=5" in repr(protocol) and repr(protocol) != repr(ROUND)], (
+        "calibrated"
+    )
     method, state = kept[-1]
     if method == "learned" and not state.is_searched:
         assert told[0] == 6, "the agent learns what was measured to calibrate ..."

@@ -13,9 +13,10 @@ from search_problems import chain_problem
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan
+from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.search.task import BestSoFar, Failure
-from rlplace.session.session_records import MethodResult
+from rlplace.session.session_records import MethodResult, Race
 from rlplace.training.config import TrainConfig
 from rlplace.training.outputs import fill_table, measure_table
 
@@ -27,6 +28,22 @@ def plan(*devices: int) -> Plan:
 
 def searched(placed: Plan, num_scored: int, num_measured: int, **fields: Any) -> MethodResult:
     return MethodResult(placed, num_scored, num_measured, is_searched=True, **fields)
+
+
+def test_the_row_of_a_traced_method_says_what_tracing_took() -> None:
+    """A warm-up and two steps of 3 s are timed, then two steps of 3 s are traced; another plan took 4 s."""
+    simulator = Simulator(chain_problem(3, 1))
+    placed = simulator.plan(np.zeros(3, dtype=np.int32))
+    timeline = replace(simulator.timeline(placed), op_end_s=np.array([1.0, 2.0, 3.0]))
+    traced = Measurement("ok", 3.0, (3.0, 3.0), timeline=timeline)
+    races = (
+        Race((placed, placed), (traced, Measurement("ok", 2.0, (2.0,)))),
+        Race((placed,), (Measurement("oom", np.inf),)),
+    )
+    entries = {"learned": MethodResult(placed, races=races), "portfolio": MethodResult(placed)}
+    table = fill_table(entries, None, "no values", lambda plans, _: [Measurement("ok", 1.0, (1.0,)) for _ in plans])
+    assert table.row("learned")["why"] == "traced steps took 6.00 s, 32% of measuring"  # 6 of 9 + 4 + 6
+    assert "why" not in table.row("portfolio")
 
 
 def test_equal_placements_share_one_measurement_and_the_best_is_a_placement() -> None:

@@ -224,6 +224,8 @@ class Explanation:
     """Half the interquartile range of the measured steps; 0 where they were simulated, or where it is unknown."""
     disturbed: str = ""
     """The reason to doubt the measurement, in a sentence; empty where nothing shows."""
+    learned: tuple[str, ...] = ()
+    """What the run learned about the host, a line each."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `explanation.json` keeps it and `rlplace explain --json` prints it."""

@@ -108,10 +108,10 @@ class HostModel:
 
         What their timelines say of the factors becomes the prior of what the step times say.
         """
-        timelines = [outcome.timeline for outcome in outcomes if outcome.timeline is not None]
-        if self._traced is not None and timelines:
-            for timeline in timelines:
-                self._traced.add(timeline)
+        traced = [(each.timeline, each.step_time_s) for each in outcomes if each.timeline is not None]
+        if self._traced is not None and traced:
+            for timeline, step_time_s in traced:
+                self._traced.add(timeline, step_time_s)
             self.scales = self._terms.scales = self._traced.known()
             self._z = np.zeros(len(self.scales))
         noise = [outcome.relative_error or self.config.noise for outcome in outcomes]

@@ -33,6 +33,7 @@ from rlplace.measure.host_model.scales import (
     Scales,
     Section,
     SeenRun,
+    Tracing,
 )
 from rlplace.measure.problem import Problem
 from rlplace.records import FirstSchema, Number, described, read_record, record
@@ -93,6 +94,8 @@ class LearnedHost:
     schema: FirstSchema = SCHEMA
     equations: Annotated[tuple[Equation, ...], Field(max_length=20_000)] = ()
     """The statement of the measured steps alone, without the prior; empty in files of before there were any."""
+    tracing: Tracing | None = None
+    """What traced steps cost; None without any."""
 
     def __post_init__(self) -> None:
         for place, equation in enumerate(self.equations):
@@ -107,27 +110,20 @@ class LearnedHost:
     def of(cls, posterior: Posterior) -> LearnedHost:
         """A posterior factor by factor, and the equations that say how factors depend on each other."""
         scales = posterior.scales
+        before = (scales.untraced or scales).items
+        told = zip(before, posterior.mean.tolist(), posterior.deviation.tolist(), strict=True)
         factors = tuple(
-            LearnedFactor(
-                item.kind,
-                item.name,
-                mean,
-                deviation,
-                item.deviation,
-                item.median,
-                item.mean,
-            )
-            for item, mean, deviation in zip(
-                scales.items, posterior.mean.tolist(), posterior.deviation.tolist(), strict=True
-            )
+            LearnedFactor(item.kind, item.name, mean, deviation, item.deviation, item.median, item.mean)
+            for item, mean, deviation in told
         )
         host, source = scales.problem.host, scales.problem.costs.source
         equations = tuple(
             Equation(_rounded(target), tuple(map(_rounded, slopes)))
             for slopes, target in zip(*(each.tolist() for each in posterior.equations()), strict=True)
         )
+        lines, tracing = tuple(describe(posterior)), scales.tracing
         return cls(
-            host.name, host.fingerprint, source, scales.prior, factors, tuple(describe(posterior)), equations=equations
+            host.name, host.fingerprint, source, scales.prior, factors, lines, equations=equations, tracing=tracing
         )
 
 
@@ -245,14 +241,18 @@ class Posterior:
         """The statement of the measured steps alone, without the prior: slopes (R, P) and targets (R,).
 
         `slopes @ x` is `targets` at the logarithms x of the factors, each with a standard deviation of 1: the step
-        times as they are near the mean, in at most P equations that say the same as all of them. Where the factors
-        explain the step times worse than their noise, the equations say as much less.
+        times as they are near the mean, and the traced durations, in at most P equations that say the same as all of
+        them. Where the factors explain the step times worse than their noise, the equations say as much less.
         """
-        if not len(self.slopes):
-            return np.zeros((0, len(self.mean))), np.zeros(0)
-        slopes = self.scales.unspread(self.slopes)
-        targets = slopes @ self.mean - self.residuals
-        missed = math.sqrt(float(np.mean(self.residuals**2)))
+        slopes, targets = self.scales.told_by_traces()
+        missed = np.ones(len(targets))
+        if len(self.slopes):
+            of_steps = self.scales.unspread(self.slopes)
+            slopes = np.concatenate((slopes, of_steps))
+            targets = np.append(targets, of_steps @ self.mean - self.residuals)
+            missed = np.append(missed, np.full(len(of_steps), math.sqrt(float(np.mean(self.residuals**2)))))
+        if not len(slopes):
+            return slopes, targets
         weights = 1.0 / np.maximum(np.maximum(np.abs(slopes).max(axis=1) / STEEPEST, missed), 1.0)
         both = np.column_stack((slopes, targets)) * weights[:, None]
         if len(both) > len(self.mean):
@@ -272,14 +272,18 @@ def describe(posterior: Posterior, *, most: int = MOST) -> list[str]:
 
     Args:
         posterior: the host model.
-        most: how many lines at most.
+        most: how many of these lines at most; one more says what traced steps cost.
     """
     deviation = posterior.deviation
     sureness = np.abs(posterior.mean) / np.maximum(deviation, 1e-12)
     ranked = [place for place in np.argsort(-sureness, kind="stable").tolist() if sureness[place] >= SURE]
-    return [
+    lines = [
         _line(posterior.scales, place, float(posterior.mean[place]), float(deviation[place])) for place in ranked[:most]
     ]
+    if (tracing := posterior.scales.tracing) is not None:
+        cost = f"{tracing.added_s * 1e6:.1f} us an op, {tracing.share:.1%} of a step"
+        lines.append(f"learned in place, from {counted(tracing.num_steps, 'traced step')}; tracing takes {cost}")
+    return lines
 
 
 def _line(scales: Scales, place: int, mean: float, deviation: float) -> str:

@@ -22,7 +22,16 @@ from rlplace.files import read_json, write_json_atomic
 from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.hosts.host import Host, Link
 from rlplace.measure.problem import Problem
-from rlplace.records import Described, FirstSchema, NotNegative, read_record, record, shortened
+from rlplace.records import (
+    AtLeastOne,
+    Described,
+    FirstSchema,
+    NotNegative,
+    Number,
+    read_record,
+    record,
+    shortened,
+)
 
 
 @record(frozen=True)
@@ -275,6 +284,22 @@ class TracedPrior:
     """Of that share."""
 
 
+LEAST_TOLD = 1e-4
+"""Of a combination of factors: what traced steps tell of it at least, in units of what was known, to be kept."""
+
+
+@record(frozen=True)
+class Tracing:
+    """What tracing steps cost."""
+
+    num_steps: AtLeastOne
+    """That were traced."""
+    added_s: NotNegative
+    """Seconds by which recording makes an op longer, as fitted."""
+    share: Number
+    """Share by which a traced step is longer than the untraced ones of the same visit; the median."""
+
+
 MOST_SIGNATURES = 300
 """Signatures, on one kind of device, that have a factor of their own: those that most of the step is spent in."""
 
@@ -293,6 +318,8 @@ class Scales:
         is_traced: whether there are factors that only timelines tell apart.
         moved: median of the share that x[moved] is on.
         items: P scales.
+        untraced: these factors before any step was traced; None where none was.
+        tracing: what traced steps cost; None likewise.
         deviation: (P,) of their logarithms before anything is measured.
         mean: (P,) likewise.
         type_at: (N, D) place of the factor of each op's type; -1 for none, as for those below.
@@ -346,6 +373,8 @@ class Scales:
         self._slowdown = slowdown_of(host, prior)
         self.corun_at = add("co-run", "devices that share memory", prior.corun_deviation * bool(self._slowdown.any()))
         self.signature_at, self.moved_at = np.full_like(self.type_at, -1), -1
+        self.untraced: Scales | None = None
+        self.tracing: Tracing | None = None
         self.is_traced, self.moved = traced is not None, 0.0 if traced is None else traced.moved
         if traced is not None:
             for k, kind in enumerate(kinds):
@@ -383,17 +412,20 @@ class Scales:
                 name = f"{words[s]} on {kind}"
                 self.signature_at[np.ix_(ops, here)] = add("signature", name, deviation)
 
-    def known_as(self, mean: NDArray[np.float64], root: NDArray[np.float64]) -> Scales:
-        """The same factors, of which so much is known before step times are measured.
+    def known_as(self, mean: NDArray[np.float64], root: NDArray[np.float64], tracing: Tracing) -> Scales:
+        """The same factors, of which traced steps tell so much before step times are measured.
 
         Args:
             mean: (P,) of their logarithms.
             root: (P, P) a root of the covariance of these.
+            tracing: what the steps cost.
         """
         known = copy.copy(self)
         known._set(_known(self.items, mean, root), root)
+        known.untraced, known.tracing = self, tracing
         return known
 
+<<<<<<< HEAD
     @property
     def is_correlated(self) -> bool:
         """Whether some factors are known together with others."""
@@ -405,6 +437,25 @@ class Scales:
         of_kind = (item._replace(deviation=item.deviation * factor) if item.kind == kind else item for item in self.items)
         other._set(tuple(of_kind), None)
         return other
+=======
+    def told_by_traces(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The statement of the traced steps alone: slopes (R, P) and targets (R,).
+
+        `slopes @ x` is `targets` at the logarithms x of the factors, each with a standard deviation of 1: the quotient
+        of two normal distributions, what is known with traces and what was known without them.
+        """
+        before = self.untraced
+        if before is None or self._root is None:
+            return np.zeros((0, len(self))), np.zeros(0)
+        to_deviations = before.unspread(np.eye(len(self)))
+        inverse = np.linalg.inv(to_deviations @ self._root)
+        precision = inverse.T @ inverse
+        told, axes = np.linalg.eigh(precision - np.eye(len(self)))
+        weight, axes = np.sqrt(told[told > LEAST_TOLD]), axes[:, told > LEAST_TOLD]
+        targets = axes.T @ precision @ to_deviations @ (self.mean - before.mean) / weight
+        slopes = before.unspread(weight[:, None] * axes.T)
+        return slopes, targets + slopes @ before.mean
+>>>>>>> main
 
     def __len__(self) -> int:
         return len(self.items)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack
 
 from rlplace.measure.host_model.path_terms import PathTerms
-from rlplace.measure.host_model.scales import Scales
+from rlplace.measure.host_model.scales import Scales, Tracing
 from rlplace.measure.problem import Problem, Timeline
 from rlplace.measure.simulate.compiled_problem import main_producers
 from rlplace.records import AtLeastOne, NotNegative, Positive, record
@@ -27,8 +27,9 @@ TO_DEVIATION = 1.4826
 """Of normal numbers: standard deviation over the median of distances from their median."""
 OTHERS = 2
 """Figures that are fitted beside the factors of the host."""
-LARGEST_STEP, SHARPEST = 3.0, 64.0
-"""Of the fit, in deviations; of the maximum over the links of a route, before the slowest alone counts."""
+LARGEST_STEP, NEAR, SHARPEST = 3.0, 0.3, 64.0
+"""Of the fit, in deviations; a step after which what is left is noise; of the maximum over the links of a route, before
+the slowest alone counts."""
 OF_MEDIAN = 1.2533
 """Of normal numbers: standard error of the median over that of the mean (sqrt(pi / 2))."""
 
@@ -106,9 +107,12 @@ class TracedSteps:
         self._op_log_s: list[NDArray[np.float64]] = []
         self._op_device: list[NDArray[np.int32]] = []
         self._sent: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
+        self._longer: list[float] = []
 
-    def add(self, timeline: Timeline) -> None:
-        """Takes the durations of one traced step."""
+    def add(self, timeline: Timeline, step_time_s: float = math.nan) -> None:
+        """Takes the durations of one traced step, and the step time of the untraced ones of the same visit."""
+        if math.isfinite(step_time_s):
+            self._longer.append(timeline.step_s / step_time_s - 1.0)
         graph, devices = self._scales.problem.graph, timeline.op_device
         self._op_device.append(devices)
         self._op_log_s.append(np.where(self._runs, _log_durations(timeline.op_start_s, timeline.op_end_s), np.nan))
@@ -134,24 +138,27 @@ class TracedSteps:
         common = config.common / math.sqrt(self.num_steps)
         has_choice = self._terms.has_choice and not self._z.any()
         z, sharpness, deviation = self._z, 2.0 if has_choice else math.inf, cells.deviation
+        moved = math.inf
         for _ in range(config.iterations):
             predicted, slopes = self._predict(cells, z, common, sharpness)
-            if math.isinf(sharpness):
+            if math.isinf(sharpness) and moved < NEAR:
                 z, deviation = self._refined(cells, z, cells.log_s - predicted, slopes)
             residual = (cells.log_s - predicted) / deviation
             weight = (config.freedom + 1.0) / (config.freedom + residual**2) / deviation
             gram = self._gram(slopes, weight / deviation)
             gradient = self._spread(np.asarray(slopes.T @ (weight * residual))) - z
             step = np.clip(np.linalg.solve(gram, gradient), -LARGEST_STEP, LARGEST_STEP)
-            z = z + step
-            if np.abs(step).max(initial=0.0) < config.tolerance and math.isinf(sharpness):
+            z, moved = z + step, float(np.abs(step).max(initial=0.0))
+            if moved < config.tolerance and math.isinf(sharpness):
                 break
             sharpness = sharpness * 2.0 if sharpness < SHARPEST else math.inf
         self._z = z
         _, slopes = self._predict(cells, z, common, math.inf)
         # of a triangle of the precision, the part after the two others is one of what is left without them
         triangle = np.linalg.cholesky(self._gram(slopes, deviation**-2))[OTHERS:, OTHERS:]
-        return self._scales.known_as(self._scales.at(z[OTHERS:]), self._scales.spread(np.linalg.inv(triangle).T))
+        added_s, scales = config.added_s * math.exp(config.added * float(z[0])), self._scales
+        tracing = Tracing(self.num_steps, added_s, float(np.median(self._longer)) if self._longer else 0.0)
+        return scales.known_as(scales.at(z[OTHERS:]), scales.spread(np.linalg.inv(triangle).T), tracing)
 
     def _refined(
         self, cells: _Cells, z: NDArray[np.float64], missed: NDArray[np.float64], slopes: csr_matrix

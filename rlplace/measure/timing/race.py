@@ -78,6 +78,9 @@ class RaceProtocol:
     """After one round, a contender this many times slower than the leader is dropped at once."""
     seed: int = 0
     """Of the order within a round."""
+    num_traced: int = field(default=0, repr=False)
+    """Traced steps of each contender that is a plan, after its timed rounds, in the same visit. The key of a
+    measurement is without it: the timed steps are the same."""
 
     @property
     def is_dropping(self) -> bool:
@@ -92,6 +95,8 @@ class RaceProtocol:
                 "0 <= warmup, 1 <= min_rounds <= max_rounds",
                 where="race",
             )
+        if self.num_traced < 0:
+            raise InvalidValue("num_traced", self.num_traced, "0 or more", where="race")
 
 
 @dataclass

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
@@ -45,19 +45,25 @@ def set_intra_op_threads(count: int) -> None:
 
 @contextlib.contextmanager
 def one_thread_here() -> Iterator[None]:
-    """While active, the calling thread runs its own ops alone.
+    """While active, the calling thread runs its own ops alone, and NumPy solves linear systems with one thread.
 
     GNU OpenMP stops spinning between parallel regions once a process has more threads in teams than cores: a team that
-    the main thread made in passing would slow every gang.
+    the main thread made in passing would slow every gang. Beside another busy process, a system of 300 unknowns takes
+    OpenBLAS ten times as long with two threads as with one, and its last bits depend on their number.
     """
     import torch
 
-    before = torch.get_num_threads()
+    before, blas = torch.get_num_threads(), _openblas()
+    blas_before = blas[0]() if blas else 0
     set_intra_op_threads(1)
+    if blas:
+        blas[1](1)
     try:
         yield
     finally:
         set_intra_op_threads(before)
+        if blas:
+            blas[1](blas_before)
 
 
 @functools.cache
@@ -70,6 +76,19 @@ def _libraries() -> tuple[ctypes.CDLL | None, ctypes.CDLL | None]:
     library = folder / "libtorch_cpu.so"
     mkl = ctypes.CDLL(str(library)) if library.exists() else None
     return openmp, mkl if hasattr(mkl, "MKL_Set_Num_Threads_Local") else None
+
+
+@functools.cache
+def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
+    """Reads and sets the number of threads of the OpenBLAS in NumPy's wheel; None where there is another library."""
+    import numpy as np
+
+    for path in Path(np.__file__).parent.parent.glob("numpy.libs/libscipy_openblas*"):
+        library = ctypes.CDLL(str(path))
+        for suffix in ("64_", ""):
+            if hasattr(library, name := f"scipy_openblas_set_num_threads{suffix}"):
+                return getattr(library, name.replace("_set_", "_get_")), getattr(library, name)
+    return None
 
 
 @functools.cache

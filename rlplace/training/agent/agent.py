@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ from rlplace.policy import LearnConfig
 from rlplace.search import METHODS, Budget, Task
 from rlplace.search.task import BestSoFar, Guide
 from rlplace.session.calibrate import Known, reference_s, steadied
-from rlplace.training.agent.proposals import AverageTimer, Proposer, choose_batch, log_step_times
+from rlplace.training.agent.proposals import AverageTimer, Proposer, choose_batch, expected_gain, log_step_times
 from rlplace.training.config import AgentConfig
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 FREE = 10.0
 """By how much deviations grow where the prior is not to count."""
+PATIENCE = 2
+"""Batches in a row that must be expected to gain too little before measuring ends: one search may have had bad luck."""
 TRIES = 2
 """Searches at most for each plan that is wanted: on a small problem many of them end where others have ended."""
 
@@ -78,7 +81,8 @@ class Agent:
     ) -> None:
         self.num_measured = 0
         self.history: list[BestSoFar] = []
-        self._config = config = config or AgentConfig()
+        config = config or AgentConfig()
+        self._config = config = config.traced() if is_traced else config
         prior = prior or prior_of(problem)
         if not config.is_prior:  # one that hardly counts
             names = ("op_type", "device", "bandwidth", "latency", "overhead")
@@ -91,7 +95,8 @@ class Agent:
         self._expected: dict[str, Plan] = {}
         self._missed, self._is_better, self._last_error = np.zeros(2), True, math.nan
         self._begin = time.monotonic()
-        self._is_begun, self._is_known = False, knowledge is not None
+        self._is_begun, self._is_known, self._is_traced = False, knowledge is not None, is_traced
+        self._gains: list[float] = []
         self._has_choice = bool((problem.group_allowed.sum(axis=1) > 1).any())
 
     def __repr__(self) -> str:
@@ -114,9 +119,19 @@ class Agent:
     def _best_s(self) -> float:
         return self.history[-1].best_s if self.history else math.inf
 
+    @property
+    def is_done(self) -> bool:
+        """Whether measuring has ended, as `PATIENCE` batches in a row were expected to gain too little."""
+        return len(self._gains) >= PATIENCE and max(self._gains[-PATIENCE:]) < self._config.least_gain
+
     def say(self) -> list[str]:
-        """The learned factors of the host, a line each; the surest first."""
-        return describe(self.posterior)
+        """Why measuring ended early, if it did, and the learned factors of the host, a line each; the surest first."""
+        lines = describe(self.posterior)
+        if self.is_done:
+            gain, least = self._gains[-1], self._config.least_gain
+            expected = f"more were expected to shorten the step by {gain:.2%}, less than {least:.2%}"
+            lines.insert(0, f"measuring ended after {self.num_measured} plans: {expected}")
+        return lines
 
     def save(self, path: Path) -> None:
         """Writes the learned host model, as `load_learned_host` reads it."""
@@ -128,6 +143,7 @@ class Agent:
         return {
             "host_model/error": self._last_error,
             "host_model/loss": self._posterior.loss,
+            "host_model/expected_gain": self._gains[-1] if self._gains else math.nan,
             "host_model/deviation_left": float(np.exp(np.mean(np.log(deviation)))) if len(deviation) else 1.0,
         }
 
@@ -148,7 +164,10 @@ class Agent:
             count: how many are wanted.
             each: evaluations or seconds for each of them.
         """
-        config, mean = self._config, Simulator(self.posterior.problem, threads=1)
+        config = self._config
+        if self.is_done:
+            return []
+        mean = Simulator(self.posterior.problem, threads=1)
         if not self._is_begun:
             self._is_begun = True
             share = config.known_share if self._is_known else 1.0
@@ -159,16 +178,29 @@ class Agent:
             each = _scaled(each, 1.0 - share)
         if not self._has_choice and self._measured:  # one device, or pins for every group: once is enough
             return []
-        size = config.num_compared(each.evaluations * count)
-        candidates = self._candidates(mean, count, each, size)
-        if not size or len(candidates) <= count:
-            return candidates[:count]
-        drawn = (self._drawn() for _ in range(config.draws))
-        log_s = log_step_times(candidates, drawn, config.compared_share * each.seconds * count)
+        size, hosts = config.num_compared(each.evaluations * count), self._hosts()
+        candidates = self._candidates(mean, count, each, size, hosts)
+        is_compared = size and len(candidates) > count
+        candidates = candidates if is_compared else candidates[:count]
+        best = [self.plan] if self._is_traced and self.plan is not None else []
+        if not candidates or not (is_compared or best):
+            return candidates
+        drawn = islice(hosts, max(config.draws, 1))
+        log_s = log_step_times([*candidates, *best], drawn, config.compared_share * each.seconds * count)
         self._proposer.evaluations += log_s.size
-        return [candidates[place] for place in choose_batch(log_s, math.log(self._best_s), count)]
+        chosen = choose_batch(log_s[:, : len(candidates)], math.log(self._best_s), count)
+        if best:
+            self._gains.append(expected_gain(log_s[:, chosen], log_s[:, -1]))
+        return [] if self.is_done else [candidates[place] for place in chosen]
 
-    def _candidates(self, mean: Simulator, count: int, each: Budget, size: int) -> list[Plan]:
+    def _hosts(self) -> Iterator[Simulator]:
+        """Draws of the posterior without end; with timelines the same few for all of a batch, as they hardly differ."""
+        drawn = iter(self._drawn, None)
+        return cycle(list(islice(drawn, max(self._config.draws, 1)))) if self._is_traced else drawn
+
+    def _candidates(
+        self, mean: Simulator, count: int, each: Budget, size: int, hosts: Iterator[Simulator]
+    ) -> list[Plan]:
         """Plans unlike each other and those measured before: the best of each of `count` searches, then others.
 
         Args:
@@ -177,6 +209,7 @@ class Agent:
             each: evaluations or seconds for each of them, the comparison included.
             size: how many plans are wanted, about, where they are compared; 0 where they are not: then those at the
                 front are measured.
+            hosts: draws of the posterior.
         """
         config, evaluations, seconds = self._config, each.evaluations, each.seconds
         if size:
@@ -189,10 +222,10 @@ class Agent:
         for place in range(TRIES * count):
             is_mean = place < num_mean
             simulator: Simulator | AverageTimer = mean
-            if is_mean and size:
-                simulator = AverageTimer(mean.problem, [self._drawn() for _ in range(config.averaged)])
+            if is_mean and size and config.averaged > 1:
+                simulator = AverageTimer(mean.problem, list(islice(hosts, config.averaged)))
             elif not is_mean:
-                simulator = self._drawn()
+                simulator = next(hosts)
             weight = config.weight(is_mean, num_mean, count) if size else 1.0
             budget = Budget(max(evaluations * weight, 1), seconds * weight)
             found = self._proposer.next(simulator, budget, seen, is_first=place == 0)
@@ -369,12 +402,13 @@ def solve(
     start: NDArray[np.int32] | None = None,
     knowledge: HostKnowledge | None = None,
     learner_file: LearnerFile | None = None,
+    is_traced: bool = False,
 ) -> Agent | None:
     """Learns the host from its measured steps, as `learn_host` does; returns the agent.
 
     A share of the task's evaluations or seconds goes to each plan that may be measured, and measuring goes on for as
     long as the host is open. Where a host measures some plans later than others, it learns from the results that have
-    come. Without a host it is `portfolio`.
+    come. Without a host it is `portfolio`. If steps are traced and none was before, the first plan is a survey.
 
     Args:
         task: scores, measures and counts.
@@ -385,6 +419,7 @@ def solve(
         start: (N,) a placement that its first search starts from, besides its own starts.
         knowledge: knowledge of this host from other workloads; nothing by default.
         learner_file: stores the state of the guide's learner and loads it again; none by default.
+        is_traced: whether the host gives timelines.
     """
     if task.host is None or not task.budget.measurements:
         METHODS[WITHOUT_HOST].run(task, start=start)
@@ -396,9 +431,19 @@ def solve(
         from rlplace.training.policy_methods import PolicyGuide
 
         guided = PolicyGuide(problem, guide, seed=seed, learner_file=learner_file)
-    agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guided, start=start, knowledge=knowledge)
+    agent = Agent(
+        problem,
+        seed=seed,
+        config=config,
+        prior=prior,
+        guide=guided,
+        start=start,
+        knowledge=knowledge,
+        is_traced=is_traced,
+    )
     if known is not None:
         agent.learn(known.plans, known.outcomes)
+    is_surveyed = not is_traced or bool(task.raced) or (known is not None and known.is_traced)
     budget, idle, scale_s = task.budget, 0, math.nan
     if task.raced:  # by an interrupted search: it need not be measured again to be known
         raced = [pair for plans, outcomes in task.raced for pair in zip(plans, outcomes, strict=True)]
@@ -407,7 +452,8 @@ def solve(
     while (left := task.measurements_left) > 0 and idle < MOST_IDLE:
         share, before = config.share(task.measurements, budget.measurements), agent.evaluations
         each = Budget(max(budget.evaluations * share, 1), budget.seconds * share)
-        plans = agent.propose(min(config.batch, left), each)
+        plans, is_surveyed = [] if is_surveyed else agent.survey(), True
+        plans = plans or agent.propose(min(config.batch, left), each)
         task.count(agent.evaluations - before)
         idle = 0 if plans else idle + 1
         if not plans:

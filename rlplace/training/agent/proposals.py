@@ -18,6 +18,7 @@ from rlplace.search.groupings import majority_devices
 from rlplace.search.improve.anneal import anneal_finer
 from rlplace.search.methods import CountedTimer, OwnOrder, Winners, choose_diverse, permuted, shuffled
 from rlplace.search.task import Guide
+from rlplace.session.calibrate import DRAWN, draw_spread
 from rlplace.training.config import AgentConfig
 
 SEARCH = "portfolio"
@@ -31,8 +32,6 @@ ROUNDING = 1e-9
 """The excess over 1 that the shares of all groups may add up to."""
 LEAST_S = 1e-3
 """Seconds of a search at least: a budget is never nothing."""
-SPREAD = 16
-"""Placements drawn, of which one is measured to see every op and link."""
 SWAPS = 64
 """Placements simulated at most to relabel devices."""
 WALK = 2
@@ -98,21 +97,9 @@ class Proposer:
         return _distinct([*found, *(left[row] for row in chosen)])[:count]
 
     def spread(self, simulator: Simulator) -> list[NDArray[np.int32]]:
-        """At most one placement (N,): of some drawn ones that fit into memory, the one whose step shows most.
-
-        It has the most pairs of an op's signature and a device, and of two devices that send to each other.
-        """
-        graph, num_devices = self._problem.graph, self._problem.host.num_devices
-        drawn = self._problem.grouping.expand(self._problem.draw_groups(self._generator, SPREAD))
-        times_s = simulator.step_times(drawn)
-        self.evaluations += len(drawn)
-        signature = np.unique(graph.signatures, return_inverse=True)[1]
-        shown = []
-        for devices, step_s in zip(drawn, times_s.tolist(), strict=True):
-            seen = np.unique(signature[~graph.is_source] * num_devices + devices[~graph.is_source])
-            sent = np.unique(devices[graph.tensor_op[graph.input_tensors]] * num_devices + devices[graph.edge_op])
-            shown.append((len(seen) + len(sent)) * math.isfinite(step_s))
-        return [drawn[int(np.argmax(shown))]] if max(shown) > 0 else []
+        """At most one placement (N,): of some drawn ones that fit into memory, the one whose step shows most."""
+        self.evaluations += DRAWN
+        return list(self._problem.grouping.expand(draw_spread(self._problem, simulator, self._generator, 1)))
 
     def next(
         self, simulator: Simulator | AverageTimer, budget: Budget, seen: Iterable[NDArray[np.int32]], *, is_first: bool
@@ -289,6 +276,24 @@ def choose_batch(log_s_DC: NDArray[np.float64], best_log_s: float, count: int) -
         best = np.minimum(best, log_s_DC[:, place])
         chosen.append(place)
     return chosen
+
+
+def expected_gain(log_s_DC: NDArray[np.float64], best_log_s_D: NDArray[np.float64]) -> float:
+    """By how much the fastest of C plans is expected to be below the best so far, in logarithms; infinite if unknown.
+
+    Args:
+        log_s_DC: (D, C) logarithms of step times of the plans under draws; infinite where memory does not suffice.
+        best_log_s_D: (D,) of the best so far under the same draws.
+
+    Example:
+        Under the first draw the second plan gains 0.3, under the other one none gains.
+
+        >>> expected_gain(np.array([[-0.1, -0.3], [0.5, 0.2]]), np.array([0.0, 0.1]))
+        0.15
+    """
+    fits = np.isfinite(best_log_s_D)
+    gain = np.maximum(best_log_s_D[fits] - log_s_DC[fits].min(axis=1), 0.0)
+    return float(gain.mean()) if fits.any() else math.inf
 
 
 def log_step_times(plans: Sequence[Plan], simulators: Iterable[Simulator], seconds: float) -> NDArray[np.float64]:

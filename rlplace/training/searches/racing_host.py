@@ -59,6 +59,7 @@ class RacingHost:
             the last race decided for.
         clock: seconds that never go back.
         keeper: stores the method's state and result; None stores nothing.
+        num_traced: traced steps of each plan while the method searches.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class RacingHost:
         on_best: Callable[[Plan, float, float], None],
         clock: Callable[[], float],
         keeper: MethodKeeper | None,
+        num_traced: int = 0,
     ) -> None:
         self.raced = Raced(max(LEAST_KEPT, min(budget.measurements, MOST_KEPT)), single_s)
         self.learning: list[Mapping[str, float]] = []
@@ -79,6 +81,7 @@ class RacingHost:
         self._method, self._evaluator, self._progress, self._tracker = method, evaluator, progress, tracker
         self._budget_s, self._end_s, self._clock = budget.seconds, clock() + budget.seconds, clock
         self._on_best, self._keeper, self._shown_s = on_best, keeper, float("-inf")
+        self._round = replace(ROUND, num_traced=num_traced)
         self._late = evaluator if isinstance(evaluator, ClusterEvaluator) else None
         self.task: Task
         self._is_searched = False
@@ -157,7 +160,7 @@ class RacingHost:
         """Races `plans` on the host, but for those that were raced before."""
         with self._noting():
             if self._late is None:
-                return self._race(plans, ROUND, is_recalled=True)
+                return self._race(plans, self._round, is_recalled=True)
             came = self.measure_some(plans, is_all=True)
             return [outcome for _, outcome in came[len(came) - len(plans) :]]
 
@@ -166,9 +169,9 @@ class RacingHost:
         if self._late is None:
             return list(zip(plans, self.measure_plans(plans), strict=True)) if plans else []
         with self._noting():
-            came = self._late.measure_some(plans, ROUND, deadline_s=self._end_s, is_all=is_all)
+            came = self._late.measure_some(plans, self._round, deadline_s=self._end_s, is_all=is_all)
         if came:
-            self._record([plan for plan, _ in came], [outcome for _, outcome in came], ROUND)
+            self._record([plan for plan, _ in came], [outcome for _, outcome in came], self._round)
         return came
 
     def decide(self) -> Plan | None:
@@ -453,7 +456,11 @@ class LoopBudget:
     measurements: int = 0
 
     @classmethod
-    def of(cls, seconds: float, simulate_share: float, reference_s: float) -> LoopBudget:
-        """As many measurements as fit into the time for them, where a step takes about `reference_s`."""
+    def of(cls, seconds: float, simulate_share: float, reference_s: float, *, is_traced: bool = False) -> LoopBudget:
+        """As many measurements as fit into the time for them, where a step takes about `reference_s`.
+
+        If one of each plan's steps is traced, it has a warm-up of its own.
+        """
         measuring_s = (1.0 - simulate_share) * seconds - FINAL_SHARE * seconds
-        return cls(seconds, simulate_share, max(int(measuring_s / (STEPS * max(reference_s, 1e-6))), FINALISTS))
+        each_s = (STEPS + 2 * is_traced) * max(reference_s, 1e-6)
+        return cls(seconds, simulate_share, max(int(measuring_s / each_s), FINALISTS))

@@ -289,6 +289,7 @@ def options_of(
             "guide": config.guide,
             "start": start,
             "knowledge": knowledge,
+            "is_traced": config.is_traced and evaluator.is_measured,
         },
         POLICY: {"config": learn, "start": start},
         SCHEDULE: {"config": config.learn},
@@ -364,7 +365,9 @@ def _in_turn(
 ) -> dict[str, MethodResult]:
     """Every method in turn: the same time, and as many measured placements as the first one ran."""
     config, reference_s = run.config, single_s / num_machines(evaluator)
-    budget = LoopBudget.of(config.budget_s / len(methods), config.search.simulate_share, reference_s)
+    is_traced = any(options.get("is_traced") for options in methods.values())
+    each_s = config.budget_s / len(methods)
+    budget = LoopBudget.of(each_s, config.search.simulate_share, reference_s, is_traced=is_traced)
     found: dict[str, MethodResult] = {}
     for method, options in methods.items():
         before = run.session.of(method, budget.seconds)
@@ -435,7 +438,8 @@ def search_and_measure(
         UserError: the method does not fit the problem.
         Exception: any error of measuring.
     """
-    host = RacingHost(method, evaluator, budget, progress, tracker, single_s, on_best, clock, keeper)
+    num_traced = int(bool((options or {}).get("is_traced")))
+    host = RacingHost(method, evaluator, budget, progress, tracker, single_s, on_best, clock, keeper, num_traced)
     task = Task(
         evaluator.problem,
         OwnOrderWithPaths(evaluator.simulator),

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from host_models import learnable_problem, paired_host, step_times, varied_plans
 
-from rlplace.measure.host_model import HostModel, LearnedHost, Posterior, Prior, Scales, knowledge_of
+from rlplace.measure.host_model import (
+    HostModel,
+    LearnedHost,
+    Posterior,
+    Prior,
+    Scales,
+    TracedPrior,
+    knowledge_of,
+    load_learned_host,
+    save_posterior,
+)
 from rlplace.measure.host_model.learned_host import Equation, LearnedFactor
 from rlplace.measure.host_model.scales import CARRIED, Kind, Scale
+from rlplace.measure.simulate.simulator import Simulator
 
 X = Scale("bandwidth", "x", 1.0)
 PRIOR = Prior(op_type=0.5, device=0.2, bandwidth=1.0, latency=0.0, overhead_s=0.1)
@@ -120,6 +132,31 @@ def test_equations_and_the_prior_make_the_posterior() -> None:
         told = LearnedHost.of(posterior).equations
         np.testing.assert_allclose([one.slopes for one in told], slopes, rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose([one.target for one in told], targets, rtol=1e-6, atol=1e-6)
+
+
+def test_what_traced_steps_told_is_in_the_equations(tmp_path: Path) -> None:
+    """As with step times: the prior and the equations make the posterior, and the prior is that without any trace."""
+    scales = Scales(learnable_problem(paired_host(3), 24), PRIOR, None, TracedPrior())
+    generator = np.random.default_rng(4)
+    plans, true = varied_plans(scales.problem, generator, 4), scales.apply(0.3 * generator.standard_normal(len(scales)))
+    simulator, model = Simulator(true, threads=1), HostModel(scales)
+    timed = [(simulator.retime(plan), simulator.timeline(plan)) for plan in plans]
+    model.learn(plans, [replace(outcome, timeline=timeline) for outcome, timeline in timed])
+    posterior = model.fit()
+    slopes, targets = posterior.equations()
+    precision = np.diag(1.0 / scales.deviation**2) + slopes.T @ slopes
+    # combinations of which traces told less than a ten-thousandth are left out
+    np.testing.assert_allclose(precision @ posterior.root @ posterior.root.T, np.eye(len(scales)), atol=1e-3)
+    told_s = scales.apply(np.linalg.solve(precision, slopes.T @ targets)).costs.op_time_s
+    np.testing.assert_allclose(told_s, posterior.problem.costs.op_time_s, rtol=0.01)
+    learned = LearnedHost.of(posterior)
+    assert [factor.prior_deviation for factor in learned.factors] == scales.deviation.tolist()
+    assert learned.tracing is not None
+    assert learned.tracing.num_steps == 4
+    assert learned.tracing.share == pytest.approx(0.0, abs=1e-9), "a simulated trace costs nothing"
+    assert "4 traced steps" in learned.lines[-1]
+    save_posterior(posterior, path := tmp_path / "host_model.json")
+    assert load_learned_host(path) == learned
 
 
 def test_equations_of_a_fit_that_explains_little_say_little() -> None:

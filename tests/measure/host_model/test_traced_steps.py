@@ -134,6 +134,47 @@ def test_records_that_are_missing_say_nothing() -> None:
     np.testing.assert_allclose(known.apply(known.mean).costs.op_time_s, true.costs.op_time_s, rtol=1e-3)
 
 
+def test_transfers_that_are_recorded_twice_say_the_same() -> None:
+    scales = scales_of(paired_host(3))
+    true, generator = scales.apply(some_factors(scales, 3)), np.random.default_rng(3)
+    doubled = []
+    for step in timelines_of(true, varied_plans(scales.problem, generator, 4)):
+        names = [f"transfer_{name}" for name in ("tensor", "source", "destination", "start_s", "end_s")]
+        doubled.append(replace(step, **{name: np.tile(getattr(step, name), 2) for name in names}))
+    known, others = fitted(scales, doubled, EXACT), varied_plans(scales.problem, generator, 10)
+    np.testing.assert_allclose(step_times(known.apply(known.mean), others), step_times(true, others), rtol=1e-3)
+
+
+def longer(timeline: Timeline, factor: np.ndarray) -> Timeline:
+    """Every op so many times as long (N, D)."""
+    factor = factor[np.arange(len(factor)), timeline.op_device]
+    return replace(timeline, op_end_s=timeline.op_start_s + factor * (timeline.op_end_s - timeline.op_start_s))
+
+
+def test_signatures_are_taken_to_differ_as_far_as_they_do() -> None:
+    """Where ops of a type are off alike, less is left unknown of each signature than where they are not."""
+    scales = scales_of(paired_host(3))
+    is_signature = np.array([item.kind == "signature" for item in scales.items])
+    steps = timelines_of(scales.problem, varied_plans(scales.problem, np.random.default_rng(8), 4))
+    left = []
+    for spread in (0.0, 0.5):
+        of_signature = np.random.default_rng(9).lognormal(0.0, spread, scales.problem.graph.num_ops)
+        factor = np.repeat(of_signature[:, None], 3, axis=1)  # each op has a signature of its own
+        left.append(fitted(scales, [longer(step, factor) for step in steps]).deviation[is_signature].mean())
+    assert left[0] < 0.7 * left[1]
+
+
+def test_ops_that_fit_badly_leave_more_unknown() -> None:
+    """Each op on each device off by its own factor, as no factor can tell: the devices are less well known."""
+    scales = scales_of(paired_host(3), 120)
+    steps = timelines_of(scales.problem, varied_plans(scales.problem, np.random.default_rng(10), 4))
+    left = []
+    for spread in (0.03, 0.3):
+        factor = np.random.default_rng(11).lognormal(0.0, spread, (120, 3))
+        left.append(fitted(scales, [longer(step, factor) for step in steps]).deviation[scales.device_at].mean())
+    assert left[1] > 2.0 * left[0]
+
+
 def test_a_device_that_no_plan_used_is_as_sure_as_its_kind() -> None:
     """Its own factor stays as the prior has it, in mean and in width; types of its kind are known from the others."""
     scales = scales_of(plain_host(3, 100.0))

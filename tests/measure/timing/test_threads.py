@@ -12,7 +12,14 @@ from typing import TypeVar
 import pytest
 import torch
 
-from rlplace.measure.timing.threads import keep_freed_memory, pin_current_thread, set_intra_op_threads, usable_cores
+from rlplace.measure.timing.threads import (
+    _openblas,
+    keep_freed_memory,
+    one_thread_here,
+    pin_current_thread,
+    set_intra_op_threads,
+    usable_cores,
+)
 
 T = TypeVar("T")
 
@@ -96,3 +103,21 @@ def test_other_c_libraries_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(ctypes, "CDLL", missing)
     assert keep_freed_memory() is False
     keep_freed_memory.cache_clear()
+
+
+def test_linear_systems_are_solved_with_one_thread_here_and_as_before_afterwards() -> None:
+    blas = _openblas()
+    if blas is None:
+        pytest.skip("NumPy has another library than the OpenBLAS of its wheels")
+    count, set_count = blas
+    before = count()
+    try:
+        set_count(2)
+        with one_thread_here():
+            assert count() == 1
+            with one_thread_here():
+                assert count() == 1
+            assert count() == 1
+        assert count() == 2
+    finally:
+        set_count(before)

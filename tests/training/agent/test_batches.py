@@ -11,7 +11,7 @@ from random_problems import plain_host
 
 from rlplace.measure.host_model import Posterior, Prior, Scales
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.training.agent.proposals import AverageTimer, choose_batch, log_step_times
+from rlplace.training.agent.proposals import AverageTimer, choose_batch, expected_gain, log_step_times
 
 PROBLEM = learnable_problem(plain_host(3, 100.0, 0.05), 20)
 
@@ -39,6 +39,13 @@ def test_what_does_not_fit_comes_last() -> None:
 
 def test_without_a_measured_plan_the_fastest_is_taken() -> None:
     assert choose_batch(np.array([[2.0, 1.0], [2.0, 1.5]]), math.inf, 1) == [1]
+
+
+def test_the_expected_gain_counts_draws_that_fit_and_never_a_loss() -> None:
+    log_s = np.array([[-0.4, math.inf], [math.inf, math.inf], [0.5, 0.3], [-9.0, -9.0]])
+    best = np.array([0.2, 0.0, 0.1, math.inf])
+    assert expected_gain(log_s, best) == pytest.approx((0.6 + 0.0 + 0.0) / 3)
+    assert expected_gain(log_s[:1], best[3:]) == math.inf
 
 
 def test_step_times_of_plans_under_draws() -> None:

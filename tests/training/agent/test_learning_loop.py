@@ -299,7 +299,8 @@ def test_on_a_host_that_is_known_half_of_the_measurements_find_as_much() -> None
 
 def traced(measurer: HiddenTruth, measurements: int) -> Agent:
     budget = Budget(measurements=measurements)
-    return learn_host(PROBLEM, measurer, budget, seed=1, config=FEW, prior=PRIOR, is_traced=True)
+    config = replace(FEW, least_gain=0.0)
+    return learn_host(PROBLEM, measurer, budget, seed=1, config=config, prior=PRIOR, is_traced=True)
 
 
 @pytest.mark.parametrize("measurements", [1, 2, 4, 10])
@@ -342,6 +343,47 @@ def test_without_a_drawn_placement_that_fits_the_first_search_comes_first(monkey
     agent = traced(measurer, 4)
     assert agent.plan is not None
     assert agent.num_measured == 4
+
+
+class KnownHost:
+    """Measures on the problem as it is given, without noise, and with timelines if `is_told`."""
+
+    def __init__(self, *, is_told: bool) -> None:
+        self._simulator, self._is_told = Simulator(PROBLEM), is_told
+
+    def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
+        return [
+            replace(self._simulator.retime(plan), timeline=self._simulator.timeline(plan) if self._is_told else None)
+            for plan in plans
+        ]
+
+
+def on_known_host(*, is_told: bool, least_gain: float = 0.01) -> Agent:
+    config, budget = replace(COMPARED, least_gain=least_gain), Budget(measurements=16)
+    measurer = KnownHost(is_told=is_told)
+    return learn_host(PROBLEM, measurer, budget, seed=1, config=config, prior=PRIOR, is_traced=True)
+
+
+def test_measuring_ends_where_nothing_is_left_to_learn() -> None:
+    """Timelines tell the host; the first two batches with an expectation of what they gain have 2 plans and 4."""
+    agent = on_known_host(is_told=True)
+    assert agent.is_done
+    assert agent.num_measured == 4
+    assert agent.say()[0].startswith(f"measuring ended after {agent.num_measured} plans")
+    assert agent.propose(4, Budget(400)) == []
+
+
+def test_measuring_goes_on_where_much_is_unknown_or_it_must_not_end() -> None:
+    unknown, endless = on_known_host(is_told=False), on_known_host(is_told=True, least_gain=0.0)
+    assert unknown.num_measured > 8
+    assert endless.num_measured == 16
+    assert not endless.is_done
+    assert not any(line.startswith("measuring ended") for line in endless.say())
+
+
+def test_without_traced_steps_measuring_never_ends_early() -> None:
+    config, budget = replace(COMPARED, least_gain=1.0), Budget(measurements=12)
+    assert learn_host(PROBLEM, KnownHost(is_told=False), budget, seed=1, config=config).num_measured == 12
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from host_models import learnable_problem
 from numpy.typing import NDArray
 from random_problems import plain_host
@@ -14,6 +15,7 @@ from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
 from rlplace.search.task import Budget, LateHost, Task
+from rlplace.session.calibrate import Known, plans_of
 from rlplace.training.agent import AgentConfig
 from rlplace.training.agent.agent import solve
 
@@ -30,9 +32,9 @@ class PromptHost:
 
     is_open = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_traced: bool = False) -> None:
         self.asked: list[list[str]] = []
-        self._timer = TrueTimer(true_problem(PROBLEM, Truth("hard", 1)), 1)
+        self._timer = TrueTimer(true_problem(PROBLEM, Truth("hard", 1)), 1, is_traced=is_traced)
 
     @property
     def problem(self) -> Problem:
@@ -93,3 +95,31 @@ def test_a_host_that_is_always_in_time_is_no_late_one_and_is_asked_in_batches() 
     assert not isinstance(host, LateHost)
     assert solve(task_on(host), FEW) is not None
     assert [len(batch) for batch in host.asked] == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("is_given", "is_known", "batches"), [(True, False, [1, 3]), (False, False, [1, 3]), (True, True, [3])]
+)
+def test_a_traced_search_begins_with_a_survey_unless_timelines_are_known(
+    is_given: bool, is_known: bool, batches: list[int]
+) -> None:
+    """Also where the host gives no timeline: then the survey is not repeated."""
+    host, known = PromptHost(is_traced=is_given), None
+    if is_known:
+        plans = plans_of(PROBLEM, Simulator(PROBLEM), PROBLEM.draw_groups(np.random.default_rng(0), 2))
+        known = Known(PROBLEM, plans, PromptHost(is_traced=True).measure_plans(plans))
+    task = Task(PROBLEM, Simulator(PROBLEM, threads=1), Budget(200, measurements=sum(batches)), seed=1, host=host)
+    agent = solve(task, FEW, known, is_traced=True)
+    assert agent is not None
+    assert [len(batch) for batch in host.asked] == batches
+    assert agent.posterior.scales.is_traced
+
+
+def test_a_traced_search_that_goes_on_is_not_surveyed_again() -> None:
+    host, simulator = PromptHost(is_traced=True), Simulator(PROBLEM)
+    task = Task(PROBLEM, simulator, Budget(200, measurements=4), seed=1, host=host)
+    plans = plans_of(PROBLEM, simulator, PROBLEM.draw_groups(np.random.default_rng(0), 1))
+    raced = [(plans, PromptHost(is_traced=True).measure_plans(plans))]
+    task.resume(evaluations=50, measurements=1, elapsed_s=0.0, plan=None, history=[], raced=raced)
+    assert solve(task, FEW, is_traced=True) is not None
+    assert [len(batch) for batch in host.asked] == [3]

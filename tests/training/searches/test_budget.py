@@ -9,3 +9,5 @@ def test_budgets_count_the_placements_that_fit() -> None:
     budget = LoopBudget.of(100.0, 0.6, reference_s=0.1)
     assert budget.measurements == int((0.4 - 0.15) * 100.0 / 0.65)
     assert LoopBudget.of(1.0, 0.6, reference_s=60.0).measurements == 4  # what the last race needs
+    traced = LoopBudget.of(100.0, 0.6, reference_s=0.1, is_traced=True)
+    assert traced.measurements == int((0.4 - 0.15) * 100.0 / 0.85)

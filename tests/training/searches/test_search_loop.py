@@ -39,7 +39,7 @@ class FakeHost:
     def measure_plans(
         self, plans: Sequence[Plan], protocol: RaceProtocol, *, deadline_s: float = np.inf, is_recalled: bool = False
     ) -> list[Measurement]:
-        assert is_recalled == (protocol == ROUND)  # what is decided at last is measured afresh
+        assert is_recalled == (repr(protocol) == repr(ROUND))  # what is decided at last is measured afresh
         self.races.append((protocol, [plan.devices.tolist() for plan in plans]))
         self.now_s += 2.0
         if self.fails:
@@ -65,6 +65,10 @@ def raise_after_two(task: Task, placements: NDArray[np.int32]) -> None:
     raise KeyError("d:9")
 
 
+def measure_traced(task: Task, placements: NDArray[np.int32], is_traced: bool) -> None:
+    measure_one_by_one(task, placements)
+
+
 def count_by_itself(task: Task, placements: NDArray[np.int32]) -> None:
     for row in placements:
         task.count(7)
@@ -74,6 +78,7 @@ def count_by_itself(task: Task, placements: NDArray[np.int32]) -> None:
 @pytest.fixture(autouse=True)
 def _methods() -> object:
     made = {"listed": score_listed, "asked": measure_one_by_one, "counted": count_by_itself, "raising": raise_after_two}
+    made["traced"] = measure_traced
     for name, solve in made.items():
         register_method(Method(name, solve, "search", "a test"))
     yield
@@ -88,6 +93,7 @@ def run(
     *,
     method: str = "listed",
     tracker: NoTracker | None = None,
+    own: dict[str, object] | None = None,
     **options: object,
 ) -> MethodResult:
     return search_and_measure(
@@ -97,7 +103,7 @@ def run(
         seed=0,
         progress=make_progress(is_quiet=True),
         tracker=tracker or NoTracker(),
-        options={"placements": np.array(placements, dtype=np.int32)},
+        options={"placements": np.array(placements, dtype=np.int32), **(own or {})},
         clock=host.clock,
         **options,  # type: ignore[arg-type]
     )
@@ -126,6 +132,18 @@ def test_a_large_budget_measures_more_than_the_usual_number_of_candidates() -> N
     host = FakeHost([0] * 12, problem=problem)
     rows = np.unique(generator.integers(0, 2, (500, 12)), axis=0)[:200]
     assert run(host, rows.tolist(), LoopBudget(1000.0, 0.5, measurements=150)).num_measured == 150
+
+
+def test_only_a_traced_method_asks_for_traced_steps_and_not_in_its_last_race() -> None:
+    for method, own, count in (
+        ("asked", {}, 0),
+        ("traced", {"is_traced": True}, 1),
+        ("traced", {"is_traced": False}, 0),
+    ):
+        host = FakeHost(wanted=[0, 0, 1, 1])
+        run(host, LISTED, LoopBudget(100.0, 0.5, measurements=len(LISTED)), method=method, own=own)
+        assert {protocol.num_traced for protocol, _ in host.races[:-1]} == {count}
+        assert host.races[-1][0] is FINAL
 
 
 def test_only_as_many_are_measured_as_the_budget_says() -> None:
