@@ -1,9 +1,10 @@
 """How honest the uncertainty of a traced host model is: python benchmarks/trace_coverage.py [--seeds 0-49].
 
 For every kind of hidden truth and every seed: the problem of that seed in `learn-dev`, traced measurements of a few
-plans, a fit, and the intervals that draws of the posterior give for the step times of eight plans that were not
-measured. The first measured plan is the agent's survey, the others are in turn drawn ones and the best of short
-searches with the factors as they are known by then. An interval that is right holds nine true step times in ten.
+plans, a fit, and the intervals of the step times of eight plans that were not measured. An interval is the range of 19
+draws of the posterior (`HostModel.draw`, the agent's), each with the misfit that the fit allows (`FitConfig.misfit`).
+The first measured plan is the agent's survey; of the others half are the best of short searches with the factors as
+they are known by then, half are drawn. Intervals that are right hold nine true step times in ten.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def judged(problem: Problem, truth: Truth) -> list[dict[str, Any]]:
         said = log_step_times(unseen, [Simulator(model.fit().problem, threads=1)], np.inf)[0]
         drawn = (Simulator(model.draw(generator), threads=1) for _ in range(DRAWS))
         log_s = log_step_times(unseen, drawn, np.inf)
-        log_s = log_s + model.misfit(log_s) * generator.standard_normal(log_s.shape)
+        log_s = log_s + model.config.misfit * generator.standard_normal(log_s.shape)
         low, high = log_s.min(axis=0), log_s.max(axis=0)
         rows.append(
             {

@@ -425,7 +425,6 @@ class Scales:
         known.untraced, known.tracing = self, tracing
         return known
 
-<<<<<<< HEAD
     @property
     def is_correlated(self) -> bool:
         """Whether some factors are known together with others."""
@@ -437,7 +436,7 @@ class Scales:
         of_kind = (item._replace(deviation=item.deviation * factor) if item.kind == kind else item for item in self.items)
         other._set(tuple(of_kind), None)
         return other
-=======
+
     def told_by_traces(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The statement of the traced steps alone: slopes (R, P) and targets (R,).
 
@@ -455,7 +454,6 @@ class Scales:
         targets = axes.T @ precision @ to_deviations @ (self.mean - before.mean) / weight
         slopes = before.unspread(weight[:, None] * axes.T)
         return slopes, targets + slopes @ before.mean
->>>>>>> main
 
     def __len__(self) -> int:
         return len(self.items)

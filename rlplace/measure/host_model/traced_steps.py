@@ -27,9 +27,12 @@ TO_DEVIATION = 1.4826
 """Of normal numbers: standard deviation over the median of distances from their median."""
 OTHERS = 2
 """Figures that are fitted beside the factors of the host."""
-LARGEST_STEP, NEAR, SHARPEST = 3.0, 0.3, 64.0
-"""Of the fit, in deviations; a step after which what is left is noise; of the maximum over the links of a route, before
-the slowest alone counts."""
+LARGEST_STEP, NEAR = 3.0, 0.3
+"""Of the fit, in deviations; a step after which what is left is noise."""
+MOST_DAMPING = 1e4
+"""Of a step, in units of the prior's precision."""
+SOFTEST, SHARPER, SHARPEST = 2.0, 1.4, 256.0
+"""Of the maximum over the links of a route: at first, from step to step, and before the slowest alone counts."""
 OF_MEDIAN = 1.2533
 """Of normal numbers: standard error of the median over that of the mean (sqrt(pi / 2))."""
 
@@ -52,7 +55,7 @@ class TraceConfig:
     """... and the deviation of its logarithm."""
     freedom: Positive = 4.0
     """Degrees of freedom of Student's t, by which cells that do not fit count less."""
-    iterations: AtLeastOne = 25
+    iterations: AtLeastOne = 40
     """Steps of the fit at most."""
     tolerance: Positive = 1e-3
     """A step that moves no factor by more deviations is the last."""
@@ -136,22 +139,31 @@ class TracedSteps:
             return self._scales
         config, cells = self._config, self._cells()
         common = config.common / math.sqrt(self.num_steps)
-        has_choice = self._terms.has_choice and not self._z.any()
-        z, sharpness, deviation = self._z, 2.0 if has_choice else math.inf, cells.deviation
-        moved = math.inf
+        # the slowest link of a route is looked for anew: with a start of before, a wrong one would stay
+        z, sharpness = (0.0 * self._z, SOFTEST) if self._terms.has_choice else (self._z, math.inf)
+        moved, damping = math.inf, 0.0
         for _ in range(config.iterations):
             predicted, slopes = self._predict(cells, z, common, sharpness)
-            if math.isinf(sharpness) and moved < NEAR:
-                z, deviation = self._refined(cells, z, cells.log_s - predicted, slopes)
-            residual = (cells.log_s - predicted) / deviation
+            missed, is_near = cells.log_s - predicted, math.isinf(sharpness) and moved < NEAR
+            z, deviation = self._refined(cells, z, missed, slopes, is_near=is_near)
+            residual = missed / deviation
             weight = (config.freedom + 1.0) / (config.freedom + residual**2) / deviation
             gram = self._gram(slopes, weight / deviation)
             gradient = self._spread(np.asarray(slopes.T @ (weight * residual))) - z
-            step = np.clip(np.linalg.solve(gram, gradient), -LARGEST_STEP, LARGEST_STEP)
+            before = self._loss(residual, z)
+            while True:  # where another link becomes the slowest, a whole step may lead nowhere
+                step = np.linalg.solve(gram + damping * np.eye(len(z)), gradient)
+                step = np.clip(step, -LARGEST_STEP, LARGEST_STEP)
+                there = self._predict(cells, z + step, common, sharpness)[0]
+                is_better = self._loss((cells.log_s - there) / deviation, z + step) <= before
+                if is_better or damping > MOST_DAMPING:
+                    break
+                damping = max(damping, 1.0) * 10.0
+            damping, step = damping / 100.0, step * is_better
             z, moved = z + step, float(np.abs(step).max(initial=0.0))
             if moved < config.tolerance and math.isinf(sharpness):
                 break
-            sharpness = sharpness * 2.0 if sharpness < SHARPEST else math.inf
+            sharpness = sharpness * SHARPER if sharpness < SHARPEST else math.inf
         self._z = z
         _, slopes = self._predict(cells, z, common, math.inf)
         # of a triangle of the precision, the part after the two others is one of what is left without them
@@ -160,8 +172,19 @@ class TracedSteps:
         tracing = Tracing(self.num_steps, added_s, float(np.median(self._longer)) if self._longer else 0.0)
         return scales.known_as(scales.at(z[OTHERS:]), scales.spread(np.linalg.inv(triangle).T), tracing)
 
+    def _loss(self, residual: NDArray[np.float64], z: NDArray[np.float64]) -> float:
+        """Negative logarithm of the probability of residuals (C,) and deviations (2 + P,), but for a constant."""
+        freedom = self._config.freedom
+        return 0.5 * float((freedom + 1.0) * np.log1p(residual**2 / freedom).sum() + z @ z)
+
     def _refined(
-        self, cells: _Cells, z: NDArray[np.float64], missed: NDArray[np.float64], slopes: csr_matrix
+        self,
+        cells: _Cells,
+        z: NDArray[np.float64],
+        missed: NDArray[np.float64],
+        slopes: csr_matrix,
+        *,
+        is_near: bool,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The same factors, in deviations (2 + P,) that fit how far signatures differ; and (C,) deviations of cells.
 
@@ -176,7 +199,7 @@ class TracedSteps:
             left = float(part.sum() - np.sum(inverse * gram))
             middle = TO_DEVIATION * float(np.median(np.abs(missed[part] / cells.deviation[part])))
             deviation[part] *= math.sqrt(max((SHIPPED + part.sum() * middle**2) / (SHIPPED + left), 1.0))
-        if not self._scales.is_correlated:
+        if is_near and not self._scales.is_correlated:
             items = self._scales.items
             at = OTHERS + np.array([k for k, item in enumerate(items) if item.kind == "signature"], dtype=int)
             told = float(np.sum(1.0 - np.diag(inverse)[at]))
