@@ -433,7 +433,9 @@ class Scales:
     def widened(self, kind: Kind, factor: float) -> Scales:
         """The same factors, those of a kind with so many times the deviation; none of them is known with others."""
         other = copy.copy(self)
-        of_kind = (item._replace(deviation=item.deviation * factor) if item.kind == kind else item for item in self.items)
+        of_kind = (
+            item._replace(deviation=item.deviation * factor) if item.kind == kind else item for item in self.items
+        )
         other._set(tuple(of_kind), None)
         return other
 
@@ -461,6 +463,11 @@ class Scales:
     def at(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
         """(P,) logarithms of the factors that are z (P,) deviations from their expected values."""
         return np.asarray(self.mean + (z * self.deviation if self._root is None else self._root @ z))
+
+    def deviations_of(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The inverse of `at`."""
+        away = x - self.mean
+        return np.asarray(away / self.deviation if self._root is None else np.linalg.solve(self._root, away))
 
     def spread(self, root: NDArray[np.float64]) -> NDArray[np.float64]:
         """(P, P) a root of a covariance of logarithms, of one in deviations."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack
+from scipy.special import ndtr, ndtri
 
 from rlplace.measure.host_model.path_terms import PathTerms
-from rlplace.measure.host_model.scales import Scales, Tracing
+from rlplace.measure.host_model.scales import LARGEST, Scales, Tracing
 from rlplace.measure.problem import Problem, Timeline
 from rlplace.measure.simulate.compiled_problem import main_producers
 from rlplace.records import AtLeastOne, NotNegative, Positive, record
@@ -29,6 +30,8 @@ OTHERS = 2
 """Figures that are fitted beside the factors of the host."""
 LARGEST_STEP, NEAR = 3.0, 0.3
 """Of the fit, in deviations; a step after which what is left is noise."""
+AS_SLOW = 0.05
+"""Links that may be within this logarithm as slow as their route may be the slowest of it."""
 MOST_DAMPING = 1e4
 """Of a step, in units of the prior's precision."""
 SOFTEST, SHARPER, SHARPEST = 2.0, 1.4, 256.0
@@ -170,7 +173,51 @@ class TracedSteps:
         triangle = np.linalg.cholesky(self._gram(slopes, deviation**-2))[OTHERS:, OTHERS:]
         added_s, scales = config.added_s * math.exp(config.added * float(z[0])), self._scales
         tracing = Tracing(self.num_steps, added_s, float(np.median(self._longer)) if self._longer else 0.0)
-        return scales.known_as(scales.at(z[OTHERS:]), scales.spread(np.linalg.inv(triangle).T), tracing)
+        self._known = scales.known_as(scales.at(z[OTHERS:]), scales.spread(np.linalg.inv(triangle).T), tracing)
+        sent = ~cells.is_op
+        spread = deviation * np.sqrt((config.freedom + residual**2) / (config.freedom + 1.0))
+        self._transfers = _Cells(
+            cells.rows[sent],
+            cells.is_op[sent],
+            cells.is_moved[sent],
+            cells.log_s[sent],
+            np.maximum(deviation, spread)[sent],
+        )
+        return self._known
+
+    def drawn(self, z: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
+        """A draw z (P,) in deviations of what is known, with figures of links that transfers do not rule out.
+
+        The slowest link of a route is as slow as the route, and the others are not slower, which no normal distribution
+        says: where several links may be the slowest, one is drawn, and the prior of the others is cut off.
+        """
+        scales, terms, cells = self._scales, self._terms, self._transfers
+        if not terms.has_choice or scales.is_correlated or not len(cells.log_s):
+            return z
+        probable, x = self._known.mean, self._known.at(z)
+        alone = cells.rows.multiply(terms.seconds(probable)).tocsr()
+        weight = 1.0 / (np.asarray(alone.sum(axis=1)).ravel() * cells.deviation)
+        for places, side, columns, log_s in (
+            (scales.latency_at, 1.0, terms.latency_terms, terms.log_latency_s),
+            (scales.bandwidth_at, -1.0, terms.bytes_terms, terms.log_s_per_byte),
+        ):
+            told_R = np.asarray(alone[:, columns].multiply(weight[:, None]).power(2).sum(axis=0)).ravel()
+            routes = terms.route_links[told_R > 0.0]
+            slowness = np.append(log_s + side * np.append(probable, 0.0)[places], -np.inf)
+            of_routes = slowness[routes].max(axis=1, initial=-np.inf)
+            most = np.full(len(slowness), np.inf)
+            np.minimum.at(most, routes, of_routes[:, None])
+            told = np.zeros(len(slowness))  # of the links that are the slowest
+            for r in generator.permutation(len(routes)).tolist():
+                may_be = routes[r][(routes[r] >= 0) & (most[routes[r]] >= of_routes[r] - AS_SLOW)]
+                is_it = may_be[told[may_be] > 0.0]
+                told[is_it if len(is_it) else generator.choice(may_be)] += told_R[told_R > 0.0][r]
+            at = np.flatnonzero(places >= 0)
+            spread, below = scales.deviation[places[at]], most[at] - log_s[at]
+            free = spread * ndtri(generator.random(len(at)) * ndtr(below / spread))
+            fixed = below + generator.standard_normal(len(at)) / np.sqrt(told[at] + spread**-2)
+            x[places[at]] = side * np.where(told[at] > 0.0, fixed, np.maximum(free, -LARGEST))
+        return self._known.deviations_of(x)
 
     def _loss(self, residual: NDArray[np.float64], z: NDArray[np.float64]) -> float:
         """Negative logarithm of the probability of residuals (C,) and deviations (2 + P,), but for a constant."""
