@@ -16,7 +16,6 @@ from typing import Any
 import learn_dev
 import numpy as np
 from core_true import seeds_of
-from numpy.typing import NDArray
 from record import argument, as_markdown, parse, record, save, table
 
 from rlplace.measure import Plan, Problem, Simulator

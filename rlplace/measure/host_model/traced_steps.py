@@ -175,14 +175,7 @@ class TracedSteps:
         tracing = Tracing(self.num_steps, added_s, float(np.median(self._longer)) if self._longer else 0.0)
         self._known = scales.known_as(scales.at(z[OTHERS:]), scales.spread(np.linalg.inv(triangle).T), tracing)
         sent = ~cells.is_op
-        spread = deviation * np.sqrt((config.freedom + residual**2) / (config.freedom + 1.0))
-        self._transfers = _Cells(
-            cells.rows[sent],
-            cells.is_op[sent],
-            cells.is_moved[sent],
-            cells.log_s[sent],
-            np.maximum(deviation, spread)[sent],
-        )
+        self._transfers = cells.rows[sent], deviation[sent]
         return self._known
 
     def drawn(self, z: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
@@ -191,12 +184,13 @@ class TracedSteps:
         The slowest link of a route is as slow as the route, and the others are not slower, which no normal distribution
         says: where several links may be the slowest, one is drawn, and the prior of the others is cut off.
         """
-        scales, terms, cells = self._scales, self._terms, self._transfers
-        if not terms.has_choice or scales.is_correlated or not len(cells.log_s):
+        scales, terms = self._scales, self._terms
+        rows, deviation = self._transfers
+        if not terms.has_choice or scales.is_correlated or not len(deviation):
             return z
         probable, x = self._known.mean, self._known.at(z)
-        alone = cells.rows.multiply(terms.seconds(probable)).tocsr()
-        weight = 1.0 / (np.asarray(alone.sum(axis=1)).ravel() * cells.deviation)
+        alone = rows.multiply(terms.seconds(probable)).tocsr()
+        weight = 1.0 / (np.asarray(alone.sum(axis=1)).ravel() * deviation)
         for places, side, columns, log_s in (
             (scales.latency_at, 1.0, terms.latency_terms, terms.log_latency_s),
             (scales.bandwidth_at, -1.0, terms.bytes_terms, terms.log_s_per_byte),

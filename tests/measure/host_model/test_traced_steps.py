@@ -93,6 +93,38 @@ def test_links_that_routes_share_are_told_apart() -> None:
     np.testing.assert_allclose(step_times(known.apply(known.mean), others), step_times(true, others), rtol=5e-3)
 
 
+def hidden_links() -> tuple[Scales, Problem, TracedSteps]:
+    """Factors, a truth in which links are up to three times as fast as given, and four traced steps of it."""
+    scales, generator = scales_of(plain_host(4, 100.0)), np.random.default_rng(3)
+    x = np.array([1.1 * generator.uniform(-1.0, 1.0) * (item.kind == "bandwidth") for item in scales.items])
+    true, steps = scales.apply(x), TracedSteps(scales, EXACT)
+    for step in timelines_of(true, varied_plans(scales.problem, generator, 4)):
+        steps.add(step)
+    return scales, true, steps
+
+
+def route_speeds(problem: Problem) -> np.ndarray:
+    speeds = {link.name: link.bandwidth_bytes_per_s for link in problem.host.links}
+    return np.array([min(speeds[name] for name in route.links) for route in problem.host.routes])
+
+
+def test_routes_are_as_fast_as_seen_whichever_of_their_links_is_the_slowest() -> None:
+    _, true, steps = hidden_links()
+    known = steps.known()
+    np.testing.assert_allclose(route_speeds(known.apply(known.mean)), route_speeds(true), rtol=5e-3)
+
+
+def test_draws_keep_the_speeds_of_routes_and_leave_the_other_links_free() -> None:
+    scales, true, steps = hidden_links()
+    known, generator = steps.known(), np.random.default_rng(0)
+    drawn = [known.at(steps.drawn(generator.standard_normal(len(scales)), generator)) for _ in range(30)]
+    for x in drawn:
+        np.testing.assert_allclose(route_speeds(scales.apply(x)), route_speeds(true), rtol=1e-2)
+    spread = np.std(drawn, axis=0)[scales.bandwidth_at]
+    assert spread.min() < 1e-3
+    assert spread.max() > 0.1
+
+
 def test_clocks_that_are_off_change_nothing() -> None:
     scales = scales_of(paired_host(3))
     steps = timelines_of(
