@@ -34,7 +34,7 @@ AS_SLOW = 0.05
 """Links that may be within this logarithm as slow as their route may be the slowest of it."""
 MOST_DAMPING = 1e4
 """Of a step, in units of the prior's precision."""
-SOFTEST, SHARPER, SHARPEST = 2.0, 1.4, 256.0
+SOFTEST, SHARPER, SHARPEST = 2.0, 2.0, 256.0
 """Of the maximum over the links of a route: at first, from step to step, and before the slowest alone counts."""
 OF_MEDIAN = 1.2533
 """Of normal numbers: standard error of the median over that of the mean (sqrt(pi / 2))."""
@@ -61,7 +61,9 @@ class TraceConfig:
     iterations: AtLeastOne = 40
     """Steps of the fit at most."""
     tolerance: Positive = 1e-3
-    """A step that moves no factor by more deviations is the last."""
+    """A step that moves no factor by more deviations is the last ..."""
+    gain: NotNegative = 0.05
+    """... and so is one that gains less, of the logarithm of the probability."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,13 +160,13 @@ class TracedSteps:
                 step = np.linalg.solve(gram + damping * np.eye(len(z)), gradient)
                 step = np.clip(step, -LARGEST_STEP, LARGEST_STEP)
                 there = self._predict(cells, z + step, common, sharpness)[0]
-                is_better = self._loss((cells.log_s - there) / deviation, z + step) <= before
-                if is_better or damping > MOST_DAMPING:
+                gain = before - self._loss((cells.log_s - there) / deviation, z + step)
+                if gain >= 0.0 or damping > MOST_DAMPING:
                     break
                 damping = max(damping, 1.0) * 10.0
-            damping, step = damping / 100.0, step * is_better
+            damping, step = damping / 100.0, step * (gain >= 0.0)
             z, moved = z + step, float(np.abs(step).max(initial=0.0))
-            if moved < config.tolerance and math.isinf(sharpness):
+            if math.isinf(sharpness) and (moved < config.tolerance or is_near and gain < config.gain):
                 break
             sharpness = sharpness * SHARPER if sharpness < SHARPEST else math.inf
         self._z = z
