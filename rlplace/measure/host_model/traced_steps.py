@@ -166,7 +166,7 @@ class TracedSteps:
                 damping = max(damping, 1.0) * 10.0
             damping, step = damping / 100.0, step * (gain >= 0.0)
             z, moved = z + step, float(np.abs(step).max(initial=0.0))
-            if math.isinf(sharpness) and (moved < config.tolerance or is_near and gain < config.gain):
+            if math.isinf(sharpness) and (moved < config.tolerance or (is_near and gain < config.gain)):
                 break
             sharpness = sharpness * SHARPER if sharpness < SHARPEST else math.inf
         self._z = z
