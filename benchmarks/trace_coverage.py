@@ -65,8 +65,8 @@ def unseen_plans(problem: Problem, true: Problem, seed: int) -> list[Plan]:
     simulator = Simulator(problem, threads=1)
     best = find(true, "portfolio", Simulator(true, threads=1), Budget(EVALUATIONS), seed=seed).devices
     groups, _ = draw_mix(problem, majority_devices(problem, best), UNSEEN, generator)
-    plans = [simulator.plan(devices) for devices in problem.grouping.expand(groups)]
-    return [plan for plan in plans if simulator.retime(plan).ok]
+    plans, judge = map(simulator.plan, problem.grouping.expand(groups)), Simulator(true, threads=1)
+    return [plan for plan in plans if judge.retime(plan).ok]
 
 
 def judged(problem: Problem, truth: Truth) -> list[dict[str, Any]]:
