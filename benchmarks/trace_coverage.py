@@ -111,8 +111,8 @@ def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     return (
         f"# Coverage of a traced host model's intervals\n{as_markdown(facts)}"
         "\nOf the true step times of eight unseen plans of each truth: how many the 90 % intervals hold, their median\n"
-        "width, the same with the misfit that is allowed for real hosts, and errors of the most probable step times (all\n"
-        "of the logarithm).\n\n" + table(head, *lines)
+        "width, the same with the misfit that is allowed for real hosts, and errors of the most probable step times\n"
+        "(all of the logarithm).\n\n" + table(head, *lines)
     )
 
 
