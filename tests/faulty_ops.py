@@ -6,8 +6,11 @@ import ctypes
 import mmap
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from types import CodeType
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +43,8 @@ def misbehave(x: Tensor, kind: str) -> Tensor:
         os.abort()
     if kind == "segfault":
         ctypes.string_at(0)
+    if kind == "traced":  # only a traced step marks its ops by a clock
+        return os.abort() if any("clock" in code.co_names for code in placed_code()) else x.clone()
     if kind == "exit":
         os._exit(3)
     if kind == "kill":
@@ -55,6 +60,14 @@ def misbehave(x: Tensor, kind: str) -> Tensor:
         shared.write(b"x" * CHUNK)
         HOARD.append(shared)
     return x * float("nan")
+
+
+def placed_code() -> Iterator[CodeType]:
+    """The code of the placed steps that called this function."""
+    frame = sys._getframe()
+    while (frame := frame.f_back) is not None:
+        if frame.f_code.co_filename.startswith("<placed step"):
+            yield frame.f_code
 
 
 class Faulty(nn.Module):

@@ -350,20 +350,40 @@ def _words(result: dict[str, Any]) -> str:
     )
 
 
-def explain(folder: tyro.conf.Positional[Path], top: int = 12, json: bool = False) -> None:
+def explain(
+    folder: tyro.conf.Positional[Path],
+    top: int = 12,
+    rank: int | None = None,
+    workload: str | None = None,
+    json: bool = False,
+) -> None:
     """Show where a run's step spends its time: devices, critical path, costliest copies, alternatives, and advice.
 
-    It reads the run folder alone: neither the model nor the host is needed, and no code of yours is imported.
+    It reads the run folder alone: neither the model nor the host is needed, and no code of yours is imported. With
+    `--rank` it shows the program of a device instead, and captures the workload again for it.
 
     Args:
         folder: a run folder
         top: most modules of the critical path to show
+        rank: show what this device of the host (0, 1, ...) does, in order: ops, sends, receives, waits, frees
+        workload: with rank, your own function again: code named in a run is imported only if you pass it
         json: print one JSON object on stdout
     """
     from rlplace.session.session import read_explanation
 
     if top < 1:
         raise InvalidValue("top", top, "at least 1")
+    if rank is not None:
+        from rlplace.export.formats import program_of_run
+
+        program = program_of_run(folder, rank, workload=workload)
+        if json:
+            print_json(program)
+            return
+        from rlplace.report.console import program_table, show
+
+        show(program_table(program), markup=False)
+        return
     explanation = read_explanation(folder)
     if json:
         print_json(explanation.to_dict())

@@ -311,6 +311,7 @@ def measure_mix(
     seed: int,
     log: MeasurementLog | None = None,
     isolated: bool | None = None,
+    num_traced: int = 0,
 ) -> Mix:
     """Draws, measures and counts `num_placements` placements twice, after `num_fit` others.
 
@@ -321,6 +322,7 @@ def measure_mix(
         seed: of the draws.
         log: keeps measurements.
         isolated: whether placements are measured in a worker process; see `Evaluator`.
+        num_traced: traced steps of each placement to calibrate on, after those that are timed.
 
     Raises:
         RunnerError: a placement failed.
@@ -335,7 +337,8 @@ def measure_mix(
         idle = idle_share()
         progress.say(f"measuring {num_fit} placements to calibrate on")
         fit_plans = plans_of(problem, simulator, fit_groups)
-        known = Known(problem, fit_plans, measure_all(evaluator, fit_plans, rounds=MIX_ROUNDS, seed=seed))
+        fitted = measure_all(evaluator, fit_plans, rounds=MIX_ROUNDS, seed=seed, num_traced=num_traced)
+        known = Known(problem, fit_plans, fitted)
         plans = plans_of(problem, simulator, test_groups)
         progress.say(f"measuring {num_placements} unseen placements, twice")
         first_s, second_s = (

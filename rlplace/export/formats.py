@@ -8,6 +8,8 @@
 
 `export_run`: the command `rlplace export` on a run folder: it writes a format, or checks the placed step.
 
+`program_of_run`: what one device does in a step of a run's placement.
+
 `check_export`: does the placed model train as plain PyTorch does? `SeededDraws` has plain PyTorch draw the random
 numbers of a placed step, so that the two can be compared.
 """
@@ -41,6 +43,7 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Call, LossByName, Origin
 from rlplace.measure import Host, Placement, Plan, Problem, resolve_host
 from rlplace.measure.execute.device_threads import torch_device
+from rlplace.measure.execute.rank_programs import rank_programs
 from rlplace.measure.execute.residents import seeded
 from rlplace.measure.timing.eager_step import EagerStep
 from rlplace.measure.timing.threads import one_thread_here
@@ -293,6 +296,33 @@ def export_run(
             )
     say(f"wrote {path}: {how}")
     return {"schema": 1, "format": format, "path": str(path)} | exported.figures
+
+
+def program_of_run(folder: Path, rank: int, *, workload: str | None = None) -> dict[str, Any]:
+    """What a device does in a step of a run's placement, in order; the object of `rlplace explain --rank --json`.
+
+    Args:
+        folder: of the run.
+        rank: index of the device.
+        workload: the workload again, where the run is of a user's function.
+
+    Raises:
+        InvalidValue: the host has no such device; or as for `export_run`.
+        FileProblem, FingerprintMismatch: as for `export_run`.
+    """
+    with Session.read(folder) as session:
+        request = ExportRequest(RunFolder.open(folder), session, session.best_placement(), workload)
+        host = session.host
+        if not 0 <= rank < host.num_devices:
+            raise InvalidValue("rank", rank, f"0..{host.num_devices - 1}, a device of the run's host", where="explain")
+        ranks = rank_programs(CapturedRun.of(request).graph, host, request.placement.plan)
+    return {
+        "schema": 1,
+        "rank": rank,
+        "device": host.devices[rank].name,
+        "slot_bytes": list(ranks.slots.num_bytes),
+        "program": ranks.rows(rank, host),
+    }
 
 
 def listed() -> dict[str, Any]:

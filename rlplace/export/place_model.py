@@ -54,6 +54,7 @@ def place(
     loss: Loss = "auto",
     exact: bool = False,
     frozen: Sequence[str] = (),
+    trace: bool = True,
     progress: Progress | bool | None = None,
 ) -> PlacedModel:
     """Returns `model` as a callable that runs the best placement measured on this machine.
@@ -85,6 +86,7 @@ def place(
         exact: refuse micro-batches if the result differs from the step of the whole batch (batch norm, accumulated
             losses).
         frozen: attributes that the step may change, although placed steps do not change them; as in `capture`.
+        trace: whether measured placements also run a traced step, from whose timeline the search learns.
         progress: called with the progress. True prints it to stderr, and False prints nothing. None prints it on a
             terminal, and elsewhere only the last line: the step times of the placement, of one device and of plain
             PyTorch.
@@ -94,7 +96,9 @@ def place(
         FingerprintMismatch: the placement in `path` was made for another graph or host.
         InvalidValue: the placement in `path` violates the constraints.
     """
-    config = TrainConfig(budget_s=budget_s, total_s=total_s, seed=seed)  # refused before anything is measured
+    config = TrainConfig(
+        budget_s=budget_s, total_s=total_s, seed=seed, is_traced=trace
+    )  # refused before anything is measured
     if config.total_s is None:
         config = dataclasses.replace(config, total_s=TOTAL_PER_BUDGET * budget_s)
     asked, where = CutOptions(micro_batches, batch_dims, loss, exact), resolve_host("auto" if host is None else host)

@@ -214,7 +214,8 @@ class Evaluator:
     def _time_reference(self, protocol: RaceProtocol, deadline_s: float) -> None:
         """Runs the reference alone, if nothing has been timed beside it yet."""
         if math.isnan(self._reference_s) and self._reference is not None:
-            (outcome,) = self._run([self.simulator.plan(self._reference)], protocol, (), deadline_s)
+            untraced = dataclasses.replace(protocol, num_traced=0)
+            (outcome,) = self._run([self.simulator.plan(self._reference)], untraced, (), deadline_s)
             if outcome.ok and math.isnan(self._reference_s):
                 self._reference_s = outcome.step_time_s
 
@@ -339,4 +340,4 @@ class Plausibility:
             f"{outcome.ratio:.3g} of the reference's step time was measured, but no placement can take less than "
             f"{self.least_ratio:.3g} of it: something disturbed the machine"
         )
-        return dataclasses.replace(outcome, status="error", step_time_s=math.inf, why=why)
+        return dataclasses.replace(outcome, status="error", step_time_s=math.inf, why=why, timeline=None)

@@ -26,7 +26,17 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rlplace.measure.explain.explanation import Explanation
-from rlplace.say import NOTHING, clean, clean_lines, format_bytes, format_clock, format_ms, format_seconds, is_shown
+from rlplace.say import (
+    NOTHING,
+    clean,
+    clean_lines,
+    counted,
+    format_bytes,
+    format_clock,
+    format_ms,
+    format_seconds,
+    is_shown,
+)
 
 
 class CleanConsole(Console):
@@ -440,6 +450,24 @@ def _expected(told: Mapping[str, Any]) -> str:
 
 def _time(step_s: float | None, why: str) -> str:
     return format_seconds(step_s) if step_s is not None else f"{NOTHING} ({why})"
+
+
+def program_table(program: dict[str, Any]) -> Table:
+    """The output of `rlplace explain --rank`: one row an instruction of a device's program.
+
+    Args:
+        program: as `program_of_run` returns it.
+    """
+    rows = []
+    for row in program["program"]:
+        way = {"send": "to ", "receive": "from "}.get(row["kind"], "") + row["peer"]
+        slot = "" if row["slot"] is None else str(row["slot"])
+        held = format_bytes(row["bytes"]) if row["tensors"] else ""
+        rows.append(
+            (row["kind"], " ".join(f"t{each}" for each in row["tensors"]), ", ".join(row["ops"]), held, way, slot)
+        )
+    title = f"rank {program['rank']}: {program['device']}; {counted(len(rows), 'instruction')}"
+    return plain_table(("<", "<tensors", "<of", ">bytes", "<", ">slot"), rows, title=title, collapse_padding=True)
 
 
 def explanation_tables(explanation: Explanation, top: int = 12) -> Group:

@@ -240,13 +240,15 @@ def _all_rounds(rounds: int, seed: int, num_traced: int = 0) -> RaceProtocol:
     return RaceProtocol(1, rounds, rounds, hopeless=float("inf"), seed=seed, num_traced=num_traced)
 
 
-def measure_all(evaluator: Evaluator, plans: list[Plan], *, rounds: int, seed: int) -> list[Measurement]:
-    """Every plan's measurement, all in one race that drops no contender.
+def measure_all(
+    evaluator: Evaluator, plans: list[Plan], *, rounds: int, seed: int, num_traced: int = 0
+) -> list[Measurement]:
+    """Every plan's measurement, all in one race that drops no contender, and traced steps after it.
 
     Raises:
         RunnerError: a placement failed.
     """
-    outcomes = evaluator.measure_plans(plans, _all_rounds(rounds, seed))
+    outcomes = evaluator.measure_plans(plans, _all_rounds(rounds, seed, num_traced))
     if failed := [outcome for outcome in outcomes if not outcome.ok]:
         raise RunnerError(f"a placement could not be measured: {failed[0].why}")
     return outcomes

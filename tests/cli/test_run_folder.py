@@ -119,6 +119,28 @@ def test_people_get_tables_on_stderr(run: Path, capsys: pytest.CaptureFixture[st
     assert load_explanation(run / "explanation.json").advice.sentence.split(":")[0].split()[0] in said.err
 
 
+def test_the_program_of_each_device_is_that_of_the_placement(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    placement = json.loads((run / "placement.json").read_text())
+    used, ran = set(placement["op_device"]), 0
+    for rank in range(4):
+        assert main(["explain", str(run), "--rank", str(rank), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["rank"], told["device"]) == (rank, placement["devices"][rank])
+        ops = [row["ops"] for row in told["program"] if row["kind"] in ("op", "updates")]
+        assert bool(ops) <= (rank in used)
+        ran += sum(map(len, ops))
+        received = [row for row in told["program"] if row["kind"] == "receive"]
+        assert len(received) == sum(device == rank for _, device in placement["transfers"])
+        assert all(row["bytes"] <= told["slot_bytes"][row["slot"]] for row in received)
+    assert 0 < ran < len(placement["op_device"]), "every op once, but for sources"
+    assert main(["explain", str(run), "--rank", "0"]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"rank 0: {placement['devices'][0]}" in said.err
+    assert main(["explain", str(run), "--rank", "4"]) == 2
+    assert "rank is 4" in capsys.readouterr().err
+
+
 def test_mistakes_are_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     older = tmp_path / "older"
     older.mkdir()

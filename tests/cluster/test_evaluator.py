@@ -131,8 +131,11 @@ def test_both_machines_measure_and_what_they_say_is_a_ratio_to_their_own_referen
         started.clear()
         log.kept.clear()
         plans = two(evaluator)
-        came = evaluator.measure_some(plans, FEW, is_all=True)
+        came = evaluator.measure_some(plans, dataclasses.replace(FEW, num_traced=1), is_all=True)
         assert names(came) == [plan.fingerprint for plan in plans]
+        for plan, outcome in came:
+            assert outcome.timeline is not None
+            assert outcome.timeline.op_device.tolist() == plan.devices.tolist()
         assert sorted(started) == sorted([(other, [plans[0].fingerprint]), (HERE, [plans[1].fingerprint])])
         assert len({outcome.reference_s for _, outcome in came}) == 1  # as if all had been measured beside one
         for plan, outcome in came:
@@ -214,6 +217,25 @@ def test_a_machine_of_the_same_name_takes_its_own_lock(
         assert len(list(tmp_path.rglob("measuring-*.lock"))) == (not is_same)
     finally:
         node._held.close()
+        if node._evaluator is not None:
+            node._evaluator.close()
+
+
+def test_a_node_runs_the_traced_steps_that_it_is_asked_for(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    num_ops, planner = problem.graph.num_ops, Simulator(problem, threads=1)
+    data, index = pack(problem, np.zeros(num_ops, np.int32), seed=0, is_isolated=False, driver=Machine.here())
+    plans = [planner.plan(np.full(num_ops, device, dtype=np.int32)) for device in range(2)]
+    node = MeasuringNode()
+    try:
+        assert node.prepare(data, index, []) == ""
+        for num_traced in (0, 1):
+            outcomes = node.measure(plans, dataclasses.replace(FEW, num_traced=num_traced), 60.0)
+            assert [outcome.timeline is not None for outcome in outcomes] == [num_traced == 1] * 2
+            assert [len(outcome.samples_s) for outcome in outcomes] == [3, 3]
+    finally:
         if node._evaluator is not None:
             node._evaluator.close()
 

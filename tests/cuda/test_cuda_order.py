@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fake_gpus.gpu_plans import MODELS, gpu_host, input_elsewhere, random_setting, setting_of
+from fake_gpus.late_queues import Policy
 from fake_gpus.plan_runs import crew_of, judged, machine_installed, placed_steps, trained
 from fake_gpus.scenarios import failed_and_run_again, gang, placed_model, timed_out_and_run_again
 from fake_gpus.vector_clocks import Actor, Clock
@@ -22,8 +23,12 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
+from rlplace.measure.execute.traced_ops import TracingCosts
 from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing import host_runner
+from rlplace.measure.timing.host_runner import HostRunner
+from rlplace.measure.timing.race import RaceProtocol
 
 NUM_PLANS, AT_ONCE = 100, 10
 
@@ -132,3 +137,37 @@ def test_what_stands_between_a_transfer_and_its_first_reader_runs_beside_the_cop
     for name, is_after in (("aten.cos.default", False), ("aten.sin.default", False), ("aten.add.Tensor", True)):
         _, clock = ran[name]
         assert (clock.get(copying.number, 0) >= at[copying.number]) == is_after, name
+
+
+@pytest.mark.parametrize(
+    ("names", "policy"), [(("cuda:0", "cuda:1"), "random"), (("cuda:0/0", "cuda:0/1", "cpu"), "lazy")]
+)
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_plans_of_a_race_are_traced_in_order(
+    names: tuple[str, ...], policy: Policy, is_sampled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = setting_of("two_layers", "momentum", gpu_host(names), 2)
+    graph, num_devices = setting.graph, setting.host.num_devices
+    problem = Problem.grouped(graph, setting.host, Costs(np.full((graph.num_ops, num_devices), 1e-5), "estimated"))
+    if is_sampled:
+        dear = TracingCosts(np.full(num_devices, 1e9), np.full(num_devices, 1e-6))
+        monkeypatch.setattr(host_runner, "tracing_costs", lambda *_: dear)
+    with machine_installed(policy) as machine:
+        protocol = RaceProtocol(warmup=1, min_rounds=1, max_rounds=2, num_traced=1)
+        runner = HostRunner(problem, Simulator(problem, threads=1), protocol=protocol)
+        try:
+            outcomes = runner.measure_plans(setting.plans)
+        finally:
+            runner.close()
+    assert not machine.order.violations
+    assert not machine.queues.failures
+    runs = ~graph.is_source
+    for outcome, plan in zip(outcomes, setting.plans, strict=True):
+        timeline = outcome.timeline
+        assert (outcome.status, timeline is None) == ("ok", False), outcome.why
+        is_told = timeline.op_end_s > timeline.op_start_s
+        cells = {(graph.signatures[op], plan.devices[op]) for op in np.flatnonzero(runs)}
+        assert {(graph.signatures[op], plan.devices[op]) for op in np.flatnonzero(is_told)} == cells
+        assert is_sampled or np.array_equal(is_told, runs)
+        assert np.all(timeline.transfer_end_s > timeline.transfer_start_s)
+        assert timeline.traced_op_s == pytest.approx(1e-6) or not is_sampled

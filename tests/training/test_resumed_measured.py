@@ -104,9 +104,9 @@ def test_what_was_measured_is_known_and_not_measured_again(
     method, state = kept[-1]
     if method == "learned" and not state.is_searched:
         assert told[0] == 6, "the agent learns what was measured to calibrate ..."
-        kept_plans = {plan for plan, _, _ in before}  # a ratio that is not believed is not kept
-        raced = [plan for race in state.races for plan in race.plans if plan.fingerprint in kept_plans]
-        assert told[1] == len(raced), "... then what was raced"
+        raced = [plan.fingerprint for race in state.races for plan in race.plans]
+        believed = [plan for plan in raced if plan in {plan for plan, _, _ in before}]  # others are in no store
+        assert len(believed) <= told[1] <= len(raced), "... then what was raced"
     result = json.loads((run.root / "result.json").read_text())
     assert result["best"]["step_time_s"] > 0
     searches = json.loads((run.root / "search.json").read_text())["methods"]

@@ -28,6 +28,7 @@ from rlplace.report.console import make_progress
 from rlplace.search.methods import METHODS, Method, find, register_method
 from rlplace.search.task import Budget, Task
 from rlplace.session.folder import RunFolder
+from rlplace.session.session import Session
 from rlplace.training import SearchConfig, TrainConfig, train
 from rlplace.training.outputs import title_of
 from rlplace.training.tracking import make_tracker
@@ -192,6 +193,39 @@ def test_on_this_machine_what_was_learned_about_it_is_kept_and_said(
     assert one_device.step_time_s == result.table.row("single")["step_time_s"]
     assert (eager.step_time_s, eager.kind) == (result.table.row("eager")["step_time_s"], "measured")
     run.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_traced", [True, False])
+def test_on_this_machine_calibration_and_races_of_learned_have_timelines_unless_it_is_not_traced(
+    is_traced: bool, tmp_path: Path
+) -> None:
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)), torch.randn(16, 32)
+    graph = capture(model, x, lambda y: (y**2).mean(), "adam")
+    problem = Problem.profile(graph, Host.detect("cores:2"), num_groups=8)
+    run = RunFolder.create(tmp_path / "run")
+    search = SearchConfig(num_calibrated=None if is_traced else 6, table_rounds=2)
+    result = train(problem, budget_s=4.0, search=search, run=run, is_traced=is_traced, isolated=False, store="off")
+    run.close()
+    with Session.read(run.root) as session:
+        session.load_results(problem)
+        known = session.calibration(problem)
+        races = {name: session.of(name, 0.0) for name in ("learned", "portfolio")}
+    assert len(known.plans) == (4 if is_traced else 6)
+    assert [outcome.timeline is not None for outcome in known.outcomes] == [is_traced] * len(known.plans)
+    traced = {
+        name: [outcome.timeline for race in found.races for outcome in race.outcomes if not race.is_final]
+        for name, found in races.items()
+        if found is not None
+    }
+    assert any(timeline is not None for timeline in traced["learned"]) == is_traced
+    assert not any(timeline is not None for timeline in traced["portfolio"])
+    assert ("traced steps took" in result.table.row("learned").get("why", "")) == is_traced
+    for plan, outcome in zip(known.plans, known.outcomes, strict=True):
+        if outcome.timeline is not None:
+            runs = ~graph.is_source
+            assert (outcome.timeline.op_end_s[runs] > outcome.timeline.op_start_s[runs]).mean() > 0.5
+            assert outcome.timeline.transfer_tensor.tolist() == plan.transfer_tensor.tolist()
 
 
 @pytest.mark.slow

@@ -521,3 +521,8 @@ class CudaClock:
 
 
 Clock = HostClock | CudaClock
+
+
+def clock_of(device: Device) -> Clock:
+    """The clock that traced steps of a device are timed by."""
+    return CudaClock(torch_device(device)) if device.backend == "cuda" else HostClock()

@@ -29,14 +29,15 @@ from rlplace.measure.execute.device_threads import (
     Clock,
     Crew,
     CudaChannel,
-    CudaClock,
     HostClock,
     Job,
+    clock_of,
     locked,
     release_all,
     torch_device,
 )
-from rlplace.measure.execute.launch_code import Run, StepCode
+from rlplace.measure.execute.launch_code import StepCode
+from rlplace.measure.execute.rank_programs import Run
 from rlplace.measure.execute.residents import GradientsOut, Resident, Residents, seeded
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Plan, Timeline
@@ -57,6 +58,7 @@ class PlacedStep:
         seed: of random ops; each draws from (seed, op, step), the same numbers on all devices of one kind: a CPU and a
             GPU make different ones of one seed.
         is_traced: record the times of ops and transfers (see `timeline`).
+        traced: items whose times are recorded then; None for all.
         hold_every: if above 0, a GPU is held back for `hold_cycles` at the start and every so many ops, so that
             launches run ahead of it: for tracing, never for step times.
         gradients: where it leaves gradients when they are asked for; None for a step that is never asked.
@@ -79,6 +81,7 @@ class PlacedStep:
         *,
         seed: int = 0,
         is_traced: bool = False,
+        traced: Collection[int] | None = None,
         hold_every: int = 0,
         gradients: GradientsOut | None = None,
         second: Collection[int] | None = None,
@@ -93,16 +96,12 @@ class PlacedStep:
             host,
             plan,
             is_traced=is_traced,
+            traced=traced,
             hold_every=hold_every,
             hands_out=gradients is not None,
             second=second,
         )
-        self._marks = Marks(
-            [
-                CudaClock(torch_device(device)) if is_traced and device.backend == "cuda" else HostClock()
-                for device in host.devices
-            ]
-        )
+        self._marks = Marks([clock_of(device) if is_traced else HostClock() for device in host.devices])
         self.needs = frozenset(self._needs())
         self.launch_s = [0.0] * host.num_devices
         self.hold_cycles = 0
@@ -184,14 +183,18 @@ class PlacedStep:
         values = iter(self._results)
         return pytree.tree_map_only(Ref, lambda _: next(values), self._program.result)
 
-    def timeline(self) -> Timeline:
-        """Start and end of every op and transfer of the last step; the step must be traced.
+    def timeline(self, *, has_memory: bool = True) -> Timeline:
+        """Start and end of every op and transfer of the last step, 0 where not recorded; the step must be traced.
+
+        Args:
+            has_memory: whether it tells the memory of devices, too.
 
         Raises:
             RunnerError: the step is not loaded.
         """
         self._require_loaded()
-        return step_timeline(self._graph, self._host, self.plan, self._code, self._marks, self._channels)
+        made = self._graph, self._host, self.plan, self._code, self._marks, self._channels
+        return step_timeline(*made, has_memory=has_memory)
 
     def _channel(self, transfer: int) -> Channel:
         plan, host = self.plan, self._host
@@ -349,7 +352,14 @@ class Marks:
 
 
 def step_timeline(
-    graph: OpGraph, host: Host, plan: Plan, code: StepCode, marks: Marks, channels: Sequence[Channel]
+    graph: OpGraph,
+    host: Host,
+    plan: Plan,
+    code: StepCode,
+    marks: Marks,
+    channels: Sequence[Channel],
+    *,
+    has_memory: bool = True,
 ) -> Timeline:
     """Start and end of every op and transfer of the last step, and each device's memory.
 
@@ -360,6 +370,7 @@ def step_timeline(
         code: made of it, traced.
         marks: that it made.
         channels: by transfer: a GPU's copy is timed by the channel itself.
+        has_memory: whether each device's memory is told, too.
     """
     program, n = require_program(graph), graph.num_ops
     begin, end = np.zeros(n + plan.num_transfers), np.zeros(n + plan.num_transfers)
@@ -369,7 +380,7 @@ def step_timeline(
                 begin[item], end[item] = _span_s(host, marks, device, item, channels[item - n] if item >= n else None)
         for updates in code.update_runs[device]:
             _share_run(graph, updates, begin, end)
-    times, devices, allocated = allocated_bytes(graph, host, plan, code, begin, end)
+    times, devices, allocated = allocated_bytes(graph, host, plan, code, begin, end) if has_memory else NO_LEVELS
     return Timeline(
         op_device=plan.devices,
         op_start_s=begin[:n],
@@ -407,6 +418,7 @@ def _share_run(graph: OpGraph, updates: Run, begin: NDArray[np.float64], end: ND
 
 Floats = NDArray[np.float64]
 Levels = tuple[Floats, NDArray[np.int32], NDArray[np.int64]]
+NO_LEVELS: Levels = (np.zeros(0), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64))
 
 
 def allocated_bytes(graph: OpGraph, host: Host, plan: Plan, code: StepCode, begin_s: Floats, end_s: Floats) -> Levels:
@@ -427,8 +439,10 @@ def allocated_bytes(graph: OpGraph, host: Host, plan: Plan, code: StepCode, begi
     resident += np.array([device.context_bytes for device in host.devices], dtype=np.int64)
     events: list[tuple[float, int, int, int]] = [(0.0, 1, d, int(size)) for d, size in enumerate(resident)]
     for device in range(host.num_devices):
-        events += [(float(begin_s[k]), 1, device, int(sizes[device][tensor])) for k, tensor in code.allocations[device]]
-        for item, tensor in code.releases[device]:
+        events += [
+            (float(begin_s[k]), 1, device, int(sizes[device][tensor])) for k, tensor in code.ranks.allocations(device)
+        ]
+        for item, tensor in code.ranks.releases(device):
             is_here = int(plan.devices[graph.tensor_op[tensor]]) == device
             lent_s = _lent_until_s(graph, plan, code, tensor, end_s) if is_here else 0.0
             events.append((max(float(end_s[item]), lent_s), 0, device, -int(sizes[device][tensor])))

@@ -317,6 +317,7 @@ class Scales:
         prior: of any host.
         is_traced: whether there are factors that only timelines tell apart.
         moved: median of the share that x[moved] is on.
+        slowdown: (D, D) by how much a busy device slows another before anything is measured.
         items: P scales.
         untraced: these factors before any step was traced; None where none was.
         tracing: what traced steps cost; None likewise.
@@ -370,8 +371,8 @@ class Scales:
         self.dispatch_at = add(
             "dispatch", "every launch", prior.dispatch * any(device.dispatcher for device in host.devices)
         )
-        self._slowdown = slowdown_of(host, prior)
-        self.corun_at = add("co-run", "devices that share memory", prior.corun_deviation * bool(self._slowdown.any()))
+        self.slowdown = slowdown_of(host, prior)
+        self.corun_at = add("co-run", "devices that share memory", prior.corun_deviation * bool(self.slowdown.any()))
         self.signature_at, self.moved_at = np.full_like(self.type_at, -1), -1
         self.untraced: Scales | None = None
         self.tracing: Tracing | None = None
@@ -498,7 +499,7 @@ class Scales:
             if not host.dispatch_s:  # op times as profiled hold their launches
                 seconds = np.where(self._runs[:, None], np.maximum(seconds - dispatch_s, LEAST_OP_S), 0.0)
         if self.corun_at >= 0:
-            changed["corun_slowdown"] = tuple(map(tuple, (self._slowdown * float(factors[self.corun_at])).tolist()))
+            changed["corun_slowdown"] = tuple(map(tuple, (self.slowdown * float(factors[self.corun_at])).tolist()))
         changed["links"] = tuple(
             Link(
                 link.name,

@@ -14,12 +14,16 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack
 from scipy.special import ndtr, ndtri
 
+from rlplace.graphs import OpGraph
 from rlplace.measure.host_model.path_terms import PathTerms
 from rlplace.measure.host_model.scales import LARGEST, Scales, Tracing
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem, Timeline
 from rlplace.measure.simulate.compiled_problem import main_producers
 from rlplace.records import AtLeastOne, NotNegative, Positive, record
 
+HELD_UP = 2.5
+"""Times the median of its cell: a longer op, or transfer, was disturbed."""
 LEAST_S = 1e-9
 """A duration that is shorter was not measured: its record is missing."""
 SHIPPED = 10.0
@@ -56,6 +60,8 @@ class TraceConfig:
     """Median of the seconds that tracing adds to an op ..."""
     added: NotNegative = 0.7
     """... and the deviation of its logarithm."""
+    added_measured: NotNegative = 0.3
+    """The deviation where timelines say what tracing adds (`traced_op_s`), which is the median then."""
     freedom: Positive = 4.0
     """Degrees of freedom of Student's t, by which cells that do not fit count less."""
     iterations: AtLeastOne = 40
@@ -68,19 +74,21 @@ class TraceConfig:
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """C cells: each a sum of a few terms, and the median of its log durations.
+    """C cells: each a sum of a few terms, and its usual log duration.
 
     Attributes:
         rows: (C, Q) terms of `PathTerms`, in their units.
         is_op: (C,) ops, not transfers.
         is_moved: (C,) ops whose largest input was made elsewhere.
-        log_s: (C,) medians.
+        beside: (C,) co-run slowdown before anything is measured, by the share of the time that other devices were busy.
+        log_s: (C,) the usual one.
         deviation: (C,) their standard deviations.
     """
 
     rows: csr_matrix
     is_op: NDArray[np.bool_]
     is_moved: NDArray[np.bool_]
+    beside: NDArray[np.float64]
     log_s: NDArray[np.float64]
     deviation: NDArray[np.float64]
 
@@ -88,8 +96,9 @@ class _Cells:
 class TracedSteps:
     """Collects timelines of one problem's steps, and fits the factors that make their durations most probable.
 
-    Durations are ends less starts on the clock of one device: offsets between clocks drop out. Ops that take no time,
-    and records that are missing (an end not after its start, or no number), say nothing.
+    Durations are ends less starts on the clock of one device: offsets between clocks drop out. On cores
+    they are as `as_modelled` has them. Ops that take no time, and records that are missing (an end not after
+    its start, or no number), say nothing.
 
     Attributes:
         num_steps: timelines so far.
@@ -114,6 +123,7 @@ class TracedSteps:
                 self._route[pair] = routes[frozenset(route.links)]
         self._op_log_s: list[NDArray[np.float64]] = []
         self._op_device: list[NDArray[np.int32]] = []
+        self._beside: list[NDArray[np.float64]] = []
         self._sent: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
         self._longer: list[float] = []
 
@@ -122,8 +132,10 @@ class TracedSteps:
         if math.isfinite(step_time_s):
             self._longer.append(timeline.step_s / step_time_s - 1.0)
         graph, devices = self._scales.problem.graph, timeline.op_device
+        timeline = as_modelled(timeline, graph, self._scales.problem.host)
         self._op_device.append(devices)
         self._op_log_s.append(np.where(self._runs, _log_durations(timeline.op_start_s, timeline.op_end_s), np.nan))
+        self._beside.append(_busy_beside(timeline, self._scales.slowdown))
         log_s = _log_durations(timeline.transfer_start_s, timeline.transfer_end_s)
         source, destination = timeline.transfer_source, timeline.transfer_destination
         num_bytes = graph.tensor_bytes[timeline.transfer_tensor]
@@ -131,6 +143,9 @@ class TracedSteps:
         is_told = np.isfinite(log_s) & (kinds[:, 0] >= 0)
         self._sent.append((kinds[is_told], log_s[is_told]))
         self.num_steps += 1
+        if timeline.traced_op_s > 0:
+            known = self._config.added_measured
+            self._config = replace(self._config, added_s=timeline.traced_op_s, added=known)
 
     def known(self) -> Scales:
         """The factors as the traced steps have them, with the uncertainty that is left.
@@ -280,29 +295,37 @@ class TracedSteps:
         if scales.moved_at >= 0:
             longer = np.where(cells.is_moved, scales.moved * math.exp(x[scales.moved_at]), 0.0)
         added_s = np.where(cells.is_op, config.added_s * math.exp(config.added * z[0]), 0.0)
-        whole_s = alone_s * (1.0 + longer) + added_s
-        slopes = (alone @ exponents).multiply(((1.0 + longer) / whole_s)[:, None])
+        slower = cells.beside * (math.exp(x[scales.corun_at]) if scales.corun_at >= 0 else 1.0)
+        whole_s = alone_s * (1.0 + longer) * (1.0 + slower) + added_s
+        slopes = (alone @ exponents).multiply(((1.0 + longer) * (1.0 + slower) / whole_s)[:, None])
         own = np.stack([added_s / whole_s * config.added, np.where(cells.is_op, common, 0.0)], axis=1)
         slopes = hstack([csr_matrix(own), slopes], format="csr")
-        if scales.moved_at >= 0:
-            place = np.full(len(longer), OTHERS + scales.moved_at)
-            by_moved = (alone_s * longer / whole_s, (np.arange(len(longer)), place))
-            slopes = slopes + csr_matrix(by_moved, shape=slopes.shape)
+        for place, by_factor in (
+            (scales.moved_at, alone_s * longer * (1.0 + slower)),
+            (scales.corun_at, alone_s * (1.0 + longer) * slower),
+        ):
+            if place >= 0:
+                column = (np.arange(len(longer)), np.full(len(longer), OTHERS + place))
+                slopes = slopes + csr_matrix((by_factor / whole_s, column), shape=slopes.shape)
         return np.log(whole_s) + np.where(cells.is_op, common * z[1], 0.0), slopes
 
     def _cells(self) -> _Cells:
-        """Medians over all steps, by cell."""
+        """Usual durations over all steps, by cell."""
         config, layout, num_devices = self._config, self._terms.layout, self._scales.problem.host.num_devices
         log_SN, device_SN = np.stack(self._op_log_s), np.stack(self._op_device)
         moved_SN = device_SN[:, self._largest] != device_SN
-        cell_SN = (self._signature * num_devices + device_SN) * 2 + moved_SN
+        beside_SN = np.stack(self._beside)
+        is_beside = beside_SN > self._scales.slowdown.max(initial=0.0) / 2
+        cell_SN = ((self._signature * num_devices + device_SN) * 2 + moved_SN) * 2 + is_beside
         is_told = np.isfinite(log_SN)
         log_SN = log_SN - _step_effects(log_SN, cell_SN, is_told)[:, None]
         step, op = np.nonzero(is_told)
-        op_log_s, op_deviation, first = _medians(cell_SN[is_told], log_SN[is_told], config.noise)
+        op_log_s, op_deviation, first = _usual(cell_SN[is_told], log_SN[is_told], config.noise)
+        _, place, counts = np.unique(cell_SN[is_told], return_inverse=True, return_counts=True)
+        beside = np.bincount(place, beside_SN[is_told]) / counts
         op, device = op[first], device_SN[step[first], op[first]]
-        _, both, cells = np.unique(cell_SN[step[first], op] // 2, return_inverse=True, return_counts=True)
-        bias = config.bias * np.sqrt(cells[both])  # moved or not, ops of a signature on a device are off alike
+        _, both, cells = np.unique(cell_SN[step[first], op] // 4, return_inverse=True, return_counts=True)
+        bias = config.bias * np.sqrt(cells[both])  # wherever they are, ops of a signature on a device are off alike
         columns = [layout.op_term[op, device]]
         values = [layout.op_s[op, device]]
         if layout.overhead_term >= 0:
@@ -310,7 +333,7 @@ class TracedSteps:
             values.append(np.ones(len(op)))
         kinds, sent_log_s = (np.concatenate(parts) for parts in zip(*self._sent, strict=True))
         _, place = np.unique(kinds[:, :2], axis=0, return_inverse=True)
-        link_log_s, link_deviation, sent = _medians(place.reshape(-1), sent_log_s, config.link_noise)
+        link_log_s, link_deviation, sent = _usual(place.reshape(-1), sent_log_s, config.link_noise)
         pair = kinds[sent, 2], kinds[sent, 3]
         rows = np.concatenate([np.tile(np.arange(len(op)), len(columns)), np.tile(len(op) + np.arange(len(sent)), 2)])
         every_column = np.concatenate([*columns, layout.latency_term[pair], layout.bytes_term[pair]])
@@ -320,6 +343,7 @@ class TracedSteps:
             csr_matrix((every_value, (rows, every_column)), shape=(count, self._terms.num_terms)),
             np.arange(count) < len(op),
             np.append(moved_SN[step[first], op], np.zeros(len(sent), dtype=bool)),
+            np.append(beside, np.zeros(len(sent))),
             np.append(op_log_s, link_log_s),
             np.append(np.hypot(op_deviation, bias), link_deviation),
         )
@@ -337,7 +361,7 @@ class TracedMedians:
 
     def add(self, timeline: Timeline) -> None:
         """Takes the durations of one traced step."""
-        self._timelines.append(timeline)
+        self._timelines.append(as_modelled(timeline, self._problem.graph, self._problem.host))
 
     def problem(self) -> Problem:
         """The problem with traced figures in the place of its own.
@@ -422,17 +446,75 @@ def _step_effects(
     return np.asarray(effects - effects.mean())
 
 
-def _medians(
+def as_modelled(timeline: Timeline, graph: OpGraph, host: Host) -> Timeline:
+    """The timeline with durations as the step-time model means them, where devices are cores.
+
+    An op begins at the end of the item before it, an op or a tensor that is taken over: what the interpreter does
+    between two items (tensors that are freed or sent, the next call) is part of every step, and of profiled times. A
+    transfer begins at the end of the op that makes its tensor, since waking the thread that waits for it is most of it.
+    Where that thread was busy until later, the transfer has no duration: nobody waited for it. Of a device on which
+    only a sample of ops was traced, durations stay as they are: the item before an op may have no record.
+    """
+    op_start_s, sent_start_s, sent_end_s = (
+        each.copy() for each in (timeline.op_start_s, timeline.transfer_start_s, timeline.transfer_end_s)
+    )
+    producer = graph.tensor_op[timeline.transfer_tensor]
+    made_s = np.where(graph.is_source[producer], np.inf, timeline.op_end_s[producer])
+    is_core = np.array([device.backend == "cpu" for device in host.devices])
+    for index in np.flatnonzero(is_core).tolist():
+        runs = (timeline.op_device == index) & ~graph.is_source
+        ops = np.flatnonzero(runs & (timeline.op_end_s > timeline.op_start_s))
+        taken = np.flatnonzero((timeline.transfer_destination == index) & (sent_end_s > sent_start_s))
+        if not len(ops) or len(ops) < runs.sum():
+            continue
+        ends_s = np.sort(np.concatenate((timeline.op_end_s[ops], sent_end_s[taken])))
+        before_s = np.append(0.0, ends_s)
+        op_start_s[ops] = np.minimum(op_start_s[ops], before_s[np.searchsorted(ends_s, timeline.op_end_s[ops])])
+        taken = taken[is_core[timeline.transfer_source[taken]]]
+        is_waited = before_s[np.searchsorted(ends_s, sent_end_s[taken])] < made_s[taken]
+        sent_start_s[taken] = np.where(is_waited, np.minimum(made_s[taken], sent_start_s[taken]), sent_end_s[taken])
+    return replace(timeline, op_start_s=op_start_s, transfer_start_s=sent_start_s)
+
+
+def _busy_beside(timeline: Timeline, slowdown: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(N,) for each op the sum of `slowdown` (D, D) over the other devices, by the share of its time that each ran ops.
+
+    Devices share a clock where they share a memory.
+    """
+    beside = np.zeros(len(timeline.op_device))
+    for other in np.flatnonzero(slowdown.any(axis=0)).tolist():
+        there = np.flatnonzero((timeline.op_device == other) & (timeline.op_end_s > timeline.op_start_s))
+        there = there[np.argsort(timeline.op_end_s[there], kind="stable")]
+        instants_s = np.stack([timeline.op_start_s[there], timeline.op_end_s[there]], axis=1).ravel()
+        instants_s = np.maximum.accumulate(instants_s)
+        busy_s = np.append(0.0, np.cumsum(np.diff(instants_s) * (np.arange(1, len(instants_s)) % 2)))[: len(instants_s)]
+        if not len(instants_s):
+            continue
+        ends = (np.interp(at_s, instants_s, busy_s) for at_s in (timeline.op_start_s, timeline.op_end_s))
+        begin_s, end_s = ends
+        taken_s = np.maximum(timeline.op_end_s - timeline.op_start_s, LEAST_S)
+        beside += slowdown[timeline.op_device, other] * np.clip((end_s - begin_s) / taken_s, 0.0, 1.0)
+    return beside
+
+
+def _usual(
     keys: NDArray[np.int64], log_s: NDArray[np.float64], least_noise: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    """For each distinct key the median, its standard deviation, and the place of its first number."""
+    """For each distinct key the logarithm of the mean duration, its standard deviation, and the place of its first.
+
+    A step is a sum of durations, and small ops have a long tail: their median is too short. Those that are `HELD_UP`
+    times as long as the median were disturbed, and are left out. Of two numbers it is the mean of the logarithms.
+    """
     if not len(keys):
         return np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64)
     _, first, place, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
     middle = _by_group(place, log_s)
     spread = TO_DEVIATION * _by_group(place, np.abs(log_s - middle[place]))
     noise = np.where(counts >= 5, np.maximum(spread, least_noise), least_noise)
-    return middle, np.maximum(noise, 1e-6) * np.where(counts > 2, OF_MEDIAN, 1.0) / np.sqrt(counts), first
+    is_usual = log_s < middle[place] + math.log(HELD_UP)
+    mean_s = np.bincount(place, np.where(is_usual, np.exp(log_s), 0.0)) / np.bincount(place, is_usual)
+    usual = np.where(counts > 2, np.log(mean_s), middle)
+    return usual, np.maximum(noise, 1e-6) * np.where(counts > 2, OF_MEDIAN, 1.0) / np.sqrt(counts), first
 
 
 def _by_group(place: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -52,7 +52,15 @@ from rlplace.measure.isolate.worker import FROM_OUTSIDE, CannotIsolate, WorkerPr
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline, single_device_plan
 from rlplace.measure.timing.eager_step import EagerRecipe, Other
-from rlplace.measure.timing.host_runner import LONGEST_S, HostRunner, Planner, all_lost, lost_of, status_of
+from rlplace.measure.timing.host_runner import (
+    LONGEST_S,
+    HostRunner,
+    Planner,
+    all_lost,
+    lost_of,
+    status_of,
+    with_timelines,
+)
 from rlplace.measure.timing.race import LOOKS_EVERY_S, REFERENCE, RaceProtocol, Suspensions, Timer
 from rlplace.measure.timing.threads import usable_cores
 from rlplace.say import Say
@@ -258,7 +266,11 @@ class IsolatedRunner:
             RunnerError: the reference failed, or the worker ended again and again while no plan ran.
         """
         try:
-            found = self._measured(plans, protocol or RaceProtocol(), others, deadline_s)
+            protocol = protocol or RaceProtocol()
+            found = self._measured(plans, dataclasses.replace(protocol, num_traced=0), others, deadline_s)
+            # the worker is asked once more for each plan: a traced step that ends it costs no measurement
+            traced = partial(self._traced, num_steps=protocol.num_traced)
+            found = with_timelines(plans, found, protocol, deadline_s, traced)
         except RlplaceError as error:
             if (lost := lost_of(self._problem.host, error)) is None:
                 raise
@@ -313,8 +325,19 @@ class IsolatedRunner:
         Raises:
             RunnerError: an op failed, or the worker ended.
         """
-        peaks = {plan.fingerprint: self._planner.retime(plan).peak_bytes}
-        answer = self._ask_twice(Trace(plan, peaks, num_steps, warmup))
+        return self._timelines(Trace(plan, self._peaks(plan), num_steps, warmup))
+
+    def _traced(self, plan: Plan, *, num_steps: int, step_s: float) -> list[Timeline]:
+        """As `trace`, for a plan of a race that just ended; a step that hangs takes little of its time."""
+        first_s = self._process.board.first_s if self._process is not None else 0.0
+        longest_s = (1 + num_steps) * self._limits.limit_s(RaceProtocol(), step_s, first_s)
+        return self._timelines(Trace(plan, self._peaks(plan), num_steps, 1, step_s, longest_s))
+
+    def _peaks(self, plan: Plan) -> dict[str, Sequence[int]]:
+        return {plan.fingerprint: self._planner.retime(plan).peak_bytes}
+
+    def _timelines(self, request: Trace) -> list[Timeline]:
+        answer = self._ask_twice(request)
         if isinstance(answer, Fault):
             raise RunnerError(answer.why)
         return cast(list[Timeline], answer.result)
@@ -368,7 +391,9 @@ class IsolatedRunner:
         """How long the contender that is at work may take, as far as is known by then."""
         if isinstance(request, Step):
             return self._limits.longest_s
-        if isinstance(request, Trace | Profile) or not board.is_made or board.contender >= len(request.plans):
+        if isinstance(request, Trace):
+            return request.longest_s
+        if isinstance(request, Profile) or not board.is_made or board.contender >= len(request.plans):
             return MAKING_S
         if board.contender == REFERENCE:
             return self._limits.longest_s

@@ -43,6 +43,10 @@ from rlplace.measure.timing.eager_step import EagerRecipe
 from rlplace.measure.timing.host_runner import LONGEST_S
 from rlplace.measure.timing.race import RaceProtocol, Watch
 
+MAKING_S = 900.0
+"""The time limit of compiling a model, or of another way of making a contender; plain PyTorch's own steps have it
+too."""
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -92,6 +96,10 @@ class Trace:
     """That are traced."""
     warmup: int
     """Steps before them."""
+    step_s: float | None = None
+    """Its step time in the race that they belong to; None where there was no race."""
+    longest_s: float = MAKING_S
+    """That they may take, all together."""
 
 
 @dataclass(frozen=True)
@@ -271,9 +279,6 @@ def apply_settings(settings: tuple[Any, ...]) -> None:
         set_(value)
 
 
-MAKING_S = 900.0
-"""The time limit of compiling a model, or of another way of making a contender; plain PyTorch's own steps have it
-too."""
 BETWEEN_S = 900.0
 """The time limit of a worker between steps, to load its request and to make code of plans."""
 STOPPED_S = 10.0

@@ -429,7 +429,9 @@ class _Worker:
         if isinstance(request, Race):
             return self._race(request)
         if isinstance(request, Trace):
-            return self._runner.trace(request.plan, num_steps=request.num_steps, warmup=request.warmup)
+            return self._runner.trace(
+                request.plan, num_steps=request.num_steps, warmup=request.warmup, step_s=request.step_s
+            )
         return profile_costs(
             self._problem.graph,
             self._problem.host,

@@ -2,14 +2,17 @@
 
 It tells a placement that breaks the arithmetic from a model that gives NaN wherever it runs. `LoadedPlans`
 loads and unloads plans where the host's memory does not hold all of them. `as_measurement` is the outcome of a
-contender as a `Measurement`, and `lost_of` tells whether devices of the host are lost.
+contender as a `Measurement`, `with_timelines` gives those of plans the timelines of traced steps, and `lost_of` tells
+whether devices of the host are lost.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import re
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +30,7 @@ from rlplace.graphs import OpGraph
 from rlplace.measure.execute.device_threads import Crew, Worker
 from rlplace.measure.execute.placed_step import PlacedStep, resident_bytes
 from rlplace.measure.execute.residents import Resident, Residents, limited_memory
+from rlplace.measure.execute.traced_ops import TracingCosts, tracing_costs
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.measurement import Measurement, Status
@@ -103,6 +107,8 @@ class HostRunner:
         self._loaded = LoadedPlans(problem.graph, problem.host, self._residents)
         self.reference = None if reference is None else planner.plan(reference)
         self.num_steps = 0
+        self._tracing: TracingCosts | None = None  # once anything was traced
+        self._sample = np.random.default_rng(seed)  # of the ops that are traced
         self._limits = contextlib.ExitStack()
         self._limits.enter_context(limited_memory(problem.host))
 
@@ -123,7 +129,7 @@ class HostRunner:
         others: Sequence[Other] = (),
         deadline_s: float = float("inf"),
     ) -> list[Measurement]:
-        """Races exactly these plans, and `others` (contenders that are not plans), in one race.
+        """Races exactly these plans, and `others` (contenders that are not plans), in one race; then plans are traced.
 
         Args:
             plans: the plans to run.
@@ -137,6 +143,7 @@ class HostRunner:
         Raises:
             RunnerError: the reference failed, or a GPU failed so that it cannot be used any more.
         """
+        protocol = protocol or self._protocol
         self._residents.reset()
         first = [_First() for _ in plans]
         timers = [self._timer(plan, each) for plan, each in zip(plans, first)]
@@ -150,9 +157,7 @@ class HostRunner:
         )
         try:
             with suspensions.watching():
-                lanes = race(
-                    timers, reference, protocol or self._protocol, deadline_s=deadline_s, is_fatal=self._is_fatal
-                )
+                lanes = race(timers, reference, protocol, deadline_s=deadline_s, is_fatal=self._is_fatal)
         except Exception as error:
             if (lost := lost_of(self.problem.host, error)) is not None:
                 return all_lost(len(timers), lost)
@@ -166,25 +171,40 @@ class HostRunner:
         for lane, each in zip(lanes, first):  # where another was free of NaN, but only later
             if each.is_nan and lane.error is None and self._saw_numbers:
                 lane.error = RunnerError(WHY_NAN)
-        return [as_measurement(lane, has_reference=reference is not None) for lane in lanes]
+        outcomes = [as_measurement(lane, has_reference=reference is not None) for lane in lanes]
+        traced = partial(self.trace, num_steps=protocol.num_traced, warmup=1)
+        return with_timelines(plans, outcomes, protocol, deadline_s, traced, self._is_fatal)
 
-    def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2) -> list[Timeline]:
-        """Measured timelines of `num_steps` steps of `plan`, in order of step time."""
+    def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2, step_s: float | None = None) -> list[Timeline]:
+        """Measured timelines of `num_steps` steps of `plan`, in order of step time.
+
+        Args:
+            plan: the plan to run.
+            num_steps: that are traced.
+            warmup: steps before them.
+            step_s: its step time in the race that the traced steps belong to: then their timelines are without memory,
+                and of the ops alone that can be traced in a small part of that time (`TracingCosts.traced`).
+        """
+        graph = self.problem.graph
         self._residents.reset()
-        step = self.load(plan, is_traced=True)
+        costs = self._tracing = self._tracing or tracing_costs(self.problem.host, self._crew)
+        traced = None if step_s is None else costs.traced(graph, plan, step_s, self._sample)
+        step, added_s = self.load(plan, is_traced=True, traced=traced), costs.added_s(graph, plan)
         peak_bytes = self._planner.retime(plan).peak_bytes
         self._watch.begin(0, is_made=False)
         try:
             for k in range(warmup):
                 self._timed(step, peak_bytes, k)
             timed = [
-                (self._timed(step, peak_bytes, warmup + k), k, step.timeline())  # its timeline is that of the last step
+                # its timeline is that of the last step
+                (self._timed(step, peak_bytes, warmup + k), k, step.timeline(has_memory=step_s is None))
                 for k in range(num_steps)
             ]
         finally:
             self._loaded.forget(step)
         self._watch.end()
-        return [timeline for _, _, timeline in sorted(timed, key=lambda item: item[:2])]
+        timelines = [timeline for _, _, timeline in sorted(timed, key=lambda item: item[:2])]
+        return [dataclasses.replace(timeline, traced_op_s=added_s) for timeline in timelines]
 
     def timer(self, plan: Plan) -> Timer:
         """Loads `plan` now, and returns a timer of one step of it for a race of another runner.
@@ -196,7 +216,7 @@ class HostRunner:
         step.load()
         return lambda: step.run(deadline_s=self._timeout_s)
 
-    def load(self, plan: Plan, *, is_traced: bool = False) -> PlacedStep:
+    def load(self, plan: Plan, *, is_traced: bool = False, traced: Collection[int] | None = None) -> PlacedStep:
         """Prepares a plan for the threads and tensors of this runner; it is loaded when it runs."""
         return PlacedStep(
             self.problem.graph,
@@ -206,6 +226,7 @@ class HostRunner:
             self._crew,
             seed=self._seed,
             is_traced=is_traced,
+            traced=traced,
         )
 
     def widest_worker(self) -> Worker | None:
@@ -463,6 +484,43 @@ def as_measurement(lane: Lane, *, has_reference: bool) -> Measurement:
         tuple(lane.samples_s),
         reference_s=float(np.median(lane.references_s)) if has_reference else 0.0,
     )
+
+
+def with_timelines(
+    plans: Sequence[Plan],
+    outcomes: Sequence[Measurement],
+    protocol: RaceProtocol,
+    deadline_s: float,
+    trace: Callable[..., list[Timeline]],
+    is_fatal: Callable[[Exception], bool] = lambda _: False,
+) -> list[Measurement]:
+    """The outcomes of a race, those of plans with the timeline of their traced step of median step time.
+
+    A plan that was dropped for being slow is traced, too: its ops and transfers tell as much as those of a fast one.
+    Where the traced steps fail, or would not end before the deadline, there is no timeline.
+
+    Args:
+        plans: that ran.
+        outcomes: of `plans`, then of others.
+        protocol: of the race.
+        deadline_s: on `time.monotonic`.
+        trace: runs the traced steps of a plan, given its `step_s`.
+        is_fatal: whether no other plan can be traced after an error.
+    """
+    found = list(outcomes)
+    for k, plan in enumerate(plans):
+        outcome = outcomes[k]
+        takes_s = (1 + protocol.num_traced) * outcome.step_time_s
+        if not (outcome.ok and protocol.num_traced) or time.monotonic() + takes_s > deadline_s:
+            continue
+        try:
+            timelines = trace(plan, step_s=outcome.step_time_s)
+        except Exception as error:  # the measurement is one without it
+            if is_fatal(error):
+                break
+        else:
+            found[k] = dataclasses.replace(outcome, timeline=timelines[len(timelines) // 2])
+    return found
 
 
 _GPU = re.compile(r"\bcuda:[0-9]+(?:/[0-9]+)?")

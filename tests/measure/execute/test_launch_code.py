@@ -29,15 +29,9 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Call, Program, Ref, Update
 from rlplace.measure.execute.device_threads import Crew
-from rlplace.measure.execute.launch_code import (
-    Constants,
-    Expressions,
-    GangSignals,
-    StepCode,
-    gang_signals,
-    update_runs,
-)
+from rlplace.measure.execute.launch_code import Constants, Expressions, StepCode
 from rlplace.measure.execute.placed_step import PlacedStep
+from rlplace.measure.execute.rank_programs import GangSignals, gang_signals, update_runs
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.problem import Plan
 
@@ -84,7 +78,6 @@ def test_everything_on_one_device_needs_no_channel() -> None:
         "v7 = g7(v5)",
         "v6 = g6(t9, [3])",
         "u11(v7, v6)",
-        "del v0",
         "del v5, v7, t8",
         "del v6, t9",
         "v8 = g8(t5)",
@@ -142,8 +135,8 @@ def test_an_update_waits_until_its_parameter_has_been_copied() -> None:
 
 def test_memory_begins_with_a_tensor_and_ends_with_its_last_use() -> None:
     code = code_of(SPLIT)
-    assert code.allocations[1] == ((12, 0), (13, 1), (3, 3), (16, 4), (5, 5), (6, 6))
-    assert code.releases[1] == ((3, 0), (3, 1), (3, 3), (5, 4), (6, 6))  # the loss, tensor 5, stays
+    assert code.ranks.allocations(1) == [(12, 0), (13, 1), (3, 3), (16, 4), (5, 5), (6, 6)]
+    assert code.ranks.releases(1) == [(3, 0), (3, 1), (3, 3), (5, 4), (6, 6)]  # the loss, tensor 5, stays
 
 
 def test_traced_code_marks_every_item_and_nothing_else() -> None:
@@ -172,7 +165,7 @@ def test_gpus_are_held_back_at_the_start_and_every_few_ops_and_cores_never() -> 
     plain = StepCode(graph, gpus, plan, is_traced=True)
     held = StepCode(graph, gpus, plan, is_traced=True, hold_every=2)
     for device in range(2):
-        runs = [item for item in held.items[device] if item >= graph.num_ops or not graph.is_source[item]]
+        runs = [item for kind, item, _ in held.ranks.programs[device] if kind in ("op", "updates", "receive")]
         places = [k for k, line in enumerate(lines_of(held, device)) if line == "hold()"]
         before = [held.line_items[device][k + 1] for k in places]  # a line more: the function's first
         assert before == runs[::2]
@@ -187,8 +180,8 @@ def test_a_hand_over_is_acknowledged_after_its_last_reader() -> None:
     lines = lines_of(code, 2)
     assert lines.index("t3 = f3(t1, t2, v0)") < lines.index("k0_done()") < lines.index("del v0, t0")
     assert all(code.is_handover)
-    assert [tensor for _, tensor in code.allocations[2]] == [3, 5, 6]
-    assert [tensor for _, tensor in code.releases[2]] == [3, 6]
+    assert [tensor for _, tensor in code.ranks.allocations(2)] == [3, 5, 6]
+    assert [tensor for _, tensor in code.ranks.releases(2)] == [3, 6]
 
 
 def test_a_gang_and_its_members_take_turns() -> None:
@@ -254,8 +247,8 @@ def test_code_of_every_model_drops_what_it_made(name: str) -> None:
     code = StepCode(graph, core_host(), naive_plan(graph, random_devices(graph, 2, generator), generator))
     kept = set(graph.output_tensors.tolist())
     for device in range(2):
-        made = Counter(tensor for _, tensor in code.allocations[device])
-        freed = Counter(tensor for _, tensor in code.releases[device])
+        made = Counter(tensor for _, tensor in code.ranks.allocations(device))
+        freed = Counter(tensor for _, tensor in code.ranks.releases(device))
         assert set(made.values()) <= {1}
         assert not freed - made
         assert set(made - freed) <= kept
@@ -281,25 +274,24 @@ def call(*args: object, outputs: tuple[int, ...] = (7,), returns_tuple: bool = F
 def test_what_python_has_a_literal_for_is_written_out(program: Program) -> None:
     constants = Constants()
     words = Expressions(program, 0, constants)
-    lines, produced = words.call(9, call(1, 0.5, True, None, "sum", [2, (Ref(4),)], ()))
+    lines = words.call(9, call(1, 0.5, True, None, "sum", [2, (Ref(4),)], ()))
     assert lines == ["t7 = f9(1, 0.5, True, None, 'sum', [2, (t4, )], ())"]
-    assert produced == (7,)
     assert not constants.values
 
 
 def test_other_values_get_one_name_each_over_all_devices(program: Program) -> None:
     constants = Constants()
     first, second = (Expressions(program, device, constants) for device in range(2))
-    assert first.call(8, call(math.inf, dtype=torch.float16))[0] == ["t7 = f8(c0, dtype=c1)"]
-    assert second.call(9, call(torch.float16, math.inf))[0] == ["t7 = f9(c1, c0)"]
+    assert first.call(8, call(math.inf, dtype=torch.float16)) == ["t7 = f8(c0, dtype=c1)"]
+    assert second.call(9, call(torch.float16, math.inf)) == ["t7 = f9(c1, c0)"]
     assert constants.values == {"c0": math.inf, "c1": torch.float16}
 
 
 def test_outputs_are_unpacked_as_the_op_returns_them(program: Program) -> None:
     words = Expressions(program, 0, Constants())
-    assert words.call(9, call(outputs=(7, -1), returns_tuple=True)) == (["t7, _ = f9()"], (7,))
-    assert words.call(9, call(outputs=(7,), returns_tuple=True)) == (["t7, = f9()"], (7,))
-    assert words.call(9, call(outputs=(-1,))) == (["f9()"], ())
+    assert words.call(9, call(outputs=(7, -1), returns_tuple=True)) == ["t7, _ = f9()"]
+    assert words.call(9, call(outputs=(7,), returns_tuple=True)) == ["t7, = f9()"]
+    assert words.call(9, call(outputs=(-1,))) == ["f9()"]
 
 
 def test_a_view_is_defined_once_after_the_views_that_it_is_of_until_its_tensor_is_dropped(program: Program) -> None:
@@ -383,7 +375,7 @@ def test_a_run_ends_where_something_else_stands_or_a_gang_takes_over() -> None:
 
     def runs(*items: int, waits: tuple[int, ...] = (), sets: tuple[int, ...] = ()) -> tuple[tuple[int, ...], ...]:
         assert graph.program is not None
-        return update_runs(graph, graph.program, items, waits, sets)
+        return update_runs(graph, items, waits, sets)
 
     source = next(iter(graph.program.sources))
     assert runs(a, b, c) == ((a, b, c),)
@@ -397,7 +389,7 @@ def test_a_run_ends_where_something_else_stands_or_a_gang_takes_over() -> None:
 def test_parameters_of_another_dtype_are_a_run_of_their_own() -> None:
     graph = mlp(torch.float64)
     assert graph.program is not None
-    runs = update_runs(graph, graph.program, updates_of(graph), (), ())
+    runs = update_runs(graph, updates_of(graph), (), ())
     assert sorted(map(len, runs)) == [2, 4]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from rlplace.measure.host_model import (
     TracedPrior,
     TracedSteps,
 )
+from rlplace.measure.host_model.traced_steps import as_modelled
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem, Timeline
@@ -123,6 +125,21 @@ def test_draws_keep_the_speeds_of_routes_and_leave_the_other_links_free() -> Non
     spread = np.std(drawn, axis=0)[scales.bandwidth_at]
     assert spread.min() < 1e-3
     assert spread.max() > 0.1
+
+
+def test_seconds_that_tracing_is_known_to_add_are_removed() -> None:
+    """Where timelines do not tell it, it is taken for the ops' own: a fifth of an op of a second."""
+    scales, generator, added_s = scales_of(paired_host(3)), np.random.default_rng(2), 0.2
+    true = scales.apply(some_factors(scales, 2))
+    steps = timelines_of(true, varied_plans(scales.problem, generator, 4))
+    untold = [replace(step, op_end_s=step.op_end_s + added_s * ~scales.problem.graph.is_source) for step in steps]
+    told = [replace(step, traced_op_s=added_s) for step in untold]
+    others = varied_plans(scales.problem, generator, 10)
+    off = [
+        np.abs(np.log(step_times(known.apply(known.mean), others) / step_times(true, others))).mean()
+        for known in (fitted(scales, each) for each in (untold, told))
+    ]
+    assert off[1] < 0.5 * off[0]
 
 
 def test_clocks_that_are_off_change_nothing() -> None:
@@ -290,3 +307,76 @@ def test_medians_are_those_by_hand() -> None:
     used, unused = learned.host.links
     assert (used.latency_s, 1.0 / used.bandwidth_bytes_per_s) == pytest.approx((0.075, 0.0225))
     assert unused == host.links[1]
+
+
+def cores_timeline(problem: Problem, **times: list[float]) -> Timeline:
+    """Of ops 0 -> 1 -> 3 and 0 -> 2 -> 3, of which 2 is on the second of two cores."""
+    none = np.zeros(0)
+    return Timeline(
+        np.array([0, 0, 1, 0], dtype=np.int32),
+        np.array(times["start"]),
+        np.array(times["end"]),
+        np.array([0, 2], dtype=np.int32),
+        np.array([0, 1], dtype=np.int32),
+        np.array([1, 0], dtype=np.int32),
+        np.array(times["take"]),
+        np.array(times["taken"]),
+        none,
+        none.astype(np.int32),
+        none.astype(np.int64),
+        "measured",
+    )
+
+
+def cores_problem() -> Problem:
+    graph = op_graph([[], [0], [0], [1, 2]], 100)
+    host = plain_host(2, 100.0)
+    cores = tuple(replace(device, backend="cpu", cores=(k,)) for k, device in enumerate(host.devices))
+    return Problem(
+        graph, replace(host, devices=cores), Costs(np.ones((4, 2)), "profiled"), Grouping(np.arange(4, dtype=np.int32))
+    )
+
+
+def test_on_cores_an_op_begins_where_the_item_before_ended_and_a_transfer_where_its_tensor_was_made() -> None:
+    problem = cores_problem()
+    # op 0 makes its tensor at 10; core 1 waits for it and has it at 14; op 2 runs to 20; core 0 takes that at 31, late
+    timeline = cores_timeline(
+        problem, start=[1.0, 11.0, 15.0, 33.0], end=[10.0, 30.0, 20.0, 40.0], take=[13.0, 30.5], taken=[14.0, 31.0]
+    )
+    found = as_modelled(timeline, problem.graph, problem.host)
+    assert found.op_start_s.tolist() == [0.0, 10.0, 14.0, 31.0]
+    assert found.op_end_s.tolist() == timeline.op_end_s.tolist()
+    assert (found.transfer_end_s - found.transfer_start_s).tolist() == [4.0, 0.0], "nobody waited for the second"
+
+
+def test_where_a_sample_of_ops_was_traced_durations_stay_as_they_are() -> None:
+    """What came before an op may have no record: here op 1, before op 3."""
+    problem = cores_problem()
+    timeline = cores_timeline(
+        problem, start=[1.0, 0.0, 15.0, 33.0], end=[10.0, 0.0, 20.0, 40.0], take=[13.0, 30.5], taken=[14.0, 31.0]
+    )
+    found = as_modelled(timeline, problem.graph, problem.host)
+    assert found.op_start_s.tolist() == [1.0, 0.0, 14.0, 33.0], "all of core 1 was traced"
+    assert found.transfer_start_s.tolist() == [10.0, 30.5]
+
+
+def test_other_devices_keep_their_clocks() -> None:
+    problem = cores_problem()
+    host = plain_host(2, 100.0)
+    timeline = cores_timeline(
+        problem, start=[1.0, 11.0, 15.0, 33.0], end=[10.0, 30.0, 20.0, 40.0], take=[13.0, 30.5], taken=[14.0, 31.0]
+    )
+    found = as_modelled(timeline, problem.graph, host)
+    assert found.op_start_s.tolist() == timeline.op_start_s.tolist()
+    assert found.transfer_start_s.tolist() == timeline.transfer_start_s.tolist()
+
+
+def test_ops_beside_a_busy_device_tell_the_co_run_slowdown() -> None:
+    """Of two cores that share a memory, to a tenth: an op is partly beside others."""
+    scales = scales_of(replace(paired_host(2), corun_slowdown=((0.0, 0.1), (0.1, 0.0))))
+    wide = Scales(scales.problem, replace(WIDE, corun_deviation=1.0), None, TRACED)
+    x = np.zeros(len(wide))
+    x[wide.corun_at] = math.log(2.5)
+    true = wide.apply(x)
+    known = fitted(wide, timelines_of(true, varied_plans(wide.problem, np.random.default_rng(5), 4)), EXACT)
+    assert known.apply(known.mean).host.corun_slowdown[0][1] == pytest.approx(0.25, rel=0.1)

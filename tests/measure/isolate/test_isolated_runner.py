@@ -188,6 +188,32 @@ def test_traces_come_back(runner: IsolatedRunner) -> None:
     assert all(np.all(timeline.op_end_s[is_run] > 0) for timeline in timelines)
 
 
+def test_plans_of_a_race_are_traced_in_the_worker(runner: IsolatedRunner) -> None:
+    traced = dataclasses.replace(PROTOCOL, num_traced=2)
+    placed, seven = runner.measure_plans([on_first(runner)], protocol=traced, others=[lambda: 7.0])
+    is_run = ~runner._problem.graph.is_source
+    assert placed.timeline is not None
+    assert np.all(placed.timeline.op_end_s[is_run] > placed.timeline.op_start_s[is_run])
+    assert (len(placed.samples_s), seven.timeline, runner.num_started) == (2, None, 1)
+
+
+@pytest.mark.slow
+def test_a_traced_step_that_ends_the_worker_costs_the_timeline_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, answers = faulty_graph(("traced", "hang")), []
+    wait_for = wait_module.wait_for
+    monkeypatch.setattr(wait_module, "wait_for", lambda *given: answers.append(wait_for(*given)) or answers[-1])
+    runner = runner_of(graph)
+    try:
+        plans = [naive_plan(graph, np.array(row, dtype=np.int32)) for row in ([0, 1, 0, 0], [0, 0, 0, 1])]
+        failed, fine = runner.measure_plans(plans, protocol=dataclasses.replace(PROTOCOL, num_traced=1))
+        assert (failed.status, failed.timeline) == ("ok", None)
+        assert (fine.status, fine.timeline is None) == ("ok", False), "by the next worker"
+        assert runner.num_started == 2
+        assert "SIGABRT in this placement, op 'faulty' " in answers[1].why, "lines of traced code are looked up there"
+    finally:
+        runner.close()
+
+
 def test_its_steps_can_be_raced_by_another_runner(runner: IsolatedRunner) -> None:
     timer = runner.timer(on_first(runner))
     assert timer() > 0

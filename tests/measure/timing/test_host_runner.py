@@ -25,11 +25,13 @@ from rlplace.graphs.grouping.groups import group_ops
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.execute.device_threads import Worker
+from rlplace.measure.execute.placed_step import PlacedStep
+from rlplace.measure.execute.traced_ops import TracingCosts
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.problem import Plan, Problem
+from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.timing import host_runner
 from rlplace.measure.timing import host_runner as runner_module
-from rlplace.measure.timing.host_runner import HostRunner, has_nan
+from rlplace.measure.timing.host_runner import HostRunner, has_nan, with_timelines
 from rlplace.measure.timing.race import RaceProtocol
 
 PROTOCOL = RaceProtocol(warmup=1, min_rounds=2, max_rounds=2, hopeless=1e9)
@@ -142,6 +144,78 @@ def test_timelines_come_in_order_of_step_time(runner: HostRunner) -> None:
     assert runner.num_steps == 4
 
 
+TRACED = dataclasses.replace(PROTOCOL, num_traced=3)
+
+
+def test_plans_of_a_race_are_traced_after_it(runner: HostRunner) -> None:
+    graph = runner.problem.graph
+    plans = [naive_plan(graph, row) for row in placements(graph, 2)]
+    *measured, other = runner.measure_plans(plans, protocol=TRACED, others=[lambda: 7.0])
+    for plan, outcome in zip(plans, measured, strict=True):
+        timeline = outcome.timeline
+        assert timeline is not None
+        assert timeline.op_device.tolist() == plan.devices.tolist()
+        assert np.all(timeline.op_end_s[~graph.is_source] > timeline.op_start_s[~graph.is_source])
+        assert np.all(timeline.transfer_end_s > timeline.transfer_start_s)
+        assert not len(timeline.memory_bytes), "small enough to send"
+        assert len(outcome.samples_s) == 2, "none is of a traced step"
+    assert other.timeline is None
+    assert runner.num_steps == 2 * (3 + 1 + 3), "warm-up and rounds, then one untraced step before the traced ones"
+    assert not runner._loaded._steps, "nothing stays loaded"
+    assert runner.measure_plans(plans)[0].timeline is None
+
+
+def test_the_timeline_of_a_race_is_that_of_the_median_traced_step(
+    runner: HostRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = runner.problem.graph
+    empty = Timeline.empty(graph.num_ops)
+    made = (dataclasses.replace(empty, op_end_s=np.full(graph.num_ops, float(k))) for k in range(3))
+    seconds = iter([1.0, 1.0, 1.0, 9.0, 3.0, 1.0, 2.0])
+    monkeypatch.setattr(PlacedStep, "timeline", lambda _, **__: next(made))
+    monkeypatch.setattr(PlacedStep, "run", lambda *_, **__: next(seconds))
+    monkeypatch.setattr(runner_module, "has_nan", lambda _: False)
+    monkeypatch.setattr(PlacedStep, "result", None)
+    (outcome,) = runner.measure_plans([naive_plan(graph, placements(graph, 1)[0])], protocol=TRACED)
+    assert outcome.timeline is not None
+    assert outcome.timeline.step_s == 2.0, "the third one, of 3, 1 and 2 seconds"
+
+
+def test_a_plan_that_was_dropped_is_traced_and_none_after_the_deadline(
+    runner: HostRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = runner.problem.graph
+    plan = naive_plan(graph, placements(graph, 1)[0])
+    hopeless = RaceProtocol(warmup=0, min_rounds=1, max_rounds=2, num_traced=1)
+    (outcome, _) = runner.measure_plans([plan], protocol=hopeless, others=[lambda: 1e-9])
+    assert (len(outcome.samples_s), outcome.timeline is None) == (1, False)
+    (outcome,) = runner.measure_plans([plan], protocol=hopeless, deadline_s=0.0)
+    assert (outcome.status, len(outcome.samples_s), outcome.timeline) == ("ok", 1, None)
+    monkeypatch.setattr(runner_module.time, "monotonic", lambda: 10.0)
+    ran = [Measurement("ok", 3.0), Measurement("ok", 2.0), Measurement("oom", math.inf)]
+    empty = Timeline.empty(1)
+    traced = with_timelines([plan] * 3, ran, hopeless, 15.0, lambda *_, **__: [empty])
+    assert [each.timeline for each in traced] == [None, empty, None], "two steps of 3 s end at 16 s"
+
+
+def test_where_tracing_costs_too_much_some_ops_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)]
+    graph = capture(nn.Sequential(*layers), torch.ones(3, 4), torch.sum, "sgd")
+    plan = naive_plan(graph, placements(graph, 1)[0])
+    monkeypatch.setattr(runner_module, "tracing_costs", lambda *_: TracingCosts(np.full(2, 1e9), np.array([3.0, 3.0])))
+    for runner in run_on(graph):
+        (outcome,) = runner.measure_plans([plan], protocol=TRACED)
+        (whole,) = runner.trace(plan, num_steps=1)
+    assert outcome.timeline is not None
+    is_told = outcome.timeline.op_end_s > outcome.timeline.op_start_s
+    runs = ~graph.is_source
+    cells = [{(graph.signatures[op], plan.devices[op]) for op in np.flatnonzero(which)} for which in (is_told, runs)]
+    assert cells[0] == cells[1]
+    assert is_told.sum() < runs.sum()
+    assert np.all(whole.op_end_s[runs] > whole.op_start_s[runs]), "of no race: people look at it"
+    assert outcome.timeline.traced_op_s == whole.traced_op_s == 3.0
+
+
 # What goes wrong
 
 
@@ -196,6 +270,25 @@ def test_a_failing_op_is_a_measurement_and_the_others_are_measured(error: Except
         assert "op 'risky'" in failed.why
         assert fine.ok
         assert runner.measure(np.array(FAILS, dtype=np.int32))[0].ok, "it may work the next time"
+
+
+@pytest.mark.parametrize("is_fatal", [False, True])
+def test_a_traced_step_that_fails_costs_the_timeline_alone(is_fatal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, load = risky_graph(), HostRunner.load
+
+    def failing(runner: HostRunner, plan: Plan, *, is_traced: bool = False, **options: object) -> PlacedStep:
+        error = RuntimeError("CUDA error: misaligned address" if is_fatal else "boom")
+        state["raises"] = error if is_traced else None
+        return load(runner, plan, is_traced=is_traced, **options)
+
+    monkeypatch.setattr(HostRunner, "load", failing)
+    for runner in run_on(graph):
+        plans = [naive_plan(graph, np.array(row, dtype=np.int32)) for row in (FAILS, FINE)]
+        failed, fine = runner.measure_plans(plans, protocol=TRACED)
+        state["raises"] = None
+        assert (failed.status, failed.timeline, len(failed.samples_s)) == ("ok", None, 2)
+        assert (fine.status, fine.timeline is None) == ("ok", is_fatal), "nothing runs on a GPU that is lost"
+        assert not runner._loaded._steps
 
 
 def test_a_lost_gpu_is_nobodys_measurement() -> None:

@@ -181,6 +181,13 @@ def test_protocols_without_sense_are_refused(rounds: dict[str, int]) -> None:
         RaceProtocol(**rounds)  # type: ignore[arg-type]
 
 
+def test_traced_steps_are_no_part_of_what_a_protocol_is_known_by() -> None:
+    assert repr(RaceProtocol(num_traced=3)) == repr(RaceProtocol()), "the timed steps are the same"
+    assert RaceProtocol(num_traced=3) != RaceProtocol()
+    with pytest.raises(InvalidValue, match="num_traced"):
+        RaceProtocol(num_traced=-1)
+
+
 def test_idle_share(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([[10, 0, 10, 100, 0, 0, 0, 0], [40, 0, 20, 150, 10, 0, 0, 0]])
     monkeypatch.setattr(idle, "_cpu_times", lambda: next(times))

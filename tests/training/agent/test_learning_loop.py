@@ -371,6 +371,7 @@ def test_measuring_ends_where_nothing_is_left_to_learn() -> None:
     assert agent.num_measured == 4
     assert agent.say()[0].startswith(f"measuring ended after {agent.num_measured} plans")
     assert agent.propose(4, Budget(400)) == []
+    assert on_known_host(is_told=True).say() == agent.say()
 
 
 def test_measuring_goes_on_where_much_is_unknown_or_it_must_not_end() -> None:

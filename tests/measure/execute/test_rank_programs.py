@@ -1,0 +1,213 @@
+"""Programs of ranks: one small plan by hand, and random ones on a machine where sends wait for receives, or do not.
+
+Programs that are wrong in one place, the mutants, are all rejected by that machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from core_hosts import core_host
+from naive_plan import naive_plan, random_devices
+from random_problems import random_graph
+from rendezvous import Rejected, check_programs
+from small_models import CASES
+from torch import nn
+
+from rlplace.graphs import capture
+from rlplace.measure.execute.rank_programs import Instruction, RankPrograms, rank_programs
+
+HOSTS = {count: core_host(count) for count in (2, 3, 4)}
+NUM_PLANS, NUM_MUTATED = 1000, 200
+
+
+def random_programs(seed: int, *, sends_wait: bool = True) -> RankPrograms:
+    """Of a random graph, in a random order, on two to four ranks."""
+    generator = np.random.default_rng(seed)
+    graph, host = random_graph(generator, int(generator.integers(4, 40))), HOSTS[2 + seed % 3]
+    devices = random_devices(graph, host.num_devices, generator)
+    changed = list(zip(graph.mutation_op.tolist(), graph.tensor_op[graph.mutation_tensor].tolist(), strict=True))
+    for _ in changed:  # what an op changes is where the op is
+        for pair in changed:
+            devices[list(pair)] = devices[list(pair)].min()
+    return rank_programs(graph, host, naive_plan(graph, devices, generator), sends_wait=sends_wait)
+
+
+def linear_programs(*, sends_wait: bool) -> RankPrograms:
+    """0 weight, 1 bias, 2 input, 3 addmm, 4 relu, 5 sum, 6 ones, 7 threshold_backward, 8 mm, 9 sum, 10, 11 updates."""
+    graph = capture(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.ones(5, 2), torch.sum, "adam")
+    plan = naive_plan(graph, np.array([0, 0, 1, 1, 0, 1, 1, 0, 0, 0, 0, 0], dtype=np.int32))
+    return rank_programs(graph, HOSTS[2], plan, sends_wait=sends_wait)
+
+
+def test_a_small_step_by_hand() -> None:
+    """Transfers 12 to 17 carry weight, bias, input (read by the backward), addmm, relu and ones."""
+    programs = linear_programs(sends_wait=False)
+    assert programs.programs[0] == (
+        ("send", 12, (0,)),
+        ("send", 13, (1,)),
+        ("receive", 14, (2,)),
+        ("receive", 15, (3,)),
+        ("wait", 15, (3,)),
+        ("op", 4, (4,)),
+        ("send", 16, (4,)),
+        ("free", 4, (3,)),
+        ("receive", 17, (6,)),
+        ("wait", 17, (6,)),
+        ("op", 7, (7,)),
+        ("free", 7, (4, 6)),
+        ("wait", 14, (2,)),
+        ("op", 8, (8,)),
+        ("free", 8, (2,)),
+        ("op", 9, (9,)),
+        ("free", 9, (7,)),
+        ("wait", 12, (0,)),
+        ("wait", 13, (1,)),
+        ("updates", 11, ()),
+        ("free", 11, (8, 9)),
+    )
+    assert programs.slots.of == (0, 1, 2, 3, 0, 3), "relu may go where the weight was, ones where addmm was"
+    assert programs.slots.num_bytes == (60, 12, 40, 60)
+    assert programs.slots.earlier == (-1, -1, -1, -1, 0, 3)
+    check_programs(programs, sends_wait=False)
+
+
+@pytest.mark.parametrize("sends_wait", [False, True])
+def test_a_tensor_is_sent_when_it_is_made_unless_the_send_would_wait(sends_wait: bool) -> None:
+    """The input, tensor 2, is planned to go after weight and bias were received."""
+    kinds = [each[:2] for each in linear_programs(sends_wait=sends_wait).programs[1]]
+    sent = kinds.index(("send", 14))
+    assert sent == (2 if sends_wait else 0)
+    del kinds[sent]
+    assert kinds == [
+        *(("receive", 12), ("receive", 13), ("wait", 12), ("wait", 13), ("op", 3)),
+        *((("free", 3), ("send", 15), ("free", 15)) if sends_wait else (("send", 15), ("free", 3))),
+        *(("receive", 16), ("wait", 16), ("op", 5), ("free", 5), ("op", 6), ("send", 17)),
+        ("free", 17 if sends_wait else 6),
+    ]
+
+
+@pytest.mark.parametrize("first", range(0, NUM_PLANS, 100))
+def test_random_plans_run_and_every_rank_keeps_the_order_of_the_plan(first: int) -> None:
+    for seed in range(first, first + 100):
+        made = random_programs(seed, sends_wait=False)
+        check_programs(made, sends_wait=False)
+        made = random_programs(seed)
+        check_programs(made)
+        check_programs(made, sends_wait=False)
+        plan, n = made.plan, made.graph.num_ops
+        places = (*plan.devices.tolist(), *plan.transfer_destination.tolist())
+        for rank in range(len(made.programs)):
+            planned = [
+                item
+                for item in plan.sequence.tolist()
+                if places[item] == rank and (item >= n or not made.graph.is_source[item])
+            ]
+            assert [each.item for each in made.programs[rank] if each.kind in ("op", "receive")] == planned
+
+
+@pytest.mark.parametrize("name", ["linear", "tied", "batch_norm_train", "attention"])
+def test_steps_with_updates_run(name: str) -> None:
+    case = CASES[name]()
+    graph = capture(case.model, case.inputs, case.loss_fn, "adam", targets=case.targets)
+    for seed in range(10):
+        generator = np.random.default_rng(seed)
+        host = HOSTS[2 + seed % 3]
+        plan = naive_plan(graph, random_devices(graph, host.num_devices, generator), generator)
+        for sends_wait in (False, True):
+            check_programs(rank_programs(graph, host, plan, sends_wait=sends_wait), sends_wait=sends_wait)
+
+
+Mutant = tuple[list[list[Instruction]], Sequence[int]] | None
+"""Programs and slots; None where a plan has no place for the fault."""
+
+
+def send_behind_its_producer(made: RankPrograms) -> Mutant:
+    """A send that goes before another transfer between the same ranks, which the other rank has first."""
+    for rank, program in enumerate(made.programs):
+        for place, now in enumerate(program):
+            if now.kind != "send":
+                continue
+            (tensor,) = now.tensors
+            begin = max(
+                (k for k, each in enumerate(program[:place]) if tensor in each.tensors and each.kind == "op"),
+                default=-1,
+            )
+            to = made.plan.transfer_destination[now.item - made.graph.num_ops]
+            met = {each.item for each in made.programs[to] if each.kind in ("send", "receive")}
+            if any(each.item in met for each in program[begin + 1 : place] if each.kind in ("send", "receive")):
+                moved = [*program[: begin + 1], now, *program[begin + 1 : place], *program[place + 1 :]]
+                return [moved if k == rank else list(each) for k, each in enumerate(made.programs)], made.slots.of
+    return None
+
+
+def swapped_pair(made: RankPrograms) -> Mutant:
+    """Two receives from one rank change places; the sends do not."""
+    plan, n = made.plan, made.graph.num_ops
+    source = plan.devices[made.graph.tensor_op[plan.transfer_tensor]].tolist()
+    for rank, program in enumerate(made.programs):
+        received = [k for k, each in enumerate(program) if each.kind == "receive"]
+        for a, b in ((a, b) for a in received for b in received if a < b):
+            if source[program[a].item - n] == source[program[b].item - n]:
+                mutant = [list(each) for each in made.programs]
+                mutant[rank][a], mutant[rank][b] = program[b], program[a]
+                return mutant, made.slots.of
+    return None
+
+
+def wait_before_post(made: RankPrograms) -> Mutant:
+    """A wait for a tensor goes before its receive."""
+    for rank, program in enumerate(made.programs):
+        for place, now in enumerate(program):
+            if now.kind == "receive":
+                wait = next(k for k, each in enumerate(program) if each.kind == "wait" and each.item == now.item)
+                mutant = [list(each) for each in made.programs]
+                mutant[rank].insert(place, mutant[rank].pop(wait))
+                return mutant, made.slots.of
+    return None
+
+
+def slot_reused_early(made: RankPrograms) -> Mutant:
+    """A copy goes to a slot whose copy is freed after it was received."""
+    n = made.graph.num_ops
+    for program in made.programs:
+        for place, now in enumerate(program):
+            if now.kind != "receive":
+                continue
+            freed = {t for each in program[:place] if each.kind == "free" for t in each.tensors}
+            for earlier in (each for each in program[:place] if each.kind == "receive"):
+                if earlier.tensors[0] not in freed:
+                    slots = list(made.slots.of)
+                    slots[now.item - n] = slots[earlier.item - n]
+                    return [list(each) for each in made.programs], slots
+    return None
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [send_behind_its_producer, swapped_pair, wait_before_post, slot_reused_early],
+    ids=lambda each: each.__name__,
+)
+def test_every_mutant_is_rejected(mutate: Callable[[RankPrograms], Mutant]) -> None:
+    num_rejected = 0
+    for seed in range(NUM_MUTATED):
+        made = random_programs(seed)
+        mutant = mutate(made)
+        if mutant is not None:
+            with pytest.raises(Rejected):
+                check_programs(made, *mutant)
+            num_rejected += 1
+    assert num_rejected > NUM_MUTATED / 2
+
+
+def test_slots_of_a_chain_are_used_again() -> None:
+    """A tensor goes to the other rank and back, op by op: each pair of ranks needs one slot."""
+    graph = capture(nn.Sequential(*[nn.Tanh() for _ in range(8)]), torch.ones(3))
+    plan = naive_plan(graph, np.arange(graph.num_ops, dtype=np.int32) % 2)
+    made = rank_programs(graph, HOSTS[2], plan)
+    assert made.plan.num_transfers == 8
+    assert set(made.slots.of) == {0, 1}
+    assert made.slots.num_bytes == (12, 12)
