@@ -16,7 +16,7 @@ from typing import Any
 
 import learn_dev
 import numpy as np
-from core_true import seeds_of
+from core_true import seeds_of, whole_command
 from record import argument, as_markdown, parse, record, save, table
 
 from rlplace.measure import Plan, Problem, Simulator
@@ -124,6 +124,7 @@ def main() -> None:
         argument("--name", default="trace_coverage", help="of the results' files"),
     )
     facts, rows = record(), []
+    facts["command"] = whole_command(facts["command"])
     for seed in seeds_of(options.seeds):
         problem = learn_dev.problem_of(seed)
         for kind in options.truths.split(","):
