@@ -132,7 +132,7 @@ def test_the_options_of_training_exist_and_default_as_the_page_says(capsys: pyte
     text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z.-]+", text)) <= {*told, "--help", "--help-all", "--evaluations"}
     shown = re.findall(r"^\| `(--[a-z.-]+) ([\d.]+)`", text, flags=re.MULTILINE)
-    assert len(shown) == 5
+    assert len(shown) == 4
     for option, default in shown:
         (said,) = re.findall(r"\(default: ([\d.]+)\)", told[option])
         assert float(said) == float(default), option

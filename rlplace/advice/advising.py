@@ -110,8 +110,8 @@ def advise(
         except UserError as error:
             is_refused = True
             say(f"{_each(count)}: left out ({str(error).splitlines()[0]})")
-            continue
-        say(f"{_each(count)}: {_words(found[-1])}")
+        else:
+            say(f"{_each(count)}: {_words(found[-1])}")
     # a batch that cannot be cut cannot be split over devices either
     figures = _simulated(found, can_split=found[0].count == 1 and not is_refused)
     if not problem.host.is_simulated:
@@ -137,9 +137,11 @@ def _simulated(found: list[_Found], *, can_split: bool) -> Figures:
     problem, simulator = found[0].problem, found[0].simulator
     single = best_single(problem, simulator)
     single_s = float(simulator.step_times(single[None])[0])
-    device = int(np.bincount(single, minlength=problem.host.num_devices).argmax())
-    if math.isinf(single_s):
-        device = max(plain_devices(problem), key=lambda index: capacity_bytes(problem.host, index))
+    device = (
+        int(np.bincount(single).argmax())
+        if math.isfinite(single_s)
+        else max(plain_devices(problem), key=lambda index: capacity_bytes(problem.host, index))
+    )
     bound_s, bound = min((lower_bound_s(one.problem) for one in found), key=lambda pair: pair[0])
     whole, cut = [one for one in found if one.count == 1], _best_cut(found)
     return Figures(

@@ -40,14 +40,12 @@ class Words:
         asked = "" if count is None else str(count or "auto")
         if not self.workload:
             return "rlplace.train(problem)" if count is None else f"rlplace.capture(..., micro_batches={count or 'K'})"
-        cut = f" --micro-batches {asked}" if asked else ""
-        return f"rlplace train {self.workload} --host {self.host}{cut}"
+        return f"rlplace train {self.workload} --host {self.host}{f' --micro-batches {asked}' if asked else ''}"
 
     def advise(self) -> str:
         """The command that asks again, with the batch cut into slices."""
-        if not self.workload:
-            return self.train(0)
-        return f"rlplace advise {self.workload} --host {self.host} --micro-batches auto"
+        words = f"rlplace advise {self.workload} --host {self.host} --micro-batches auto"
+        return words if self.workload else self.train(0)
 
 
 @dataclass(frozen=True)
@@ -196,16 +194,14 @@ def _single_reason(f: Figures) -> str:
 
 def _found(f: Figures, of: str = "") -> str:
     """The best placement; one that measured slower than one device was the best by simulation only."""
-    among = f"{f.num_placements:,} placements{of}"
-    if f.single_s is not None and f.single_s < f.best_s < math.inf:
-        return f"the one of {among} that simulated best {_placed(f.best_s)}"
-    return f"the best of {among} {_placed(f.best_s)}"
+    among, is_slower = f"{f.num_placements:,} placements{of}", _or_inf(f.single_s) < f.best_s < math.inf
+    return f"{f'the one of {among} that simulated best' if is_slower else f'the best of {among}'} {_placed(f.best_s)}"
 
 
 def _single(f: Figures) -> str:
     """The step time of one device, where that is shorter than any searched placement, and eager is named instead."""
-    is_less = f.eager_s is not None and f.single_s is not None and f.single_s < f.best_s
-    return f", one device {_placed(_or_inf(f.single_s))}" if is_less else ""
+    single_s = _or_inf(f.single_s)
+    return f", one device {_placed(single_s)}" if f.eager_s is not None and single_s < f.best_s else ""
 
 
 def _now(f: Figures) -> str:
@@ -231,9 +227,8 @@ def _ratios(f: Figures, choice: Choice) -> tuple[float | None, float | None]:
     """
     if math.isinf(f.now_s):
         return None, None
-    least_s = f.bound_s
-    if choice == "cut-batch" and f.counts == (1,) and f.split_s is not None:
-        least_s = min(least_s, f.split_s)
+    is_split = choice == "cut-batch" and f.counts == (1,)
+    least_s = min(f.bound_s, _or_inf(f.split_s)) if is_split else f.bound_s
     found = f.best_s / f.now_s * (1.0 + f.spread) / (1.0 - f.spread) if math.isfinite(f.best_s) else 1.0
     if choice in ("eager", "one-device"):
         found = max(found, 1.0)

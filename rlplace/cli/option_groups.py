@@ -24,6 +24,8 @@ from rlplace.training import TrainConfig
 from rlplace.workloads import parse_workload
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from rlplace.graphs import Constraints
 
 GRANULARITIES = ("op", "module")
@@ -279,6 +281,18 @@ def answer(result: dict[str, Any], words: str, is_json: bool) -> None:
         print_json(result)
     else:
         say(words)
+
+
+def answer_tables(
+    result: dict[str, Any], tables: Callable[[], Sequence[RenderableType]], is_json: bool, **options: Any
+) -> None:
+    """The answer of a command: its object on stdout where `--json` asks for that, else tables on stderr."""
+    if is_json:
+        print_json(result)
+    else:
+        from rlplace.report.console import show
+
+        show(*tables(), **options)
 
 
 @contextmanager

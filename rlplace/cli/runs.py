@@ -25,6 +25,7 @@ from rlplace.cli.option_groups import (
     Seed,
     Stored,
     answer,
+    answer_tables,
     print_json,
     setup_of,
 )
@@ -207,9 +208,11 @@ def _check_given(given: Set[str]) -> None:
     known = (*BESIDE_RESUME, *BESIDE_HOST) if "host" in given else BESIDE_RESUME
     for option in sorted(given - set(known)):
         expected = f"only {', '.join(f'--{name}' for name in known[1:])} beside --resume"
-        hint = "The run goes on as it was started; start another one for other options."
-        if option in BESIDE_HOST:
-            hint = "It goes with another host: name that with `--host` too."
+        hint = (
+            "It goes with another host: name that with `--host` too."
+            if option in BESIDE_HOST
+            else "The run goes on as it was started; start another one for other options."
+        )
         raise InvalidValue("option", f"--{option}", expected, where="train --resume", hint=hint)
 
 
@@ -369,28 +372,19 @@ def explain(
         workload: with rank, your own function again: code named in a run is imported only if you pass it
         json: print one JSON object on stdout
     """
+    from rlplace.report.console import explanation_tables, program_table
     from rlplace.session.session import read_explanation
 
     if top < 1:
         raise InvalidValue("top", top, "at least 1")
-    if rank is not None:
+    if rank is None:
+        found = read_explanation(folder)
+        answer_tables(found.to_dict(), lambda: [explanation_tables(found, top)], json, markup=False)
+    else:
         from rlplace.export.formats import program_of_run
 
         program = program_of_run(folder, rank, workload=workload)
-        if json:
-            print_json(program)
-            return
-        from rlplace.report.console import program_table, show
-
-        show(program_table(program), markup=False)
-        return
-    explanation = read_explanation(folder)
-    if json:
-        print_json(explanation.to_dict())
-        return
-    from rlplace.report.console import explanation_tables, show
-
-    show(explanation_tables(explanation, top), markup=False)
+        answer_tables(program, lambda: [program_table(program)], json, markup=False)
 
 
 def export(

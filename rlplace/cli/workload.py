@@ -25,6 +25,7 @@ from rlplace.cli.option_groups import (
     Seed,
     Stored,
     answer,
+    answer_tables,
     print_json,
     setup_of,
 )
@@ -82,7 +83,7 @@ def graph(
     from rlplace.graphs.formats.graph_files import save_dot
     from rlplace.measure import Problem
     from rlplace.measure.costs.costs import estimate_costs
-    from rlplace.report.console import graph_table, show, targets_table
+    from rlplace.report.console import graph_table, targets_table
     from rlplace.session.prepare import given_costs, judged
 
     if isinstance(asked.count, str):
@@ -110,10 +111,12 @@ def graph(
         save_graph(captured, save)
         if problem.costs.source == "given":
             say(f"{save} holds no times: those that {spec.path} gives its ops stay there")
-    if json:
-        print_json(facts)
-    else:
-        show(graph_table(facts), targets_table(facts["top_targets"], facts["costs_host"]), highlight=True)
+    answer_tables(
+        facts,
+        lambda: [graph_table(facts), targets_table(facts["top_targets"], facts["costs_host"])],
+        json,
+        highlight=True,
+    )
 
 
 def describe(problem: Problem, top: int) -> dict[str, Any]:
@@ -249,14 +252,10 @@ def advise(
         raise InvalidValue("seconds", seconds, "at least 1s")
     from rlplace.advice.advising import advise_workload
     from rlplace.advice.verdict import WORDS
+    from rlplace.report.console import advice_panel
 
     told = advise_workload(setup, seconds=seconds, is_quiet=quiet)
-    if json:
-        print_json(told)
-        return
-    from rlplace.report.console import advice_panel, show
-
-    show(advice_panel(told, WORDS[told["verdict"]]))
+    answer_tables(told, lambda: [advice_panel(told, WORDS[told["verdict"]])], json)
 
 
 def compare(

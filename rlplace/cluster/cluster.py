@@ -324,9 +324,9 @@ def _init(ray: Any, address: str | None) -> str | None:
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
         }
+    handler = signal.getsignal(signal.SIGTERM)
     try:
-        with _own_signals():
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         if address is None:
@@ -335,6 +335,9 @@ def _init(ray: Any, address: str | None) -> str | None:
             f"the Ray cluster at {address} could not be joined: {why}. This machine must be one of its nodes "
             f"(`ray start --address={address}`), with the same versions of Ray and Python."
         ) from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray changes it
     return address
 
 
@@ -386,17 +389,6 @@ def _is_own(facts: os.stat_result) -> bool:
     others = stat.S_IWOTH | (0 if facts.st_gid == os.getgid() else stat.S_IWGRP)
     is_sole = stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1
     return is_sole and facts.st_uid == os.getuid() and not facts.st_mode & others
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keeps this process's handler of SIGTERM, which Ray would change."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

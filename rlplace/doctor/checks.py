@@ -10,6 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import Distribution
 from itertools import combinations, pairwise, permutations
@@ -42,8 +43,8 @@ def check_python(system: System) -> Finding:
     wanted = installed.metadata["Requires-Python"] or "" if installed else ""
     is_old = release(system.python_version) < release(wanted.removeprefix(">="))
     found = f"{platform.python_implementation()} {system.python_version}, {sys.executable}"
-    found += f"; rlplace needs {wanted}" if is_old else ""
-    return first_of("python", found, (is_old, "fail", f"install Python {wanted}"))
+    needs = f"; rlplace needs {wanted}" if is_old else ""
+    return first_of("python", found + needs, (is_old, "fail", f"install Python {wanted}"))
 
 
 def check_rlplace(system: System) -> Finding:
@@ -99,11 +100,8 @@ def check_torch(system: System) -> Finding:
 
 def torch_build(torch: Any) -> str:
     """The accelerator that a PyTorch was built for, such as `CUDA 12.8 build`."""
-    if torch.version.cuda:
-        return f"CUDA {torch.version.cuda} build"
-    if getattr(torch.version, "hip", None):
-        return f"ROCm {torch.version.hip} build"
-    return "CPU build"
+    versions = {"CUDA": torch.version.cuda, "ROCm": getattr(torch.version, "hip", None)}
+    return next((f"{name} {version} build" for name, version in versions.items() if version), "CPU build")
 
 
 def check_extras(system: System) -> Iterator[Finding]:
@@ -175,8 +173,7 @@ def requirements(system: System) -> list[Requirement]:
 
 def requirement_of(system: System, package: str) -> Requirement:
     """The requirement of one package; any version where none is known."""
-    known = (each for each in requirements(system) if each.package == package)
-    return next(known, Requirement(package))
+    return next((each for each in requirements(system) if each.package == package), Requirement(package))
 
 
 LEAST_FREE_DISK_BYTES = 1 << 30
@@ -312,11 +309,9 @@ def is_logged_in(system: System, server: str) -> bool:
     named = system.environ.get("NETRC")
     paths = [Path(named)] if named else [system.home() / name for name in (".netrc", "_netrc")]
     for path in paths:
-        try:
+        with suppress(OSError, UnicodeDecodeError, netrc.NetrcParseError):  # its message may hold a key: say nothing
             if netrc.netrc(path).authenticators(urlsplit(server).netloc):
                 return True
-        except (OSError, UnicodeDecodeError, netrc.NetrcParseError):  # its message may hold a key: say nothing of it
-            continue
     return False
 
 
@@ -333,12 +328,11 @@ def check_cores(system: System) -> Finding:
     usable, cores, quota = len(system.usable_cores()), system.num_cores() or 0, cpu_quota(system)
     model = re.search(r"^model name\s*:\s*(.+)$", system.read("proc/cpuinfo"), flags=re.MULTILINE)
     is_capped = quota is not None and quota < usable
-    found = f"{usable} of {cores or 'an unknown number of'} logical cores may be used"
-    found += f", {model[1]}" if model else ""
-    found += f"; a control group allows the time of {quota:g}" if is_capped else ""
+    limit = f"; a control group allows the time of {quota:g}" if is_capped else ""
     return first_of(
         "cores",
-        found,
+        f"{usable} of {cores or 'an unknown number of'} logical cores may be used"
+        f"{f', {model[1]}' if model else ''}{limit}",
         (is_capped, "warn", f"raise the container's CPU limit, or use --host cores:{max(int(quota or 0), 1)}"),
         (usable < 2, "warn", "without GPUs there is one device, and nothing to place: allow more cores"),
     )
@@ -357,12 +351,11 @@ def check_hyper_threads(system: System) -> Finding:
     shared = [f"{one} and {other}" for one, other in combinations(devices, 2) if other in siblings[one]]
     can_be_apart = bool(shared) and len(separate) > 1
     words = "logical core is one" if len(usable) == 1 else "logical cores are"
-    found = f"the {len(usable)} {words} of {len(separate)} physical ones"
-    found += f"; devices share one: {', '.join(shared)}" if can_be_apart else ""
+    pairs = f"; devices share one: {', '.join(shared)}" if can_be_apart else ""
     remedy = f"run `taskset -c {','.join(map(str, separate))} rlplace ...`, so that each device has its own"
     return first_of(
         "hyper-threads",
-        found,
+        f"the {len(usable)} {words} of {len(separate)} physical ones{pairs}",
         (can_be_apart, "warn", remedy),
         (bool(shared), "warn", "devices share it: expect little of placing over them"),
     )
@@ -393,12 +386,11 @@ def check_memory(system: System) -> Finding:
     total_bytes, available_bytes = (int(told[name]) * 1024 for name in ("MemTotal", "MemAvailable"))
     limit_bytes = memory_limit_bytes(system) or total_bytes
     is_limited = limit_bytes < total_bytes
-    found = f"{format_bytes(available_bytes)} available of {format_bytes(total_bytes)}"
-    found += f"; a control group allows {format_bytes(limit_bytes)}" if is_limited else ""
+    limit = f"; a control group allows {format_bytes(limit_bytes)}" if is_limited else ""
     remedy = "rlplace counts on the machine's memory: raise the limit, or lower `memory_bytes` in a host file"
     return first_of(
         "memory",
-        found,
+        f"{format_bytes(available_bytes)} available of {format_bytes(total_bytes)}{limit}",
         (is_limited, "warn", remedy),
         (available_bytes < LEAST_FREE_BYTES, "warn", "end what you do not need: a large model will not fit"),
     )
@@ -432,11 +424,13 @@ def check_malloc(system: System) -> Finding:
     """Whether freed memory can be kept between steps."""
     libc, preloaded = system.glibc_version(), system.environ.get("LD_PRELOAD", "")
     other = next((name for name in ALLOCATORS if name in preloaded), "")
-    found = f"{libc}: measuring raises its thresholds, so that freed memory is kept"
-    if other:
-        found = f"{other} is preloaded: glibc's thresholds, which measuring raises, do not count"
-    elif not libc:
-        found = "not glibc: freed memory goes back to the kernel, which slows large ops"
+    found = (
+        f"{other} is preloaded: glibc's thresholds, which measuring raises, do not count"
+        if other
+        else f"{libc}: measuring raises its thresholds, so that freed memory is kept"
+        if libc
+        else "not glibc: freed memory goes back to the kernel, which slows large ops"
+    )
     remedy = "preload an allocator that keeps freed memory, or use a system with glibc"
     return first_of("malloc", found, (not other and not libc, "warn", remedy))
 
@@ -550,10 +544,9 @@ def runs_on(architecture: str, major: int, minor: int) -> bool:
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", architecture)
     if match is None:
         return False
-    kind, letter, built_for = match[1], match[4], (int(match[2]), int(match[3]))
-    if letter:
-        return built_for == (major, minor)
-    return built_for <= (major, minor) and (kind == "compute" or built_for[0] == major)
+    built_for, is_alone = (int(match[2]), int(match[3])), bool(match[4])
+    is_older = built_for <= (major, minor) and (match[1] == "compute" or built_for[0] == major)
+    return built_for == (major, minor) if is_alone else is_older
 
 
 def _look_at_pairs(torch: Any, count: int) -> Finding:

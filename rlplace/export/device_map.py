@@ -109,8 +109,7 @@ def device_map(graph: OpGraph, projection: Projection, places: Sequence[Place]) 
     def whole(path: str) -> set[Place]:
         """Places of all that is at or below a module."""
         names = (path,) if units.get(path) == path else tree.tensors.get(path, ()) if path not in units else ()
-        found = {finest[name] for name in names if name in finest} | own[path]
-        return found.union(*map(whole, tree.children[path]))
+        return own[path].union({finest[name] for name in names if name in finest}, *map(whole, tree.children[path]))
 
     entries, left = dict[str, Place](), [""]
     while left:
@@ -122,15 +121,14 @@ def device_map(graph: OpGraph, projection: Projection, places: Sequence[Place]) 
         if path not in units:
             entries |= {name: finest[name] for name in tree.tensors.get(path, ())}
         left += reversed(tree.children[path])
-    begin = {name: place for name, place in entries.items() if place == main_place}
-    return dict(list(begin.items())[:1]) | entries
+    begin = [(name, place) for name, place in entries.items() if place == main_place]
+    return dict(begin[:1]) | entries
 
 
 def _is_one(model: nn.Module, path: str) -> bool:
     """Whether an entry for a module places all that is below it: a list is not called, and has no inputs to bring."""
-    module = model.get_submodule(path)
-    is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
-    return not is_list or all(len(child.state_dict()) for child in module.children())
+    is_called = not isinstance(module := model.get_submodule(path), nn.ModuleList | nn.ModuleDict)
+    return is_called or all(len(child.state_dict()) for child in module.children())
 
 
 CPU = "cpu"

@@ -288,13 +288,9 @@ def export_run(
         if workload is not None:  # it may be another one, or have changed since
             CapturedRun.of(request)
         write_text_atomic(path, exported.text)
-        how = f"run it with python {path}" if format == "script" else chosen.summary
-        if format == "script" and request.is_simulated:
-            how = (
-                f"the run is of {clean(session.request.host)}, which was simulated: it runs on such a host only, not "
-                "on this machine"
-            )
-    say(f"wrote {path}: {how}")
+        simulated = f"the run is of {clean(session.request.host)}, which was simulated: it runs on such a host only"
+        how = f"{simulated}, not on this machine" if request.is_simulated else f"run it with python {path}"
+    say(f"wrote {path}: {how if format == 'script' else chosen.summary}")
     return {"schema": 1, "format": format, "path": str(path)} | exported.figures
 
 

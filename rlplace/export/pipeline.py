@@ -311,19 +311,15 @@ class WholeStep(nn.Module):
         self, model: nn.Module, loss_fn: Callable[..., Any], names: Sequence[str] | None, num_targets: int
     ) -> None:
         super().__init__()
-        self.model = model
-        self.loss_fn = loss_fn
-        self.names = names
-        self.num_targets = num_targets
+        self.model, self.loss_fn = model, loss_fn
+        self.names, self.num_targets = names, num_targets
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         """The loss, (1,): that of a micro-batch is an output of the last stage, which must have a dimension."""
         count = len(tensors) - self.num_targets
         inputs, targets = tensors[:count], tensors[count:]
-        if self.names is None:
-            output = self.model(*inputs)
-        else:
-            output = self.model(**dict(zip(self.names, inputs, strict=True)))
+        named = None if self.names is None else dict(zip(self.names, inputs, strict=True))
+        output = self.model(*inputs) if named is None else self.model(**named)
         loss = self.loss_fn(output, *targets)
         first: torch.Tensor = loss[0] if isinstance(loss, (tuple, list)) else loss
         return first.reshape(1)
@@ -450,9 +446,8 @@ def open_regions(traced: fx.GraphModule) -> None:
 
 def is_graph(traced: fx.GraphModule, arg: object) -> bool:
     """Whether an argument of a node is a graph of its own."""
-    if not isinstance(arg, fx.Node) or arg.op != "get_attr":
-        return False
-    return isinstance(getattr(traced, str(arg.target), None), fx.GraphModule)
+    name = str(arg.target) if isinstance(arg, fx.Node) and arg.op == "get_attr" else ""
+    return isinstance(getattr(traced, name, None), fx.GraphModule)
 
 
 def name_in_model(name: str) -> str:

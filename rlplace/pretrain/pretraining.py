@@ -189,8 +189,9 @@ def fit(network: ScheduleNetwork, table: Table, steps: int) -> ScheduleNetwork:
         network.gate.get_parameter("2.bias").copy_(ratios.mean(dim=0))  # what its last layer returns at first
     _descend(network.gate, steps, lambda: _loss(network.component_scores(summary), ratios))
     estimates, wide = torch.from_numpy(table.estimates), summary[:, None].expand(-1, ratios.shape[1], -1)
-    best_s = table.log_times.min(axis=1, keepdims=True)
-    times = torch.from_numpy(best_s + table.log_ratios).float()  # none is worse than `WORST` times the best
+    times = torch.from_numpy(
+        table.log_times.min(axis=1, keepdims=True) + table.log_ratios
+    ).float()  # none is worse than `WORST` times the best
     _descend(network.ranker, steps, lambda: _loss(network.log_times(estimates, wide), times, ABSOLUTE))
     with torch.no_grad():
         missed = times - network.log_times(estimates, wide)
@@ -336,8 +337,7 @@ def simulate_pairs(problem: Problem, pairs: Sequence[Pair]) -> Row:
     schedules, simulator = ListSchedules(problem), Simulator(problem, threads=1)
     times, estimates = np.empty(len(pairs)), []
     for first in range(0, len(pairs), _CHUNK):
-        devices = schedules.place(pairs[first : first + _CHUNK])
-        rows, place = np.unique(devices, axis=0, return_inverse=True)
+        rows, place = np.unique(schedules.place(pairs[first : first + _CHUNK]), axis=0, return_inverse=True)
         place = place.reshape(-1)
         times[first : first + _CHUNK] = simulator.step_times(np.ascontiguousarray(rows))[place]
         estimates.append(schedules.estimate(np.ascontiguousarray(rows))[place])

@@ -458,14 +458,17 @@ def program_table(program: dict[str, Any]) -> Table:
     Args:
         program: as `program_of_run` returns it.
     """
-    rows = []
-    for row in program["program"]:
-        way = {"send": "to ", "receive": "from "}.get(row["kind"], "") + row["peer"]
-        slot = "" if row["slot"] is None else str(row["slot"])
-        held = format_bytes(row["bytes"]) if row["tensors"] else ""
-        rows.append(
-            (row["kind"], " ".join(f"t{each}" for each in row["tensors"]), ", ".join(row["ops"]), held, way, slot)
+    rows = [
+        (
+            row["kind"],
+            " ".join(f"t{each}" for each in row["tensors"]),
+            ", ".join(row["ops"]),
+            format_bytes(row["bytes"]) if row["tensors"] else "",
+            {"send": "to ", "receive": "from "}.get(row["kind"], "") + row["peer"],
+            "" if row["slot"] is None else str(row["slot"]),
         )
+        for row in program["program"]
+    ]
     title = f"rank {program['rank']}: {program['device']}; {counted(len(rows), 'instruction')}"
     return plain_table(("<", "<tensors", "<of", ">bytes", "<", ">slot"), rows, title=title, collapse_padding=True)
 
@@ -583,13 +586,20 @@ def cut_rows(explanation: Explanation, most: int | None = None) -> list[list[str
 
 def alternative_rows(explanation: Explanation) -> list[list[str]]:
     """The step time of other placements: instead, ms, over this, how, notes."""
-    rows, own_s = [], explanation.step_time_s
-    for other in explanation.alternatives:
-        shown, ratio, kind = NOTHING if other.step_time_s is None else format_ms(other.step_time_s), NOTHING, ""
-        if other.step_time_s is not None and own_s > 0:
-            ratio, kind = f"{other.step_time_s / own_s:.2f}×", other.kind
-        rows.append([other.name, shown, ratio, kind, other.note])
-    return rows
+    own_s = explanation.step_time_s
+    return [
+        [
+            other.name,
+            NOTHING if other.step_time_s is None else format_ms(other.step_time_s),
+            *(
+                (NOTHING, "")
+                if other.step_time_s is None or own_s <= 0
+                else (f"{other.step_time_s / own_s:.2f}×", other.kind)
+            ),
+            other.note,
+        ]
+        for other in explanation.alternatives
+    ]
 
 
 def share(part: float, whole: float) -> str:

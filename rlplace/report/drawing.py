@@ -375,8 +375,7 @@ def timeline_text(timeline: Timeline, graph: OpGraph, host: Host, title: str) ->
         of_device = [d for d, device in enumerate(host.devices) if device.name == name or name in device.members]
         ops = np.flatnonzero(np.isin(timeline.op_device, of_device) & ~graph.is_source)
         start_s, end_s = timeline.op_start_s[ops], timeline.op_end_s[ops]  # they do not overlap
-        before_s = [np.clip(edge - start_s, 0.0, end_s - start_s).sum() for edge in edges_s]
-        busy = np.diff(before_s) / np.diff(edges_s)
+        busy = np.diff([np.clip(edge - start_s, 0.0, end_s - start_s).sum() for edge in edges_s]) / np.diff(edges_s)
         lane = "".join("#" if share >= 0.5 else "+" if share > 0 else "." for share in busy)
         lines.append(f"{name:<{max(map(len, names))}} |{lane}| {busy.mean() * 100:3.0f} % busy")
     return "\n".join([*lines, f"step {format_seconds(timeline.step_s)}, {timeline.source}"])

@@ -99,10 +99,8 @@ class WorkloadSpec:
     @property
     def is_believed(self) -> bool:
         """Whether a run folder that names it is enough to build it: no function, no file, and not of any size."""
-        if self.is_function or self.is_file:
-            return False
-        specs = [part.spec for part in self.parts] if self.is_multi else [self]
-        return sum(map(_growth, specs)) <= MOST_GROWTH
+        is_named = not self.is_function and not self.is_file
+        return is_named and sum(map(_growth, [part.spec for part in self.parts] or [self])) <= MOST_GROWTH
 
     @property
     def path(self) -> Path:
@@ -126,8 +124,7 @@ class WorkloadSpec:
             check_known(f"option of workload {self.name}", key, known)
         size = self.size or default_size
         check_known("size", size, SIZES)
-        options: dict[str, Any] = dict(self.options)
-        return replace(kind.paper() if size == "paper" else kind.small(), **options)
+        return replace(kind.paper() if size == "paper" else kind.small(), **dict(self.options))
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,9 +84,13 @@ class Arguments:
         leaves, spec = pytree.tree_flatten(given)
         if spec != self._spec:
             more = len(self._origin.targets) and targets is None and len(given[0]) > len(self._origin.args)
-            hint = "Labels are given by name: `step(x, targets=y)`." if more else ""
-            if has_numbers(given) and not has_numbers(self._call):
-                hint = "Lists of numbers are no tensors: pass `torch.tensor(...)` of them."
+            hint = (
+                "Lists of numbers are no tensors: pass `torch.tensor(...)` of them."
+                if has_numbers(given) and not has_numbers(self._call)
+                else "Labels are given by name: `step(x, targets=y)`."
+                if more
+                else ""
+            )
             raise InvalidValue(
                 "inputs", _shown(given), f"{_shown(self._call)}, as captured", where="placed step", hint=hint
             )
@@ -258,10 +262,8 @@ def _shown(call: tuple[tuple[Any, ...], dict[str, Any]]) -> Described:
 def _agree(value: object, captured: object) -> bool:
     if isinstance(captured, torch.Tensor):
         return isinstance(value, torch.Tensor)
-    if value is captured:
-        return True
     try:
-        return type(value) is type(captured) and bool(value == captured)
+        return value is captured or (type(value) is type(captured) and bool(value == captured))
     except (RuntimeError, TypeError, ValueError):  # it cannot be compared, or not to a truth
         return False
 

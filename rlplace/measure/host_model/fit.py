@@ -154,6 +154,8 @@ class HostModel:
         anchor = generator.standard_normal(len(self._z))
         if self._batch is None or not self._plans:
             return self.scales.apply(self.scales.at(anchor))
+        if self._traced is not None and self._traced.num_steps:
+            anchor = self._traced.drawn(anchor, generator)
         pull = _Pull(anchor, generator.standard_normal(len(self._plans)))
         known = self._rows, self._plan_of
         _, missed, slopes = self._at(self._z, pull)  # first as if they were linear

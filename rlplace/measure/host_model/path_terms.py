@@ -30,6 +30,9 @@ class PathTerms:
         num_terms: Q.
         layout: where each item is counted.
         has_choice: whether some route has several links, of which the slowest counts.
+        route_links: (R, K) links of each route, -1 for none.
+        latency_terms, bytes_terms: (R,) terms of each route.
+        log_latency_s, log_s_per_byte: (L,) of each link as it was given.
     """
 
     def __init__(self, scales: Scales) -> None:
@@ -45,20 +48,20 @@ class PathTerms:
             rows += [((of_type, 1.0), on_device, (of_signature, 1.0)) for of_type, of_signature in distinct.tolist()]
         index = {link.name: place for place, link in enumerate(host.links)}
         routes = [route for route in host.routes if route.links and route.source != route.destination]
-        self._route_links = np.full((len(routes), max((len(route.links) for route in routes), default=1)), -1)
-        self.has_choice = self._route_links.shape[1] > 1
+        self.route_links = np.full((len(routes), max((len(route.links) for route in routes), default=1)), -1)
+        self.has_choice = self.route_links.shape[1] > 1
         latency_term, bytes_term = (np.full((host.num_devices,) * 2, -1, dtype=np.int32) for _ in range(2))
-        self._latency_terms = np.arange(len(rows), len(rows) + len(routes))
-        self._bytes_terms = self._latency_terms + len(routes)
+        self.latency_terms = np.arange(len(rows), len(rows) + len(routes))
+        self.bytes_terms = self.latency_terms + len(routes)
         for k, route in enumerate(routes):
             links = [index[name] for name in dict.fromkeys(route.links)]
-            self._route_links[k, : len(links)] = links
+            self.route_links[k, : len(links)] = links
             pair = host.device_index[route.source], host.device_index[route.destination]
-            latency_term[pair], bytes_term[pair] = self._latency_terms[k], self._bytes_terms[k]
+            latency_term[pair], bytes_term[pair] = self.latency_terms[k], self.bytes_terms[k]
         for places, power in ((scales.latency_at, 1.0), (scales.bandwidth_at, -1.0)):
             rows += [
                 tuple((int(places[link]), power) if link >= 0 else (-1, 0.0) for link in links)
-                for links in self._route_links.tolist()
+                for links in self.route_links.tolist()
             ]
         overhead_term = len(rows) if scales.overhead_at >= 0 else -1
         others = scales.dispatch_at, scales.corun_at, scales.moved_at
@@ -74,8 +77,8 @@ class PathTerms:
         if overhead_term >= 0:
             self._log_unit[overhead_term] = math.log(scales.prior.overhead_s)
         with np.errstate(divide="ignore"):
-            self._log_latency_s = np.log([link.latency_s for link in host.links])
-        self._log_s_per_byte = -np.log([link.bandwidth_bytes_per_s for link in host.links])
+            self.log_latency_s = np.log([link.latency_s for link in host.links])
+        self.log_s_per_byte = -np.log([link.bandwidth_bytes_per_s for link in host.links])
         self.layout = TermLayout(
             problem.graph.num_ops,
             op_term,
@@ -101,25 +104,25 @@ class PathTerms:
             sharpness: of the soft maximum (a power mean) over the links of a route, of which the slowest counts; it is
                 no more than the maximum. Links that are equally slow share the slope.
         """
-        logs, share = np.array(self._log_unit), np.ones((self.num_terms, max(self._route_links.shape[1], 3)))
+        logs, share = np.array(self._log_unit), np.ones((self.num_terms, max(self.route_links.shape[1], 3)))
         known = np.append(np.clip(x, -LARGEST, LARGEST), 0.0)
         for terms, log_s in (
-            (self._latency_terms, self._log_latency_s + known[self.scales.latency_at]),
-            (self._bytes_terms, self._log_s_per_byte - known[self.scales.bandwidth_at]),
+            (self.latency_terms, self.log_latency_s + known[self.scales.latency_at]),
+            (self.bytes_terms, self.log_s_per_byte - known[self.scales.bandwidth_at]),
         ):
-            of_links = np.where(self._route_links >= 0, np.append(log_s, -np.inf)[self._route_links], -np.inf)
+            of_links = np.where(self.route_links >= 0, np.append(log_s, -np.inf)[self.route_links], -np.inf)
             slowest = of_links.max(axis=1)
             behind = of_links - np.where(np.isfinite(slowest), slowest, 0.0)[:, None]
             shares = np.exp(sharpness * behind) if math.isfinite(sharpness) else (behind > -TIED).astype(float)
             total = shares.sum(axis=1)
             if math.isfinite(sharpness):
-                slowest = slowest + np.log(np.maximum(total, TIED) / (self._route_links >= 0).sum(axis=1)) / sharpness
+                slowest = slowest + np.log(np.maximum(total, TIED) / (self.route_links >= 0).sum(axis=1)) / sharpness
             logs[terms] = slowest
             share[terms[:, None], np.arange(shares.shape[1])] = shares / np.maximum(total, TIED)[:, None]
         power = self._power * share[self._at_q, self._slot]
         exponents = csr_matrix((power, self._at_p, self._starts), shape=(self.num_terms, len(self.scales)))
         is_route = np.zeros(self.num_terms, dtype=bool)
-        is_route[self._latency_terms] = is_route[self._bytes_terms] = True
+        is_route[self.latency_terms] = is_route[self.bytes_terms] = True
         logs = np.where(is_route, logs, self._log_unit + np.clip(exponents @ x, -LARGEST, LARGEST))
         return np.exp(logs), exponents
 

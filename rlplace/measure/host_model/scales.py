@@ -426,6 +426,20 @@ class Scales:
         known.untraced, known.tracing = self, tracing
         return known
 
+    @property
+    def is_correlated(self) -> bool:
+        """Whether some factors are known together with others."""
+        return self._root is not None
+
+    def widened(self, kind: Kind, factor: float) -> Scales:
+        """The same factors, those of a kind with so many times the deviation; none of them is known with others."""
+        other = copy.copy(self)
+        of_kind = (
+            item._replace(deviation=item.deviation * factor) if item.kind == kind else item for item in self.items
+        )
+        other._set(tuple(of_kind), None)
+        return other
+
     def told_by_traces(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The statement of the traced steps alone: slopes (R, P) and targets (R,).
 
@@ -450,6 +464,11 @@ class Scales:
     def at(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
         """(P,) logarithms of the factors that are z (P,) deviations from their expected values."""
         return np.asarray(self.mean + (z * self.deviation if self._root is None else self._root @ z))
+
+    def deviations_of(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The inverse of `at`."""
+        away = x - self.mean
+        return np.asarray(away / self.deviation if self._root is None else np.linalg.solve(self._root, away))
 
     def spread(self, root: NDArray[np.float64]) -> NDArray[np.float64]:
         """(P, P) a root of a covariance of logarithms, of one in deviations."""

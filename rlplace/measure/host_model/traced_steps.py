@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack
+from scipy.special import ndtr, ndtri
 
 from rlplace.graphs import OpGraph
 from rlplace.measure.host_model.path_terms import PathTerms
-from rlplace.measure.host_model.scales import Scales, Tracing
+from rlplace.measure.host_model.scales import LARGEST, Scales, Tracing
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem, Timeline
 from rlplace.measure.simulate.compiled_problem import main_producers
@@ -25,12 +26,20 @@ HELD_UP = 2.5
 """Times the median of its cell: a longer op, or transfer, was disturbed."""
 LEAST_S = 1e-9
 """A duration that is shorter was not measured: its record is missing."""
+SHIPPED = 10.0
+"""Deviations as they are given count as much as those of so many cells, or signatures."""
 TO_DEVIATION = 1.4826
 """Of normal numbers: standard deviation over the median of distances from their median."""
 OTHERS = 2
 """Figures that are fitted beside the factors of the host."""
-LARGEST_STEP, SHARPEST = 3.0, 64.0
-"""Of the fit, in deviations; of the maximum over the links of a route, before the slowest alone counts."""
+LARGEST_STEP, NEAR = 3.0, 0.3
+"""Of the fit, in deviations; a step after which what is left is noise."""
+AS_SLOW = 0.05
+"""Links that may be within this logarithm as slow as their route may be the slowest of it."""
+MOST_DAMPING = 1e4
+"""Of a step, in units of the prior's precision."""
+SOFTEST, SHARPER, SHARPEST = 2.0, 2.0, 256.0
+"""Of the maximum over the links of a route: at first, from step to step, and before the slowest alone counts."""
 OF_MEDIAN = 1.2533
 """Of normal numbers: standard error of the median over that of the mean (sqrt(pi / 2))."""
 
@@ -55,10 +64,12 @@ class TraceConfig:
     """The deviation where timelines say what tracing adds (`traced_op_s`), which is the median then."""
     freedom: Positive = 4.0
     """Degrees of freedom of Student's t, by which cells that do not fit count less."""
-    iterations: AtLeastOne = 25
+    iterations: AtLeastOne = 40
     """Steps of the fit at most."""
     tolerance: Positive = 1e-3
-    """A step that moves no factor by more deviations is the last."""
+    """A step that moves no factor by more deviations is the last ..."""
+    gain: NotNegative = 0.05
+    """... and so is one that gains less, of the logarithm of the probability."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +109,7 @@ class TracedSteps:
     """
 
     def __init__(self, scales: Scales, config: TraceConfig | None = None) -> None:
-        self.num_steps = 0
+        self.num_steps, self._widened = 0, 1.0
         self._z = np.zeros(OTHERS + len(scales))
         self._scales, self._config, self._terms = scales, config or TraceConfig(), PathTerms(scales)
         graph, host = scales.problem.graph, scales.problem.host
@@ -141,37 +152,130 @@ class TracedSteps:
 
         The most probable ones, with the curvature there (Laplace): Gauss-Newton, each cell weighed again in every step
         as Student's t has it (Lange, Little and Taylor 1989, J. Am. Stat. Assoc. 84(408)). Two more figures are fitted
-        and left out of the result: the seconds that tracing adds to an op, and a factor on all ops of these steps.
+        and left out of the result: the seconds that tracing adds to an op, and a factor on all ops of these steps. How
+        far signatures differ from their types, and cells from their factors, is fitted along (`_refined`).
         """
         if not self.num_steps:
             return self._scales
-        scales, config, cells = self._scales, self._config, self._cells()
+        config, cells = self._config, self._cells()
         common = config.common / math.sqrt(self.num_steps)
-        has_choice = self._terms.has_choice and not self._z.any()
-        z, sharpness = self._z, 2.0 if has_choice else math.inf
+        # the slowest link of a route is looked for anew: with a start of before, a wrong one would stay
+        z, sharpness = (0.0 * self._z, SOFTEST) if self._terms.has_choice else (self._z, math.inf)
+        moved, damping = math.inf, 0.0
         for _ in range(config.iterations):
             predicted, slopes = self._predict(cells, z, common, sharpness)
-            residual = (cells.log_s - predicted) / cells.deviation
-            weight = (config.freedom + 1.0) / (config.freedom + residual**2) / cells.deviation
-            gram = self._gram(slopes, weight / cells.deviation)
+            missed, is_near = cells.log_s - predicted, math.isinf(sharpness) and moved < NEAR
+            z, deviation = self._refined(cells, z, missed, slopes, is_near=is_near)
+            residual = missed / deviation
+            weight = (config.freedom + 1.0) / (config.freedom + residual**2) / deviation
+            gram = self._gram(slopes, weight / deviation)
             gradient = self._spread(np.asarray(slopes.T @ (weight * residual))) - z
-            step = np.clip(np.linalg.solve(gram, gradient), -LARGEST_STEP, LARGEST_STEP)
-            z = z + step
-            if np.abs(step).max(initial=0.0) < config.tolerance and math.isinf(sharpness):
+            before = self._loss(residual, z)
+            while True:  # where another link becomes the slowest, a whole step may lead nowhere
+                step = np.linalg.solve(gram + damping * np.eye(len(z)), gradient)
+                step = np.clip(step, -LARGEST_STEP, LARGEST_STEP)
+                there = self._predict(cells, z + step, common, sharpness)[0]
+                gain = before - self._loss((cells.log_s - there) / deviation, z + step)
+                if gain >= 0.0 or damping > MOST_DAMPING:
+                    break
+                damping = max(damping, 1.0) * 10.0
+            damping, step = damping / 100.0, step * (gain >= 0.0)
+            z, moved = z + step, float(np.abs(step).max(initial=0.0))
+            if math.isinf(sharpness) and (moved < config.tolerance or (is_near and gain < config.gain)):
                 break
-            sharpness = sharpness * 2.0 if sharpness < SHARPEST else math.inf
+            sharpness = sharpness * SHARPER if sharpness < SHARPEST else math.inf
         self._z = z
         _, slopes = self._predict(cells, z, common, math.inf)
         # of a triangle of the precision, the part after the two others is one of what is left without them
-        triangle = np.linalg.cholesky(self._gram(slopes, weight / cells.deviation))[OTHERS:, OTHERS:]
-        added_s = config.added_s * math.exp(config.added * float(z[0]))
+        triangle = np.linalg.cholesky(self._gram(slopes, deviation**-2))[OTHERS:, OTHERS:]
+        added_s, scales = config.added_s * math.exp(config.added * float(z[0])), self._scales
         tracing = Tracing(self.num_steps, added_s, float(np.median(self._longer)) if self._longer else 0.0)
-        return scales.known_as(scales.at(z[OTHERS:]), scales.spread(np.linalg.inv(triangle).T), tracing)
+        self._known = scales.known_as(scales.at(z[OTHERS:]), scales.spread(np.linalg.inv(triangle).T), tracing)
+        sent = ~cells.is_op
+        self._transfers = cells.rows[sent], deviation[sent]
+        return self._known
+
+    def drawn(self, z: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
+        """A draw z (P,) in deviations of what is known, with figures of links that transfers do not rule out.
+
+        The slowest link of a route is as slow as the route, and the others are not slower, which no normal distribution
+        says: where several links may be the slowest, one is drawn, and the prior of the others is cut off.
+        """
+        scales, terms = self._scales, self._terms
+        rows, deviation = self._transfers
+        if not terms.has_choice or scales.is_correlated or not len(deviation):
+            return z
+        probable, x = self._known.mean, self._known.at(z)
+        alone = rows.multiply(terms.seconds(probable)).tocsr()
+        weight = 1.0 / (np.asarray(alone.sum(axis=1)).ravel() * deviation)
+        for places, side, columns, log_s in (
+            (scales.latency_at, 1.0, terms.latency_terms, terms.log_latency_s),
+            (scales.bandwidth_at, -1.0, terms.bytes_terms, terms.log_s_per_byte),
+        ):
+            told_R = np.asarray(alone[:, columns].multiply(weight[:, None]).power(2).sum(axis=0)).ravel()
+            routes = terms.route_links[told_R > 0.0]
+            slowness = np.append(log_s + side * np.append(probable, 0.0)[places], -np.inf)
+            of_routes = slowness[routes].max(axis=1, initial=-np.inf)
+            most = np.full(len(slowness), np.inf)
+            np.minimum.at(most, routes, of_routes[:, None])
+            told = np.zeros(len(slowness))  # of the links that are the slowest
+            for r in generator.permutation(len(routes)).tolist():
+                may_be = routes[r][(routes[r] >= 0) & (most[routes[r]] >= of_routes[r] - AS_SLOW)]
+                is_it = may_be[told[may_be] > 0.0]
+                told[is_it if len(is_it) else generator.choice(may_be)] += told_R[told_R > 0.0][r]
+            at = np.flatnonzero(places >= 0)
+            spread, below = scales.deviation[places[at]], most[at] - log_s[at]
+            free = spread * ndtri(generator.random(len(at)) * ndtr(below / spread))
+            fixed = below + generator.standard_normal(len(at)) / np.sqrt(told[at] + spread**-2)
+            x[places[at]] = side * np.where(told[at] > 0.0, fixed, np.maximum(free, -LARGEST))
+        return self._known.deviations_of(x)
+
+    def _loss(self, residual: NDArray[np.float64], z: NDArray[np.float64]) -> float:
+        """Negative logarithm of the probability of residuals (C,) and deviations (2 + P,), but for a constant."""
+        freedom = self._config.freedom
+        return 0.5 * float((freedom + 1.0) * np.log1p(residual**2 / freedom).sum() + z @ z)
+
+    def _refined(
+        self,
+        cells: _Cells,
+        z: NDArray[np.float64],
+        missed: NDArray[np.float64],
+        slopes: csr_matrix,
+        *,
+        is_near: bool,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The same factors, in deviations (2 + P,) that fit how far signatures differ; and (C,) deviations of cells.
+
+        Empirical Bayes (MacKay 1992, Neural Computation 4(3), eq. 2.8 and 4.8): squares over the number of directions
+        that the data tell, or that are left. Ops, and transfers, are as far off as they are given, or farther.
+        """
+        parts = [is_one for is_one in (cells.is_op, ~cells.is_op) if is_one.any()]
+        grams = [self._information(slopes[part], cells.deviation[part] ** -2) for part in parts]
+        inverse = np.linalg.inv(sum(grams) + np.eye(len(z)))
+        deviation = np.array(cells.deviation)
+        for part, gram in zip(parts, grams, strict=True):
+            left = float(part.sum() - np.sum(inverse * gram))
+            middle = TO_DEVIATION * float(np.median(np.abs(missed[part] / cells.deviation[part])))
+            deviation[part] *= math.sqrt(max((SHIPPED + part.sum() * middle**2) / (SHIPPED + left), 1.0))
+        if is_near and not self._scales.is_correlated:
+            items = self._scales.items
+            at = OTHERS + np.array([k for k, item in enumerate(items) if item.kind == "signature"], dtype=int)
+            told = float(np.sum(1.0 - np.diag(inverse)[at]))
+            wider = math.sqrt((SHIPPED * self._widened**-2 + float(z[at] @ z[at])) / (SHIPPED + told))
+            self._scales, self._widened = self._scales.widened("signature", wider), self._widened * wider
+            z = np.array(z)
+            z[at] /= wider
+        return z, deviation
 
     def _gram(self, slopes: csr_matrix, weight: NDArray[np.float64]) -> NDArray[np.float64]:
         """(2 + P, 2 + P) curvature by deviations of the factors, of rows that weigh (C,), with that of the prior."""
+        gram = self._information(slopes, weight)
+        return gram + np.eye(len(gram))
+
+    def _information(self, slopes: csr_matrix, weight: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(2 + P, 2 + P) curvature of rows alone, likewise."""
         gram = np.asarray((slopes.T @ slopes.multiply(weight[:, None])).todense())
-        return np.asarray(self._spread(self._spread(gram).T) + np.eye(len(gram)))
+        return np.asarray(self._spread(self._spread(gram).T))
 
     def _spread(self, by_factor: NDArray[np.float64]) -> NDArray[np.float64]:
         """Derivatives (2 + P, ...) by deviations, of those by logarithms of factors; the first two are so already."""

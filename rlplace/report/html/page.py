@@ -242,12 +242,12 @@ def field_section(data: RunData) -> Section:
         ]
         for row, (mark, _) in zip(rows, looks, strict=True)
     ]
-    lead = f"Step times are {data.kind}; less is better."
-    if any(row.step_s and row.spread_s for row in rows):
-        lead = (
-            "Median step time of every row, and half the interquartile range of its samples, all measured in turn in "
-            "one race. A lead within the spread is no lead."
-        )
+    lead = (
+        "Median step time of every row, and half the interquartile range of its samples, all measured in turn in one "
+        "race. A lead within the spread is no lead."
+        if any(row.step_s and row.spread_s for row in rows)
+        else f"Step times are {data.kind}; less is better."
+    )
     heads = ["method", "step, ms", "", "", "of one device", "of eager", "placements", "measured", "notes"]
     styles = {index: style for index, (_, style) in enumerate(looks)}
     body = table(heads, cells, numbers=(1, 2, 4, 5, 6, 7), styles=styles, minor=(3, 5, 6, 7, 8))
@@ -264,8 +264,7 @@ def _bar(row: Row, longest: float) -> str:
     return f'<span class="bar"><b style="width:{width:.2f}%"></b>{whisker}</span>'
 
 
-_MOST_MODULES = 14
-_MOST_COPIES = 10
+_MOST_MODULES, _MOST_COPIES = 14, 10
 
 
 def explained_section(data: RunData) -> Section | None:
@@ -471,11 +470,11 @@ def words(pairs: Sequence[tuple[float, float]]) -> str:
     errors = simulated / measured - 1.0
     bias, error = float(np.median(errors)), float(np.median(np.abs(errors)))
     side = f"on the whole the simulator says {_percent(abs(bias))} too {'much' if bias > 0 else 'little'}."
-    rank = ""
-    if len(pairs) >= _FEW and np.ptp(simulated) > 0 and np.ptp(measured) > 0:
-        figure = f"{spearmanr(simulated, measured).statistic:.2f}"
-        rank = f" It orders them with a rank correlation of {figure} (1 is perfect)."
-    return f"The median error is {_percent(error)}; {side}{rank}"
+    text = f"The median error is {_percent(error)}; {side}"
+    if len(pairs) < _FEW or np.ptp(simulated) == 0 or np.ptp(measured) == 0:
+        return text
+    rank = spearmanr(simulated, measured).statistic
+    return f"{text} It orders them with a rank correlation of {rank:.2f} (1 is perfect)."
 
 
 def _percent(share: float) -> str:

@@ -36,14 +36,11 @@ from rlplace.say import format_bytes, format_ms, format_seconds
 
 MOST_BARS = 4000
 """More slices than that are merged with their neighbours: no screen shows them one by one."""
-_FIRST_GRAIN = 1 / 20_000
-_COLORS_MIX_FROM = 1 / 2_000
+_FIRST_GRAIN, _COLORS_MIX_FROM = 1 / 20_000, 1 / 2_000
 _DEVICE_PX, _LINK_PX, _AROUND_PX = 56, 26, 84
 _LEAST_WIDTH_PX = 640
 """Less would cut the title of the axis, and leave the lanes no more room than their names."""
-_MOST_LANES = 40
-_LABEL_CHARACTERS = 22
-_FILLED = 0.84
+_MOST_LANES, _LABEL_CHARACTERS, _FILLED = 40, 22, 0.84
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +220,7 @@ def _ms(seconds: float) -> float:
 
 
 MOST_NODES = 1500
-_MOST_DEPTH = 12
-_SHOWN_DEPTH = 4
-_MOST_ROWS = 20
+_MOST_DEPTH, _SHOWN_DEPTH, _MOST_ROWS = 12, 4, 20
 _TREEMAP_PX = 460
 _LIGHT_FROM = 0.183
 

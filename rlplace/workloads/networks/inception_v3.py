@@ -68,23 +68,18 @@ class InceptionV3(nn.Module):
         """
         # Sizes in brackets are for images of 299 pixels.
         x = self.stem(images)  # (B, 192, 35, 35)
-        x = self.inception_a1(x)  # (B, 256, 35, 35)
-        x = self.inception_a2(x)  # (B, 288, 35, 35)
-        x = self.inception_a3(x)
-        x = self.inception_b(x)  # (B, 768, 17, 17)
-        x = self.inception_c1(x)
-        x = self.inception_c2(x)
-        x = self.inception_c3(x)
-        x = self.inception_c4(x)
+        for block in (
+            *(self.inception_a1, self.inception_a2, self.inception_a3),  # (B, 288, 35, 35)
+            self.inception_b,  # (B, 768, 17, 17)
+            *(self.inception_c1, self.inception_c2, self.inception_c3, self.inception_c4),
+        ):
+            x = block(x)
         aux_logits = self.aux_head(x)  # (B, classes)
-        x = self.inception_d(x)  # (B, 1280, 8, 8)
-        x = self.inception_e1(x)  # (B, 2048, 8, 8)
-        x = self.inception_e2(x)
-        x = self.pool(x).flatten(1)  # (B, 2048)
-        logits = self.classifier(self.dropout(x))  # (B, classes)
-        loss = None
-        if labels is not None:
-            loss = self.loss(logits, labels) + AUX_WEIGHT * self.aux_loss(aux_logits, labels)
+        x = self.inception_e2(self.inception_e1(self.inception_d(x)))  # (B, 2048, 8, 8)
+        logits = self.classifier(self.dropout(self.pool(x).flatten(1)))  # (B, classes)
+        if labels is None:
+            return InceptionV3Output(logits, aux_logits, None)
+        loss = self.loss(logits, labels) + AUX_WEIGHT * self.aux_loss(aux_logits, labels)
         return InceptionV3Output(logits, aux_logits, loss)
 
 

@@ -135,7 +135,8 @@ def test_equations_and_the_prior_make_the_posterior() -> None:
 
 
 def test_what_traced_steps_told_is_in_the_equations(tmp_path: Path) -> None:
-    """As with step times: the prior and the equations make the posterior, and the prior is that without any trace."""
+    """As with step times: the prior and the equations make the posterior. The prior is that without any trace, but for
+    how far signatures differ."""
     scales = Scales(learnable_problem(paired_host(3), 24), PRIOR, None, TracedPrior())
     generator = np.random.default_rng(4)
     plans, true = varied_plans(scales.problem, generator, 4), scales.apply(0.3 * generator.standard_normal(len(scales)))
@@ -144,13 +145,17 @@ def test_what_traced_steps_told_is_in_the_equations(tmp_path: Path) -> None:
     model.learn(plans, [replace(outcome, timeline=timeline) for outcome, timeline in timed])
     posterior = model.fit()
     slopes, targets = posterior.equations()
-    precision = np.diag(1.0 / scales.deviation**2) + slopes.T @ slopes
+    before = posterior.scales.untraced
+    assert before is not None
+    is_signature = np.array([item.kind == "signature" for item in scales.items])
+    assert np.array_equal(before.deviation[~is_signature], scales.deviation[~is_signature])
+    precision = np.diag(1.0 / before.deviation**2) + slopes.T @ slopes
     # combinations of which traces told less than a ten-thousandth are left out
     np.testing.assert_allclose(precision @ posterior.root @ posterior.root.T, np.eye(len(scales)), atol=1e-3)
     told_s = scales.apply(np.linalg.solve(precision, slopes.T @ targets)).costs.op_time_s
     np.testing.assert_allclose(told_s, posterior.problem.costs.op_time_s, rtol=0.01)
     learned = LearnedHost.of(posterior)
-    assert [factor.prior_deviation for factor in learned.factors] == scales.deviation.tolist()
+    assert [factor.prior_deviation for factor in learned.factors] == before.deviation.tolist()
     assert learned.tracing is not None
     assert learned.tracing.num_steps == 4
     assert learned.tracing.share == pytest.approx(0.0, abs=1e-9), "a simulated trace costs nothing"

@@ -95,6 +95,38 @@ def test_links_that_routes_share_are_told_apart() -> None:
     np.testing.assert_allclose(step_times(known.apply(known.mean), others), step_times(true, others), rtol=5e-3)
 
 
+def hidden_links() -> tuple[Scales, Problem, TracedSteps]:
+    """Factors, a truth in which links are up to three times as fast as given, and four traced steps of it."""
+    scales, generator = scales_of(plain_host(4, 100.0)), np.random.default_rng(3)
+    x = np.array([1.1 * generator.uniform(-1.0, 1.0) * (item.kind == "bandwidth") for item in scales.items])
+    true, steps = scales.apply(x), TracedSteps(scales, EXACT)
+    for step in timelines_of(true, varied_plans(scales.problem, generator, 4)):
+        steps.add(step)
+    return scales, true, steps
+
+
+def route_speeds(problem: Problem) -> np.ndarray:
+    speeds = {link.name: link.bandwidth_bytes_per_s for link in problem.host.links}
+    return np.array([min(speeds[name] for name in route.links) for route in problem.host.routes])
+
+
+def test_routes_are_as_fast_as_seen_whichever_of_their_links_is_the_slowest() -> None:
+    _, true, steps = hidden_links()
+    known = steps.known()
+    np.testing.assert_allclose(route_speeds(known.apply(known.mean)), route_speeds(true), rtol=5e-3)
+
+
+def test_draws_keep_the_speeds_of_routes_and_leave_the_other_links_free() -> None:
+    scales, true, steps = hidden_links()
+    known, generator = steps.known(), np.random.default_rng(0)
+    drawn = [known.at(steps.drawn(generator.standard_normal(len(scales)), generator)) for _ in range(30)]
+    for x in drawn:
+        np.testing.assert_allclose(route_speeds(scales.apply(x)), route_speeds(true), rtol=1e-2)
+    spread = np.std(drawn, axis=0)[scales.bandwidth_at]
+    assert spread.min() < 1e-3
+    assert spread.max() > 0.1
+
+
 def test_seconds_that_tracing_is_known_to_add_are_removed() -> None:
     """Where timelines do not tell it, it is taken for the ops' own: a fifth of an op of a second."""
     scales, generator, added_s = scales_of(paired_host(3)), np.random.default_rng(2), 0.2
@@ -149,6 +181,48 @@ def test_records_that_are_missing_say_nothing() -> None:
     sent_s[::5] = np.nan
     known = fitted(scales, [replace(step, op_end_s=end_s, transfer_end_s=sent_s), *rest], EXACT)
     np.testing.assert_allclose(known.apply(known.mean).costs.op_time_s, true.costs.op_time_s, rtol=1e-3)
+
+
+def test_transfers_that_are_recorded_twice_say_the_same() -> None:
+    scales = scales_of(paired_host(3))
+    true, generator = scales.apply(some_factors(scales, 3)), np.random.default_rng(3)
+    doubled = []
+    for step in timelines_of(true, varied_plans(scales.problem, generator, 4)):
+        names = [f"transfer_{name}" for name in ("tensor", "source", "destination", "start_s", "end_s")]
+        doubled.append(replace(step, **{name: np.tile(getattr(step, name), 2) for name in names}))
+    known, others = fitted(scales, doubled, EXACT), varied_plans(scales.problem, generator, 10)
+    np.testing.assert_allclose(step_times(known.apply(known.mean), others), step_times(true, others), rtol=1e-3)
+
+
+def longer(timeline: Timeline, factor: np.ndarray) -> Timeline:
+    """Every op so many times as long (N, D)."""
+    factor = factor[np.arange(len(factor)), timeline.op_device]
+    return replace(timeline, op_end_s=timeline.op_start_s + factor * (timeline.op_end_s - timeline.op_start_s))
+
+
+def test_signatures_are_taken_to_differ_as_far_as_they_do() -> None:
+    """Where ops of a type are off alike, less is left unknown of each signature than where they are not."""
+    scales = scales_of(paired_host(3))
+    is_signature = np.array([item.kind == "signature" for item in scales.items])
+    steps = timelines_of(scales.problem, varied_plans(scales.problem, np.random.default_rng(8), 4))
+    left = []
+    for spread in (0.0, 0.5):
+        of_signature = np.random.default_rng(9).lognormal(0.0, spread, scales.problem.graph.num_ops)
+        factor = np.repeat(of_signature[:, None], 3, axis=1)  # each op has a signature of its own
+        left.append(fitted(scales, [longer(step, factor) for step in steps]).deviation[is_signature].mean())
+    assert left[0] < 0.7 * left[1]
+
+
+def test_ops_that_fit_badly_leave_more_unknown() -> None:
+    """Each op on each device off by its own factor, as no factor can tell: less is known of how devices differ."""
+    scales = scales_of(paired_host(3), 120)
+    steps = timelines_of(scales.problem, varied_plans(scales.problem, np.random.default_rng(10), 4))
+    left = []
+    for spread in (0.03, 0.3):
+        factor = np.random.default_rng(11).lognormal(0.0, spread, (120, 3))
+        root = fitted(scales, [longer(step, factor) for step in steps]).spread(np.eye(len(scales)))
+        left.append(np.linalg.norm(root[scales.device_at[0]] - root[scales.device_at[1]]))
+    assert left[1] > 2.0 * left[0]
 
 
 def test_a_device_that_no_plan_used_is_as_sure_as_its_kind() -> None:
