@@ -100,9 +100,8 @@ def jsonable(data: object) -> object:
         return [jsonable(value) for value in data]
     if isinstance(data, os.PathLike):
         return os.fspath(data)
-    if hasattr(data, "tolist"):  # arrays and scalars of NumPy and PyTorch, without importing either
-        return jsonable(data.tolist())
-    return data
+    # arrays and scalars of NumPy and PyTorch, without importing either
+    return jsonable(data.tolist()) if hasattr(data, "tolist") else data
 
 
 def open_plain(path: str | os.PathLike[str], *, follows_links: bool = False) -> io.FileIO:

@@ -23,9 +23,7 @@ def format_seconds(seconds: float) -> str:
         return NOTHING
     if seconds == 0:
         return "0 s"
-    if abs(seconds) >= 59.95:
-        return format_clock(seconds)
-    return _scaled(seconds, _TIME_UNITS)
+    return format_clock(seconds) if abs(seconds) >= 59.95 else _scaled(seconds, _TIME_UNITS)
 
 
 def format_clock(seconds: float) -> str:

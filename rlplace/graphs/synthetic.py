@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rlplace.errors import InvalidValue, check_known, refuse_if
+from rlplace.errors import check_known, refuse_if
 from rlplace.graphs.opgraph import BACKWARD, UPDATE, GraphBuilder, OpGraph, OpRow
 from rlplace.graphs.paths import topological_order
 
@@ -82,8 +82,9 @@ def synthetic(
     _check("rows", rows, 1, where)
     _check("seed", seed, 0, where)
     counts = [value for value in ({**known, **params}).values() if type(value) is int]
-    if math.prod(counts) > MAX_CELLS:
-        raise InvalidValue("parameters", math.prod(counts), f"a product of at most {MAX_CELLS}", where=where)
+    refuse_if(
+        math.prod(counts) > MAX_CELLS, "parameters", math.prod(counts), f"a product of at most {MAX_CELLS}", where=where
+    )
     rng = np.random.default_rng(seed)
     cells = FAMILIES[family](rng, **params)
     costs = _draw_costs(cells, rng, flops=flops, output_bytes=output_bytes, spread=spread, rows=rows)

@@ -37,8 +37,9 @@ class PlacedCut:
 
     def __post_init__(self) -> None:
         for name, known in (("loss", ("", *get_args(LossKind))), ("op_order", OP_ORDERS)):
-            if getattr(self, name) not in known:
-                raise InvalidValue(name, getattr(self, name), f"one of {', '.join(map(repr, known))}")
+            refuse_if(
+                getattr(self, name) not in known, name, getattr(self, name), f"one of {', '.join(map(repr, known))}"
+            )
 
     def __str__(self) -> str:
         if self.count == 1:

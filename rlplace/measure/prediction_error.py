@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, refuse_if
+from rlplace.errors import refuse_if
 from rlplace.measure.hosts.host import Link
 from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.simulate.simulator import Simulator
@@ -98,13 +98,13 @@ def draw_mix(
         placement = problem.nearest_groups(row)
         if placement.tobytes() not in seen:
             drawn.append(placement)
-    if len(drawn) < count:
-        raise InvalidValue(
-            "placements",
-            f"{len(drawn)} of {count} that were not drawn before in {TRIES * count:,} draws",
-            "fewer of them, or constraints that leave more of them",
-            where="fidelity",
-        )
+    refuse_if(
+        len(drawn) < count,
+        "placements",
+        f"{len(drawn)} of {count} that were not drawn before in {TRIES * count:,} draws",
+        "fewer of them, or constraints that leave more of them",
+        where="fidelity",
+    )
     return np.stack(drawn), tuple(wanted)
 
 
@@ -145,9 +145,7 @@ def judge_fidelity(
 def _spearman(a: NDArray[np.float64], b: NDArray[np.float64]) -> float | None:
     from scipy.stats import spearmanr
 
-    if np.ptp(a) == 0.0 or np.ptp(b) == 0.0:
-        return None
-    return float(spearmanr(a, b).statistic)
+    return None if np.ptp(a) == 0.0 or np.ptp(b) == 0.0 else float(spearmanr(a, b).statistic)
 
 
 _SMALLEST = 1e-7

@@ -19,7 +19,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, RlplaceError, refuse_if
+from rlplace.errors import RlplaceError, refuse_if
 from rlplace.graphs import Grouping
 from rlplace.measure import Measurement, Measurer, Plan, Problem
 from rlplace.measure.measurement import CutoffTimer, PlanMeasurer, PlanTimer, StepTimer
@@ -43,8 +43,7 @@ class Budget:
             ("seconds", self.seconds > 0, "more than 0"),
             ("measurements", self.measurements >= 0, "at least 0"),
         ):
-            if not is_valid:
-                raise InvalidValue(name, getattr(self, name), expected, where="budget")
+            refuse_if(not is_valid, name, getattr(self, name), expected, where="budget")
 
 
 class Task:

@@ -458,13 +458,13 @@ class Session(Connected):
         ):
             if actual != wanted:
                 raise FingerprintMismatch(kind, actual, wanted)
-        if len(placement.devices) != facts.num_ops or len(placement.device_names) != host.num_devices:
-            raise InvalidValue(
-                "op_device",
-                f"{len(placement.devices)} ops on {len(placement.device_names)} devices",
-                f"{facts.num_ops} ops on {host.num_devices} devices, as in its problem",
-                where=self._where("placement"),
-            )
+        refuse_if(
+            len(placement.devices) != facts.num_ops or len(placement.device_names) != host.num_devices,
+            "op_device",
+            f"{len(placement.devices)} ops on {len(placement.device_names)} devices",
+            f"{facts.num_ops} ops on {host.num_devices} devices, as in its problem",
+            where=self._where("placement"),
+        )
         return placement
 
     def keep_placement(self, placement: Placement) -> None:

@@ -375,8 +375,7 @@ def checked_plan(problem: Problem, plan: Plan, where: str) -> Plan:
         InvalidValue: it cannot.
     """
     for part in ARRAYS:
-        if getattr(plan, part).ndim != 1:
-            raise InvalidValue(part, f"{getattr(plan, part).ndim} dimensions", "1", where=where)
+        refuse_if(getattr(plan, part).ndim != 1, part, f"{getattr(plan, part).ndim} dimensions", "1", where=where)
     refuse_if(
         len(plan.transfer_tensor) != len(plan.transfer_destination),
         "transfer_destination",

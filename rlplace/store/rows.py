@@ -238,14 +238,25 @@ def decode_plan(row: Mapping[str, object], where: str) -> Plan:
     Raises:
         InvalidValue: an array that cannot be read, or that is too long, or another plan.
     """
-    arrays = {name: _decode_array(row[name], name, where) for name in ARRAYS}
-    if len(arrays["devices"]) != row["num_ops"]:
-        raise InvalidValue(
-            "num_ops", described(row["num_ops"]), f"{len(arrays['devices'])}, one for each device", where=where
-        )
+    arrays = {
+        name: np.frombuffer(_unpacked(row[name], name, 2 * 4 * LARGEST_OPS, where), dtype="<i4").astype(np.int32)
+        for name in ARRAYS
+    }
+    refuse_if(
+        len(arrays["devices"]) != row["num_ops"],
+        "num_ops",
+        described(row["num_ops"]),
+        f"{len(arrays['devices'])}, one for each device",
+        where=where,
+    )
     plan = Plan(**arrays)
-    if plan.fingerprint != row["fingerprint"]:
-        raise InvalidValue("fingerprint", described(row["fingerprint"]), plan.fingerprint, where=where)
+    refuse_if(
+        plan.fingerprint != row["fingerprint"],
+        "fingerprint",
+        described(row["fingerprint"]),
+        plan.fingerprint,
+        where=where,
+    )
     return plan
 
 
@@ -300,10 +311,6 @@ def decode_timeline(value: object, plan: Plan, graph: OpGraph, where: str) -> Ti
     )
 
 
-def _decode_array(value: object, name: str, where: str) -> NDArray[np.int32]:
-    return np.frombuffer(_unpacked(value, name, 2 * 4 * LARGEST_OPS, where), dtype="<i4").astype(np.int32)
-
-
 def _unpacked(value: object, name: str, most: int, where: str) -> bytes:
     """At most so many bytes, of numbers of four bytes each."""
     if not isinstance(value, bytes):
@@ -313,8 +320,13 @@ def _unpacked(value: object, name: str, most: int, where: str) -> bytes:
         raw = unpacker.decompress(value, most)
     except zlib.error as error:
         raise InvalidValue(name, f"no compressed bytes ({error})", "those of an array", where=where) from error
-    if not unpacker.eof or unpacker.unconsumed_tail or unpacker.unused_data or len(raw) % 4:
-        raise InvalidValue(name, "bytes that are cut off, or too many", f"at most {most // 4} numbers", where=where)
+    refuse_if(
+        not unpacker.eof or unpacker.unconsumed_tail or unpacker.unused_data or len(raw) % 4,
+        name,
+        "bytes that are cut off, or too many",
+        f"at most {most // 4} numbers",
+        where=where,
+    )
     return raw
 
 

@@ -586,14 +586,14 @@ def _spec(kept: Request, workload: str | None, where: str) -> WorkloadSpec:
     command = shlex.join(["rlplace", "train", kept.workload, "--resume", str(Path(where).parent)])
     spec = parse_kept_workload(kept.workload, workload, where=where, command=command)
     is_moved = spec.is_file and Path(spec.name).name == Path(kept.workload).name  # its graph is compared later
-    if workload is not None and kept.workload not in (workload, str(spec)) and not is_moved:
-        raise InvalidValue(
-            "workload",
-            workload,
-            f"{shortened(kept.workload)!r}, the run's",
-            where="train --resume",
-            hint="Name that one, or start a run of its own.",
-        )
+    refuse_if(
+        workload is not None and kept.workload not in (workload, str(spec)) and not is_moved,
+        "workload",
+        workload,
+        f"{shortened(kept.workload)!r}, the run's",
+        where="train --resume",
+        hint="Name that one, or start a run of its own.",
+    )
     return spec
 
 
@@ -609,13 +609,13 @@ def _extended(config: TrainConfig, named: Named) -> TrainConfig:
         where="train --resume",
         hint="Its budget are placements, so that the same seed finds the same: leave `--budget` out.",
     )
-    if budget_s < config.budget_s:
-        raise InvalidValue(
-            "budget",
-            budget_s,
-            f"at least {config.budget_s:g} s, which the run was given",
-            where="train --resume",
-            hint="It is the budget of the whole run, with what was spent of it before: "
-            f"`--budget +{budget_s:g}s` gives the run {budget_s:g} s more.",
-        )
+    refuse_if(
+        budget_s < config.budget_s,
+        "budget",
+        budget_s,
+        f"at least {config.budget_s:g} s, which the run was given",
+        where="train --resume",
+        hint="It is the budget of the whole run, with what was spent of it before: "
+        f"`--budget +{budget_s:g}s` gives the run {budget_s:g} s more.",
+    )
     return dataclasses.replace(config, budget_s=budget_s)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.errors import FileProblem, InvalidValue, UnknownName, check_known
+from rlplace.errors import FileProblem, InvalidValue, UnknownName, check_known, refuse_if
 from rlplace.records import described, shortened
 from rlplace.workloads.catalog import CATALOG, MULTI, Parts, Workload
 from rlplace.workloads.configs import SIZES, Size, WorkloadConfig
@@ -230,14 +230,14 @@ def parse_kept_workload(kept: str, again: str | None, *, where: str, command: st
             hint=f"A function or a file of yours is opened only if you name it again: {command}",
         )
     spec = _parse_name(kept)
-    if not spec.is_believed:
-        raise InvalidValue(
-            "workload",
-            shortened(kept),
-            f"at most {MOST_GROWTH:g} times the size that a workload has by name",
-            where=where,
-            hint=f"One of any size is built only if you name it again: {command}",
-        )
+    refuse_if(
+        not spec.is_believed,
+        "workload",
+        shortened(kept),
+        f"at most {MOST_GROWTH:g} times the size that a workload has by name",
+        where=where,
+        hint=f"One of any size is built only if you name it again: {command}",
+    )
     return spec
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import ClassVar, Literal, Self, cast
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import refuse_if
 
 Loss = Literal["auto", "separate", "joined", "accumulated"]
 """How the micro-batches of a step make its loss; `auto` is found by a check."""
@@ -70,8 +70,7 @@ class WorkloadConfig(ABC):
         """Raises where options, each valid alone, exclude each other."""
 
     def _require(self, is_met: bool, name: str, expected: str, hint: str = "") -> None:
-        if not is_met:
-            raise InvalidValue(name, getattr(self, name), expected, where=f"workload {self.NAME}", hint=hint)
+        refuse_if(not is_met, name, getattr(self, name), expected, where=f"workload {self.NAME}", hint=hint)
 
 
 CRITEO_ROWS = (

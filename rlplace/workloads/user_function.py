@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from rlplace.errors import InvalidValue, RlplaceError, UnknownName, check_known
+from rlplace.errors import InvalidValue, RlplaceError, UnknownName, check_known, refuse_if
 from rlplace.graphs.program import LossByName
 from rlplace.workloads.catalog import OPTIMIZERS, BatchDims, Parts, Workload
 from rlplace.workloads.configs import Loss
@@ -128,8 +128,7 @@ def _checked(returned: object, name: str) -> Workload:
         ("loss_fn", loss_fn, is_function, "a function from the model's output to a scalar"),
         ("optimizer", optimizer, is_name, f"one of {', '.join(OPTIMIZERS)}"),
     ):
-        if not is_right:
-            raise InvalidValue(field, _type_name(value), expected, where=where)
+        refuse_if(not is_right, field, _type_name(value), expected, where=where)
     if optimizer is not None:
         check_known("optimizer", optimizer, OPTIMIZERS)
     if loss_fn is None and (optimizer is not None or targets is not None):

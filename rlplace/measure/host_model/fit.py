@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import refuse_if
 from rlplace.measure.host_model.learned_host import Posterior
 from rlplace.measure.host_model.path_terms import PathTerms, step_times_s
 from rlplace.measure.host_model.scales import Scales
@@ -92,10 +92,20 @@ class HostModel:
         """
         measured_s = np.asarray(step_times_s, dtype=np.float64)
         noises = np.full(len(plans), self.config.noise) if noise is None else np.asarray(noise, dtype=np.float64)
-        if measured_s.shape != (len(plans),) or np.isnan(measured_s).any() or (measured_s <= 0).any():
-            raise InvalidValue("step_times_s", measured_s.tolist(), f"{len(plans)} times > 0", where="host model")
-        if noises.shape != (len(plans),) or not (np.isfinite(noises) & (noises >= 0)).all():
-            raise InvalidValue("noise", noises.tolist(), f"{len(plans)} numbers >= 0", where="host model")
+        refuse_if(
+            measured_s.shape != (len(plans),) or np.isnan(measured_s).any() or (measured_s <= 0).any(),
+            "step_times_s",
+            measured_s.tolist(),
+            f"{len(plans)} times > 0",
+            where="host model",
+        )
+        refuse_if(
+            noises.shape != (len(plans),) or not (np.isfinite(noises) & (noises >= 0)).all(),
+            "noise",
+            noises.tolist(),
+            f"{len(plans)} numbers >= 0",
+            where="host model",
+        )
         kept = np.flatnonzero(np.isfinite(measured_s))
         every = [*self._plans, *(plans[k] for k in kept.tolist())]
         self._batch = self._checker.check_plans(every)

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import InvalidValue, UnknownName, refuse_if
 from rlplace.files import read_json, write_json_atomic
 from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.hosts.host import Host, Link
@@ -79,8 +79,12 @@ class Figure:
     """A line: the paper, the measurements that it was fitted to, or that it is assumed."""
 
     def __post_init__(self) -> None:
-        if not self.source.strip() or "\n" in self.source:
-            raise InvalidValue("source", shortened(self.source), "one line that says where the value comes from")
+        refuse_if(
+            not self.source.strip() or "\n" in self.source,
+            "source",
+            shortened(self.source),
+            "one line that says where the value comes from",
+        )
 
 
 @record(frozen=True)

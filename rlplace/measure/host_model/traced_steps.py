@@ -485,13 +485,10 @@ def _busy_beside(timeline: Timeline, slowdown: NDArray[np.float64]) -> NDArray[n
     for other in np.flatnonzero(slowdown.any(axis=0)).tolist():
         there = np.flatnonzero((timeline.op_device == other) & (timeline.op_end_s > timeline.op_start_s))
         there = there[np.argsort(timeline.op_end_s[there], kind="stable")]
-        instants_s = np.stack([timeline.op_start_s[there], timeline.op_end_s[there]], axis=1).ravel()
-        instants_s = np.maximum.accumulate(instants_s)
-        busy_s = np.append(0.0, np.cumsum(np.diff(instants_s) * (np.arange(1, len(instants_s)) % 2)))[: len(instants_s)]
-        if not len(instants_s):
-            continue
-        ends = (np.interp(at_s, instants_s, busy_s) for at_s in (timeline.op_start_s, timeline.op_end_s))
-        begin_s, end_s = ends
+        ends_s = np.stack([timeline.op_start_s[there], timeline.op_end_s[there]], axis=1).ravel()
+        instants_s = np.maximum.accumulate(np.append(0.0, ends_s))  # idle from the first, busy from the next, ...
+        busy_s = np.append(0.0, np.cumsum(np.diff(instants_s) * (np.arange(len(ends_s)) % 2)))
+        begin_s, end_s = (np.interp(at_s, instants_s, busy_s) for at_s in (timeline.op_start_s, timeline.op_end_s))
         taken_s = np.maximum(timeline.op_end_s - timeline.op_start_s, LEAST_S)
         beside += slowdown[timeline.op_device, other] * np.clip((end_s - begin_s) / taken_s, 0.0, 1.0)
     return beside

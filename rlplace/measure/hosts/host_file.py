@@ -302,13 +302,13 @@ def lay_routes(
         UnknownName: A device that is not one of `devices`.
         InvalidValue: Two wirings of one name, a device at two ports of one wiring, or more of them than can be laid.
     """
-    if len(wirings) * len(devices) ** 2 > _MOST_PAIRS:
-        raise InvalidValue(
-            "topology",
-            f"of {len(wirings)} entries",
-            f"at most {_MOST_PAIRS // max(len(devices), 1) ** 2} for {len(devices)} devices",
-            where=where,
-        )
+    refuse_if(
+        len(wirings) * len(devices) ** 2 > _MOST_PAIRS,
+        "topology",
+        f"of {len(wirings)} entries",
+        f"at most {_MOST_PAIRS // max(len(devices), 1) ** 2} for {len(devices)} devices",
+        where=where,
+    )
     links: dict[str, Link] = {}
     routes: dict[tuple[str, str], Route] = {}
     for index, wiring in enumerate(wirings):
