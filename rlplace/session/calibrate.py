@@ -189,7 +189,7 @@ def calibrated(
     least, generator = LEAST_TRACED if is_traced else LEAST, np.random.default_rng(seed)
     surveys = draw_spread(problem, simulator, generator, SURVEYS) if is_traced else np.zeros((0, len(start)), np.int32)
     num_mixed = max(count, least) - len(surveys)
-    mixed, _ = draw_mix(problem, start, num_mixed + bool(len(surveys)), generator, unlike=surveys)
+    mixed, _ = draw_mix(problem, start, num_mixed + bool(len(surveys)), generator)
     plans = plans_of(problem, simulator, np.concatenate((surveys, mixed[len(mixed) - num_mixed :])))
     names = {plan.fingerprint for plan in plans}
     told = () if before is None else zip(before.plans, before.outcomes, strict=True)

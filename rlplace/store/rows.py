@@ -239,7 +239,7 @@ def decode_plan(row: Mapping[str, object], where: str) -> Plan:
         InvalidValue: an array that cannot be read, or that is too long, or another plan.
     """
     arrays = {
-        name: np.frombuffer(_unpacked(row[name], name, 2 * 4 * LARGEST_OPS, where), dtype="<i4").astype(np.int32)
+        name: np.frombuffer(_unpacked(row[name], name, 2 * LARGEST_OPS, 4, where), dtype="<i4").astype(np.int32)
         for name in ARRAYS
     }
     refuse_if(
@@ -261,13 +261,13 @@ def decode_plan(row: Mapping[str, object], where: str) -> Plan:
 
 
 def encode_timeline(timeline: Timeline) -> bytes:
-    """As `decode_timeline` reads it, in float32: starts and durations of ops and then of transfers, and `traced_op_s`.
+    """As `decode_timeline` reads it, in float64: starts and durations of ops and then of transfers, and `traced_op_s`.
 
-    Of a step of thousands of ops some ten kilobytes; its plan and the memory of devices are not in it.
+    Of a step of thousands of ops some tens of kilobytes; its plan and the memory of devices are not in it.
     """
     starts_s = np.append(timeline.op_start_s, timeline.transfer_start_s)
     durations_s = np.append(timeline.op_end_s, timeline.transfer_end_s) - starts_s
-    return zlib.compress(np.concatenate((starts_s, durations_s, [timeline.traced_op_s])).astype("<f4").tobytes(), 1)
+    return zlib.compress(np.concatenate((starts_s, durations_s, [timeline.traced_op_s])).astype("<f8").tobytes(), 1)
 
 
 def decode_timeline(value: object, plan: Plan, graph: OpGraph, where: str) -> Timeline:
@@ -284,7 +284,7 @@ def decode_timeline(value: object, plan: Plan, graph: OpGraph, where: str) -> Ti
     """
     num_ops, count = len(plan.devices), len(plan.devices) + plan.num_transfers
     most = 2 * count + 1
-    seconds = np.frombuffer(_unpacked(value, "timeline", 4 * most, where), dtype="<f4").astype(np.float64)
+    seconds = np.frombuffer(_unpacked(value, "timeline", most, 8, where), dtype="<f8").astype(np.float64)
     refuse_if(
         len(seconds) != most,
         "timeline",
@@ -311,20 +311,20 @@ def decode_timeline(value: object, plan: Plan, graph: OpGraph, where: str) -> Ti
     )
 
 
-def _unpacked(value: object, name: str, most: int, where: str) -> bytes:
-    """At most so many bytes, of numbers of four bytes each."""
+def _unpacked(value: object, name: str, most: int, width: int, where: str) -> bytes:
+    """The bytes of at most so many numbers, each of `width` bytes."""
     if not isinstance(value, bytes):
         raise InvalidValue(name, described(value), "compressed bytes", where=where)
     unpacker = zlib.decompressobj()
     try:
-        raw = unpacker.decompress(value, most)
+        raw = unpacker.decompress(value, most * width)
     except zlib.error as error:
         raise InvalidValue(name, f"no compressed bytes ({error})", "those of an array", where=where) from error
     refuse_if(
-        not unpacker.eof or unpacker.unconsumed_tail or unpacker.unused_data or len(raw) % 4,
+        not unpacker.eof or unpacker.unconsumed_tail or unpacker.unused_data or len(raw) % width,
         name,
         "bytes that are cut off, or too many",
-        f"at most {most // 4} numbers",
+        f"at most {most} numbers",
         where=where,
     )
     return raw

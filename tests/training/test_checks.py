@@ -49,6 +49,7 @@ HONOURED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "evaluations": (7, ANNEAL, lambda task, **_: task.budget.evaluations),
     "seed": (5, ANNEAL, lambda task, **_: task._seed),
     "isolated": (False, "rlplace.measure.evaluator:make_runner", lambda *_, isolated, **__: isolated),
+    "is_traced": (False, LEARNED, lambda *_, is_traced, **__: is_traced),
     "cluster": ("a:1", "rlplace.training.run:reach", lambda word, **_: word),
     "store": ("off", "rlplace.training.run:measuring", lambda host, word, **_: word),
     "search": (SearchConfig(method="anneal"), ANNEAL, lambda *_, **__: SearchConfig(method="anneal")),
@@ -60,7 +61,7 @@ HONOURED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "agent": (AgentConfig(batch=5), LEARNED, lambda task, config, **_: config),
 }
 """A value, the function that it takes effect in, and how it arrives there."""
-REAL = ("isolated", "store", "agent")
+REAL = ("isolated", "is_traced", "store", "agent")
 
 
 @pytest.mark.slow
@@ -80,7 +81,7 @@ def test_an_option_takes_effect_or_is_refused(name: str, monkeypatch: pytest.Mon
     options: dict[str, Any] = {"store": "off", "budget_s": 0.5} if name != "evaluations" else {}
     if where == ANNEAL:
         options["search"] = SearchConfig(method="anneal")
-    if name == "agent":
+    if where == LEARNED:
         monkeypatch.setattr("rlplace.training.phases.make_evaluator", FakeEvaluator)
         monkeypatch.setattr("rlplace.training.phases.Evaluator", lambda *given, **_: FakeEvaluator(None, *given))
         options["search"] = SearchConfig(num_calibrated=0)
