@@ -340,8 +340,11 @@ def measure_mix(
         idle = idle_share()
         progress.say(f"measuring {num_fit} placements to calibrate on")
         fit_plans = plans_of(problem, simulator, fit_groups)
-        fitted = measure_all(evaluator, fit_plans, rounds=MIX_ROUNDS, seed=seed, num_traced=num_traced)
-        known = Known(problem, fit_plans, fitted)
+        known = Known(
+            problem,
+            fit_plans,
+            measure_all(evaluator, fit_plans, rounds=MIX_ROUNDS, seed=seed, num_traced=num_traced),
+        )
         plans = plans_of(problem, simulator, test_groups)
         progress.say(f"measuring {num_placements} unseen placements, twice")
         first_s, second_s = (
