@@ -132,9 +132,8 @@ class StepCode:
                 waits += self._wait_lines(device, item - self._graph.num_ops)
                 continue
             if kind in ("op", "updates", "receive"):
-                size = len(self._runs[item]) if kind == "updates" else 1
-                lines += ["hold()"] * (is_held and -num_run % self._hold_every < size)
-                num_run += size
+                lines += ["hold()"] * (is_held and num_run % self._hold_every == 0)
+                num_run += 1
                 made.update(tensors)
                 first = self._runs[item][0] if kind == "updates" else item
                 lines += [*(f"s{signal}_wait()" for signal in self.signals.waits.get(first, ())), *waits]
