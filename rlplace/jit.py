@@ -193,7 +193,8 @@ def layout_of(kind: type[Block]) -> dict[str, tuple[int, Any, int]]:
             else:
                 ndim = hint.__metadata__[0] if hasattr(hint, "__metadata__") else 1
                 array = get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
-                dtype = from_dtype(np.dtype(get_args(get_args(array)[1])[0]))
+                scalar = get_args(array)[-1]  # until NumPy 2.4 the last argument is dtype[scalar]
+                dtype = from_dtype(np.dtype((get_args(scalar) or (scalar,))[0]))
                 layout[name] = word, types.Array(dtype, ndim, "C"), ndim
             word += 1 + layout[name][2]
         kind._layout = layout
