@@ -181,7 +181,10 @@ class EagerStep:
                     returned = self._loss_fn(returned, *self._targets)
                     loss_of(returned).backward()
         if self._optimizer is not None:
-            self._optimizer.step()
+            # a mode for what the model makes, such as float64 for float32, is none for step counters: CUDA's fused
+            # kernels read float32
+            with torch._C.DisableTorchFunction():
+                self._optimizer.step()
         self.loss = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, returned)
         if self._is_cuda and is_synchronised:
             cuda.await_all(self.place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from naive_plan import naive_plan
 from placed_steps import HOST, NUM_STEPS, Run, alternating, assert_equal, run_placed
 from small_models import mean_square
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from rlplace.errors import RunnerError
 from rlplace.graphs import capture
@@ -98,3 +100,19 @@ def test_a_step_captured_under_autocast_runs_eagerly_with_its_casts(on_worker: b
     assert_equal(placed, Run(losses, {name: value.detach() for name, value in eager.state_dict().items()}))
     assert not torch.equal(plain.loss, losses[-1]), "the casts make a difference"
     assert not torch.is_autocast_enabled("cpu")
+
+
+class _DoubleZeros(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.double() if func is torch.zeros else made
+
+
+def test_a_mode_around_the_step_leaves_step_counters_float32() -> None:
+    """CUDA's fused Adam reads them as float32, whatever they are."""
+    eager = EagerStep(capture(Projects(), torch.randn(8, 24), mean_square, "adam"), HOST)
+    with _DoubleZeros():
+        eager()
+    states = list(eager._optimizer.state.values())  # type: ignore[union-attr]
+    assert states
+    assert {state["step"].dtype for state in states} == {torch.float32}
