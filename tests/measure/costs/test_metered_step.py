@@ -165,9 +165,10 @@ def test_on_a_gpu_it_is_what_its_allocator_counts() -> None:
     host = detect_host("cuda")
     graph = capture(Chain(), torch.ones(1 << 24))
     crew = Crew(host.devices)
+    before = torch.cuda.memory_allocated()  # workspaces of libraries, which other tests of this process used
     try:
         step = metered(graph, host, single(graph), crew)
-        assert step.peak_bytes[0] == pytest.approx(3 * 4 * (1 << 24), rel=0.1)
+        assert step.peak_bytes[0] - before == pytest.approx(3 * 4 * (1 << 24), rel=0.1)
     finally:
         crew.stop()
 
