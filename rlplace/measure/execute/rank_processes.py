@@ -7,12 +7,12 @@ what to run (`Arena`), and all else by messages: each is answered before the nex
 from __future__ import annotations
 
 import contextlib
-import io
 import threading
 from collections.abc import Collection, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+import safetensors.torch
 import torch
 
 from rlplace import cuda
@@ -168,7 +168,7 @@ class RankCrew(Crew):
     def results(self, key: int) -> dict[int, torch.Tensor]:
         found: dict[int, torch.Tensor] = {}
         for sent in self.ask("results", key):
-            found |= torch.load(io.BytesIO(sent), weights_only=True)
+            found |= {int(index): value for index, value in safetensors.torch.load(sent).items()}
         return found
 
     def job(self, device: int, key: int) -> Job:
@@ -293,9 +293,9 @@ class _Rank:
             self._steps.pop(key).unload()
 
     def results(self, key: int) -> bytes:
-        into = io.BytesIO()  # a connection would send tensors by files of other processes
-        torch.save(self._steps[key].own_results, into)
-        return into.getvalue()
+        # as bytes: a connection would send tensors by files of other processes
+        made = self._steps[key].own_results
+        return safetensors.torch.save({str(index): value.clone().contiguous() for index, value in made.items()})
 
     def marks(self, key: int) -> tuple[dict[int, float], dict[int, float]]:
         return self._steps[key].own_marks
