@@ -1,9 +1,10 @@
 """A truth that nobody sees, on a suite of problems: python benchmarks/core_true.py core-dev, then again with --render.
 
 Every problem, truth, seed and number of measurements with every row of `rlplace compare --true`, and for each truth the
-best that a long search on it finds. What is done is kept in `results/NAME.jsonl`, a line a row: the command goes on
-where it was stopped, and processes with a share each (`--shard 1/2`) may run at once. `--render` writes
-`results/NAME.json` and `results/NAME.md`. In the suite `learn-dev` a seed is that of the problem, too.
+best that a long search on it finds. What is done is kept in `results/NAME.jsonl`, a line a row. Any number of processes
+with the same command share the work: each takes the next row that no other has, and a row whose process was stopped is
+free again. `--render` writes `results/NAME.json` and `results/NAME.md`. In the suite `learn-dev` a seed is that of the
+problem, too.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ import fcntl
 import json
 import shlex
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import lru_cache
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from best_known import encode
-from core_true_tables import markdown
+from core_true_tables import UNTRACED, markdown
 from record import RESULTS, argument, parse, record, save
 from suites import CORE_DEV, LEARN_DEV, key_of, problem_of
 
-from rlplace.cluster import Cluster, reach
 from rlplace.compare import Row
-from rlplace.compare.hidden_truth import TrueConfig, compare_true
+from rlplace.compare.hidden_truth import ROWS, TRACED_COSTS, TrueConfig, compare_true
 from rlplace.files import jsonable, read_json
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.truth import KINDS, Truth, true_problem
@@ -52,17 +54,59 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Question:
+    """A line that is to be answered: a row with its budget on a case, or the reference."""
+
+    case: Case
+    method: str
+    """A row, or `REFERENCE`."""
+    measured: int
+    """Plans that it may measure."""
+    allowed: int
+    """Placements that it may simulate."""
+    is_traced: bool = False
+    """Whether measurements have timelines."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What its line begins with."""
+        facts = {"method": self.method, "measured": self.measured, "allowed": self.allowed}
+        return self.case.facts | facts | ({"traced": True} if self.is_traced else {})
+
+
+@dataclass(frozen=True)
 class Settings:
     """What runs on every case."""
 
-    methods: tuple[str, ...]
-    measured: tuple[int, ...]
+    methods: tuple[tuple[str, ...], ...]
+    """Rows by importance: those of the first group run on all cases before any of the second. `NAME-untraced` is a row
+    without timelines beside others that have them."""
+    measured: dict[str, tuple[int, ...]]
+    """Numbers of measured plans for each kind of truth."""
     evaluations: int | None
     """Simulated placements of a row; as `rlplace compare --true` has it where None."""
     reference: int
     """Evaluations of the search on the truth."""
     is_traced: bool = False
     """Whether measurements have timelines."""
+
+    def questions(self, cases: Iterable[Case]) -> list[Question]:
+        """All of them, in the order in which they run: by importance, then seed by seed, long ones first."""
+        found: list[tuple[tuple[int, ...], Question]] = []
+        for place, case in enumerate(cases):
+            reference = Question(case, REFERENCE, 0, self.reference)
+            found.append(((0, case.truth.seed, 0, place), reference))
+            for group, names in enumerate(self.methods):
+                for count in self.measured[case.truth.kind]:
+                    for name in names:
+                        order = group, case.truth.seed, -count, place
+                        found.append((order, self._question(case, name, count)))
+        return [question for _, question in sorted(found, key=lambda pair: pair[0])]
+
+    def _question(self, case: Case, name: str, count: int) -> Question:
+        method, is_traced = name.removesuffix(UNTRACED), self.is_traced and not name.endswith(UNTRACED)
+        config = TrueConfig(case.truth, count, (method,), self.evaluations, is_traced=is_traced)
+        return Question(case, method, count, config.budget().evaluations or 0, is_traced)
 
 
 def cases_of(suite: str, kinds: tuple[str, ...], seeds: list[int]) -> list[Case]:
@@ -100,45 +144,56 @@ def key(line: dict[str, Any]) -> tuple[object, ...]:
     return *named, line.get("traced", False)
 
 
-def run(cases: list[Case], settings: Settings, path: Path, cluster: Cluster | None = None) -> None:
-    """Runs what is missing."""
-    done = {key(line) for line in read_lines(path) if "method" in line}
-    problem_for = lru_cache(maxsize=1)(problem_of)  # cases of a problem are side by side
-    begin = time.monotonic()
-    for number, case in enumerate(cases):
-        for count in settings.measured:
-            asked = TrueConfig(case.truth, count, settings.methods, settings.evaluations, is_traced=settings.is_traced)
-            missing = tuple(name for name in asked.names if key(case.facts | _question(asked, name)) not in done)
-            if missing:
-                _compare(case, replace(asked, methods=missing), problem_for, path, cluster)
-        reference = case.facts | {"method": REFERENCE, "measured": 0, "allowed": settings.reference}
-        if key(reference) not in done:
-            found = search_truth(problem_for(case.workload, case.host), case.truth, settings.reference)
-            append(path, reference | found)
-        spent_s = time.monotonic() - begin
-        say(f"{case.facts['problem']} {case.truth}: {number + 1} of {len(cases)}, {spent_s:.0f} s")
+def run(questions: list[Question], path: Path) -> None:
+    """Answers what has no answer, and what no other process is at."""
+    problem_for, begin = cache(problem_of), time.monotonic()
+    with open(path.with_suffix(".lock"), "ab") as lock:
+        done = _done(path)
+        for number, question in enumerate(questions):
+            asked = key(question.facts)
+            if asked in done:
+                continue
+            with claimed(lock, asked) as is_mine:
+                if not is_mine or asked in (done := _done(path)):
+                    continue
+                problem = problem_for(question.case.workload, question.case.host)
+                append(path, question.facts | answer(question, problem))
+            spent_s = time.monotonic() - begin
+            say(f"{' '.join(map(str, asked))}: {number + 1} of {len(questions)}, {spent_s:.0f} s")
 
 
-def _compare(
-    case: Case,
-    config: TrueConfig,
-    problem_for: Callable[[str, str], Problem],
-    path: Path,
-    cluster: Cluster | None,
-) -> None:
-    """Runs rows of a case, each kept as it comes."""
+def _done(path: Path) -> set[tuple[object, ...]]:
+    return {key(line) for line in read_lines(path) if "method" in line}
 
-    def keep(row: Row) -> None:
-        append(path, case.facts | _question(config, row.method) | _answer(row))
 
-    problem = problem_for(case.workload, case.host)
-    if compare_true(problem, config, on_row=keep, cluster=cluster).is_interrupted:
+@contextmanager
+def claimed(lock: BinaryIO, asked: tuple[object, ...]) -> Iterator[bool]:
+    """Whether this process alone is at a question until the block ends; the claim of a process ends with it.
+
+    A byte of the file is locked, at a place that the question determines; the file stays empty.
+    """
+    place = zlib.crc32(repr(asked).encode())
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+    except OSError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        fcntl.lockf(lock, fcntl.LOCK_UN, 1, place)
+
+
+def answer(question: Question, problem: Problem) -> dict[str, Any]:
+    """The rest of its line."""
+    truth = question.case.truth
+    if question.method == REFERENCE:
+        return search_truth(problem, truth, question.allowed)
+    config = TrueConfig(truth, question.measured, (question.method,), question.allowed, is_traced=question.is_traced)
+    result = compare_true(problem, config)
+    if result.is_interrupted:
         raise KeyboardInterrupt
-
-
-def _question(config: TrueConfig, name: str) -> dict[str, Any]:
-    facts = {"method": name, "measured": config.measured, "allowed": config.budget().evaluations}
-    return facts | ({"traced": True} if config.is_traced else {})
+    return _answer(result.rows[0])
 
 
 def _answer(row: Row) -> dict[str, Any]:
@@ -215,20 +270,33 @@ def whole_command(command: str) -> str:
     return shlex.join(words)
 
 
+def groups_of(text: str, *, is_traced: bool) -> tuple[tuple[str, ...], ...]:
+    """The rows in `learned,portfolio;calibrated`, by importance; `all` is every row."""
+    every = ",".join(name for name in ROWS if is_traced or name != TRACED_COSTS)
+    return tuple(tuple(group.replace("all", every).split(",")) for group in text.split(";"))
+
+
+def counts_of(text: str, measured: str) -> dict[str, tuple[int, ...]]:
+    """The numbers of measured plans of each kind in `hard,misfit=4+16`; `measured` where none are named."""
+    counts = {}
+    for word in text.split(","):
+        kind, _, named = word.partition("=")
+        counts[kind] = tuple(map(int, named.split("+") if named else measured.split(",")))
+    return counts
+
+
 def main() -> None:
     options = parse(
         __doc__,
         argument("suite", choices=("core-dev", "learn-dev")),
-        argument("--truths", default=",".join(KINDS)),
+        argument("--truths", default=",".join(KINDS), help="KIND, or KIND=COUNT+COUNT in place of --measured"),
         argument("--seeds", help="FIRST-LAST, or with commas; 100-104, of learn-dev 0-9"),
         argument("--measured", default="16,64", help="plans that a row may measure, with commas between them"),
-        argument("--methods", default="all"),
+        argument("--methods", default="all", help="rows; those after a semicolon run when all others are done"),
         argument("--evaluations", type=int, help="placements that a row may simulate"),
-        argument("--trace", action="store_true", help="measurements have timelines"),
+        argument("--trace", action="store_true", help="measurements have timelines, but for rows NAME-untraced"),
         argument("--reference", type=int, default=20_000, help="evaluations of the search on the truth"),
         argument("--problems", help="WORKLOAD/HOST, with semicolons between them: only these"),
-        argument("--shard", default="1/1", help="I/N: every N-th case, from the I-th"),
-        argument("--cluster", default="off", help="whose workers have a row each: off, auto or ADDRESS"),
         argument("--name", help="of the results' files"),
         argument("--render", action="store_true", help="no run: the tables of what was finished"),
         argument("--note", help="with --render: what readers should know of these runs, from now on"),
@@ -240,17 +308,14 @@ def main() -> None:
         render(options.suite, path, options.note)
         return
     seeds = seeds_of(options.seeds or ("0-9" if is_development else "100-104"))
-    cases = cases_of(options.suite, tuple(options.truths.split(",")), seeds)
+    counts = counts_of(options.truths, options.measured)
+    cases = cases_of(options.suite, tuple(counts), seeds)
     if options.problems is not None:
         cases = [case for case in cases if case.facts["problem"] in options.problems.split(";")]
-    shard, shards = (int(part) for part in options.shard.split("/"))
-    measured = tuple(int(part) for part in options.measured.split(","))
-    settings = Settings(
-        tuple(options.methods.split(",")), measured, options.evaluations, options.reference, options.trace
-    )
+    groups = groups_of(options.methods, is_traced=options.trace)
+    settings = Settings(groups, counts, options.evaluations, options.reference, options.trace)
     append(path, {"run": record()})
-    with reach(options.cluster, say=say) as cluster:
-        run(cases[shard - 1 :: shards], settings, path, cluster)
+    run(settings.questions(cases), path)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from rlplace.compare.hidden_truth import ROWS
 from rlplace.measure.truth import KINDS
 
 AGENT = "learned"
+UNTRACED = "-untraced"
+"""After the name of a row without timelines, beside others that have them."""
 Rows = list[dict[str, Any]]
 
 
@@ -32,14 +34,17 @@ def kind_of(row: dict[str, Any]) -> str:
 def with_ratios(rows: Rows) -> Rows:
     """Every method's row with `ratio`, of its step time to the least that any row or search on that truth has.
 
-    Infinite where the row has none.
+    Infinite where the row has none. Where some rows have timelines, those without are named so.
     """
+    is_traced = any(row.get("traced") for row in rows)
     least: dict[tuple[str, str], float] = defaultdict(lambda: math.inf)
     for row in rows:
         case = row["problem"], row["truth"]
         least[case] = min(least[case], math.inf if row["step_time_s"] is None else row["step_time_s"])
     return [
-        row | {"ratio": math.inf if (s := row["step_time_s"]) is None else s / least[row["problem"], row["truth"]]}
+        row
+        | {"method": row["method"] + UNTRACED * (is_traced and not row.get("traced"))}
+        | {"ratio": math.inf if (s := row["step_time_s"]) is None else s / least[row["problem"], row["truth"]]}
         for row in rows
         if row["method"] in ROWS
     ]
@@ -85,7 +90,8 @@ def markdown(suite: str, rows: Rows, facts: dict[str, Any]) -> str:
     told = with_ratios(rows)
     found = {(kind_of(row), row["measured"]) for row in told}
     columns = sorted(found, key=lambda column: (list(KINDS).index(column[0]), column[1]))
-    methods = [name for name in ROWS if any(row["method"] == name for row in told)]
+    names = {row["method"] for row in told}
+    methods = [name for row in ROWS for name in (row, row + UNTRACED) if name in names]
     others = [name for name in methods if name != AGENT] if AGENT in methods else []
     workloads = list(dict.fromkeys(workload_of(row["problem"]) for row in told))
 

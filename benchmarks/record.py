@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import rlplace
 from rlplace.files import write_json_atomic, write_text_atomic
 
 RESULTS = Path(__file__).parent / "results"
@@ -20,11 +21,12 @@ RESULTS = Path(__file__).parent / "results"
 
 def record(*packages: str) -> dict[str, Any]:
     """Date, hardware, versions of rlplace, Python and `packages`, and the command that is running."""
-    names = ("rlplace", "torch", "numpy", "numba", *packages)
+    names = ("torch", "numpy", "numba", *packages)
+    versions = {name: importlib.metadata.version(name) for name in names}
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "hardware": f"{len(os.sched_getaffinity(0))} cores of {_processor()}",
-        "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}},
+        "versions": {"python": platform.python_version(), "rlplace": rlplace.__version__, **versions},
         "command": shlex.join(["python", *_relative(sys.argv)]),
     }
 

@@ -1,14 +1,19 @@
-"""The suites of problems: eight training steps on five simulated hosts to judge on, others to develop on."""
+"""The suites of problems: eight training steps on five simulated hosts to judge on, others to develop on.
+
+python benchmarks/suites.py keeps the captured steps in `captured/`, from where they are read from then on: for many
+processes, or for a machine with another torch, which may capture other ops. Delete the folder to capture anew.
+"""
 
 from __future__ import annotations
 
 import sys
 from functools import cache
+from pathlib import Path
 
 import learn_dev
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rlplace.graphs import OpGraph
+from rlplace.graphs import OpGraph, load_graph, save_graph
 from rlplace.measure import Problem, resolve_host
 from rlplace.session.prepare import capture_workload
 from rlplace.workloads import build, parse_workload
@@ -35,12 +40,15 @@ CORE_DEV = (
 """Ten of them, two a host, every workload at least once: small enough to try an idea on."""
 LEARN_DEV = tuple((learn_dev.workload_of(seed), f"random-{seed}") for seed in learn_dev.SEEDS)
 """What learners are developed on: none of its workloads and hosts is one of the others'."""
+KEPT = Path(__file__).with_name("captured")
 SUITES = {"core": CORE, "core-dev": CORE_DEV, "learn-dev": LEARN_DEV}
 
 
 @cache
 def graph_of(workload: str) -> OpGraph:
     """The captured training step of a workload of the suite; captured once, never allocated."""
+    if (kept := KEPT / f"{workload}.json").exists():
+        return load_graph(kept)
     print(f"capturing {WORKLOADS[workload]}", file=sys.stderr, flush=True)
     with FakeTensorMode():
         return capture_workload(build(parse_workload(WORKLOADS[workload]), default_size="paper"))
@@ -56,3 +64,13 @@ def problem_of(workload: str, host: str) -> Problem:
 def key_of(workload: str, host: str) -> str:
     """The problem's name in tables and in `best_known.json`."""
     return f"{workload}/{host}"
+
+
+def main() -> None:
+    KEPT.mkdir(exist_ok=True)
+    for workload in WORKLOADS:
+        save_graph(graph_of(workload), KEPT / f"{workload}.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,8 +34,9 @@ def tables(core_true: ModuleType) -> ModuleType:
     return importlib.import_module("core_true_tables")
 
 
-def settings(core_true: ModuleType, *methods: str, measured: tuple[int, ...] = (2,)) -> Any:
-    return core_true.Settings(methods, measured, 40, 100)
+def questions(core_true: ModuleType, seeds: tuple[int, ...], *methods: str, counts: tuple[int, ...] = (2,)) -> Any:
+    cases = [core_true.Case("rnnlm", "2xK80", Truth("hard", seed)) for seed in seeds]
+    return core_true.Settings((methods,), {"hard": counts}, 40, 100).questions(cases)
 
 
 def lines_of(core_true: ModuleType, path: Path) -> list[tuple[Any, ...]]:
@@ -43,8 +46,6 @@ def lines_of(core_true: ModuleType, path: Path) -> list[tuple[Any, ...]]:
 def test_the_suite_is_every_problem_with_every_truth(core_true: ModuleType) -> None:
     cases = core_true.cases_of("core-dev", tuple(KINDS), core_true.seeds_of("100-104"))
     assert len(cases) == len({str(case) for case in cases}) == 10 * 4 * 5
-    halves = [cases[shard::2] for shard in range(2)]
-    assert sorted(map(str, cases)) == sorted(str(case) for half in halves for case in half)
     developed = core_true.cases_of("learn-dev", ("hard",), core_true.seeds_of("3,7"))
     assert [(case.host, str(case.truth)) for case in developed] == [("random-3", "hard:3"), ("random-7", "hard:7")]
 
@@ -55,26 +56,62 @@ def test_no_problem_to_develop_on_is_one_to_judge_on(core_true: ModuleType) -> N
     assert not {w.partition("@")[0] for w, _ in suites.LEARN_DEV} & set(suites.WORKLOADS)
 
 
+def test_rows_run_by_importance_then_by_seed_and_long_ones_first(core_true: ModuleType) -> None:
+    cases = core_true.cases_of("core-dev", ("hard", "misfit"), [1, 2])
+    counts = core_true.counts_of("hard,misfit=16", "4,64")
+    groups = core_true.groups_of("learned,portfolio;learned-untraced", is_traced=True)
+    asked = core_true.Settings(groups, counts, None, 100, is_traced=True).questions(cases)
+    assert len(asked) == 2 * 10 * (3 * (2 + 1) + 2)
+    order = [(q.case.truth.seed, -q.measured, q.is_traced) for q in asked]
+    assert [q.method for q in asked].index("reference") == 2 * 10 * 3
+    assert [(q.method, q.is_traced) for q in asked[:2]] == [("learned", True), ("portfolio", True)]
+    important, rest = order[:-60], order[-60:]
+    assert important == sorted(important, key=lambda each: each[:2])
+    assert rest == sorted(rest)
+    assert not any(is_traced for *_, is_traced in rest)
+    assert core_true.groups_of("all", is_traced=False)[0].count("traced-costs") == 0
+
+
 def test_it_goes_on_where_it_was_stopped(core_true: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "kept.jsonl"
-    cases = [core_true.Case("rnnlm", "2xK80", Truth("hard", seed)) for seed in (1, 2)]
-    core_true.run(cases[:1], settings(core_true, "single"), path)
+    core_true.run(questions(core_true, (1,), "single"), path)
     assert [line[-1] for line in lines_of(core_true, path)] == ["single", "reference"]
     with path.open("a") as file:
         file.write('{"problem": "rnnl')  # killed while it wrote
-    core_true.run(cases, settings(core_true, "single", "portfolio", measured=(2, 3)), path)
+    every = questions(core_true, (1, 2), "single", "portfolio", counts=(2, 3))
+    core_true.run(every, path)
     lines = lines_of(core_true, path)
     assert len(lines) == len(set(lines)) == 2 * (2 * 2 + 1)
     text = path.read_text()
-    core_true.run(cases, settings(core_true, "single", "portfolio", measured=(2, 3)), path)
+    core_true.run(every, path)
     assert path.read_text() == text
-    core_true.run(cases[:1], core_true.Settings(("single",), (2,), None, 100), path)  # another budget: another question
+    case = every[0].case
+    other = core_true.Settings((("single",),), {"hard": (2,)}, None, 100)  # another budget: another question
+    core_true.run(other.questions([case]), path)
     assert core_true.read_lines(path)[-1]["allowed"] == AgentConfig().whole_evaluations(2)
+
+
+def test_a_row_that_another_process_is_at_is_left_to_it(core_true: ModuleType, tmp_path: Path) -> None:
+    path, asked = tmp_path / "kept.jsonl", questions(core_true, (1, 2), "single")
+    script = (
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import core_true; lock = open(sys.argv[1], 'ab')\n"
+        f"with core_true.claimed(lock, {core_true.key(asked[0].facts)!r}) as is_mine:\n"
+        f"    print(is_mine, flush=True); input()"
+    )
+    command = [sys.executable, "-c", script, str(path.with_suffix(".lock"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        core_true.run(asked, path)
+        assert len(lines_of(core_true, path)) == len(asked) - 1
+        other.kill()
+    core_true.run(asked, path)  # a claim ends with its process
+    assert set(map(core_true.key, core_true.read_lines(path))) == {core_true.key(each.facts) for each in asked}
 
 
 def test_a_line_has_the_score_and_the_reference_its_placement(core_true: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "kept.jsonl"
-    core_true.run([core_true.Case("rnnlm", "2xK80", Truth("hard", 1))], settings(core_true, "portfolio"), path)
+    core_true.run(questions(core_true, (1,), "portfolio"), path)
     row, reference = core_true.read_lines(path)
     assert (row["status"], row["num_measured"]) == ("ok", 2)
     assert row["step_time_s"] >= reference["step_time_s"] > 0
@@ -102,6 +139,13 @@ def test_ratios_are_to_the_least_that_anybody_has(tables: ModuleType) -> None:
     ]
     told = tables.with_ratios(rows)
     assert [row["ratio"] for row in told] == [1.5, 1.0, 2.0, float("inf")]
+
+
+def test_rows_without_timelines_beside_others_are_named_so(tables: ModuleType) -> None:
+    rows = [made_row("a/x", "learned", 2.0), made_row("a/x", "learned", 1.0, traced=True)]
+    told = [(row["method"], row["ratio"]) for row in tables.with_ratios(rows)]
+    assert told == [("learned-untraced", 2.0), ("learned", 1.0)]
+    assert [row["method"] for row in tables.with_ratios(rows[:1])] == ["learned"]
 
 
 def test_pairs_are_of_the_same_case_and_a_workload_counts_once(tables: ModuleType) -> None:

@@ -12,16 +12,31 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from rlplace import cuda
 from rlplace.errors import RunnerError, UserError
-from rlplace.measure.hosts.host import Device
+from rlplace.measure.execute.rank_programs import RankPrograms
+from rlplace.measure.hosts.host import Device, Host
+from rlplace.measure.problem import Plan
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions
 from rlplace.measure.timing.threads import pin_current_thread, set_intra_op_threads
+
+
+class Transport(Protocol):
+    """One transfer of a plan: code calls its methods by the names of `CHANNEL_METHODS`, as far as it has them."""
+
+    def send(self, tensor: torch.Tensor) -> None:
+        """Gives the tensor to the destination, which `wait_ready` waits for."""
+
+    def take(self) -> torch.Tensor:
+        """The tensor at the destination; where it lies in a slot, `release` ends its use."""
+
+    def abort(self) -> None:
+        """Wakes all that wait in the step, which is given up."""
 
 
 class Channel:
@@ -284,8 +299,7 @@ class Worker:
         Raises:
             RunnerError: the last job has not ended.
         """
-        if self.is_busy:
-            raise RunnerError(f"the thread of {self.device.name} is still busy with a step that did not end in time")
+        self._refuse_if_busy()
         self.is_busy = True
         self._task = job, step, report
         self._go.release()
@@ -302,6 +316,15 @@ class Worker:
         self.is_busy = self.is_busy and not has_ended
         return has_ended
 
+    def replacement(self) -> Worker:
+        """A worker in the place of this one, whose thread is stuck and left behind."""
+        self.stop()
+        return Worker(self.device, self._streams)
+
+    def _refuse_if_busy(self) -> None:
+        if self.is_busy:
+            raise RunnerError(f"{self.device.name} is still busy with a step that did not end in time")
+
     def stop(self) -> None:
         """Ends the thread once it is idle."""
         self._task = None
@@ -313,7 +336,7 @@ class Worker:
             unfit: BaseException | None = None
             stream: cuda.Stream | None = None
             try:
-                stream = settings.enter_context(_settled(self.device, self._streams))
+                stream = settings.enter_context(as_device(self.device, self._streams))
             except BaseException as error:  # a core that this process may not use, a GPU that is gone: every job fails
                 unfit = error
             while True:
@@ -341,11 +364,16 @@ class Crew:
     Attributes:
         workers: one a device.
         streams: of its GPUs.
+        here: the devices whose code runs in this process.
+        has_slots: whether tensors go from device to device through slots, which the plan assigns.
     """
 
-    def __init__(self, devices: tuple[Device, ...]) -> None:
+    has_slots = False
+
+    def __init__(self, devices: Sequence[Device]) -> None:
         self.streams = Streams()
         self.workers = [Worker(device, self.streams) for device in devices]
+        self.here: Sequence[int] = range(len(devices))
         self._is_stopped = False
         self._is_settled = True  # False: what a failed step launched may still run
         self._process, self._turns = os.getpid(), threading.Lock()
@@ -400,7 +428,7 @@ class Crew:
         """
         if self._is_stopped:
             raise RunnerError("its threads were ended (`close`), so nothing can run on them any more; make a new one")
-        if not self._is_settled and not self._settle():
+        if not self._is_settled and not self.settle():
             raise RunnerError("a GPU is still busy with a step that did not end in time, in memory that this one needs")
         self._leave_behind([worker for worker in self.workers if worker.is_busy])
         causes: list[BaseException] = []  # what went wrong first: all that is reported after it is a consequence
@@ -411,6 +439,8 @@ class Crew:
                 if not causes:
                     causes.append(error)
                     on_error()
+                elif isinstance(causes[0], Woken):  # another process has the cause
+                    causes[0] = error
 
         until_s = time.monotonic() + deadline_s
         running = list(self.workers)
@@ -427,21 +457,56 @@ class Crew:
         finally:
             self._leave_behind([worker for worker in running if not worker.wait(GRACE_S)])
             if causes:  # what was launched goes on, in memory that is about to be set anew
-                self._settle()
+                self.settle()
         if causes and isinstance(causes[0], _Late):
             raise TimeoutError(str(causes[0]))
+        if causes and isinstance(causes[0], RankFailed):
+            raise causes[0]
         if causes:
             raise RunnerError(f"{type(causes[0]).__name__}: {causes[0]}") from causes[0]
 
-    def _settle(self) -> bool:
+    def channels(self, made: RankPrograms, host: Host, *, is_traced: bool = False) -> dict[int, Transport]:
+        """Channels for the transfers of a plan, those that this process has an end of.
+
+        Raises:
+            InvalidValue: the crew has no way for one.
+        """
+        graph, plan = made.graph, made.plan
+        ends = zip(plan.devices[graph.tensor_op[plan.transfer_tensor]], plan.transfer_destination, strict=True)
+        return {
+            k: self.streams.channel(
+                host.devices[source], host.devices[to], is_copy=not made.is_handover[k], is_traced=is_traced
+            )
+            for k, (source, to) in enumerate(ends)
+        }
+
+    def load(self, key: int, plan: Plan, options: dict[str, Any]) -> None:
+        """Loads a step in the other processes, where the crew has some."""
+
+    def unload(self, key: int) -> None:
+        """Unloads it there."""
+
+    def results(self, key: int) -> dict[int, torch.Tensor]:
+        """Of a step, by place, the results that other processes made."""
+        return {}
+
+    def ask(self, *message: Any) -> list[Any]:
+        """The answers of the other processes to a message."""
+        return []
+
+    def job(self, device: int, key: int) -> Job:
+        """The part of a loaded step that another process runs."""
+        raise NotImplementedError
+
+    def settle(self) -> bool:
+        """Whether nothing of a failed step runs any more."""
         self._is_settled = self.streams.settle(GRACE_S)
         return self._is_settled
 
     def _leave_behind(self, stuck: list[Worker]) -> None:
         """Threads stuck in native code cannot be ended: go on with fresh ones."""
         for worker in stuck:
-            worker.stop()
-            self.workers[self.workers.index(worker)] = Worker(worker.device, self.streams)
+            self.workers[self.workers.index(worker)] = worker.replacement()
 
     def stop(self) -> None:
         """Ends all threads, once the turn of another thread has ended."""
@@ -455,8 +520,16 @@ class _Late(Exception):
     """The time was up."""
 
 
+class Woken(Exception):
+    """The step was given up elsewhere; it says nothing about this device."""
+
+
+class RankFailed(RunnerError):
+    """A part of a step failed in another process, as its message tells."""
+
+
 @contextlib.contextmanager
-def _settled(device: Device, streams: Streams) -> Iterator[cuda.Stream | None]:
+def as_device(device: Device, streams: Streams) -> Iterator[cuda.Stream | None]:
     """While active, the calling thread runs ops as `device` does; gives the stream that a GPU's run on."""
     pin_current_thread(device.cores)
     is_gpu = device.backend == "cuda"

@@ -23,10 +23,11 @@ class StepCode:
     """Generated code of one plan.
 
     In the code, `t5` is tensor 5, `v7` view 7, `f3` the call of op 3, `u3` the updater of the run that op 3 ends, `c2`
-    constant 2, `k4` channel 4 by its methods (`k4_send`, `k4_wait`, `k4_take`, `k4_done`, `k4_copied`, and where a GPU
-    copies, `k4_arrived` before the first read), `s6` signal 6 (`s6_set`, `s6_wait`), `O` the results, `a8` takes
-    gradient 8 out, `S` keeps the values of the first part of a step in two parts for the second part; in traced code
-    `clock`, `B` and `E` record when each item began and ended, and `hold` holds a GPU back.
+    constant 2, `k4` channel 4 by its methods (`k4_send`, `k4_wait`, `k4_take`, `k4_done`, `k4_copied`, where a GPU
+    copies `k4_arrived` before the first read, and where it has a slot `k4_room` before and `k4_release` after its use),
+    `s6` signal 6 (`s6_set`, `s6_wait`), `O` the results, `a8` takes gradient 8 out, `S` keeps the values of the first
+    part of a step in two parts for the second part; in traced code `clock`, `B` and `E` record when each item began and
+    ended, and `hold` holds a GPU back.
 
     Args:
         graph: with its program.
@@ -38,6 +39,8 @@ class StepCode:
         hands_out: gradients that no update takes are handed to `a...` as soon as they are made.
         second: items of the second part of a step in two parts, the last ones of the plan's sequence; gradients are
             then results of the second part.
+        has_slots: copies go through slots: their producer makes them, and they are read there.
+        devices: those whose code is wanted; all by default.
 
     Attributes:
         ranks: the program of each device.
@@ -67,7 +70,10 @@ class StepCode:
         hold_every: int = 0,
         hands_out: bool = False,
         second: Collection[int] | None = None,
+        has_slots: bool = False,
+        devices: Collection[int] | None = None,
     ) -> None:
+        self._has_slots = has_slots
         self._graph, self._host, self._plan, self._is_traced = graph, host, plan, is_traced
         self._traced = None if traced is None else frozenset(traced)
         self._hold_every = hold_every
@@ -84,7 +90,9 @@ class StepCode:
         self.ranks = ranks = rank_programs(graph, host, plan, kept=kept, second=self._second)
         self.signals, self.is_handover, self.update_runs = ranks.signals, ranks.is_handover, ranks.update_runs
         sent, updated = plan.transfer_tensor.tolist(), set(graph.mutation_tensor.tolist())
-        self.acknowledged = frozenset(k for k, tensor in enumerate(sent) if tensor in updated)
+        # by slots: when a send returns, its copy has been made
+        self.acknowledged = frozenset(k for k, tensor in enumerate(sent) if tensor in updated and not has_slots)
+        self._followed = frozenset(ranks.slots.earlier if has_slots else ()) - {-1}  # by another one in their slot
         sources = plan.devices[graph.tensor_op[plan.transfer_tensor]].tolist()
         backends = [device.backend for device in host.devices]
         ends = zip(sources, plan.transfer_destination.tolist(), strict=True)
@@ -97,7 +105,9 @@ class StepCode:
         for k, (tensor, device) in enumerate(zip(sent, plan.transfer_destination.tolist(), strict=True)):
             self._received[device][tensor] = k
         self.items = [ranks.items(device) for device in range(host.num_devices)]
-        self.sources, self.line_items = zip(*map(self._device_source, range(host.num_devices)), strict=True)
+        wanted = range(host.num_devices) if devices is None else devices
+        made = (self._device_source(d) if d in wanted else ("", ()) for d in range(host.num_devices))
+        self.sources, self.line_items = zip(*made, strict=True)
 
     def item_words(self, device: int, line: int) -> tuple[str, str]:
         """The op that a line of a device's code belongs to: its name, and all in words; empty where it is of none."""
@@ -106,7 +116,7 @@ class StepCode:
         if item < 0:
             return "", ""
         op = item if item < n else int(graph.tensor_op[int(self._plan.transfer_tensor[item - n])])
-        what, place = "op" if item < n else "the transfer of op", self._host.devices[device].name
+        what, place = "op" if item < n else WAITING, self._host.devices[device].name
         return graph.names[op], f"{what} {graph.names[op]!r} ({graph.targets[op]}) on {place}"
 
     def _device_source(self, device: int) -> tuple[str, tuple[int, ...]]:
@@ -128,6 +138,10 @@ class StepCode:
                 lines += [*waits, *self._turn(device, made, words)]
                 owners += [-1] * (len(lines) - len(owners))
                 waits = []
+            if kind == "wait" and self._has_slots:
+                lines += self._taken_lines(device, item - self._graph.num_ops)
+                owners += [item] * (len(lines) - len(owners))
+                continue
             if kind == "wait":
                 waits += self._wait_lines(device, item - self._graph.num_ops)
                 continue
@@ -151,10 +165,14 @@ class StepCode:
         kind, item, tensors = instruction
         k = item - self._graph.num_ops  # of a transfer
         if kind == "send":
-            return [f"k{k}_send(t{tensors[0]})"]
+            room = [f"k{k}_room()"] * (self._has_slots and self.ranks.slots.earlier[k] >= 0)
+            body = [f"k{k}_send(t{tensors[0]})"]
+            return [*room, *(self._timed((item,), item, body) if self._has_slots else body)]
         if kind == "free":
             return [line for tensor in tensors for line in self._free_lines(device, tensor, words)]
         before: list[str] = []
+        if kind == "receive" and self._has_slots:  # its producer does all of it
+            return []
         if kind == "receive":
             before = [f"k{k}_wait()"]
             is_told = k in self.acknowledged and not self.is_handover[k]
@@ -164,13 +182,23 @@ class StepCode:
             body = [*words.views(gradients), f"u{item}({', '.join(map(words.name, gradients))})"]
         else:
             body = words.call(item, self._program.calls[item])  # type: ignore[arg-type]
-        if self._is_traced:
-            whole = self._runs[item] if kind == "updates" else (item,)
-            is_timed = self._traced is None or not self._traced.isdisjoint(whole)
-            # without marks every line stays where it is: `item_words` needs not know what is traced
-            body = marked(whole[0], item, body) if is_timed else ["pass", *body, "pass"]
+        body = self._timed(self._runs[item] if kind == "updates" else (item,), item, body)
         after = [f"s{signal}_set()" for signal in self.signals.sets.get(item, ())]
         return [*before, *body, *after, *(self._handed_out(item, words) if kind == "op" else [])]
+
+    def _timed(self, whole: Sequence[int], item: int, body: list[str]) -> list[str]:
+        """The lines that do some items, the last of them `item`; in traced code with marks where they are traced."""
+        if not self._is_traced:
+            return body
+        is_timed = self._traced is None or not self._traced.isdisjoint(whole)
+        # without marks every line stays where it is: `item_words` needs not know what is traced
+        return marked(whole[0], item, body) if is_timed else ["pass", *body, "pass"]
+
+    def _taken_lines(self, device: int, transfer: int) -> list[str]:
+        """The code of a wait for a copy in a slot; that its original may be overwritten needs no waiting."""
+        is_here = int(self._plan.transfer_destination[transfer]) == device
+        tensor = int(self._plan.transfer_tensor[transfer])
+        return [f"k{transfer}_wait()", f"t{tensor} = k{transfer}_take()"] if is_here else []
 
     def _wait_lines(self, device: int, transfer: int) -> list[str]:
         """The code of a wait: for a copy that arrives after it was taken, or until an original here has been copied."""
@@ -182,7 +210,8 @@ class StepCode:
         transfer = self._received[device].get(tensor, -1)
         is_told = transfer in self.acknowledged and self.is_handover[transfer]
         gone = [*words.forget(tensor), f"t{tensor}"]
-        return [*[f"k{transfer}_done()"] * is_told, f"del {', '.join(gone)}"]
+        is_followed = self._has_slots and transfer in self._followed
+        return [*[f"k{transfer}_done()"] * is_told, f"del {', '.join(gone)}", *[f"k{transfer}_release()"] * is_followed]
 
     def _makes(self, ref: Ref, device: int) -> bool:
         return int(self._plan.devices[self._graph.tensor_op[self._program.base(ref)]]) == device
@@ -211,6 +240,10 @@ class StepCode:
     def _result_lines(self, device: int, words: Expressions, *, is_second: bool) -> list[str]:
         own = [(k, ref) for k, (ref, part) in enumerate(self.results) if part == is_second and self._makes(ref, device)]
         return [line for k, ref in own for line in (*words.views([ref]), f"O[{k}] = {words.name(ref)}")]
+
+
+WAITING = "the transfer of op"
+"""How words begin for a line that hands a tensor over, or waits for one."""
 
 
 def marked(first: int, last: int, body: Sequence[str]) -> list[str]:

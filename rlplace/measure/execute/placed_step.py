@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, cast
 
 import numpy as np
@@ -25,12 +26,13 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Ref, Update
 from rlplace.measure.costs.costs import allocated
 from rlplace.measure.execute.device_threads import (
-    Channel,
     Clock,
     Crew,
     CudaChannel,
     HostClock,
     Job,
+    Transport,
+    Woken,
     clock_of,
     locked,
     release_all,
@@ -91,6 +93,8 @@ class PlacedStep:
         self._seed, self._is_traced = seed, is_traced
         self._program = require_program(graph)
         self._gradients = gradients
+        self._options = {"seed": seed, "is_traced": is_traced, "traced": traced}  # of it in other processes
+        self._key = next(_KEYS)
         self._code = StepCode(
             graph,
             host,
@@ -100,21 +104,23 @@ class PlacedStep:
             hold_every=hold_every,
             hands_out=gradients is not None,
             second=second,
+            has_slots=crew.has_slots,
+            devices=crew.here,
         )
         self._marks = Marks([clock_of(device) if is_traced else HostClock() for device in host.devices])
         self.needs = frozenset(self._needs())
         self.launch_s = [0.0] * host.num_devices
         self.hold_cycles = 0
-        self._compiled = [
-            compile(source, _file_name(device), "exec") for device, source in enumerate(self._code.sources)
-        ]
+        self._compiled = {
+            device: compile(self._code.sources[device], _file_name(device), "exec") for device in crew.here
+        }
         self._namespaces: list[dict[str, Any]] = []
         self._jobs: list[Job] = []
-        self._channels: list[Channel] = []
+        self._channels: dict[int, Transport] = {}
         self._signals: list[threading.Lock] = []
         self._results: list[Any] = []
         self._kept: list[list[tuple[Any, ...]]] = []  # by device: tensors between the parts of a step
-        self._is_loaded = self._is_broken = False
+        self._is_loaded = self._is_broken = self._is_held = False
 
     @property
     def is_loaded(self) -> bool:
@@ -132,9 +138,14 @@ class PlacedStep:
         self._results = [None] * len(self._code.results)
         self._kept = [[] for _ in self._host.devices]
         try:
-            self._channels = [self._channel(k) for k in range(self.plan.num_transfers)]
+            self._channels = self._crew.channels(self._code.ranks, self._host, is_traced=self._is_traced)
             self._signals = [locked() for _ in range(self._code.signals.count)]
-            self._jobs = [self._bind(device) for device in range(self._host.num_devices)]
+            self._is_held = True
+            self._crew.load(self._key, self.plan, self._options)
+            self._jobs = [
+                self._bind(device) if device in self._crew.here else self._crew.job(device, self._key)
+                for device in range(self._host.num_devices)
+            ]
         except BaseException as error:
             self.unload()
             traceback.clear_frames(error.__traceback__)  # they hold tensors
@@ -146,9 +157,12 @@ class PlacedStep:
 
     def unload(self) -> None:
         """Lets go of residents, channels and results; the last timeline and `result` are gone with them."""
+        if self._is_held:
+            self._crew.unload(self._key)
+            self._is_held = False
         for names in self._namespaces:  # a function and the names that it runs with hold each other
             names.clear()
-        self._namespaces, self._jobs, self._channels, self._signals = [], [], [], []
+        self._namespaces, self._jobs, self._channels, self._signals = [], [], {}, []
         self._marks.renew(0)
         self._results, self._kept = [], []
         self._is_loaded = self._is_broken = False
@@ -172,6 +186,35 @@ class PlacedStep:
             raise self._explained(error) from error.__cause__
         return time.perf_counter() - self._marks.started_s
 
+    def run_part(self, device: int, step: int) -> None:
+        """Runs one device's part of a step on the calling thread, beside the other ranks.
+
+        Raises:
+            RunnerError: an op failed.
+        """
+        try:
+            self._jobs[device](step)
+        except Woken:
+            raise
+        except Exception as error:
+            failed = RunnerError(f"{type(error).__name__}: {error}")
+            failed.__cause__ = error
+            raise self._explained(failed) from error
+
+    @property
+    def own_results(self) -> dict[int, torch.Tensor]:
+        """Of `result`, by place, those that this process made."""
+        return {index: each for index, each in enumerate(self._results) if each is not None}
+
+    @property
+    def own_marks(self) -> tuple[dict[int, Any], dict[int, Any]]:
+        """Marks of the begin and of the end, by item, that this process made."""
+        begin, end = (
+            {item: mark for item, mark in enumerate(marks) if mark is not None}
+            for marks in (self._marks.begin, self._marks.end)
+        )
+        return begin, end
+
     @property
     def result(self) -> Any:
         """The results of the last step: the loss, or the model's output.
@@ -180,6 +223,8 @@ class PlacedStep:
             RunnerError: the step is not loaded.
         """
         self._require_loaded()
+        for index, value in self._crew.results(self._key).items():
+            self._results[index] = value
         values = iter(self._results)
         return pytree.tree_map_only(Ref, lambda _: next(values), self._program.result)
 
@@ -193,19 +238,16 @@ class PlacedStep:
             RunnerError: the step is not loaded.
         """
         self._require_loaded()
+        for theirs in self._crew.ask("marks", self._key):
+            for own, marks in zip((self._marks.begin, self._marks.end), theirs, strict=True):
+                for item, mark in marks.items():
+                    own[item] = mark
         made = self._graph, self._host, self.plan, self._code, self._marks, self._channels
         return step_timeline(*made, has_memory=has_memory)
 
-    def _channel(self, transfer: int) -> Channel:
-        plan, host = self.plan, self._host
-        source = host.devices[int(plan.devices[self._graph.tensor_op[plan.transfer_tensor[transfer]]])]
-        destination = host.devices[int(plan.transfer_destination[transfer])]
-        is_copy = not self._code.is_handover[transfer]
-        return self._crew.streams.channel(source, destination, is_copy=is_copy, is_traced=self._is_traced)
-
     def _abort(self) -> None:
         self._is_broken = True
-        for channel in self._channels:
+        for channel in self._channels.values():
             channel.abort()
         release_all(self._signals)
 
@@ -249,8 +291,9 @@ class PlacedStep:
             **self._program_names(device),
             **{
                 f"k{k}_{word}": getattr(channel, method)
-                for k, channel in enumerate(self._channels)
+                for k, channel in self._channels.items()
                 for word, method in CHANNEL_METHODS.items()
+                if hasattr(channel, method)
             },
             **{f"s{k}_set": signal.release for k, signal in enumerate(self._signals)},
             **{f"s{k}_wait": signal.acquire for k, signal in enumerate(self._signals)},
@@ -317,6 +360,8 @@ CHANNEL_METHODS = {
     "arrived": "wait_arrived",
     "done": "acknowledge",
     "copied": "wait_copied",
+    "room": "wait_room",
+    "release": "release",
 }
 """Methods of a channel by their names in the code: `k4_wait` is `wait_ready` of channel 4."""
 
@@ -357,7 +402,7 @@ def step_timeline(
     plan: Plan,
     code: StepCode,
     marks: Marks,
-    channels: Sequence[Channel],
+    channels: Mapping[int, Transport],
     *,
     has_memory: bool = True,
 ) -> Timeline:
@@ -377,7 +422,7 @@ def step_timeline(
     for device, items in enumerate(code.items):
         for item in items:
             if item not in program.sources:
-                begin[item], end[item] = _span_s(host, marks, device, item, channels[item - n] if item >= n else None)
+                begin[item], end[item] = _span_s(host, marks, device, item, channels.get(item - n))
         for updates in code.update_runs[device]:
             _share_run(graph, updates, begin, end)
     times, devices, allocated = allocated_bytes(graph, host, plan, code, begin, end) if has_memory else NO_LEVELS
@@ -397,7 +442,7 @@ def step_timeline(
     )
 
 
-def _span_s(host: Host, marks: Marks, device: int, item: int, channel: Channel | None) -> tuple[float, float]:
+def _span_s(host: Host, marks: Marks, device: int, item: int, channel: Transport | None) -> tuple[float, float]:
     """When an item began and ended, in seconds from the start of the last step; 0 without a mark."""
     clock, made = marks.clocks[device], (marks.begin[item], marks.end[item])
     if isinstance(channel, CudaChannel) and channel.began is not None:
@@ -416,6 +461,8 @@ def _share_run(graph: OpGraph, updates: Run, begin: NDArray[np.float64], end: ND
     begin[ops[1:]] = end[ops[:-1]]
 
 
+_KEYS = count()
+"""A number for each step, by which other processes know it."""
 Floats = NDArray[np.float64]
 Levels = tuple[Floats, NDArray[np.int32], NDArray[np.int64]]
 NO_LEVELS: Levels = (np.zeros(0), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64))

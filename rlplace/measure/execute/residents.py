@@ -37,12 +37,18 @@ class Residents:
     Cores share one memory, so plans over cores share one set; the user's own tensors are copied, never touched.
     Constants in the memory of the CPU, which no step writes, are the user's own: steps see their current values. A
     dropped resident that is asked for again is as it was at capture: good enough to measure with, not to train with.
+
+    Args:
+        graph: with its program.
+        host: its devices.
+        seed: of values that the graph does not hold.
+        is_apart: whether cores have no memory in common.
     """
 
-    def __init__(self, graph: OpGraph, host: Host, *, seed: int = 0) -> None:
+    def __init__(self, graph: OpGraph, host: Host, *, seed: int = 0, is_apart: bool = False) -> None:
         self._graph = graph
-        # cores share one memory; parts of a GPU keep what is theirs apart
-        self._homes = [device.name if device.backend == "cuda" else CPU for device in host.devices]
+        # cores share one memory, unless each has a process; parts of a GPU keep what is theirs apart
+        self._homes = [device.name if is_apart or device.backend == "cuda" else CPU for device in host.devices]
         self._places = {home: torch_device(device) for home, device in zip(self._homes, host.devices, strict=True)}
         self._program = require_program(graph)
         self._seed = seed
