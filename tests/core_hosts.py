@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 
 
@@ -21,6 +23,13 @@ def core_host(num_devices: int = 2, *, has_gang: bool = False) -> Host:
             if not is_handover:
                 links.append(Link(name, bandwidth_bytes_per_s=1e9, latency_s=1e-6))
     return Host("cores", tuple(devices), tuple(links), tuple(routes), dispatch_order="request", run_ahead=1)
+
+
+def process_host(num_devices: int = 2) -> Host:
+    """The same cores, each with a process and a launcher of its own."""
+    host = core_host(num_devices)
+    devices = tuple(dataclasses.replace(device, dispatcher=device.name) for device in host.devices)
+    return dataclasses.replace(host, name="procs", devices=devices)
 
 
 def core_device(name: str, *, members: tuple[str, ...] = (), cores: tuple[int, ...] = ()) -> Device:

@@ -106,6 +106,14 @@ def test_the_python_about_training_runs(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
+def test_the_python_about_processes_runs() -> None:
+    (code,) = blocks(ROOT / "docs" / "processes.md", "python")
+    names: dict[str, Any] = {}
+    exec(compile(code, "processes.md", "exec"), names)
+    assert names["seconds"]["4xV100-pcie-procs"] < names["seconds"]["4xV100-pcie"]
+
+
+@pytest.mark.slow
 def test_the_python_about_policies_runs() -> None:
     names: dict[str, Any] = {}
     for block in blocks(ROOT / "docs" / "policies.md", "python"):

@@ -257,7 +257,7 @@ def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
         json: print one JSON object on stdout; that of one host is a host file
     """
     from rlplace.measure.hosts.host_file import host_to_dict
-    from rlplace.measure.hosts.resolve import HOST_WORDS, describe_hosts
+    from rlplace.measure.hosts.resolve import AS_PROCESSES, HOST_WORDS, describe_hosts
 
     if name:
         host = resolve_host(name)
@@ -273,6 +273,7 @@ def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
         kinds = [", ".join(f"{count} x {kind}" for kind, count in row["kinds"].items()) for row in rows]
         names = [*HOST_WORDS, *(row["name"] for row in rows)]
         lines = [f"{name:18} {words}" for name, words in zip(names, (*HOST_WORDS.values(), *kinds), strict=True)]
+        lines += [f"{f'PRESET{AS_PROCESSES}':18} the same devices, a process each: none waits for another's launches"]
     answer(result, "\n".join(lines), json)
 
 

@@ -272,7 +272,7 @@ def compare(
     objective: str | None = None,
     true: str | None = None,
     measured: int | None = None,
-    trace: bool = False,
+    trace: bool = True,
     seed: Seed = 0,
     workload_seed: Seed = 0,
     save: Path | None = None,
@@ -301,7 +301,8 @@ def compare(
             are off by factors drawn from it, each method measures a few plans, and its score is the true time of the
             one it names
         measured: plans that `learned` measures on this machine; with --true, plans that each method may measure
-        trace: with --true, measurements also say when each op and each transfer of a step began and ended
+        trace: on this machine, plans that calibrate the simulator, or that `learned` measures, also run a traced step,
+            from whose timeline they learn; with --true, measurements have timelines only if --trace is given
         seed: of every method's draws and of random ops; with --true, that of the truth where none is given
         workload_seed: of the workload's weights and inputs
         save: write METHOD-SEED.placement.json into this folder (and split files for dnn-partitioning files)
@@ -317,7 +318,7 @@ def compare(
     from rlplace.compare.run_compare import Output, run_compare, run_true_compare, split_methods, true_config
     from rlplace.partitioning import is_published_file, run_published
 
-    minimised = "latency" if objective is None else objective
+    minimised, is_asked = "latency" if objective is None else objective, "trace" in GIVEN.get()
     if minimised not in OBJECTIVES:
         raise UnknownName("objective", minimised, OBJECTIVES)
     output = Output(save, plot, is_quiet=quiet, is_table=not (quiet and json))
@@ -326,7 +327,7 @@ def compare(
             ("host", host, None, "A dnn-partitioning file carries its own host."),
             ("true", true, None, "A dnn-partitioning file says what its steps take."),
             ("measured", measured, None, "A dnn-partitioning file says what its steps take."),
-            ("trace", trace, False, "A dnn-partitioning file says what its steps take."),
+            ("trace", is_asked, False, "A dnn-partitioning file says what its steps take."),
             ("cluster", cluster, "off", "Problems of the published benchmark are solved on this machine."),
             ("micro_batches", asked.count, 1, "A dnn-partitioning file holds a step as it was cut by others."),
         ):
@@ -360,7 +361,7 @@ def compare(
             seed=seed,
             workload_seed=workload_seed,
         )
-        if true is not None or trace or (measured is not None and setup.host.is_simulated):
+        if true is not None or ((is_asked or measured is not None) and setup.host.is_simulated):
             hidden = true_config(
                 true,
                 measured,
@@ -370,7 +371,7 @@ def compare(
                 seeds=seeds,
                 objective=objective,
                 seed=seed if "seed" in GIVEN.get() else None,
-                is_traced=trace,
+                is_traced=is_asked,
             )
             result = run_true_compare(setup, output, hidden, cluster=cluster)
         elif minimised not in ("latency", "throughput"):
@@ -392,6 +393,7 @@ def compare(
                 isolated=setup.isolated,
                 seed=seed,
                 measured=measured,
+                is_traced=trace,
             )
             result = run_compare(setup, output, config, baselines, cluster=cluster)
     if json:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from rlplace.cluster.cluster import Cluster, Node
 from rlplace.errors import RlplaceError, RunnerError
-from rlplace.graphs import Program
+from rlplace.graphs import OpGraph, Program
 from rlplace.graphs.interpreter import require_program
 from rlplace.locks import machine_id, measuring_alone
 from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simulator, Timeline
@@ -117,7 +117,11 @@ class ClusterEvaluator(Evaluator):
         if len(fresh) == len(plans):
             return ran
         self._time_reference(protocol, deadline_s)
-        recalled = [(plan, self._now(before)) for plan, before in zip(plans, known, strict=True) if before is not None]
+        recalled = [
+            (plan, before.beside(self._reference_s))
+            for plan, before in zip(plans, known, strict=True)
+            if before is not None
+        ]
         if not is_all:
             return [*ran, *recalled]
         before, asked, others = ran[: len(ran) - len(fresh)], iter(ran[len(ran) - len(fresh) :]), iter(recalled)
@@ -146,7 +150,7 @@ class ClusterEvaluator(Evaluator):
             return keyed
         if math.isnan(self._reference_s):
             self._reference_s = outcome.reference_s
-        return self._now(keyed)
+        return keyed.beside(self._reference_s)
 
 
 HERE = "this machine"
@@ -673,7 +677,7 @@ class Believed(MeasurementLog):
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def recall(self, key: MeasurementKey, reference: str) -> Measurement | None:
+    def recall(self, key: MeasurementKey, reference: str, plan: Plan, graph: OpGraph) -> Measurement | None:
         """Nothing: the driver has asked its own log before."""
         return None
 

@@ -26,11 +26,13 @@ from rlplace.measure.measurement import MeasurementLog
 from rlplace.measure.timing.eager_step import Other
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.records import LARGEST_SEED, AtLeastOne, Positive, Seed, record
+from rlplace.say import counted
 from rlplace.search import Budget, Method, Task, find
 from rlplace.search.methods import adopt_methods
 from rlplace.search.op_order import shorten
 from rlplace.search.rules.baselines import best_single
 from rlplace.session.calibrate import Known
+from rlplace.session.session_records import tracing_words
 from rlplace.training import SearchConfig
 from rlplace.training.agent.agent import Agent
 from rlplace.training.method_choice import LEARNED, METHODS
@@ -79,6 +81,8 @@ class CompareConfig:
     """Seed of all methods (the first of `seeds`), and of random ops."""
     measured: AtLeastOne | None = None
     """Plans that `learned` measures on a real host; it needs at least one."""
+    is_traced: bool = True
+    """Whether plans that are measured on a real host for calibration or `learned` also run a traced step."""
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -391,16 +395,21 @@ def find_row(
 
 
 class _RacingHost:
-    """Races the plans that `learned` asks for beside the best single device, while there is time."""
+    """Races the plans that `learned` asks for beside the best single device, while there is time.
 
-    def __init__(self, evaluator: Evaluator, deadline_s: float) -> None:
+    Attributes:
+        outcomes: of these plans, in order.
+    """
+
+    def __init__(self, evaluator: Evaluator, deadline_s: float, *, is_traced: bool) -> None:
         self.problem, self._evaluator, self._deadline_s = evaluator.problem, evaluator, deadline_s
-        self._has_raced = False
+        self._round = dataclasses.replace(ROUND, num_traced=int(is_traced))
+        self.outcomes: list[Measurement] = []
 
     @property
     def is_open(self) -> bool:
         """Whether there is time left; the first race is always run."""
-        return not self._has_raced or time.monotonic() < self._deadline_s
+        return not self.outcomes or time.monotonic() < self._deadline_s
 
     def promising(self, count: int) -> NDArray[np.int32]:
         """(0, N): the agent proposes plans itself."""
@@ -412,8 +421,9 @@ class _RacingHost:
 
     def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
         """A measurement for each plan, all in one race."""
-        self._has_raced = True
-        return self._evaluator.measure_plans(plans, ROUND, deadline_s=self._deadline_s, is_recalled=True)
+        outcomes = self._evaluator.measure_plans(plans, self._round, deadline_s=self._deadline_s, is_recalled=True)
+        self.outcomes += outcomes
+        return outcomes
 
 
 def _learned(
@@ -428,10 +438,10 @@ def _learned(
     begin, problem = time.monotonic(), simulator.problem
     reference = best_single(problem, simulator)
     with closing(Evaluator(problem, simulator, reference, seed=seed, log=log, isolated=config.isolated)) as evaluator:
-        host = _RacingHost(evaluator, begin + budget.seconds)
+        host = _RacingHost(evaluator, begin + budget.seconds, is_traced=config.is_traced)
         searched = Budget(budget.evaluations, budget.seconds * SearchConfig.simulate_share, config.measured or 0)
         task = Task(problem, simulator, searched, seed=seed, host=host)
-        result = METHODS[LEARNED].run(task, known=known)
+        result = METHODS[LEARNED].run(task, known=known, is_traced=config.is_traced)
     spent_s, count = time.monotonic() - begin, task.measurements
     if not isinstance(result, Agent) or result.plan is None:
         why = f"none of {count} plans ran to its end"
@@ -445,7 +455,7 @@ def _learned(
         task.evaluations,
         spent_s,
         outcome.peak_bytes,
-        f"measured {count} plan{'s' * (count != 1)}",
+        "; ".join(filter(None, (f"measured {counted(count, 'plan')}", tracing_words(host.outcomes)))),
         devices=result.plan.devices,
         plan=result.plan,
         measured=count,

@@ -30,11 +30,9 @@ from rlplace.session.calibrate import calibrated
 from rlplace.session.prepare import Steps, prepare
 from rlplace.session.setup import Setup
 from rlplace.store.log import check_store, measuring
+from rlplace.training.config import NUM_TIMED, NUM_TRACED
 from rlplace.training.method_choice import METHODS
 from rlplace.workloads import default_size
-
-NUM_CALIBRATED = 12
-"""Placements measured on a real host to fit the simulator, before anything is searched on it."""
 
 
 def split_methods(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -217,7 +215,13 @@ def run_compare(
         problem, known = prepared.problem, None
         if not host.is_simulated:
             problem, known = calibrated(
-                problem, NUM_CALIBRATED, seed=config.seed, say=progress.say, log=log, isolated=config.isolated
+                problem,
+                NUM_TRACED if config.is_traced else NUM_TIMED,
+                seed=config.seed,
+                say=progress.say,
+                log=log,
+                isolated=config.isolated,
+                is_traced=config.is_traced,
             )
         with pytorch_baselines(
             problem,

@@ -127,7 +127,7 @@ class Evaluator:
         if any(before is not None for before in known):
             self._time_reference(protocol, deadline_s)
         ran = iter(outcomes)
-        return [next(ran) if before is None else self._now(before) for before in known] + list(ran)
+        return [next(ran) if before is None else before.beside(self._reference_s) for before in known] + list(ran)
 
     def trace(self, plan: Plan, *, num_steps: int = 5, warmup: int = 2) -> list[Timeline]:
         """Timelines of steps of `plan`, in order of step time; a single one where the host is simulated.
@@ -205,7 +205,8 @@ class Evaluator:
         """An earlier measurement of a plan; None where it is to be run."""
         if self._log is None or self._reference is None:
             return None
-        found = self._log.recall(self._key(plan, repr(protocol)), self._reference_name)
+        key = self._key(plan, repr(protocol))
+        found = self._log.recall(key, self._reference_name, plan, self.problem.graph)
         if found is None or (found.ok and not found.reference_s > 0) or not self._plausibility.is_possible(found):
             return None
         self.num_recalled += 1
@@ -218,18 +219,6 @@ class Evaluator:
             (outcome,) = self._run([self.simulator.plan(self._reference)], untraced, (), deadline_s)
             if outcome.ok and math.isnan(self._reference_s):
                 self._reference_s = outcome.step_time_s
-
-    def _now(self, before: Measurement) -> Measurement:
-        """As it would be now: a ratio to the reference as it was, times the reference as it is."""
-        if not before.ok or math.isnan(self._reference_s):
-            return before
-        factor = self._reference_s / before.reference_s
-        return dataclasses.replace(
-            before,
-            step_time_s=before.step_time_s * factor,
-            samples_s=tuple(sample_s * factor for sample_s in before.samples_s),
-            reference_s=self._reference_s,
-        )
 
     def _keyed(self, plan: Plan, outcome: Measurement, protocol: str) -> Measurement:
         return dataclasses.replace(outcome, key=self._key(plan, protocol))

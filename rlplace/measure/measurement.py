@@ -9,13 +9,14 @@ import hashlib
 import math
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace import __version__
+from rlplace.graphs import OpGraph
 from rlplace.measure.problem import Plan, Problem, Timeline
 
 Status = Literal["ok", "oom", "error", "timeout", "lost"]
@@ -98,6 +99,22 @@ class Measurement:
     def ok(self) -> bool:
         return self.status == "ok"
 
+    def beside(self, reference_s: float) -> Measurement:
+        """As it would be where a step of the reference takes `reference_s`, so that a drift of the machine cancels.
+
+        A failure, a measurement without a reference, and any beside a time that is not known (NaN) stay as they are.
+        """
+        if not self.ok or not self.reference_s or not math.isfinite(reference_s):
+            return self
+        factor = reference_s / self.reference_s
+        return replace(
+            self,
+            step_time_s=self.step_time_s * factor,
+            samples_s=tuple(sample_s * factor for sample_s in self.samples_s),
+            reference_s=reference_s,
+            timeline=self.timeline and self.timeline.slowed(factor),
+        )
+
 
 class Measurer(Protocol):
     """Interface of everything that returns the step time of a placement: the simulator, the host itself, a pool of
@@ -173,8 +190,15 @@ class PlanTimer(Protocol):
 class MeasurementLog(Protocol):
     """Keeps measurements and finds them again; failures to keep or find never stop a measurement."""
 
-    def recall(self, key: MeasurementKey, reference: str) -> Measurement | None:
-        """An earlier measurement under this key beside this reference; None if it is to be run."""
+    def recall(self, key: MeasurementKey, reference: str, plan: Plan, graph: OpGraph) -> Measurement | None:
+        """An earlier measurement under this key beside this reference; None if it is to be run.
+
+        Args:
+            key: of the plan.
+            reference: fingerprint of the placement that is timed in turn with it.
+            plan: that was measured; the timeline of its traced step comes with the measurement.
+            graph: that was placed.
+        """
 
     def keep(self, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> None:
         """Takes a measurement that was just made.

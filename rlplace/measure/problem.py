@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -494,6 +494,11 @@ class Timeline:
     def step_s(self) -> float:
         """Seconds from the start of the step to the end of its last op or transfer; 0 without any."""
         return float(max(self.op_end_s.max(initial=0.0), self.transfer_end_s.max(initial=0.0)))
+
+    def slowed(self, factor: float) -> Timeline:
+        """The same step on a machine on which everything takes `factor` times as long."""
+        names = ("op_start_s", "op_end_s", "transfer_start_s", "transfer_end_s", "memory_time_s", "traced_op_s")
+        return replace(self, **{name: getattr(self, name) * factor for name in names})
 
     def __repr__(self) -> str:
         """In one line: that of a dataclass would print every array."""

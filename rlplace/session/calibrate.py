@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -263,15 +263,6 @@ def reference_s(outcomes: Iterable[Measurement]) -> float:
     """Median step time of the reference that plans were timed beside; NaN without one."""
     found = [outcome.reference_s for outcome in outcomes if outcome.ok and outcome.reference_s > 0]
     return float(np.median(found)) if found else math.nan
-
-
-def steadied(outcome: Measurement, scale_s: float) -> Measurement:
-    """With the step time that it would have had beside a reference of `scale_s`: a drift of the machine cancels."""
-    if not outcome.ok or not outcome.reference_s or not math.isfinite(scale_s):
-        return outcome
-    factor = scale_s / outcome.reference_s
-    samples_s = tuple(sample_s * factor for sample_s in outcome.samples_s)
-    return replace(outcome, step_time_s=outcome.step_time_s * factor, samples_s=samples_s)
 
 
 def plans_of(problem: Problem, simulator: Simulator, groups: NDArray[np.int32]) -> list[Plan]:

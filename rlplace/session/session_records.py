@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -236,12 +236,8 @@ class MethodResult:
 
     @property
     def tracing(self) -> str:
-        """What traced steps took, each with the step before it, and their share of all measured ones; empty without."""
-        ran = [outcome for race in self.races for outcome in race.outcomes if outcome.ok]
-        timed_s = sum((1 + len(outcome.samples_s)) * outcome.step_time_s for outcome in ran)
-        traced_s = sum(2 * outcome.timeline.step_s for outcome in ran if outcome.timeline is not None)
-        share = traced_s / max(timed_s + traced_s, 1e-9)
-        return f"traced steps took {format_seconds(traced_s)}, {share:.0%} of measuring" if traced_s else ""
+        """As `tracing_words`."""
+        return tracing_words(outcome for race in self.races for outcome in race.outcomes)
 
     @property
     def best_ratio(self) -> float:
@@ -252,6 +248,15 @@ class MethodResult:
                 if outcome.ok and plan.fingerprint == name:
                     return outcome.ratio
         return ratio_of(self.best_s, self.single_s)
+
+
+def tracing_words(outcomes: Iterable[Measurement]) -> str:
+    """What traced steps took, each with the step before it, and their share of all measured ones; empty without."""
+    ran = [outcome for outcome in outcomes if outcome.ok]
+    timed_s = sum((1 + len(outcome.samples_s)) * outcome.step_time_s for outcome in ran)
+    traced_s = sum(2 * outcome.timeline.step_s for outcome in ran if outcome.timeline is not None)
+    share = traced_s / max(timed_s + traced_s, 1e-9)
+    return f"traced steps took {format_seconds(traced_s)}, {share:.0%} of measuring" if traced_s else ""
 
 
 def ratio_of(step_time_s: float, single_s: float) -> float:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rlplace.errors import FileProblem, UserError
 from rlplace.files import cache_folder
+from rlplace.graphs import OpGraph
 from rlplace.locks import measuring_alone
 from rlplace.measure import Host, Measurement, Plan, Problem, Timeline
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.measurement import MeasurementKey, MeasurementLog, versions_line
 from rlplace.say import counted
 from rlplace.store.rows import MeasuringProcess, StoredMeasurement
-from rlplace.store.store import MeasurementStore
+from rlplace.store.store import ANSWERS_S, DAY_S, MeasurementStore
 
 FILE = "measurements.db"
 """The name of the store in the user's cache folder."""
@@ -28,9 +29,6 @@ RUN_FILE = "session.db"
 """The name of the session of a run, which holds the measurements of the run."""
 AUTO, OFF = "auto", "off"
 """Words of `--store`: the user's own, and none."""
-DAY_S = 86400.0
-ANSWERS_S = 30 * DAY_S
-"""For so long a step time that was measured answers for another one."""
 FAILURE_ANSWERS_S = DAY_S
 """The same of a failure, which may have had a passing reason: another process that held the memory."""
 LEAST_IDLE = 0.75
@@ -89,7 +87,7 @@ class StoreLog(MeasurementLog):
         self._shelves = [*([] if own is None else [_Shelf(own, is_own=True)]), *map(_Shelf, stores)]
         self._session, self._say = session, say
 
-    def recall(self, key: MeasurementKey, reference: str) -> Measurement | None:
+    def recall(self, key: MeasurementKey, reference: str, plan: Plan, graph: OpGraph) -> Measurement | None:
         """The latest measurement under the key that is young enough; failures are forgotten sooner.
 
         One that was timed beside a reference answers as a ratio to it, so without a reference nothing is answered.
@@ -102,22 +100,25 @@ class StoreLog(MeasurementLog):
                 found = shelf.store.find(
                     key, reference, self._session, now_s - ANSWERS_S, 0.0 if shelf.is_own else LEAST_IDLE
                 )
+                traced = [] if found is None else shelf.store.traces(plan, graph, found.taken_s)
             except UserError as error:
                 self._tell(shelf, error)
                 continue
             if found is not None and (found.status == "ok" or found.taken_s >= now_s - FAILURE_ANSWERS_S):
                 self.num_recalled += 1
-                return found.measurement
+                return replace(found.measurement, timeline=next(iter(traced), None))
         return None
 
     def keep(self, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> None:
-        """Adds a measurement to every store."""
+        """Adds a measurement to every store, with the timeline of its traced step."""
         try:
             row = StoredMeasurement.of(plan, outcome, reference, is_whole=is_whole)
         except UserError as error:  # a record that could not be read again
             self._say(f"warning: a measurement is not kept: {error}")
             return
         self._add(lambda store, session_id: store.add(session_id, plan, row))
+        if (traced := outcome.timeline) is not None:
+            self._add(lambda store, number: store.add_trace(number, row.graph, row.host, plan, traced, row.taken_s))
 
     def plan(self, fingerprint: str) -> Plan | None:
         """A plan that was measured; None where no store has it."""

@@ -36,12 +36,15 @@ from rlplace.store.rows import (
     encode_timeline,
 )
 
-AHEAD_S = 86400.0
+DAY_S = 86400.0
+AHEAD_S = DAY_S
 """Rows dated so far ahead answer nothing: a clock was wrong, and it would never grow old."""
+ANSWERS_S = 30 * DAY_S
+"""For so long a step time that was measured answers for another one; so long its timeline is kept."""
 MOST_TRACES = 100
 MOST_MODEL_TEXT = 64 << 20
 """Characters of host models that are read at once; they take up to sixteen times as much in memory."""
-LONGEST_S = 7 * 86400.0
+LONGEST_S = 7 * DAY_S
 """After so long a session is taken to be over: one that has measured nothing yet must not be forgotten."""
 _OF_SESSION = ("workload", "host_name", "machine", "idle_share", "load", "clock_hz")
 _OWN = tuple(name for name in StoredMeasurement.__dataclass_fields__ if name not in _OF_SESSION)
@@ -112,13 +115,24 @@ class MeasurementStore(Connected):
         }
         self._connection.execute(_insert("plans", columns, "OR IGNORE "), columns)
 
-    def add_trace(self, session_id: int, graph: str, host: str, plan: Plan, timeline: Timeline) -> None:
-        """Keeps the timeline of a step of a plan."""
+    def add_trace(
+        self, session_id: int, graph: str, host: str, plan: Plan, timeline: Timeline, taken_s: float | None = None
+    ) -> None:
+        """Keeps the timeline of a step of a plan, and forgets those older than `ANSWERS_S`: they answer no more.
+
+        Args:
+            session_id: as `begin` gave it.
+            graph: fingerprint.
+            host: fingerprint.
+            plan: that ran.
+            timeline: of the step.
+            taken_s: when its measurement was taken, if it belongs to one; now by default.
+        """
         self._add(
             "traces",
             session_id,
             {
-                "taken_s": time.time(),
+                "taken_s": time.time() if taken_s is None else taken_s,
                 "graph": graph,
                 "host": host,
                 "plan": plan.fingerprint,
@@ -126,6 +140,8 @@ class MeasurementStore(Connected):
             },
             plan,
         )
+        with told(self.path), transaction(self._connection):
+            self._connection.execute("DELETE FROM traces WHERE taken_s < ?", (time.time() - ANSWERS_S,))
 
     def add_learned(self, session_id: int, graph: str, learned: LearnedHost) -> None:
         """Keeps the host model that a search learned."""
@@ -199,18 +215,24 @@ class MeasurementStore(Connected):
             raise FileProblem(self.path, f"no plan {fingerprint} was measured.")
         return decode_plan(dict(rows[0]), f"{self.path}: plan {fingerprint}")
 
-    def traces(self, plan: Plan, graph: OpGraph) -> list[Timeline]:
+    def traces(self, plan: Plan, graph: OpGraph, taken_s: float | None = None) -> list[Timeline]:
         """Timelines of the last `MOST_TRACES` traced steps of a plan, the last added first.
 
         Stores that an earlier version wrote, and that are only read, have none.
+
+        Args:
+            plan: that ran.
+            graph: that was placed.
+            taken_s: of the measurement that they belong to; all by default.
 
         Raises:
             FileProblem: the database cannot be read.
             InvalidValue: one of them is malformed.
         """
         rows = self._selected(
-            f"SELECT * FROM traces WHERE plan = ? AND graph = ? ORDER BY id DESC LIMIT {MOST_TRACES}",
-            (plan.fingerprint, graph.fingerprint),
+            f"""SELECT * FROM traces WHERE plan = ? AND graph = ? AND taken_s = coalesce(?, taken_s)
+            ORDER BY id DESC LIMIT {MOST_TRACES}""",
+            (plan.fingerprint, graph.fingerprint, taken_s),
         )
         where = f"{self.path}: trace of {plan.fingerprint}"
         return [decode_timeline(row["timeline"], plan, graph, where) for row in map(dict, rows) if "timeline" in row]

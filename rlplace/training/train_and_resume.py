@@ -337,7 +337,8 @@ def what_is_left(host: Host, host_word: str) -> str:
     singles = [device for device in host.devices if not device.members]
     width = max(min((len(device.cores) for device in singles), default=1), 1)
     count = min(len(singles), len(usable_cores()) // width)
-    return f"cores:{count}{f'x{width}' if width > 1 else ''}" if count else "cores"
+    word = "procs" if host.processes else "cores"
+    return f"{word}:{count}{f'x{width}' if width > 1 else ''}" if count else word
 
 
 def _offer(job: Job, folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from matplotlib.image import imread
 from published_splits import load_split
 
 from rlplace.cli.main import main
+from rlplace.compare import CompareConfig
 from rlplace.graphs.formats.published import load_dnn_partitioning
+from rlplace.measure import Problem
 from rlplace.measure.placement import load_placement
 from rlplace.partitioning.objectives import MaxLoad
 from rlplace.search.task import Task
+from rlplace.session.calibrate import Known
 
 TINY = "nmt@small,layers=1,units=8,steps=2,vocab=20,batch=4"
 PUBLISHED = {
@@ -239,3 +243,36 @@ def test_quiet_leaves_progress_out_and_the_table_unless_json_has_it(capsys: pyte
     assert "building" not in said.err
     assert main([*command, "--json"]) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("options", "asked"), [((), (4, True)), (("--no-trace",), (12, False))])
+def test_on_this_machine_all_rows_get_the_same_traced_calibration(
+    options: tuple[str, ...], asked: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, bool]] = []
+    told: list[tuple[Problem, bool, Known | None]] = []
+
+    class Stopped(Exception):
+        """It is known what is asked for."""
+
+    def calibrated(problem: Problem, count: int, *, is_traced: bool, **_: Any) -> tuple[Problem, Known]:
+        seen.append((count, is_traced))
+        return slow(problem), Known(problem, [], [])
+
+    def slow(problem: Problem) -> Problem:
+        costs = dataclasses.replace(problem.costs, op_time_s=problem.costs.op_time_s + 1.0)
+        return dataclasses.replace(problem, costs=costs)
+
+    def compare(problem: Problem, config: CompareConfig, *, known: Known | None, **_: Any) -> None:
+        told.append((problem, config.is_traced, known))
+        raise Stopped
+
+    monkeypatch.setattr("rlplace.compare.run_compare.calibrated", calibrated)
+    monkeypatch.setattr("rlplace.compare.run_compare.compare", compare)
+    with pytest.raises(Stopped):
+        main(["compare", TINY, "--host", "cores:1", "--in-process", "--methods", "single", *options])
+    assert seen == [asked]
+    ((problem, is_traced, known),) = told
+    assert is_traced is asked[1]
+    assert known is not None
+    assert problem.costs.op_time_s.min() >= 1.0 > known.problem.costs.op_time_s.min()

@@ -83,7 +83,7 @@ def test_json_is_one_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     }
 
 
-@pytest.mark.parametrize("name", [*list_presets(), "cores", "cores:1"])
+@pytest.mark.parametrize("name", [*list_presets(), "cores", "cores:1", "procs:1", "2xK80-procs"])
 def test_what_json_prints_loads_again_as_the_same_host(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,7 +127,7 @@ def test_a_host_of_another_schema_is_refused(
 def test_without_a_name_words_and_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hosts"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().err.splitlines()]
-    assert listed == [*HOST_WORDS, *list_presets()]
+    assert listed == [*HOST_WORDS, *list_presets(), "PRESET-procs"]
     assert main(["hosts", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["words"] == HOST_WORDS

@@ -307,22 +307,28 @@ def test_a_real_host_measures_every_placement_once() -> None:
 
 
 def test_learned_measures_what_it_may_and_runs_in_the_same_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    races: list[int] = []
+    races: list[tuple[int, int]] = []
     real = HostRunner.measure_plans
 
     def count(self: HostRunner, plans: Sequence[Plan], **options: Any) -> list[Measurement]:
-        races.append(len(plans))
+        races.append((len(plans), options["protocol"].num_traced))
         return real(self, plans, **options)
 
     monkeypatch.setattr(HostRunner, "measure_plans", count)
     problem = two_layers()
-    config = CompareConfig(("single", "learned"), evaluations=60, isolated=False, measured=3)
+    config = CompareConfig(("single", "learned"), evaluations=60, isolated=False, measured=3, is_traced=False)
     single, learned = compare(problem, config).rows
     assert (learned.status, learned.measured, learned.why) == ("ok", 3, "measured 3 plans")
     assert learned.simulated_s is not None
     assert learned.value_s > 0
-    assert races[0] == 3  # what is not plausible, on a disturbed machine, is measured again before the last race
-    assert races[-1] == len({row.plan.fingerprint for row in (single, learned) if row.plan is not None})
+    assert races[0] == (3, 0)  # what is not plausible, on a disturbed machine, is measured again before the last race
+    assert races[-1] == (len({row.plan.fingerprint for row in (single, learned) if row.plan is not None}), 0)
+    races.clear()
+    _, learned = compare(problem, dataclasses.replace(config, is_traced=True)).rows
+    assert learned.measured == 3
+    assert learned.why.startswith("measured 3 plans; traced steps took ")
+    assert races[0] == (1, 1)  # the plan whose timeline shows most
+    assert races[-1][1] == 0
     (skipped,) = compare(problem, CompareConfig(("learned",), evaluations=60)).rows
     assert (skipped.status, "--measured N" in skipped.why) == ("skipped", True)
     (skipped,) = compare(two_chains(), CompareConfig(("learned",), evaluations=60)).rows

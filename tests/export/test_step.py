@@ -137,8 +137,13 @@ def test_placed_inference_returns_what_the_model_returns() -> None:
     step.close()
 
 
-@pytest.mark.parametrize("word", ["auto", "cores:3", "cores:2x4", "cores:1x8"])
-@pytest.mark.parametrize("gangs", [False, True])
+@pytest.mark.parametrize(
+    ("word", "gangs"),
+    [
+        *((word, gangs) for word in ("auto", "cores:3", "cores:2x4", "cores:1x8") for gangs in (False, True)),
+        *((word, False) for word in ("procs", "procs:3", "procs:2x4")),
+    ],
+)
 def test_the_host_of_a_placement_is_found_again_however_its_cores_were_shared_out(
     word: str, gangs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +157,9 @@ def test_the_host_of_a_placement_is_found_again_however_its_cores_were_shared_ou
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2, 3])
-@pytest.mark.parametrize("word", ["auto", "cuda", "cuda/2", "cuda/16", "auto+cpu", "cuda+cpu", "cuda/4+cpu"])
+@pytest.mark.parametrize(
+    "word", ["auto", "cuda", "cuda/2", "cuda/16", "auto+cpu", "cuda+cpu", "cuda/4+cpu", "cuda-procs"]
+)
 def test_the_host_of_a_placement_is_found_again_among_gpus(
     word: str, num_gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

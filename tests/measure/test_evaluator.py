@@ -13,11 +13,11 @@ from core_hosts import core_host
 from fake_measurer import chain_problem
 from torch import nn
 
-from rlplace.graphs import capture
+from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Host, Problem, RaceProtocol, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement, MeasurementKey, placement_fingerprint
-from rlplace.measure.problem import Plan, Timeline
+from rlplace.measure.problem import Plan, Timeline, single_device_plan
 
 ONCE = RaceProtocol(warmup=0, min_rounds=1, max_rounds=1)
 
@@ -101,7 +101,9 @@ class FakeRunner:
         reference_s = self.reference_s if self.has_reference else 0.0
         times_s = [self.reference_s * (1 + 2.0 * int(plan.devices.sum())) for plan in plans]
         others = [Measurement("ok", timer(), reference_s=reference_s) for timer in words["others"]]
-        return [Measurement("ok", s, (s, s, s), reference_s=reference_s) for s in times_s] + others
+        timeline = Simulator(chain_problem(3)).timeline(single_device_plan(chain_problem(3).graph, 0))
+        ran = [Measurement("ok", s, (s, s, s), reference_s=reference_s, timeline=timeline) for s in times_s]
+        return ran + others
 
     def trace(self, plan: Plan, **words: Any) -> list[Timeline]:
         simulator = Simulator(chain_problem(3))
@@ -122,7 +124,7 @@ class Memory:
         self.wholes: list[bool] = []
         self.traced: list[str] = []
 
-    def recall(self, key: MeasurementKey, reference: str) -> Measurement | None:
+    def recall(self, key: MeasurementKey, reference: str, plan: Plan, graph: OpGraph) -> Measurement | None:
         return self.kept.get((key, reference))
 
     def keep(self, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> None:
@@ -161,6 +163,10 @@ def test_what_was_run_before_answers_as_a_ratio_to_todays_reference(monkeypatch:
     recalled, fresh = second.measure_plans(plans, ONCE, is_recalled=True)
     assert races_of(second) == [[plans[1].fingerprint]]
     assert (recalled.step_time_s, recalled.reference_s, recalled.ratio) == (6.0, 2.0, before.ratio)
+    assert before.timeline is not None  # all of it is half as fast, too
+    assert recalled.timeline is not None
+    assert (recalled.timeline.step_s, before.timeline.step_s) == (6.0, 3.0)
+    assert recalled.timeline.op_start_s.tolist() == [0.0, 2.0, 4.0]
     assert recalled.samples_s == (6.0, 6.0, 6.0)
     assert (fresh.step_time_s, fresh.ratio) == (10.0, 5.0)
     assert recalled.key == before.key

@@ -7,15 +7,19 @@ import sqlite3
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from core_hosts import core_host
+from fake_measurer import chain_problem
 from random_problems import plain_host
 from stored import GRAPH, HOST, MACHINE, PLAN, REFERENCE, SESSION, foreign, key_of, outcome_of, row_of
 
 from rlplace.errors import FileProblem
+from rlplace.measure import Measurement, Simulator
 from rlplace.measure.host_model import LearnedHost, Prior
 from rlplace.store import Filter, MeasurementStore, MeasuringProcess, StoreLog, database, open_log
-from rlplace.store.log import ANSWERS_S, FAILURE_ANSWERS_S, check_store
+from rlplace.store.log import FAILURE_ANSWERS_S, check_store
+from rlplace.store.store import ANSWERS_S
 
 
 @pytest.fixture
@@ -29,6 +33,10 @@ def log(tmp_path: Path, said: list[str]) -> StoreLog:
     return StoreLog(stores, SESSION, said.append)
 
 
+def recall(log: StoreLog, reference: str) -> Measurement | None:
+    return log.recall(key_of(), reference, PLAN, chain_problem(3).graph)
+
+
 def counts(folder: Path) -> list[int]:
     found = []
     for name in ("run.db", "user.db"):
@@ -38,16 +46,42 @@ def counts(folder: Path) -> list[int]:
 
 
 def test_what_is_measured_goes_into_every_store_and_answers(log: StoreLog, tmp_path: Path, said: list[str]) -> None:
-    assert log.recall(key_of(), REFERENCE) is None
+    assert recall(log, REFERENCE) is None
     log.keep(PLAN, outcome_of(), REFERENCE, is_whole=True)
-    assert log.recall(key_of(), REFERENCE) == outcome_of()
-    assert log.recall(key_of(), "") is None
-    assert log.recall(key_of(), "34" * 8) is None
+    assert recall(log, REFERENCE) == outcome_of()
+    assert recall(log, "") is None
+    assert recall(log, "34" * 8) is None
     assert log.num_recalled == 1
     log.close()
     log.close()
     assert counts(tmp_path) == [1, 1]
     assert said == []
+
+
+def test_a_measurement_comes_back_with_the_timeline_of_its_own_traced_step(tmp_path: Path) -> None:
+    problem = chain_problem(4)
+    simulator, graph = Simulator(problem), problem.graph
+    plan = simulator.plan(np.array([0, 1, 1, 0], dtype=np.int32))
+    key = dataclasses.replace(key_of(plan), graph=graph.fingerprint)
+    other, timeline = key_of(plan, graph=graph.fingerprint, protocol="untraced"), simulator.timeline(plan)
+    timeline = dataclasses.replace(timeline, traced_op_s=1e-6)
+    before = StoreLog([MeasurementStore.open(tmp_path / "user.db")], SESSION, print)
+    before.keep(plan, outcome_of(plan, key=key, timeline=timeline), REFERENCE, is_whole=True)
+    before.keep(plan, outcome_of(plan, key=other), REFERENCE, is_whole=True)
+    before.keep_trace(problem, plan, timeline.slowed(2.0))  # of another visit
+    before.close()
+    log = StoreLog([MeasurementStore.open(tmp_path / "user.db")], SESSION, print)
+    found = log.recall(key, REFERENCE, plan, graph)
+    assert found is not None
+    assert found.timeline is not None
+    assert found.timeline.traced_op_s == 1e-6
+    np.testing.assert_array_equal(found.timeline.op_start_s, timeline.op_start_s)
+    np.testing.assert_allclose(found.timeline.op_end_s, timeline.op_end_s, rtol=1e-15)
+    assert found.timeline.transfer_source.tolist() == timeline.transfer_source.tolist()
+    untraced = log.recall(other, REFERENCE, plan, graph)
+    assert untraced is not None
+    assert untraced.timeline is None
+    log.close()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +100,7 @@ def test_what_is_old_answers_no_more_and_failures_sooner(
     failed = {} if status == "ok" else {"status": status, "step_time_s": float("inf"), "samples_s": ()}
     with MeasurementStore.open(tmp_path / "user.db") as store:
         store.add(store.begin(SESSION), PLAN, row_of(PLAN, 0.5, age_s=age_s, **failed))
-    found = log.recall(key_of(), REFERENCE)
+    found = recall(log, REFERENCE)
     assert (found is not None) == is_answered
     assert found is None or found.status == status
 
@@ -92,7 +126,7 @@ def test_while_a_store_is_locked_it_waits_and_is_written_later(
     assert len(said) == 1
     assert "user.db: another process has kept it locked" in said[0]
     assert said[0].endswith("The run goes on.")
-    assert log.recall(key_of(), REFERENCE) == outcome_of()
+    assert recall(log, REFERENCE) == outcome_of()
     other.execute("ROLLBACK")
     log.close()
     assert counts(tmp_path) == [3, 3]
@@ -118,11 +152,11 @@ def test_a_store_that_breaks_meanwhile_answers_nothing_and_stops_nothing(
     log.keep(PLAN, outcome_of(), REFERENCE, is_whole=True)
     for name in ("run.db", "user.db"):
         foreign(tmp_path / name, "UPDATE measurements SET samples_s = '[0]'")
-    assert log.recall(key_of(), REFERENCE) is None
+    assert recall(log, REFERENCE) is None
     assert len(said) == 2
     assert "samples_s[0] is 0, expected more than 0" in said[0]
     log.keep(PLAN, outcome_of(), REFERENCE, is_whole=True)
-    assert log.recall(key_of(), REFERENCE) == outcome_of()
+    assert recall(log, REFERENCE) == outcome_of()
 
 
 @pytest.mark.parametrize("sample_s", [0.0, float("inf")])
@@ -147,7 +181,7 @@ def test_the_runs_own_store_answers_also_what_a_busy_machine_measured(tmp_path: 
     with MeasurementStore.open(tmp_path / "measurements.db") as store:
         store.add(store.begin(busy), PLAN, row_of())
         for log in (StoreLog([], later, said.append, store), StoreLog([store], later, said.append)):
-            assert (log.recall(key_of(), REFERENCE) is not None) == log._shelves[0].is_own
+            assert (recall(log, REFERENCE) is not None) == log._shelves[0].is_own
 
 
 def logged(word: str, said: list[str], own: MeasurementStore | None = None) -> StoreLog | None:
@@ -210,11 +244,11 @@ def test_what_is_dated_in_the_future_does_not_answer_for_ever(log: StoreLog, tmp
     with MeasurementStore.open(tmp_path / "user.db") as store:
         number = store.begin(SESSION)
         store.add(number, PLAN, row_of(PLAN, 0.25, age_s=-365 * 86400.0))
-        assert log.recall(key_of(), REFERENCE) is None
+        assert recall(log, REFERENCE) is None
         store.add(number, PLAN, row_of(PLAN, 0.5, age_s=-3600.0))
         store.add(number, PLAN, row_of(PLAN, 0.75))
         store.add(number, PLAN, row_of(PLAN, 0.25, age_s=-365 * 86400.0))
-    found = log.recall(key_of(), REFERENCE)
+    found = recall(log, REFERENCE)
     assert found is not None
     assert found.step_time_s == 0.75
 

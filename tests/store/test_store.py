@@ -21,6 +21,7 @@ from rlplace.measure.host_model.learned_host import LearnedFactor
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.store import Filter, MeasurementStore
 from rlplace.store.database import STORE, open_in_memory
+from rlplace.store.store import ANSWERS_S
 
 LEARNED = LearnedHost(
     "cores", HOST, "profiled", Prior(), (LearnedFactor("device", "cpu:0", 0.1, 0.01, 0.1, prior_mean=0.02),), ("a",)
@@ -134,6 +135,12 @@ def test_a_trace_belongs_to_its_plan(store: MeasurementStore) -> None:
     for name in ("op_device", "transfer_tensor", "transfer_source", "transfer_destination"):
         assert getattr(found, name).tolist() == getattr(timeline, name).tolist()
     assert store.traces(simulator.plan(np.zeros(4, dtype=np.int32)), graph) == []
+    old_s = time.time() - ANSWERS_S
+    store.add_trace(session, graph.fingerprint, HOST, plan, timeline, old_s + 60)
+    assert len(store.traces(plan, graph)) == 2
+    assert len(store.traces(plan, graph, old_s + 60)) == 1
+    store.add_trace(session, graph.fingerprint, HOST, plan, timeline, old_s - 60)  # it answers nothing any more
+    assert len(store.traces(plan, graph)) == 2
 
 
 @pytest.mark.parametrize(

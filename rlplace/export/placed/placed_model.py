@@ -632,12 +632,19 @@ def matching_host(placement: Placement) -> Host:
 
 
 def _hosts_here(num_devices: int) -> Iterator[Host]:
-    """Hosts of this machine with so many devices that a word names: its GPUs, any `cores:...`, with a gang or not."""
+    """Hosts of this machine with so many devices that a word names: its GPUs, any `cores:...`, with a gang or not.
+
+    Each also as processes, if it can be.
+    """
     num_gpus = cuda.num_gpus()
     for with_cpu in (False, True):
         num_parts, rest = divmod(num_devices - with_cpu, max(num_gpus, 1))
         if num_gpus and not rest and 1 <= num_parts <= MOST_PARTS:
             yield detect_host("cuda", num_parts=num_parts, with_cpu=with_cpu)
+    if num_gpus and num_gpus == num_devices:
+        yield detect_host("cuda-procs")
     for num_single, gangs in ((num_devices, False), (num_devices - 1, True)):  # a gang is one device more
         for cores_per_device in range(1, len(usable_cores()) // num_single + 1) if num_single > 0 else ():
             yield detect_host("cores", num_single, cores_per_device, gangs=gangs)
+            if not gangs:
+                yield detect_host("procs", num_single, cores_per_device)

@@ -486,6 +486,10 @@ class Crew:
     def unload(self, key: int) -> None:
         """Unloads it there."""
 
+    def results(self, key: int) -> dict[int, torch.Tensor]:
+        """Of a step, by place, the results that other processes made."""
+        return {}
+
     def ask(self, *message: Any) -> list[Any]:
         """The answers of the other processes to a message."""
         return []

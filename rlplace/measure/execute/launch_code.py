@@ -116,7 +116,7 @@ class StepCode:
         if item < 0:
             return "", ""
         op = item if item < n else int(graph.tensor_op[int(self._plan.transfer_tensor[item - n])])
-        what, place = "op" if item < n else "the transfer of op", self._host.devices[device].name
+        what, place = "op" if item < n else WAITING, self._host.devices[device].name
         return graph.names[op], f"{what} {graph.names[op]!r} ({graph.targets[op]}) on {place}"
 
     def _device_source(self, device: int) -> tuple[str, tuple[int, ...]]:
@@ -240,6 +240,10 @@ class StepCode:
     def _result_lines(self, device: int, words: Expressions, *, is_second: bool) -> list[str]:
         own = [(k, ref) for k, (ref, part) in enumerate(self.results) if part == is_second and self._makes(ref, device)]
         return [line for k, ref in own for line in (*words.views([ref]), f"O[{k}] = {words.name(ref)}")]
+
+
+WAITING = "the transfer of op"
+"""How words begin for a line that hands a tensor over, or waits for one."""
 
 
 def marked(first: int, last: int, body: Sequence[str]) -> list[str]:

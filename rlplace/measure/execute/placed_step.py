@@ -223,9 +223,8 @@ class PlacedStep:
             RunnerError: the step is not loaded.
         """
         self._require_loaded()
-        for made_elsewhere in self._crew.ask("results", self._key):
-            for index, value in made_elsewhere.items():
-                self._results[index] = value
+        for index, value in self._crew.results(self._key).items():
+            self._results[index] = value
         values = iter(self._results)
         return pytree.tree_map_only(Ref, lambda _: next(values), self._program.result)
 

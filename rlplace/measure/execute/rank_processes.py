@@ -6,10 +6,13 @@ what to run (`Arena`), and all else by messages: each is answered before the nex
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Collection, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+import safetensors.torch
 import torch
 
 from rlplace import cuda
@@ -37,6 +40,12 @@ Told = tuple[str, str, bool]
 """An error: its message, the op, and whether memory was missing."""
 MESSAGE = -1
 """The task of a rank that is to answer a message."""
+
+
+def has_processes(host: Host) -> bool:
+    """Whether each device of a host has a process, as it has a launcher of its own."""
+    own = {device.dispatcher for device in host.devices}
+    return len(own) == host.num_devices > 1 and not host.is_simulated
 
 
 class RankWorker(Worker):
@@ -70,6 +79,8 @@ class RankWorker(Worker):
         return start
 
     def wait(self, timeout_s: float) -> bool:
+        if not self.is_busy:
+            return True
         has_ended = super().wait(timeout_s)
         if has_ended and self._arena.has_failed(self._rank) and self._report is not None:
             self._report(_error(*self.link.recv()))
@@ -82,13 +93,17 @@ class RankWorker(Worker):
             RunnerError: the last step has not ended there.
         """
         self._refuse_if_busy()
-        self.link.send(message)
+        with contextlib.suppress(ConnectionError):  # it is gone: see `answer`
+            self.link.send(message)
         self._arena.set_task(self._rank, MESSAGE, 0)
         self._go.release()
 
     def answer(self) -> Any:
         """The answer to it, or an error."""
-        is_done, result = self.link.recv()
+        try:
+            is_done, result = self.link.recv()
+        except (EOFError, ConnectionError):  # it is gone: whoever started both sees that, and ends this process, too
+            threading.Event().wait()
         return result if is_done else _error(*result)
 
     def replacement(self) -> Worker:
@@ -149,6 +164,12 @@ class RankCrew(Crew):
     def unload(self, key: int) -> None:
         if not any(worker.is_busy for worker in self._others):  # one that is stuck runs nothing any more
             self.ask("unload", key)
+
+    def results(self, key: int) -> dict[int, torch.Tensor]:
+        found: dict[int, torch.Tensor] = {}
+        for sent in self.ask("results", key):
+            found |= {int(index): value for index, value in safetensors.torch.load(sent).items()}
+        return found
 
     def job(self, device: int, key: int) -> Job:
         return self._others[device - 1].job(key) if self._others else lambda _: None
@@ -222,6 +243,7 @@ def serve_rank(
         watch: told, between steps, that one may begin.
     """
     crew = RankCrew(host, arena, rank=rank)
+    threading.current_thread().name = f"rlplace {host.devices[rank].name}"  # as of a device's thread
     served = _Rank(graph, host, crew, Residents(graph, host, seed=seed, is_apart=True))
     go, done = arena.task_signals(rank)
     with as_device(host.devices[rank], crew.streams):
@@ -270,8 +292,10 @@ class _Rank:
         if key in self._steps:
             self._steps.pop(key).unload()
 
-    def results(self, key: int) -> dict[int, torch.Tensor]:
-        return self._steps[key].own_results
+    def results(self, key: int) -> bytes:
+        # as bytes: a connection would send tensors by files of other processes
+        made = self._steps[key].own_results
+        return safetensors.torch.save({str(index): value.clone().contiguous() for index, value in made.items()})
 
     def marks(self, key: int) -> tuple[dict[int, float], dict[int, float]]:
         return self._steps[key].own_marks

@@ -61,6 +61,8 @@ class TracingCosts:
 def tracing_costs(host: Host, crew: Crew) -> TracingCosts:
     """Costs of tracing on each device: ops without content, marked on its thread by the lines of a traced step.
 
+    Devices of other processes, cores as the first one is, have its costs.
+
     Args:
         host: of this machine.
         crew: its threads.
@@ -71,7 +73,8 @@ def tracing_costs(host: Host, crew: Crew) -> TracingCosts:
     lines = (f"    {line}" for k in range(NUM_MARKED) for line in marked(k, k, []))
     code = compile("\n".join(["def run():", *lines, ""]), "<marks alone>", "exec")
     found = np.zeros((host.num_devices, REPEATS, 2))
-    for device, described in enumerate(host.devices):
+    for device in crew.here:
+        described = host.devices[device]
         clock = clock_of(described)
         names: dict[str, Any] = {"clock": clock.mark, "B": [None] * NUM_MARKED, "E": [None] * NUM_MARKED}
         exec(code, names)
@@ -82,6 +85,8 @@ def tracing_costs(host: Host, crew: Crew) -> TracingCosts:
             found[device, repeat, 0] /= NUM_MARKED
             between = [clock.seconds(e) - clock.seconds(b) for b, e in zip(names["B"], names["E"], strict=True)]
             found[device, repeat, 1] = found[device, repeat, 0] if described.backend == "cpu" else np.median(between)
+    for device in set(range(host.num_devices)).difference(crew.here):
+        found[device] = found[crew.here[0]]
     return TracingCosts(*np.median(found, axis=1).T)
 
 

@@ -270,6 +270,9 @@ def describe(posterior: Posterior, *, most: int = MOST) -> list[str]:
     """Lines such as `cpu:1 is 4 % slower than given (3 to 5 %)`: factors that differ from the given figures, the surest
     first.
 
+    Figures of all ops in place (co-running, ops whose input comes from elsewhere) take the last of these lines, if
+    many ops are surer.
+
     Args:
         posterior: the host model.
         most: how many of these lines at most; one more says what traced steps cost.
@@ -277,7 +280,8 @@ def describe(posterior: Posterior, *, most: int = MOST) -> list[str]:
     deviation = posterior.deviation
     sureness = np.abs(posterior.mean) / np.maximum(deviation, 1e-12)
     ranked = [place for place in np.argsort(-sureness, kind="stable").tolist() if sureness[place] >= SURE]
-    lines = [_line(posterior, place) for place in ranked[:most]]
+    late = [place for place in ranked[most:] if posterior.scales.items[place].kind in ("co-run", "moved")][:most]
+    lines = [_line(posterior, place) for place in [*ranked[: max(most - len(late), 0)], *late]]
     if (tracing := posterior.scales.tracing) is not None:
         cost = f"{tracing.added_s * 1e6:.1f} us an op, {tracing.share:.1%} of a step"
         lines.append(f"learned in place, from {counted(tracing.num_steps, 'traced step')}; tracing takes {cost}")
@@ -297,7 +301,8 @@ def _line(posterior: Posterior, place: int) -> str:
         return f"{item.name} is {abs(middle - 1.0) * 100:.0f} % {word} than given ({ends[0]:.0f} to {ends[1]:.0f} %)"
     between = f"({_number(low)} to {_number(high)})"
     if item.kind in ("op type", "signature"):
-        return f"{item.name} takes {_number(middle)} times as long as given {between}"
+        given = "alone" if scales.problem.costs.source == "profiled" else "given"
+        return f"{item.name} takes {_number(middle)} times as long as {given} {between}"
     if item.kind in ("bandwidth", "latency"):
         times = "times" if middle > 1.0 else "of"
         return f"{item.name} has {_number(middle)} {times} the {item.kind} given {between}"

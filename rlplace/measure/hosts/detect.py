@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from itertools import permutations
-from typing import Literal
 
 from rlplace import cuda
 from rlplace.errors import refuse_if
-from rlplace.measure.hosts.host import Device, Host, Link, Route
+from rlplace.measure.hosts.host import Device, Host, HostKind, Link, Route
 from rlplace.measure.timing.threads import usable_cores
 
 MAX_CORE_DEVICES = 4
-
-HostKind = Literal["auto", "cores", "cuda"]
 
 CORE_COPY_BYTES_PER_S = 8e9
 CORE_COPY_LATENCY_S = 20e-6
@@ -34,27 +31,36 @@ def detect_host(
 
     Args:
         kind: `auto` takes every CUDA GPU, and the cores only where there is none; `cores` takes the cores, `cuda` the
-            GPUs.
+            GPUs. `procs` and `cuda-procs` are `cores` and `cuda` with a process for each device.
         num_devices: of cores: how many devices to make; by default one a core, at most 4.
         cores_per_device: of cores: how many cores each device has; by default 1.
-        gangs: of cores: also a device that runs an op on all of them at once.
+        gangs: of cores: also a device that runs an op on all of them at once; not with `procs`.
         num_parts: of GPUs: how many devices to make of each.
         with_cpu: of GPUs: the CPU joins as one more device.
 
     Raises:
-        InvalidValue: more cores asked for than there are, GPUs where there is none, or too many parts of each.
+        InvalidValue: more cores asked for than there are, GPUs where there is none, too many parts of each, or parts or
+            a CPU beside GPUs that are processes.
     """
     name = f"{kind}{f'/{num_parts}' if num_parts != 1 else ''}{'+cpu' if with_cpu else ''}"
-    if kind != "cores" and cuda.num_gpus():
-        return gpu_host(name, num_parts=num_parts, with_cpu=with_cpu, cores=usable_cores(), ram_bytes=_ram_bytes())
+    if kind not in ("cores", "procs") and cuda.num_gpus():
+        refuse_if(
+            kind == "cuda-procs" and (num_parts != 1 or with_cpu),
+            "host",
+            name,
+            "`cuda-procs`: one whole GPU a process, and no CPU",
+        )
+        host = gpu_host(name, num_parts=num_parts, with_cpu=with_cpu, cores=usable_cores(), ram_bytes=_ram_bytes())
+        return host.as_processes(name) if kind == "cuda-procs" else host
     refuse_if(
-        kind == "cuda",
+        kind in ("cuda", "cuda-procs"),
         "host",
         name,
         "a word for devices of this machine",
         hint="PyTorch sees no GPU here (`rlplace doctor` tells why). Use `cores`: the cores of the CPU.",
     )
-    return _core_host(num_devices, cores_per_device or 1, gangs=gangs)
+    host = _core_host(num_devices, cores_per_device or 1, gangs=gangs)
+    return host.as_processes(host.name.replace("cores", "procs")) if kind == "procs" else host
 
 
 def _core_host(num_devices: int | None, cores_per_device: int, *, gangs: bool) -> Host:

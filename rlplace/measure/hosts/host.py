@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from functools import cached_property
 from itertools import permutations
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Backend = Literal["cpu", "cuda", "simulated"]
 DispatchOrder = Literal["plan", "request"]
+HostKind = Literal["auto", "cores", "procs", "cuda", "cuda-procs"]
+"""Kinds of host that this machine can be."""
 
 
 def _printable(name: str) -> str:
@@ -135,6 +137,9 @@ class Host:
     corun_slowdown: tuple[tuple[NotNegative, ...], ...] = ()
     """(D, D): an op on device d progresses at rate 1 / (1 + sum of `corun_slowdown[d][e]` over busy devices e). For
     parts of one GPU the initial value is 1, for other devices 0; a calibration fits both."""
+    processes: bool = False
+    """Whether each device is a process of its own: device d is rank d, and no launcher is shared. Else all devices are
+    threads of one process. Whatever runs steps reads this field and nothing else (no name, no dispatcher)."""
     sources: dict[str, str] = field(default_factory=dict)
     """The source of each figure of a preset."""
 
@@ -165,26 +170,55 @@ class Host:
             rows,
             f"{len(names)} rows of {len(names)} numbers",
         )
+        if self.processes:
+            self._check_processes()
+
+    def _check_processes(self) -> None:
+        """Nothing of one process may be shared by two devices."""
+        gangs = [device.name for device in self.devices if device.members]
+        refuse_if(gangs, "devices", gangs, "no gangs", hint="Gangs need threads: use `cores`, or `processes: false`.")
+        launchers = Counter(device.dispatcher for device in self.devices if device.dispatcher)
+        shared = [name for name, count in launchers.items() if count > 1]
+        refuse_if(shared, "dispatcher", shared, "a launcher for each device", hint="Each device is a process.")
 
     def __repr__(self) -> str:
         """In one line: the numbers of devices of each kind, and their wiring."""
         kinds = Counter(device.kind for device in self.devices)
         of = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
-        simulated = ", simulated" if self.is_simulated else ""
-        return f"Host({self.name}: {of}; {counted(len(self.links), 'link')}{simulated})"
+        also = ", a process each" * self.processes + ", simulated" * self.is_simulated
+        return f"Host({self.name}: {of}; {counted(len(self.links), 'link')}{also})"
 
     @staticmethod
     def detect(
-        kind: Literal["auto", "cores", "cuda"] = "auto",
+        kind: HostKind = "auto",
         *,
         gangs: bool = False,
         num_parts: int = 1,
         with_cpu: bool = False,
     ) -> Host:
-        """This machine: all CUDA GPUs. With `cores`, or without a GPU, all CPU cores; see `detect_host`."""
+        """This machine: all CUDA GPUs. With `cores`, or without a GPU, all CPU cores; see `detect_host`.
+
+        With `procs` or `cuda-procs` each device is a process, else a thread.
+        """
         from rlplace.measure.hosts.detect import detect_host
 
         return detect_host(kind, gangs=gangs, num_parts=num_parts, with_cpu=with_cpu)
+
+    def as_processes(self, name: str) -> Host:
+        """The same devices, each as a process with a launcher of its own, under another name.
+
+        A device that makes its copies itself finds them in memory that processes share: the source has put them there.
+        """
+        return replace(
+            self,
+            name=name,
+            processes=True,
+            devices=tuple(replace(device, dispatcher=device.dispatcher and device.name) for device in self.devices),
+            routes=tuple(
+                replace(route, blocks_source=True, blocks_destination=False) if route.blocks_destination else route
+                for route in self.routes
+            ),
+        )
 
     @property
     def num_devices(self) -> int:
@@ -210,11 +244,16 @@ class Host:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits: a hash of devices (name, kind, backend, cores, gangs) and routes, without measured values."""
-        facts = {
+        """16 hex digits: a hash of devices (name, kind, backend, cores, gangs) and routes, without measured values.
+
+        Threads and processes differ.
+        """
+        facts: dict[str, object] = {
             "devices": [[d.name, d.kind, d.backend, list(d.cores), list(d.members)] for d in self.devices],
             "routes": [[r.source, r.destination, list(r.links)] for r in self.routes],
         }
+        if self.processes:
+            facts["processes"] = True
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def device(self, name: str) -> Device:

@@ -6,15 +6,12 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 from rlplace.errors import InvalidValue, UnknownName, refuse_if
-from rlplace.measure.hosts.host import Device, Host
+from rlplace.measure.hosts.host import Device, Host, HostKind
 from rlplace.measure.hosts.host_file import ENDINGS, load_host
 from rlplace.measure.timing.threads import usable_cores
-
-if TYPE_CHECKING:
-    from rlplace.measure.hosts.detect import HostKind
 
 PRESETS = Path(__file__).with_name("presets")
 
@@ -22,21 +19,27 @@ HOST_WORDS = {
     "auto": "this machine: its GPUs, else its cores",
     "cores": "the cores of its CPU, a device each, at most 4",
     "cores:2x4": "2 devices of 4 cores each",
+    "procs:2": "2 of its cores, a process each; also procs, procs:2x4",
     "cuda": "its GPUs",
     "cuda/4": "each GPU as 4 devices, cuda:0/0 to cuda:0/3, with a quarter of its memory each",
     "cuda+cpu": "its GPUs, and its CPU as one more device; also cuda/2+cpu, auto+cpu",
+    "cuda-procs": "its GPUs, a process each",
 }
 """Words for this machine, those with numbers as examples of their kind, and their meaning."""
 
-_GPUS = re.compile(r"(?P<kind>auto|cuda(?:/(?P<parts>[1-9][0-9]{0,3}))?)(?P<cpu>\+cpu)?\Z")
-_CORES = re.compile(r"cores(?::(?P<devices>[1-9][0-9]{0,3})(?:x(?P<cores>[1-9][0-9]{0,3}))?)?\Z")
+AS_PROCESSES = "-procs"
+"""The end of words for hosts whose devices are processes: `cuda-procs`, `4xV100-pcie-procs`."""
 
-_HERE = ("cores:", "cores/", "cores+", "cuda", "auto+", "auto/")
+_GPUS = re.compile(r"(?P<kind>auto|cuda-procs|cuda(?:/(?P<parts>[1-9][0-9]{0,3}))?)(?P<cpu>\+cpu)?\Z")
+_CORES = re.compile(r"(?P<kind>cores|procs)(?::(?P<devices>[1-9][0-9]{0,3})(?:x(?P<cores>[1-9][0-9]{0,3}))?)?\Z")
+
+_CORE_WORDS = tuple(f"{kind}{sign}" for kind in ("cores", "procs") for sign in ":/+")
+_HERE = (*_CORE_WORDS, "cuda", "auto+", "auto/")
 """How words for this machine begin that may hold a slash."""
 
 
 def list_presets() -> tuple[str, ...]:
-    """Names of the presets, sorted."""
+    """Names of the presets, sorted; each also with `AS_PROCESSES` behind it."""
     return tuple(sorted(path.stem for path in PRESETS.glob("*.yaml")))
 
 
@@ -46,7 +49,8 @@ def resolve_host(text: str | Host, *, gangs: bool = False) -> Host:
     Args:
         text: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2` (two devices of one core), `cores:2x4`
             (two devices of four cores), `cuda` (its GPUs), `cuda/4` (each GPU as four devices), `auto+cpu`, `cuda+cpu`,
-            `cuda/4+cpu` (the CPU as one more device), a preset, or the path of a host file.
+            `cuda/4+cpu` (the CPU as one more device), a preset, or the path of a host file. A process for each device:
+            `procs`, `procs:2`, `procs:2x4`, `cuda-procs`, a preset with `-procs` behind its name.
         gangs: Whether the cores of this machine may also work as gangs; presets and files define this themselves.
 
     Raises:
@@ -61,15 +65,17 @@ def resolve_host(text: str | Host, *, gangs: bool = False) -> Host:
         raise InvalidValue("host", text, "a word such as `auto` or `cores`, or a `Host`")
     if text in list_presets():
         return load_host(PRESETS / f"{text}.yaml")
+    if text.removesuffix(AS_PROCESSES) in list_presets():
+        return resolve_host(text.removesuffix(AS_PROCESSES)).as_processes(text)
     if is_host_file(text):
         return load_host(text)
-    if _GPUS.match(text) or text.partition(":")[0] == "cores" or text.startswith(("cores/", "cores+")):
+    if _GPUS.match(text) or text in ("cores", "procs") or text.startswith(_CORE_WORDS):
         return _detect(text, gangs)
     refuse_if(
         text.startswith(("cuda", "auto+", "auto/")),
         "host",
         text,
-        "auto, cuda or cuda/PARTS (PARTS from 1), each with +cpu or without, e.g. cuda/2+cpu",
+        "auto, cuda or cuda/PARTS (PARTS from 1), each with +cpu or without, e.g. cuda/2+cpu; or cuda-procs",
         hint="The environment variable CUDA_VISIBLE_DEVICES says which GPUs PyTorch sees.",
     )
     refuse_if(
@@ -79,7 +85,8 @@ def resolve_host(text: str | Host, *, gangs: bool = False) -> Host:
         "`cores`",
         hint="`cores` is every core of this machine as a device, `cores:2` two of them.",
     )
-    raise UnknownName("host", text, (*HOST_WORDS, *list_presets()))
+    presets = list_presets()
+    raise UnknownName("host", text, (*HOST_WORDS, *presets, *(name + AS_PROCESSES for name in presets)))
 
 
 def is_host_file(text: str) -> bool:
@@ -105,13 +112,14 @@ def _detect(text: str, gangs: bool) -> Host:
 
     found = _GPUS.match(text)
     if found is not None:
-        kind: HostKind = "auto" if found["kind"] == "auto" else "cuda"
+        kind = cast("HostKind", found["kind"].partition("/")[0])
         return detect_host(kind, gangs=gangs, num_parts=int(found["parts"] or 1), with_cpu=found["cpu"] is not None)
     match = _CORES.match(text)
     if match is None:
-        raise InvalidValue("host", text, "cores, cores:DEVICES or cores:DEVICESxCORES, e.g. cores:2x4")
+        raise InvalidValue("host", text, "{0}, {0}:DEVICES or {0}:DEVICESxCORES, e.g. {0}:2x4".format(text[:5]))
     num_devices, cores_per_device = (int(part) if part else None for part in match.group("devices", "cores"))
-    return detect_host("cores", num_devices=num_devices, cores_per_device=cores_per_device, gangs=gangs)
+    kind = cast("HostKind", match["kind"])
+    return detect_host(kind, num_devices=num_devices, cores_per_device=cores_per_device, gangs=gangs)
 
 
 def _row(host: Host) -> dict[str, Any]:
@@ -139,12 +147,20 @@ def check_present(host: Host) -> None:
     """Refuses a host that is not simulated and has a device that this machine lacks, before anything is run on it.
 
     Raises:
-        InvalidValue: a GPU that PyTorch does not see, one that is there both whole and in parts, or a core that this
-            process may not use.
+        InvalidValue: a GPU that PyTorch does not see, one that is there both whole and in parts, a core that this
+            process may not use, or devices that are processes.
     """
     if host.is_simulated:
         return
     where = f"host {host.name!r}"
+    refuse_if(
+        host.processes,
+        "processes",
+        True,
+        "false: a step cannot run over processes yet",
+        where=where,
+        hint="Use `cores` or `cuda`; to simulate this host, set `backend: simulated` on its devices.",
+    )
     for device in host.devices:
         if device.backend == "cuda":
             _check_gpu(device, host, where)

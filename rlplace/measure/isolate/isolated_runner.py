@@ -27,8 +27,10 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs
+from rlplace.measure.execute.rank_processes import has_processes
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import check_runs_here
+from rlplace.measure.isolate.fleet import Fleet
 from rlplace.measure.isolate.messages import (
     BETWEEN_S,
     IDLE,
@@ -48,7 +50,7 @@ from rlplace.measure.isolate.messages import (
     torch_settings,
 )
 from rlplace.measure.isolate.packing import Packed
-from rlplace.measure.isolate.worker import FROM_OUTSIDE, CannotIsolate, WorkerProcess, ending, op_at_fault
+from rlplace.measure.isolate.worker import FROM_OUTSIDE, CannotIsolate, ending, op_at_fault
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline, single_device_plan
 from rlplace.measure.timing.eager_step import EagerRecipe, Other
@@ -66,7 +68,15 @@ from rlplace.measure.timing.threads import usable_cores
 from rlplace.say import Say
 
 
-def describe(request: Request, problem: Problem, contender: int, stacks: str, *, is_stuck: bool = False) -> str:
+def describe(
+    request: Request,
+    problem: Problem,
+    contender: int,
+    stacks: str,
+    *,
+    is_stuck: bool = False,
+    beside: Sequence[str] = (),
+) -> str:
     """A contender in words, for its own measurement: the cause, and the op where stacks name it.
 
     Args:
@@ -75,6 +85,7 @@ def describe(request: Request, problem: Problem, contender: int, stacks: str, *,
         contender: its index, `REFERENCE` or `IDLE`.
         stacks: the worker's output.
         is_stuck: whether its step hung.
+        beside: output of its other ranks.
     """
     graph, host = problem.graph, problem.host
     who, plan = "this placement", None
@@ -90,12 +101,15 @@ def describe(request: Request, problem: Problem, contender: int, stacks: str, *,
         plan = request.plans[contender]
     if plan is None:
         return "plain PyTorch"
-    op = op_at_fault(stacks, graph, host, plan, is_stuck=is_stuck, is_traced=isinstance(request, Trace | Profile))
-    return f"{who}, {op}" if op else who
+    is_traced = isinstance(request, Trace | Profile)
+    op = op_at_fault(stacks, graph, host, plan, is_stuck=is_stuck, is_traced=is_traced)
+    waiting = [op_at_fault(each, graph, host, plan, is_traced=is_traced) for each in beside]
+    said = f"{who}, {op}" if op else who
+    return f"{said}; meanwhile in {', '.join(filter(None, waiting))}" if any(waiting) else said
 
 
 def wait_for(
-    process: WorkerProcess,
+    process: Fleet,
     request: Request,
     problem: Problem,
     timers: Sequence[Timer | None],
@@ -139,12 +153,13 @@ def wait_for(
             elif process.look_at_memory():
                 held = f"the worker held {process.held_bytes:,} bytes of {process.limit_bytes:,.0f} allowed"
                 return _ended(process, request, problem, "oom", f"out of memory: {held} in ")
-            elif process.is_stopped:
+            elif (stopped := process.stopped) is not None:
                 not_before_s = time.monotonic()
                 if not_before_s > running_s + STOPPED_S:
                     contender = board.contender if board.is_at_work else IDLE
                     process.end()
-                    why = f"the worker was stopped by a signal (SIGSTOP), and not continued within {STOPPED_S:g} s, in "
+                    why = f"{_name(process, problem, stopped)} was stopped by a signal (SIGSTOP), and not continued "
+                    why += f"within {STOPPED_S:g} s, in "
                     why += describe(request, problem, contender, "")
                     return Fault(contender, "error", why, is_from_outside=True)
                 continue
@@ -170,26 +185,36 @@ def _timed(timer: Timer | None) -> float | Fault:
         return Fault(IDLE, status_of(error), str(error))
 
 
-def _dead(process: WorkerProcess, request: Request, problem: Problem) -> Fault:
-    """The fault of the contender in whose turn the worker ended by itself."""
+def _dead(process: Fleet, request: Request, problem: Problem) -> Fault:
+    """The fault of the contender in whose turn the worker, or one of its ranks, ended by itself."""
+    if len(process.ranks) > 1:  # the others wait for it
+        process.write_stacks()
     process.end()
-    contender, how = process.board.contender, ending(process.return_code)
-    who = describe(request, problem, contender, process.stacks())
-    if -process.return_code not in FROM_OUTSIDE:
-        return Fault(contender, "error", f"the worker died: {how} in {who}")
+    return_code = process.ranks[process.gone].return_code
+    contender, how, name = process.board.contender, ending(return_code), _name(process, problem, process.gone)
+    stacks = process.stacks()
+    who = describe(request, problem, contender, stacks.pop(process.gone), beside=stacks)
+    if -return_code not in FROM_OUTSIDE:
+        return Fault(contender, "error", f"{name} died: {how} in {who}")
     if process.ran_out_of_memory():
-        return Fault(contender, "oom", f"the worker was ended for want of memory ({how}) in {who}")
-    return Fault(contender, "error", f"the worker was ended from outside ({how}) in {who}", is_from_outside=True)
+        return Fault(contender, "oom", f"{name} was ended for want of memory ({how}) in {who}")
+    return Fault(contender, "error", f"{name} was ended from outside ({how}) in {who}", is_from_outside=True)
+
+
+def _name(process: Fleet, problem: Problem, rank: int) -> str:
+    """A process of a worker in words."""
+    return "the worker" if len(process.ranks) == 1 else f"the worker of {problem.host.devices[rank].name}"
 
 
 def _ended(
-    process: WorkerProcess, request: Request, problem: Problem, status: Status, why: str, *, is_stuck: bool = False
+    process: Fleet, request: Request, problem: Problem, status: Status, why: str, *, is_stuck: bool = False
 ) -> Fault:
     """Ends a worker; the fault of the contender that is at work, which is named after `why`."""
     contender = process.board.contender
     process.write_stacks()
     process.end()
-    return Fault(contender, status, why + describe(request, problem, contender, process.stacks(), is_stuck=is_stuck))
+    stacks = "".join(process.stacks())
+    return Fault(contender, status, why + describe(request, problem, contender, stacks, is_stuck=is_stuck))
 
 
 class IsolatedRunner:
@@ -235,7 +260,7 @@ class IsolatedRunner:
         self._reference = None if reference is None else planner.plan(reference)
         self._is_closed = False
         self.num_started = 0
-        self._process: WorkerProcess | None = None
+        self._process: Fleet | None = None
         self._packed = packed_setup(problem, seed=seed, memory_limit_bytes=memory_limit_bytes)
         self._has_model = True
         try:
@@ -399,9 +424,9 @@ class IsolatedRunner:
             return self._limits.longest_s
         return self._limits.limit_s(request.protocol, board.best_s, board.first_s)
 
-    def _start(self, broken: WorkerProcess | None) -> WorkerProcess:
+    def _start(self, broken: Fleet | None) -> Fleet:
         """A worker that is ready, in the place of a broken one."""
-        process = started(self._packed)
+        process = started(self._packed, num_ranks(self._problem.host))
         self.num_started += 1
         if broken is not None:
             process.board.carry(broken.board)
@@ -414,7 +439,7 @@ class IsolatedRunner:
             raise
         return process
 
-    def _drop(self, process: WorkerProcess) -> None:
+    def _drop(self, process: Fleet) -> None:
         self._process = None
         process.end()
         process.close()
@@ -458,15 +483,20 @@ def packed_setup(problem: Problem, *, seed: int = 0, memory_limit_bytes: int | N
     return packed
 
 
-def started(packed: Packed) -> WorkerProcess:
-    """A worker, not yet ready.
+def num_ranks(host: Host) -> int:
+    """How many processes run a step on a host."""
+    return host.num_devices if has_processes(host) else 1
+
+
+def started(packed: Packed, count: int = 1) -> Fleet:
+    """A worker, with so many ranks, not yet ready.
 
     Raises:
         CannotIsolate: there is no memory for the tensors, or there are too many processes or open files.
     """
     try:
-        return WorkerProcess(packed)
-    except OSError as error:
+        return Fleet(packed, count)
+    except (OSError, RunnerError) as error:
         raise CannotIsolate(f"it cannot be started: {error}") from error
 
 

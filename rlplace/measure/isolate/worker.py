@@ -34,7 +34,11 @@ from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
 from rlplace.measure.costs.profile import profile_costs
-from rlplace.measure.execute.launch_code import StepCode
+from rlplace.measure.execute.device_threads import Crew
+from rlplace.measure.execute.launch_code import WAITING, StepCode
+from rlplace.measure.execute.rank_processes import RankCrew, RankResidents, has_processes, serve_rank
+from rlplace.measure.execute.residents import Residents
+from rlplace.measure.execute.shared_memory import Arena
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import memory_watch
 from rlplace.measure.isolate.memory_watch import Room
@@ -55,10 +59,10 @@ from rlplace.measure.isolate.messages import (
 )
 from rlplace.measure.isolate.packing import Packed, Section, Unpacked
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.problem import Plan
+from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.timing.host_runner import HostRunner, status_of
-from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions, Timer
-from rlplace.measure.timing.threads import one_thread_here, pin_current_thread
+from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions, Timer, Watch
+from rlplace.measure.timing.threads import keep_freed_memory, one_thread_here, pin_current_thread
 from rlplace.process_settings import close_own, keep_from_children
 
 STARTS_WITHIN_S = 600.0
@@ -73,7 +77,7 @@ sys.path[:] = {first!r}
 import torch
 from rlplace.measure.isolate.worker import main
 sys.path[:] = {path!r}
-main({ends!r}, {index!r})
+main({ends!r}, {index!r}, {link!r})
 """
 """The lifeline comes first, as importing takes long; then PyTorch, before all else of ours: so OpenMP has the settings
 of this process, which the worker inherits, and no others. PyTorch and others ask for packages that need not be there
@@ -81,6 +85,8 @@ of this process, which the worker inherits, and no others. PyTorch and others as
 LIFELINE = str(Path(__file__).with_name("lifeline.py"))
 ALIVE = 1
 """Place of the pipe of the lifeline among the descriptors that a worker inherits."""
+Link = tuple[int, ...]
+"""Of a rank: its index, then descriptors: of the `Arena`, and of messages between the first rank and the others."""
 
 
 class CannotIsolate(RunnerError):
@@ -94,6 +100,7 @@ class WorkerProcess:
 
     Args:
         packed: the setup of the worker.
+        link: to other ranks, if there are any.
 
     Attributes:
         board: the board of the worker.
@@ -105,7 +112,7 @@ class WorkerProcess:
         OSError: there is no memory for the tensors, or no process can be started.
     """
 
-    def __init__(self, packed: Packed) -> None:
+    def __init__(self, packed: Packed, link: Link = ()) -> None:
         shared = packed.seal()
         self.board = Board.new()
         self.limit_bytes = float("inf")
@@ -118,10 +125,10 @@ class WorkerProcess:
         ends = (theirs.fileno(), alive, shared, self.board.file, self._stacks.fileno())
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _code(ends, packed.index)],
+                [sys.executable, "-P", "-c", _code(ends, packed.index, link)],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what ops print must not mix with what a command prints there
-                pass_fds=ends,
+                pass_fds=(*ends, *link[1:]),
                 env=_environment(),
             )
         except BaseException:
@@ -158,13 +165,12 @@ class WorkerProcess:
             raise CannotIsolate(f"the worker ended while it started: {ending(self.return_code)}") from error
         if isinstance(message, Fault):
             raise CannotIsolate(message.why)
-        self.look_at_memory()
-        self.limit_bytes = self.held_bytes + message.result
+        self.limit_bytes = self.look_at_memory() + message.result
 
-    def look_at_memory(self) -> bool:
-        """Whether it holds more than it may."""
+    def look_at_memory(self) -> int:
+        """Its memory now."""
         self.held_bytes = memory_watch.resident_bytes(self.pid) or self.held_bytes
-        return self.held_bytes > self.limit_bytes
+        return self.held_bytes
 
     def write_stacks(self) -> None:
         """Makes it write the stacks of its threads, also if it hangs in native code; returns once it has."""
@@ -181,9 +187,9 @@ class WorkerProcess:
         file = self._stacks.fileno()
         return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", errors="replace")
 
-    def ran_out_of_memory(self) -> bool:
-        """Whether it was ended for want of memory: near its limit when last looked at, or by the kernel's count."""
-        return self.held_bytes > 0.8 * self.limit_bytes or memory_watch.num_killed() > self._num_killed
+    def has_lost_siblings(self) -> bool:
+        """Whether the kernel ended a process for want of memory since this one began, perhaps this one."""
+        return memory_watch.num_killed() > self._num_killed
 
     @property
     def return_code(self) -> int:
@@ -207,7 +213,7 @@ class WorkerProcess:
         """Ends it at once, if it is there, and waits until it is gone."""
         if self._process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                if self._has_closed():
+                if self.has_closed():
                     self._process.wait(_ENDS_WITHIN_S)
         if self._process.poll() is None:
             self._process.kill()
@@ -222,7 +228,7 @@ class WorkerProcess:
         self._stacks.close()
         self.board.close()
 
-    def _has_closed(self) -> bool:
+    def has_closed(self) -> bool:
         """Whether it closed its end of the socket: it is on its way out, and its exit status tells why."""
         try:
             while self.connection.poll():
@@ -232,7 +238,7 @@ class WorkerProcess:
         return False
 
 
-def _code(ends: Sequence[int], index: Section) -> str:
+def _code(ends: Sequence[int], index: Section, link: Link) -> str:
     """The command of the worker: with this process's path, once all is imported that is not the user's."""
     here = os.getcwd()
     path = list(dict.fromkeys(os.path.abspath(entry) for entry in sys.path))
@@ -241,7 +247,8 @@ def _code(ends: Sequence[int], index: Section) -> str:
     first = [entry for entry in path if entry != here or entry in homes]
     if here not in path and _has_run(here):
         path.append(here)
-    return _CODE.format(lifeline=LIFELINE, alive=ends[ALIVE], first=first, path=path, ends=tuple(ends), index=index)
+    given = {"ends": tuple(ends), "index": index, "link": link}
+    return _CODE.format(lifeline=LIFELINE, alive=ends[ALIVE], first=first, path=path, **given)
 
 
 def _has_run(folder: str) -> bool:
@@ -307,11 +314,15 @@ def op_at_fault(
         is_stuck: whether the step hung: then threads that wait for another's tensor are not at fault.
         is_traced: whether it was traced: its code has other lines.
     """
+    has_slots = has_processes(host)
     for frames in stacks_of(text):
         for depth, (file, line, _) in enumerate(frames):
             placed = _PLACED.match(file)
-            if placed is not None and not (is_stuck and depth == 0):
-                _, words = StepCode(graph, host, plan, is_traced=is_traced).item_words(int(placed["device"]), line)
+            if placed is not None and not (is_stuck and depth == 0 and not has_slots):
+                code = StepCode(graph, host, plan, is_traced=is_traced, has_slots=has_slots)
+                _, words = code.item_words(int(placed["device"]), line)
+                if is_stuck and depth == 0 and words.startswith(WAITING):
+                    break
                 within = (each for each in frames[:depth] if not ("/torch/" in each[0] or each[0].startswith("<")))
                 own = (", {}:{} in {}".format(*each) for each in within)
                 return f"{words}{next(own, '')}" if words else ""
@@ -322,15 +333,16 @@ SETUP, ORIGIN = range(2)
 """Numbers of the packed parts."""
 
 
-def main(ends: tuple[int, int, int, int, int], index: Section) -> None:
+def main(ends: tuple[int, int, int, int, int], index: Section, link: Link = ()) -> None:
     """Runs a worker until its parent closes the connection.
 
     Args:
         ends: descriptors: of the messages, of a pipe that ends with the process that asks (`end_with`), of the packed
             parts, of the board, and of the file for stacks.
         index: of the packed parts.
+        link: of a rank.
     """
-    for file in ends:  # a process that an op starts must not keep them open
+    for file in (*ends, *link[1:]):  # a process that an op starts must not keep them open
         os.set_inheritable(file, False)
     messages, _, shared, board, stacks = ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; who asks decides
@@ -348,13 +360,49 @@ def main(ends: tuple[int, int, int, int, int], index: Section) -> None:
             pin_current_thread(setup.cores)
             apply_settings(setup.settings)
             threads.enter_context(one_thread_here())
-            worker = _Worker(setup, lambda: unpacked.get(ORIGIN), connection, Board.on(board))
+            worker: _Worker | _Rank
+            if link and link[0]:
+                worker = _Rank(setup, link)
+            else:
+                worker = _Worker(setup, lambda: unpacked.get(ORIGIN), connection, Board.on(board), link)
             ready = Done(worker.room_bytes())
         except Exception as error:
             connection.send(Fault(IDLE, "error", f"{type(error).__name__}: {error}"))
             return
         connection.send(ready)
         worker.serve()
+
+
+def _problem(setup: Setup) -> Problem:
+    graph = dataclasses.replace(setup.problem.graph, program=setup.program)
+    return dataclasses.replace(setup.problem, graph=graph)
+
+
+class _Rank:
+    """One device that is not the first: it is told what to run by the process of the first.
+
+    Args:
+        setup: the problem.
+        link: of the rank.
+    """
+
+    def __init__(self, setup: Setup, link: Link) -> None:
+        keep_freed_memory()
+        self._setup, self._problem, self._room = setup, _problem(setup), Room(Watch())
+        self._rank, arena, messages = link
+        self._arena = Arena(arena)
+        self._link: Connection[Any, Any] = Connection(messages)
+
+    def room_bytes(self) -> float:
+        """As of `_Worker`."""
+        room = memory_watch.room_bytes(self._problem.host, self._setup.memory_limit_bytes)
+        self._room.limit(room)
+        return room
+
+    def serve(self) -> None:
+        """Runs its parts of steps until the other process is gone."""
+        graph, host, seed = self._problem.graph, self._problem.host, self._setup.seed
+        serve_rank(graph, host, self._rank, self._arena, self._link, seed=seed, watch=self._room)
 
 
 class _Worker:
@@ -365,14 +413,18 @@ class _Worker:
         origin: reads the user's model and loss, once they are needed.
         connection: to the process that asks.
         board: that it reads.
+        link: of the first rank, to the others; empty where there are none.
     """
 
     def __init__(
-        self, setup: Setup, origin: Callable[[], Origin], connection: Connection[Any, Any], board: Board
+        self, setup: Setup, origin: Callable[[], Origin], connection: Connection[Any, Any], board: Board, link: Link
     ) -> None:
-        problem = dataclasses.replace(
-            setup.problem, graph=dataclasses.replace(setup.problem.graph, program=setup.program)
-        )
+        problem = _problem(setup)
+        self._arena = Arena(link[1]) if link else None
+        crew, residents = Crew(problem.host.devices), Residents(problem.graph, problem.host, seed=setup.seed)
+        if self._arena is not None:
+            ranks = RankCrew(problem.host, self._arena, links=[Connection(file) for file in link[2:]])
+            crew, residents = ranks, RankResidents(problem.graph, problem.host, ranks, seed=setup.seed)
         self._problem, self._memory_limit_bytes = problem, setup.memory_limit_bytes
         self._origin, self._connection, self._board = origin, connection, board
         self._room = Room(board)
@@ -384,6 +436,8 @@ class _Worker:
             self._plans,
             step_timeout_s=2 * MAKING_S,  # who asks ends the worker before: a thread that hangs disturbs the others
             seed=setup.seed,
+            crew=crew,
+            residents=residents,
             watch=self._room,
             is_fatal=self._is_fatal,
             with_model=lambda: self._with_model,
@@ -394,6 +448,8 @@ class _Worker:
         room = memory_watch.room_bytes(self._problem.host, self._memory_limit_bytes)
         if not self._has_gpus:
             self._room.limit(room)
+        if self._arena is not None:
+            self._arena.limit_bytes = room
         return room
 
     def serve(self) -> None:

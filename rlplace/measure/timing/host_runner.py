@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
 from rlplace import cuda
-from rlplace.errors import DeviceLost, RlplaceError, RunnerError
+from rlplace.errors import DeviceLost, RlplaceError, RunnerError, refuse_if
 from rlplace.graphs import OpGraph
 from rlplace.measure.execute.device_threads import Crew, Worker
 from rlplace.measure.execute.placed_step import PlacedStep, resident_bytes
+from rlplace.measure.execute.rank_processes import has_processes
 from rlplace.measure.execute.residents import Resident, Residents, limited_memory
 from rlplace.measure.execute.traced_ops import TracingCosts, tracing_costs
 from rlplace.measure.hosts.host import Device, Host
@@ -66,6 +67,8 @@ class HostRunner:
         protocol: of the races.
         step_timeout_s: a step that takes longer is a `timeout`.
         seed: of random ops.
+        crew: that runs steps; by default a thread for each device.
+        residents: of its steps.
         watch: called with the running contender of a race.
         is_fatal: whether an error of a contender ends the whole race and is raised.
         with_model: the graph with the user's model, for recipes; by default the problem's has it.
@@ -87,6 +90,8 @@ class HostRunner:
         protocol: RaceProtocol | None = None,
         step_timeout_s: float = LONGEST_S,
         seed: int = 0,
+        crew: Crew | None = None,
+        residents: Residents | None = None,
         watch: Watch | None = None,
         is_fatal: Callable[[Exception], bool] = cuda.is_lost,
         with_model: Callable[[], OpGraph] | None = None,
@@ -102,8 +107,16 @@ class HostRunner:
         self._is_fatal = is_fatal
         self._with_model = with_model or (lambda: self.problem.graph)
         self._saw_numbers = False  # whether a first step returned no NaN: the model itself is fine then
-        self._crew = Crew(problem.host.devices)
-        self._residents = Residents(problem.graph, problem.host, seed=seed)
+        refuse_if(
+            crew is None and has_processes(problem.host),
+            "host",
+            problem.host.name,
+            "devices that the threads of one process run",
+            where="measure",
+            hint="A process for each device needs worker processes (no `--in-process`); `cores` runs in this one.",
+        )
+        self._crew = crew or Crew(problem.host.devices)
+        self._residents = residents or Residents(problem.graph, problem.host, seed=seed)
         self._loaded = LoadedPlans(problem.graph, problem.host, self._residents)
         self.reference = None if reference is None else planner.plan(reference)
         self.num_steps = 0
@@ -233,7 +246,8 @@ class HostRunner:
         """The thread of a CPU device with all usable cores, or None. It is shared, because a second such team of
         threads would slow it down."""
         cores = set(usable_cores())
-        return next((w for w in self._crew.workers if w.device.backend == "cpu" and set(w.device.cores) == cores), None)
+        here = self._crew.workers[: len(self._crew.here)]
+        return next((w for w in here if w.device.backend == "cpu" and set(w.device.cores) == cores), None)
 
     def close(self) -> None:
         """Ends the threads and removes memory limits; the runner cannot be used again."""

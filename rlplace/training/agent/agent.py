@@ -34,7 +34,7 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy import LearnConfig
 from rlplace.search import METHODS, Budget, Task
 from rlplace.search.task import BestSoFar, Guide
-from rlplace.session.calibrate import Known, reference_s, steadied
+from rlplace.session.calibrate import Known, reference_s
 from rlplace.training.agent.proposals import AverageTimer, Proposer, choose_batch, expected_gain, log_step_times
 from rlplace.training.config import AgentConfig
 
@@ -477,4 +477,4 @@ Came = Sequence[tuple[Plan, Measurement]]
 
 def _learn(agent: Agent, came: Came, scale_s: float) -> None:
     """Gives the agent the results that have come, scaled to a reference whose step takes `scale_s`."""
-    agent.learn([plan for plan, _ in came], [steadied(outcome, scale_s) for _, outcome in came])
+    agent.learn([plan for plan, _ in came], [outcome.beside(scale_s) for _, outcome in came])

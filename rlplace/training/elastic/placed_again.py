@@ -31,7 +31,7 @@ from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy import LearnConfig
 from rlplace.say import Say, counted
 from rlplace.search import Budget, SearchResult, Task
-from rlplace.session.calibrate import LEAST, Known, calibrate_on, reference_s, steadied
+from rlplace.session.calibrate import LEAST, Known, calibrate_on, reference_s
 from rlplace.session.prepare import capture_workload, make_problem, only_simulated, read_graph
 from rlplace.session.session import Session
 from rlplace.session.setup import Setup
@@ -372,7 +372,7 @@ def _measured(store: MeasurementStore, problem: Problem) -> Known:
             break
     scale_s = reference_s(outcome for _, outcome in found.values())
     return Known(
-        problem, [plan for plan, _ in found.values()], [steadied(outcome, scale_s) for _, outcome in found.values()]
+        problem, [plan for plan, _ in found.values()], [outcome.beside(scale_s) for _, outcome in found.values()]
     )
 
 

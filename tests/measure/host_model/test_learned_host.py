@@ -249,6 +249,21 @@ def test_nothing_learned_is_not_worth_a_line() -> None:
     assert describe(learned({("device", "d1"): 1.04}, 0.03)) == []
 
 
+def test_ops_that_were_profiled_take_longer_in_the_step_than_alone() -> None:
+    posterior = learned({("op type", "aten.mm on any"): 1.6})
+    problem = replace(POOLED_SCALES.problem, costs=replace(POOLED_SCALES.problem.costs, source="profiled"))
+    profiled = replace(posterior, scales=Scales(problem, POOLED_PRIOR))
+    assert describe(profiled) == ["aten.mm on any takes 1.6 times as long as alone (1.6 to 1.6)"]
+
+
+def test_co_running_has_a_line_beside_many_surer_ones() -> None:
+    corun = ("co-run", "devices that share memory")
+    posterior = learned({("device", "d0"): 1.05, ("device", "d1"): 0.8, ("bandwidth", "d0>d1"): 2.0, corun: 1.04})
+    three, two, one = ([line.split()[0] for line in describe(posterior, most=most)] for most in (3, 2, 1))
+    assert (three, two, one) == (["d0>d1", "d1", "a"], ["d0>d1", "a"], ["a"])
+    assert describe(posterior, most=0) == []
+
+
 def test_the_surest_comes_first_and_not_too_many_come() -> None:
     posterior = learned({("device", "d0"): 1.05, ("device", "d1"): 0.8, ("bandwidth", "d0>d1"): 2.0})
     names = [line.split()[0] for line in describe(posterior)]

@@ -22,6 +22,7 @@ from rlplace.measure.host_model import (
     TracedMedians,
     TracedPrior,
     TracedSteps,
+    describe,
 )
 from rlplace.measure.host_model.traced_steps import as_modelled
 from rlplace.measure.hosts.host import Host
@@ -403,3 +404,17 @@ def test_ops_beside_a_busy_device_tell_the_co_run_slowdown(missing: float, error
     learned, runs = known.apply(known.mean), ~wide.problem.graph.is_source
     assert learned.host.corun_slowdown[0][1] == pytest.approx(0.25, rel=error)
     assert abs(np.log(learned.costs.op_time_s[runs] / true.costs.op_time_s[runs]).mean()) < 0.03
+
+
+def test_a_line_says_how_much_longer_moved_inputs_make_ops_of_a_signature() -> None:
+    """10 % of all ops by the prior, twice that of the first signature, which both deviations make uncertain."""
+    scales = scales_of(paired_host(3))
+    place = next(k for k, item in enumerate(scales.items) if item.kind == "moved signature")
+    mean, deviation = np.zeros(len(scales)), np.full(len(scales), 1e-3)
+    mean[place], deviation[[place, scales.moved_at]] = math.log(2.0), (0.03, 0.04)
+    (line,) = describe(Posterior(scales, mean, np.diag(deviation)))
+    low, high = (100 * 0.2 * math.exp(side * 1.96 * 0.05) for side in (-1, 1))
+    assert line == (
+        f"{scales.items[place].name} whose largest input comes from another device takes 20 % longer "
+        f"({low:.0f} to {high:.0f} %)"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rlplace.errors import InvalidValue
 from rlplace.measure.hosts import detect
 from rlplace.measure.hosts.detect import detect_host
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.timing.threads import usable_cores
 
 
@@ -77,6 +79,42 @@ def test_a_gang_sees_the_memory_of_its_members(monkeypatch: pytest.MonkeyPatch) 
 def test_one_core_makes_no_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, cores=(0,))
     assert names(detect_host("cores", gangs=True)) == ["cpu:0"]
+
+
+@pytest.mark.parametrize("word", ["cores:2", "cores:2x3"])
+def test_cores_as_processes_are_the_same_devices_and_share_no_launcher(
+    word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(monkeypatch, cores=tuple(range(8)))
+    threads, processes = resolve_host(word), resolve_host(word.replace("cores", "procs"))
+    assert (threads.processes, processes.processes) == (False, True)
+    assert processes.name == threads.name.replace("cores", "procs")
+    assert [device.dispatcher for device in processes.devices] == ["cpu:0", "cpu:1"]
+    shared = tuple(replace(device, dispatcher="interpreter") for device in processes.devices)
+    assert shared == threads.devices
+    assert processes.links == threads.links
+    # the source copies into memory that both share; between threads the destination copies
+    assert [(route.blocks_source, route.blocks_destination) for route in processes.routes] == [(True, False)] * 2
+    assert processes.fingerprint != threads.fingerprint
+
+
+def test_gangs_need_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch)
+    with pytest.raises(InvalidValue, match=r"devices is \['cpu:0-1'\], expected no gangs.*use `cores`"):
+        detect_host("procs", gangs=True)
+
+
+def test_gpus_as_processes_are_whole_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, num_gpus=2)
+    host = detect_host("cuda-procs")
+    assert (names(host), host.name, host.processes) == (["cuda:0", "cuda:1"], "cuda-procs", True)
+    assert host.routes == detect_host("cuda").routes, "a copy keeps neither GPU from computing"
+    for refused in ({"num_parts": 2}, {"with_cpu": True}):
+        with pytest.raises(InvalidValue, match="one whole GPU a process"):
+            detect_host("cuda-procs", **refused)
+    machine(monkeypatch)
+    with pytest.raises(InvalidValue, match=r"host is 'cuda-procs.*PyTorch sees no GPU here"):
+        detect_host("cuda-procs")
 
 
 def test_gpus_come_first(monkeypatch: pytest.MonkeyPatch) -> None:

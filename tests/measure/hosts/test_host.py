@@ -54,6 +54,8 @@ def test_refuses_impossible_devices(change: dict[str, object], field: str) -> No
         ({"dispatch_s": -1.0}, "dispatch_s"),
         ({"run_ahead": 0}, "run_ahead"),
         ({"corun_slowdown": ((0.0, 1.0),)}, "corun_slowdown"),
+        ({"processes": True, "devices": tuple(replace(each, dispatcher="one") for each in (A, B))}, "dispatcher"),
+        ({"processes": True, "devices": (A, replace(B, members=("a",)))}, "devices"),
         ({"corun_slowdown": ((0.0, -1.0), (0.0, 0.0))}, "corun_slowdown[0][1]"),
     ],
 )
@@ -84,5 +86,6 @@ def test_refuses_routes_over_unknown_names() -> None:
 def test_fingerprint_covers_structure_and_no_measured_figure() -> None:
     slower = replace(HOST, links=(Link("up", 1.0), Link("down", 1.0)), dispatch_s=1.0, sources={"up": "measured"})
     assert slower.fingerprint == HOST.fingerprint
+    assert replace(HOST, processes=True).fingerprint != HOST.fingerprint
     assert replace(HOST, devices=(A, replace(B, kind="cpu"))).fingerprint != HOST.fingerprint
     assert replace(HOST, routes=(ROUTES[0], Route("b", "a", ("up",)))).fingerprint != HOST.fingerprint

@@ -6,6 +6,7 @@ Hosts that this machine lacks a device of are refused in one message, before any
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,8 +42,9 @@ def detected(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         num_parts: int | None = None,
         with_cpu: bool | None = None,
     ) -> Host:
-        assert (num_parts is None) == (kind == "cores")
-        calls.append((kind, *((num_devices, cores_per_device) if kind == "cores" else (num_parts, with_cpu)), gangs))
+        is_cpu = kind in ("cores", "procs")
+        assert (num_parts is None) == is_cpu
+        calls.append((kind, *((num_devices, cores_per_device) if is_cpu else (num_parts, with_cpu)), gangs))
         return HERE
 
     module = ModuleType("rlplace.measure.hosts.detect")
@@ -64,6 +66,11 @@ def detected(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         ("cores", ("cores", None, None)),
         ("cores:3", ("cores", 3, None)),
         ("cores:2x4", ("cores", 2, 4)),
+        ("procs", ("procs", None, None)),
+        ("procs:3", ("procs", 3, None)),
+        ("procs:2x4", ("procs", 2, 4)),
+        ("cuda-procs", ("cuda-procs", 1, False)),
+        ("cuda-procs+cpu", ("cuda-procs", 1, True)),
     ],
 )
 def test_words_for_this_machine(detected: list[object], word: str, call: tuple[object, ...]) -> None:
@@ -72,17 +79,32 @@ def test_words_for_this_machine(detected: list[object], word: str, call: tuple[o
     assert detected == [(*call, False), (*call, True)]
 
 
-@pytest.mark.parametrize(
-    "word", ["cores:", "cores:0", "cores:x", "cores:2x", "cores:2x0", "cores:-1", "cores:2x4x8", "cores/2"]
-)
-def test_malformed_cores(detected: list[object], word: str) -> None:
-    with pytest.raises(InvalidValue, match=f"host is '{word}', expected cores, cores:DEVICES"):
-        resolve_host(word)
+@pytest.mark.parametrize("kind", ["cores", "procs"])
+@pytest.mark.parametrize("end", [":", ":0", ":x", ":2x", ":2x0", ":-1", ":2x4x8", "/2", "+cpu"])
+def test_malformed_cores(detected: list[object], kind: str, end: str) -> None:
+    with pytest.raises(InvalidValue, match=f"host is '{re.escape(kind + end)}', expected {kind}, {kind}:DEVICES"):
+        resolve_host(kind + end)
     assert detected == []
 
 
 @pytest.mark.parametrize(
-    "word", ["cuda:0", "cuda/", "cuda/0", "cuda/x", "cuda/-1", "cuda+gpu", "cuda/2+", "auto/2", "auto+gpus", "cuda:0/1"]
+    "word",
+    [
+        "cuda-procs/2",
+        "cuda/2-procs",
+        "cuda+cpu-procs",
+        "auto/2-procs",
+        "cuda:0",
+        "cuda/",
+        "cuda/0",
+        "cuda/x",
+        "cuda/-1",
+        "cuda+gpu",
+        "cuda/2+",
+        "auto/2",
+        "auto+gpus",
+        "cuda:0/1",
+    ],
 )
 def test_malformed_gpus(detected: list[object], word: str) -> None:
     with pytest.raises(
@@ -108,6 +130,22 @@ def test_preset_and_file(tmp_path: Path) -> None:
     assert resolve_host("4xV100-pcie").num_devices == 4
     save_host(HERE, tmp_path / "mine.yaml")
     assert resolve_host(str(tmp_path / "mine.yaml")) == HERE
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_a_preset_as_processes_differs_in_its_launchers_alone(name: str) -> None:
+    threads, processes = resolve_host(name), resolve_host(f"{name}-procs")
+    assert processes.name == f"{name}-procs"
+    assert [device.dispatcher for device in processes.devices] == [device.name for device in threads.devices]
+    assert processes.fingerprint != threads.fingerprint
+    back = dataclasses.replace(processes, name=name, processes=False, devices=threads.devices)
+    assert back == threads
+
+
+def test_a_step_over_processes_is_not_run_yet() -> None:
+    with pytest.raises(InvalidValue, match="a step cannot run over processes yet"):
+        check_present(resolve_host("procs"))
+    check_present(resolve_host("2x8xA100-ib-procs"))
 
 
 def test_the_cpu_is_asked_for_as_cores() -> None:

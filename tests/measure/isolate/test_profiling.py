@@ -67,15 +67,15 @@ def stub(graph: OpGraph, host: Host, **_: object) -> Costs:
 
 def test_it_profiles_here_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "profile_costs", stub)
-    monkeypatch.setattr(profiling, "WorkerProcess", None)
+    monkeypatch.setattr(profiling, "Fleet", None)
     assert profile_isolated(training(), core_host(2), isolated=False).op_time_s[0, 0] == os.getpid()
 
 
 def test_where_no_worker_can_be_had_it_warns_and_profiles_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_worker(_: object) -> None:
+    def no_worker(*_: object) -> None:
         raise OSError("too many open files")
 
     monkeypatch.setattr(profiling, "profile_costs", stub)
-    monkeypatch.setattr(profiling, "WorkerProcess", no_worker)
+    monkeypatch.setattr(profiling, "Fleet", no_worker)
     with pytest.warns(RuntimeWarning, match="profiled in this process, as no worker can be had: .*too many open files"):
         assert profile_isolated(training(), core_host(2), isolated=True).op_time_s[0, 0] == os.getpid()

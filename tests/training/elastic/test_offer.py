@@ -47,6 +47,7 @@ def wide(count: int, width: int) -> Host:
         (wide(2, 2), (0, 1, 2), "cores:1x2"),
         (wide(2, 2), (0,), "cores"),
         (core_host(2), (0, 1, 2, 3), "cores:2"),
+        (wide(4, 2).as_processes("procs"), (0, 1, 2, 3), "procs:2x2"),
     ],
 )
 def test_cores_that_are_left_are_offered(
