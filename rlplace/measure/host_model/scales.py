@@ -405,7 +405,7 @@ class Scales:
             self.moved_at = add("moved", "every op", traced.moved_deviation * (self.moved > 0 and len(kind_of) > 1))
             if self.moved_at >= 0:
                 signature, words = _numbered(graph.signatures)
-                for s in self._longest(signature, takes_time.any(axis=1))[:MOST_MOVED]:
+                for s in self._longest(signature, takes_time)[:MOST_MOVED]:
                     self.moved_signature_at[signature == s] = add("moved signature", words[s], traced.moved_signature)
         if knowledge is None or not items:
             self._set(tuple(items), None)
@@ -432,20 +432,18 @@ class Scales:
         of_type = self.type_at[:, here[0]]
         pairs = np.unique(np.stack([of_type[runs], signature[runs]], axis=1), axis=0)
         several = set(np.flatnonzero(np.bincount(pairs[:, 0][pairs[:, 0] >= 0]) > 1).tolist())
-        for s in self._longest(signature, runs, here)[:MOST_SIGNATURES]:
+        for s in self._longest(signature, takes_time[:, here], here)[:MOST_SIGNATURES]:
             ops = np.flatnonzero((signature == s) & runs)
             if int(of_type[ops[0]]) in several:
                 name = f"{words[s]} on {kind}"
                 self.signature_at[np.ix_(ops, here)] = add("signature", name, deviation)
 
     def _longest(
-        self, signature: NDArray[np.int64], runs: NDArray[np.bool_], here: NDArray[np.int64] | None = None
+        self, signature: NDArray[np.int64], takes_time: NDArray[np.bool_], here: NDArray[np.int64] | None = None
     ) -> list[int]:
-        """Signatures (N,) of ops that take time, those that take most first; on devices `here`, or on all."""
-        op_time_s = self.problem.costs.op_time_s
-        seconds = np.bincount(
-            signature, np.where(runs, op_time_s[:, slice(None) if here is None else here].mean(axis=1), 0.0)
-        )
+        """Signatures (N,) of ops that take time on devices `here` (all by default), those that take most first."""
+        op_time_s = self.problem.costs.op_time_s if here is None else self.problem.costs.op_time_s[:, here]
+        seconds = np.bincount(signature, np.where(takes_time, op_time_s, 0.0).mean(axis=1))
         return [s for s in np.argsort(-seconds, kind="stable").tolist() if seconds[s] > 0]
 
     def known_as(self, mean: NDArray[np.float64], root: NDArray[np.float64], tracing: Tracing) -> Scales:
