@@ -97,3 +97,12 @@ def test_a_stage_runs_on_cores(stage: str, status: str, gpu: Any, monkeypatch: p
     monkeypatch.setattr(subject, "build", lambda _: build(subject.SMALL))
     found = importlib.import_module(f"gpu_stages.{stage}").run("cores:2")
     assert found.status == status, found.line
+
+
+def test_the_sanitizer_watches_every_thread_that_runs_a_device(gpu: Any) -> None:
+    from rlplace.measure.execute import device_threads
+
+    before = device_threads.as_device
+    with importlib.import_module("gpu_stages.races")._Watched().threads():
+        assert device_threads.as_device is not before
+    assert device_threads.as_device is before

@@ -66,18 +66,18 @@ class _Watched:
 
     @contextlib.contextmanager
     def threads(self) -> Iterator[None]:
-        settled = device_threads._settled
+        as_device = device_threads.as_device
 
         @contextlib.contextmanager
         def watched(device: Device, streams: Streams) -> Iterator[cuda.Stream | None]:
-            with settled(device, streams) as stream, _Mode(self._handler):
+            with as_device(device, streams) as stream, _Mode(self._handler):
                 yield stream
 
-        device_threads._settled = watched
+        device_threads.as_device = watched
         try:
             yield
         finally:
-            device_threads._settled = settled
+            device_threads.as_device = as_device
 
 
 class _Mode(_sanitizer.CUDASanitizerDispatchMode):
