@@ -281,18 +281,19 @@ def describe(posterior: Posterior, *, most: int = MOST) -> list[str]:
     sureness = np.abs(posterior.mean) / np.maximum(deviation, 1e-12)
     ranked = [place for place in np.argsort(-sureness, kind="stable").tolist() if sureness[place] >= SURE]
     late = [place for place in ranked[most:] if posterior.scales.items[place].kind in ("co-run", "moved")][:most]
-    lines = [
-        _line(posterior.scales, place, float(posterior.mean[place]), float(deviation[place]))
-        for place in [*ranked[: max(most - len(late), 0)], *late]
-    ]
+    lines = [_line(posterior, place) for place in [*ranked[: max(most - len(late), 0)], *late]]
     if (tracing := posterior.scales.tracing) is not None:
         cost = f"{tracing.added_s * 1e6:.1f} us an op, {tracing.share:.1%} of a step"
         lines.append(f"learned in place, from {counted(tracing.num_steps, 'traced step')}; tracing takes {cost}")
     return lines
 
 
-def _line(scales: Scales, place: int, mean: float, deviation: float) -> str:
+def _line(posterior: Posterior, place: int) -> str:
+    scales, mean, root = posterior.scales, float(posterior.mean[place]), posterior.root[place]
     item = scales.items[place]
+    if item.kind == "moved signature":  # a factor on the share of all ops, which is uncertain too
+        mean, root = mean + float(posterior.mean[scales.moved_at]), root + posterior.root[scales.moved_at]
+    deviation = math.sqrt(float(root @ root))
     low, middle, high = (math.exp(mean + SURE * side * deviation) for side in (-1.0, 0.0, 1.0))
     if item.kind == "device":
         word = "slower" if mean > 0 else "faster"
@@ -311,10 +312,11 @@ def _line(scales: Scales, place: int, mean: float, deviation: float) -> str:
 def _other(scales: Scales, item: Scale, low: float, middle: float, high: float) -> str:
     """A figure that is no factor on one of the problem's, in its unit."""
     host, prior = scales.problem.host, scales.prior
-    if item.kind == "moved":
+    if item.kind in ("moved", "moved signature"):
         low, middle, high = (100 * scales.moved * factor for factor in (low, middle, high))
         longer = f"{middle:.0f} % longer ({low:.0f} to {high:.0f} %)"
-        return f"an op whose largest input comes from another device takes {longer}"
+        what = "an op" if item.kind == "moved" else item.name
+        return f"{what} whose largest input comes from another device takes {longer}"
     if item.kind == "co-run":
         given = max((max(row) for row in host.corun_slowdown), default=0.0) or prior.corun
         ends = f"({low * given * 100:.0f} to {high * given * 100:.0f} %)"

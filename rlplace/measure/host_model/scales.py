@@ -151,7 +151,18 @@ def prior_of(problem: Problem, path: str | os.PathLike[str] | None = None) -> Pr
     return load_priors(path).prior(SECTIONS[problem.costs.source])
 
 
-Kind = Literal["op type", "device", "bandwidth", "latency", "overhead", "dispatch", "co-run", "signature", "moved"]
+Kind = Literal[
+    "op type",
+    "device",
+    "bandwidth",
+    "latency",
+    "overhead",
+    "dispatch",
+    "co-run",
+    "signature",
+    "moved",
+    "moved signature",
+]
 
 CARRIED: Mapping[Kind, float] = {
     "op type": 0.2,
@@ -163,6 +174,7 @@ CARRIED: Mapping[Kind, float] = {
     "co-run": 0.2,
     "signature": 0.2,
     "moved": 0.2,
+    "moved signature": 0.2,
 }
 """How far a factor differs from one workload to the next on the same host, as a share of how far from host to host: an
 op type has other shapes there, a link is the same link."""
@@ -286,6 +298,8 @@ class TracedPrior:
     """Median of the share by which an op takes longer where its largest input was made on another device."""
     moved_deviation: NotNegative = 2.0
     """Of that share."""
+    moved_signature: NotNegative = 0.7
+    """Of that share of one signature beside that of all ops."""
 
 
 LEAST_TOLD = 1e-4
@@ -304,8 +318,9 @@ class Tracing:
     """Share by which a traced step is longer than the untraced ones of the same visit; the median."""
 
 
-MOST_SIGNATURES = 300
-"""Signatures, on one kind of device, that have a factor of their own: those that most of the step is spent in."""
+MOST_SIGNATURES, MOST_MOVED = 300, 100
+"""Signatures, on one kind of device, that have a factor of their own: those that most of the step is spent in; and
+those that have one on the share by which moved inputs make an op longer."""
 
 
 class Scales:
@@ -314,7 +329,8 @@ class Scales:
     t'[i, d] = t[i, d] * e^x[type of i, kind of d] * e^x[d] + overhead_s * e^x[overhead]; bandwidth'[l] = bandwidth[l] *
     e^x[l]; latency, dispatch and co-run slowdown likewise. Source ops take no time. Factors that the prior knows
     (deviation 0) or that nothing depends on are left out. Where steps are traced, t[i, d] also has a factor
-    e^x[signature of i, kind of d], and all of t' has 1 + moved * e^x[moved] where the largest input was made elsewhere.
+    e^x[signature of i, kind of d], and all of t' has 1 + moved * e^(x[moved] + x[moved, signature of i]) where the
+    largest input was made elsewhere.
 
     Attributes:
         problem: with the figures as they were given.
@@ -329,6 +345,7 @@ class Scales:
         mean: (P,) likewise.
         type_at: (N, D) place of the factor of each op's type; -1 for none, as for those below.
         signature_at: (N, D) of each op's signature.
+        moved_signature_at: (N,) of each op's signature, where its largest input was made elsewhere.
         device_at, bandwidth_at, latency_at: (D,), (L,) and (L,).
         overhead_at, dispatch_at, corun_at, moved_at: places.
 
@@ -378,6 +395,7 @@ class Scales:
         self.slowdown = slowdown_of(host, prior)
         self.corun_at = add("co-run", "devices that share memory", prior.corun_deviation * bool(self.slowdown.any()))
         self.signature_at, self.moved_at = np.full_like(self.type_at, -1), -1
+        self.moved_signature_at = np.full(graph.num_ops, -1, dtype=np.int64)
         self.untraced: Scales | None = None
         self.tracing: Tracing | None = None
         self.is_traced, self.moved = traced is not None, 0.0 if traced is None else traced.moved
@@ -385,6 +403,10 @@ class Scales:
             for k, kind in enumerate(kinds):
                 self._add_signatures(np.flatnonzero(kind_of == k), kind, traced.signature, takes_time, add)
             self.moved_at = add("moved", "every op", traced.moved_deviation * (self.moved > 0 and len(kind_of) > 1))
+            if self.moved_at >= 0:
+                signature, words = _numbered(graph.signatures)
+                for s in self._longest(signature, takes_time)[:MOST_MOVED]:
+                    self.moved_signature_at[signature == s] = add("moved signature", words[s], traced.moved_signature)
         if knowledge is None or not items:
             self._set(tuple(items), None)
         else:
@@ -410,12 +432,19 @@ class Scales:
         of_type = self.type_at[:, here[0]]
         pairs = np.unique(np.stack([of_type[runs], signature[runs]], axis=1), axis=0)
         several = set(np.flatnonzero(np.bincount(pairs[:, 0][pairs[:, 0] >= 0]) > 1).tolist())
-        seconds = np.bincount(signature, np.where(runs, self.problem.costs.op_time_s[:, here].mean(axis=1), 0.0))
-        for s in np.argsort(-seconds, kind="stable")[:MOST_SIGNATURES].tolist():
+        for s in self._longest(signature, takes_time[:, here], here)[:MOST_SIGNATURES]:
             ops = np.flatnonzero((signature == s) & runs)
-            if len(ops) and int(of_type[ops[0]]) in several:
+            if int(of_type[ops[0]]) in several:
                 name = f"{words[s]} on {kind}"
                 self.signature_at[np.ix_(ops, here)] = add("signature", name, deviation)
+
+    def _longest(
+        self, signature: NDArray[np.int64], takes_time: NDArray[np.bool_], here: NDArray[np.int64] | None = None
+    ) -> list[int]:
+        """Signatures (N,) of ops that take time on devices `here` (all by default), those that take most first."""
+        op_time_s = self.problem.costs.op_time_s if here is None else self.problem.costs.op_time_s[:, here]
+        seconds = np.bincount(signature, np.where(takes_time, op_time_s, 0.0).mean(axis=1))
+        return [s for s in np.argsort(-seconds, kind="stable").tolist() if seconds[s] > 0]
 
     def known_as(self, mean: NDArray[np.float64], root: NDArray[np.float64], tracing: Tracing) -> Scales:
         """The same factors, of which traced steps tell so much before step times are measured.
@@ -514,7 +543,7 @@ class Scales:
         )
         costs = dataclasses.replace(self.problem.costs, op_time_s=seconds)
         if self.moved_at >= 0:
-            longer = 1.0 + self.moved * float(factors[self.moved_at])
+            longer = 1.0 + self.moved * float(factors[self.moved_at]) * factors[self.moved_signature_at]
             costs = dataclasses.replace(costs, moved_factor=np.where(self._runs, longer, 1.0))
         return dataclasses.replace(self.problem, host=dataclasses.replace(host, **changed), costs=costs)
 

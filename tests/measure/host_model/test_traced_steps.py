@@ -22,11 +22,13 @@ from rlplace.measure.host_model import (
     TracedMedians,
     TracedPrior,
     TracedSteps,
+    describe,
 )
 from rlplace.measure.host_model.traced_steps import as_modelled
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem, Timeline
+from rlplace.measure.simulate.compiled_problem import main_producers
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.truth import TrueTimer, Truth, true_problem
 
@@ -57,6 +59,11 @@ def fitted(scales: Scales, timelines: list[Timeline], config: TraceConfig | None
     return steps.known()
 
 
+def common(scales: Scales) -> float:
+    """The factor on the share by which moved inputs make any op longer."""
+    return math.exp(float(scales.mean[scales.moved_at]))
+
+
 def shifted(timeline: Timeline, offset_s: np.ndarray) -> Timeline:
     """As clocks that are off by so much would have it."""
     ops, sent = offset_s[timeline.op_device], offset_s[timeline.transfer_destination]
@@ -71,14 +78,24 @@ def shifted(timeline: Timeline, offset_s: np.ndarray) -> Timeline:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_four_traced_plans_without_noise_tell_the_host(seed: int) -> None:
-    """Op times and step times of other plans to a thousandth: the factors themselves, but for shifts between them."""
+    """Op times and step times of other plans to a thousandth: the factors themselves, but for shifts between them.
+
+    The share by which moved inputs make an op longer is that of all ops where no op of its signature had any.
+    """
     scales, generator = scales_of(paired_host(3)), np.random.default_rng(seed)
-    true = scales.apply(some_factors(scales, seed))
-    known = fitted(scales, timelines_of(true, varied_plans(scales.problem, generator, 4)), EXACT)
-    learned = known.apply(known.mean)
+    true, graph = scales.apply(some_factors(scales, seed)), scales.problem.graph
+    plans = varied_plans(scales.problem, generator, 4)
+    known = fitted(scales, timelines_of(true, plans), EXACT)
+    learned, signature = known.apply(known.mean), np.array(graph.signatures)
     np.testing.assert_allclose(learned.costs.op_time_s, true.costs.op_time_s, rtol=1e-3)
-    assert learned.costs.moved_factor is not None
-    np.testing.assert_allclose(learned.costs.moved_factor, true.costs.moved_factor, rtol=1e-3)
+    largest = main_producers(graph)
+    moved = np.any([(plan.devices[largest] != plan.devices) & ~graph.is_source for plan in plans], axis=0)
+    is_told, factors = np.isin(signature, signature[moved]), (learned.costs.moved_factor, true.costs.moved_factor)
+    assert factors[0] is not None
+    assert factors[1] is not None
+    np.testing.assert_allclose(factors[0][is_told], factors[1][is_told], rtol=1e-3)
+    np.testing.assert_allclose(factors[0][~is_told & ~graph.is_source], 1.0 + 0.1 * common(known), rtol=1e-3)
+    true = replace(true, costs=replace(true.costs, moved_factor=np.where(is_told, *reversed(factors))))
     others = varied_plans(scales.problem, generator, 10)
     np.testing.assert_allclose(step_times(learned, others), step_times(true, others), rtol=1e-3)
 
@@ -371,12 +388,33 @@ def test_other_devices_keep_their_clocks() -> None:
     assert found.transfer_start_s.tolist() == timeline.transfer_start_s.tolist()
 
 
-def test_ops_beside_a_busy_device_tell_the_co_run_slowdown() -> None:
-    """Of two cores that share a memory, to a tenth: an op is partly beside others."""
-    scales = scales_of(replace(paired_host(2), corun_slowdown=((0.0, 0.1), (0.1, 0.0))))
+@pytest.mark.parametrize(("missing", "error"), [(0.0, 0.1), (0.7, 0.2)])
+def test_ops_beside_a_busy_device_tell_the_co_run_slowdown(missing: float, error: float) -> None:
+    """Of two cores that share a memory, also where only a sample of ops was traced."""
+    scales = scales_of(replace(paired_host(2), corun_slowdown=((0.0, 0.1), (0.1, 0.0))), 200)
     wide = Scales(scales.problem, replace(WIDE, corun_deviation=1.0), None, TRACED)
-    x = np.zeros(len(wide))
+    x, generator = np.zeros(len(wide)), np.random.default_rng(6)
     x[wide.corun_at] = math.log(2.5)
     true = wide.apply(x)
-    known = fitted(wide, timelines_of(true, varied_plans(wide.problem, np.random.default_rng(5), 4)), EXACT)
-    assert known.apply(known.mean).host.corun_slowdown[0][1] == pytest.approx(0.25, rel=0.1)
+    steps = [
+        replace(step, op_end_s=np.where(generator.random(len(step.op_end_s)) < missing, step.op_start_s, step.op_end_s))
+        for step in timelines_of(true, varied_plans(wide.problem, generator, 8))
+    ]
+    known = fitted(wide, steps, EXACT)
+    learned, runs = known.apply(known.mean), ~wide.problem.graph.is_source
+    assert learned.host.corun_slowdown[0][1] == pytest.approx(0.25, rel=error)
+    assert abs(np.log(learned.costs.op_time_s[runs] / true.costs.op_time_s[runs]).mean()) < 0.03
+
+
+def test_a_line_says_how_much_longer_moved_inputs_make_ops_of_a_signature() -> None:
+    """10 % of all ops by the prior, twice that of the first signature, which both deviations make uncertain."""
+    scales = scales_of(paired_host(3))
+    place = next(k for k, item in enumerate(scales.items) if item.kind == "moved signature")
+    mean, deviation = np.zeros(len(scales)), np.full(len(scales), 1e-3)
+    mean[place], deviation[[place, scales.moved_at]] = math.log(2.0), (0.03, 0.04)
+    (line,) = describe(Posterior(scales, mean, np.diag(deviation)))
+    low, high = (100 * 0.2 * math.exp(side * 1.96 * 0.05) for side in (-1, 1))
+    assert line == (
+        f"{scales.items[place].name} whose largest input comes from another device takes 20 % longer "
+        f"({low:.0f} to {high:.0f} %)"
+    )
