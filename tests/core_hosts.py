@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 
 
@@ -27,9 +25,7 @@ def core_host(num_devices: int = 2, *, has_gang: bool = False) -> Host:
 
 def process_host(num_devices: int = 2) -> Host:
     """The same cores, each with a process and a launcher of its own."""
-    host = core_host(num_devices)
-    devices = tuple(dataclasses.replace(device, dispatcher=device.name) for device in host.devices)
-    return dataclasses.replace(host, name="procs", devices=devices)
+    return core_host(num_devices).as_processes("procs")
 
 
 def core_device(name: str, *, members: tuple[str, ...] = (), cores: tuple[int, ...] = ()) -> Device:

@@ -42,6 +42,7 @@ from rlplace.graphs.program import LossVerdict, loss_of
 from rlplace.measure import Host, Placement, Plan, detect_host, resolve_host
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.hosts.detect import MOST_PARTS
+from rlplace.measure.hosts.resolve import check_threads
 from rlplace.measure.placement import check_is_placement, check_plan
 from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
 
@@ -110,6 +111,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         keep_freed_memory()
         self._program, self._seed = require_program(graph), seed
         self._host = host = resolve_host(host)
+        check_threads(host, where="a placed step")
         check_plan(graph, host.num_devices, plan)
         self._crew = Crew(host.devices)
         self._arguments = Arguments(self._program.origin)

@@ -32,6 +32,7 @@ from rlplace.measure import Host, Placement, Plan
 from rlplace.measure.execute.device_threads import Crew, torch_device
 from rlplace.measure.execute.placed_step import Kept, TwoPartStep
 from rlplace.measure.execute.residents import Residents
+from rlplace.measure.hosts.resolve import check_threads
 from rlplace.measure.placement import check_plan
 from rlplace.measure.timing.threads import keep_freed_memory
 
@@ -99,6 +100,7 @@ class PlacedForward:
     """
 
     def __init__(self, module: nn.Module, graph: OpGraph, plan: Plan, host: Host, seed: int) -> None:
+        check_threads(host, where="a placed module")
         keep_freed_memory()
         self._graph, self._plan, self._host, self._seed = graph, plan, host, seed
         origin = require_program(graph).origin

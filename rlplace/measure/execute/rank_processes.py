@@ -42,12 +42,6 @@ MESSAGE = -1
 """The task of a rank that is to answer a message."""
 
 
-def has_processes(host: Host) -> bool:
-    """Whether each device of a host has a process, as it has a launcher of its own."""
-    own = {device.dispatcher for device in host.devices}
-    return len(own) == host.num_devices > 1 and not host.is_simulated
-
-
 class RankWorker(Worker):
     """The process of another device, as the worker of a crew."""
 

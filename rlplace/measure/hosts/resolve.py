@@ -148,18 +148,18 @@ def check_present(host: Host) -> None:
 
     Raises:
         InvalidValue: a GPU that PyTorch does not see, one that is there both whole and in parts, a core that this
-            process may not use, or devices that are processes.
+            process may not use, or GPUs that are processes.
     """
     if host.is_simulated:
         return
     where = f"host {host.name!r}"
     refuse_if(
-        host.processes,
+        host.processes and any(device.backend == "cuda" for device in host.devices),
         "processes",
         True,
-        "false: a step cannot run over processes yet",
+        "false: a step cannot run over GPUs that are processes yet",
         where=where,
-        hint="Use `cores` or `cuda`; to simulate this host, set `backend: simulated` on its devices.",
+        hint="Use `cuda`; to simulate this host, set `backend: simulated` on its devices.",
     )
     for device in host.devices:
         if device.backend == "cuda":
@@ -172,6 +172,22 @@ def check_present(host: Host) -> None:
                 where=where,
                 hint=HINT,
             )
+
+
+def check_threads(host: Host, *, where: str) -> None:
+    """Refuses a host whose devices are processes, where the threads of one process run steps.
+
+    Raises:
+        InvalidValue: it is one.
+    """
+    refuse_if(
+        host.processes,
+        "host",
+        host.name,
+        "a host whose devices are threads of one process (`cores`)",
+        where=where,
+        hint="Over processes, only `train`, `compare` and `measure` run placements so far, in worker processes.",
+    )
 
 
 def check_runs_here(host: Host, *, where: str = "measure", instead: str = "simulate instead") -> None:

@@ -27,7 +27,6 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs
-from rlplace.measure.execute.rank_processes import has_processes
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.isolate.fleet import Fleet
@@ -485,7 +484,7 @@ def packed_setup(problem: Problem, *, seed: int = 0, memory_limit_bytes: int | N
 
 def num_ranks(host: Host) -> int:
     """How many processes run a step on a host."""
-    return host.num_devices if has_processes(host) else 1
+    return host.num_devices if host.processes else 1
 
 
 def started(packed: Packed, count: int = 1) -> Fleet:

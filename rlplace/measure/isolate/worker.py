@@ -36,7 +36,7 @@ from rlplace.graphs.program import Origin
 from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.launch_code import WAITING, StepCode
-from rlplace.measure.execute.rank_processes import RankCrew, RankResidents, has_processes, serve_rank
+from rlplace.measure.execute.rank_processes import RankCrew, RankResidents, serve_rank
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.execute.shared_memory import Arena
 from rlplace.measure.hosts.host import Host
@@ -314,12 +314,11 @@ def op_at_fault(
         is_stuck: whether the step hung: then threads that wait for another's tensor are not at fault.
         is_traced: whether it was traced: its code has other lines.
     """
-    has_slots = has_processes(host)
     for frames in stacks_of(text):
         for depth, (file, line, _) in enumerate(frames):
             placed = _PLACED.match(file)
-            if placed is not None and not (is_stuck and depth == 0 and not has_slots):
-                code = StepCode(graph, host, plan, is_traced=is_traced, has_slots=has_slots)
+            if placed is not None and not (is_stuck and depth == 0 and not host.processes):
+                code = StepCode(graph, host, plan, is_traced=is_traced, has_slots=host.processes)
                 _, words = code.item_words(int(placed["device"]), line)
                 if is_stuck and depth == 0 and words.startswith(WAITING):
                     break

@@ -23,7 +23,14 @@ from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.graphs import Grouping
 from rlplace.measure import Costs, Device, Host, HostRunner, Link, Problem, Route, Simulator
 from rlplace.measure.hosts.host_file import save_host
-from rlplace.measure.hosts.resolve import HOST_WORDS, check_present, describe_hosts, list_presets, resolve_host
+from rlplace.measure.hosts.resolve import (
+    HOST_WORDS,
+    check_present,
+    check_threads,
+    describe_hosts,
+    list_presets,
+    resolve_host,
+)
 from rlplace.measure.timing.threads import usable_cores
 
 HERE = Host("here", (Device("cpu:0", "cpu-core", "cpu", 1 << 30, cores=(0,)),))
@@ -142,10 +149,18 @@ def test_a_preset_as_processes_differs_in_its_launchers_alone(name: str) -> None
     assert back == threads
 
 
-def test_a_step_over_processes_is_not_run_yet() -> None:
-    with pytest.raises(InvalidValue, match="a step cannot run over processes yet"):
-        check_present(resolve_host("procs"))
+def test_a_step_over_gpus_that_are_processes_is_not_run_yet() -> None:
+    check_present(resolve_host("procs"))
     check_present(resolve_host("2x8xA100-ib-procs"))
+    devices = (Device("cuda:0", "a GPU", "cuda", 1 << 30),)
+    with pytest.raises(InvalidValue, match="cannot run over GPUs that are processes yet"):
+        check_present(Host("gpu", devices, processes=True))
+
+
+def test_threads_refuse_devices_that_are_processes() -> None:
+    check_threads(resolve_host("cores"), where="a placed step")
+    with pytest.raises(InvalidValue, match="a placed step: host is 'procs'"):
+        check_threads(resolve_host("procs"), where="a placed step")
 
 
 def test_the_cpu_is_asked_for_as_cores() -> None:

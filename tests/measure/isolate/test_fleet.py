@@ -227,7 +227,7 @@ def test_the_others_are_measured_as_if_no_rank_had_failed(raced: dict[str, Measu
 
 def test_threads_of_one_process_refuse_a_host_of_processes() -> None:
     graph = training()
-    with pytest.raises(InvalidValue, match="needs worker processes"):
+    with pytest.raises(InvalidValue, match="measure in this process: host is 'procs'"):
         HostRunner(problem_of(graph), NaivePlanner(graph))
 
 
