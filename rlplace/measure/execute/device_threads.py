@@ -570,21 +570,28 @@ class CudaClock:
     """The clock of a GPU: marks are events on the calling thread's stream, as work ends long after it was launched.
 
     Their times are made comparable with the host's by one event whose end the host has seen, at the start of the job.
+    Each job uses the events of the one before: to make one costs more than to record it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._base = cuda.event(is_timed=True)
         self._base_s = 0.0
+        self._events: list[cuda.Event] = []
+        self._used = 0
 
     def start(self) -> None:
-        cuda.record(self._base, cuda.current_stream(self._device))
+        self._stream, self._used = cuda.current_stream(self._device), 0
+        cuda.record(self._base, self._stream)
         cuda.await_event(self._base)
         self._base_s = time.perf_counter()
 
     def mark(self) -> cuda.Event:
-        event = cuda.event(is_timed=True)
-        cuda.record(event, cuda.current_stream(self._device))
+        if self._used == len(self._events):
+            self._events.append(cuda.event(is_timed=True))
+        event = self._events[self._used]
+        self._used += 1
+        cuda.record(event, self._stream)
         return event
 
     def seconds(self, mark: cuda.Event) -> float:

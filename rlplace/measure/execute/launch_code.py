@@ -191,6 +191,8 @@ class StepCode:
         if not self._is_traced:
             return body
         is_timed = self._traced is None or not self._traced.isdisjoint(whole)
+        if item >= self._graph.num_ops and self._is_late[item - self._graph.num_ops]:
+            is_timed = False  # a GPU's copy is timed by its channel
         # without marks every line stays where it is: `item_words` needs not know what is traced
         return marked(whole[0], item, body) if is_timed else ["pass", *body, "pass"]
 
