@@ -283,7 +283,7 @@ def describe(posterior: Posterior, *, most: int = MOST) -> list[str]:
     late = [place for place in ranked[most:] if posterior.scales.items[place].kind in ("co-run", "moved")][:most]
     lines = [_line(posterior, place) for place in [*ranked[: max(most - len(late), 0)], *late]]
     if (tracing := posterior.scales.tracing) is not None:
-        cost = f"{tracing.added_s * 1e6:.1f} us an op, {tracing.share:.1%} of a step"
+        cost = f"{tracing.added_s * 1e6:.1f} us an op, {max(tracing.share, 0.0):.1%} of a step"
         lines.append(f"learned in place, from {counted(tracing.num_steps, 'traced step')}; tracing takes {cost}")
     return lines
 
