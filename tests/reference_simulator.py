@@ -228,6 +228,7 @@ class Reference:
     # following a plan
 
     def follow(self, sequence: list[Item]) -> None:
+        self.sequence = sequence
         self.start_s, self.end_s = {}, {}
         holds = {item: self.holds(item) for item in sequence}
         needs = {item: self.needs(item) for item in sequence}
@@ -335,8 +336,16 @@ class Reference:
         for item in self.end_s:
             if item[0] == "send" and self.kind(item) != "handover":
                 end = max(self.end_s["op", r] for r in self.readers[item[1]] if self.devices[r] == item[2])
-                found.append((item[2], self.start_s[item], end, int(self.graph.tensor_bytes[item[1]])))
+                found.append((item[2], self.taken_s(item), end, int(self.graph.tensor_bytes[item[1]])))
         return [(d, start, end, self.rounded(d, size)) for d, start, end, size in found]
+
+    def taken_s(self, copy: Item) -> float:
+        """When the destination takes the memory of a copy: a process that makes no copy itself is ready earlier."""
+        if not self.host.processes or any(isinstance(held, int) for held in self.holds(copy)):
+            return self.start_s[copy]
+        before = self.sequence[: self.sequence.index(copy)]
+        ready_s = max((self.end_s[item] for item in before if copy[2] in self.holds(item)), default=0.0)
+        return min(ready_s, self.start_s[copy])
 
     def rounded(self, device: int, size: int) -> int:
         granularity = self.host.devices[device].memory_granularity_bytes

@@ -208,6 +208,7 @@ class Compiled(Block):
     workspace_size: Longs  # (N * D,)
     state_size: Longs  # (C * N,)
     is_kept: Bytes  # (T,) never freed where it was made: of a source, or returned by the step
+    posts_receives: bool  # a copy that keeps no device busy has its memory before it starts
     has_pools: bool
     pool: Ints  # (D,) -1: a memory of its own
     num_accounts: int
@@ -297,6 +298,7 @@ def compile_problem(problem: Problem) -> Compiled:
         workspace_size=allocated(problem.workspace_bytes, np.array(granularity, dtype=np.int64)).ravel(),
         state_size=_rounded(graph.state_bytes, granularities),
         is_kept=is_kept,
+        posts_receives=host.processes,
         has_pools=bool(np.any(pool >= 0)),
         pool=pool,
         num_accounts=len(capacity),

@@ -249,6 +249,7 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
     n, num_tensors, num_devices = p.num_ops, p.num_tensors, p.num_devices
     run_ahead, most_links, launches = p.run_ahead, p.max_route_links, p.launches
     has_handovers, has_updates, has_pools = p.has_handovers, p.has_updates, p.has_pools
+    posts_receives = p.posts_receives
     is_source, op_time_s, atoms = pointer(p.is_source), pointer(p.op_time_s), pointer(p.atoms)
     input_offsets, input_tensors = pointer(p.input_offsets), pointer(p.input_tensors)
     output_offsets, tensor_op = pointer(p.output_offsets), pointer(p.tensor_op)
@@ -306,10 +307,10 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                 end = start + op_seconds(p, op_time_s, devices, item, device)
                 start_s[item] = start
                 end_s[item] = end
-                _occupy(atom_free_s, recent_s, recent_place, run_ahead, launches, atoms[device], end)
                 if has_updates and p.concerned[item]:
                     for a in range(awaited(p, placement, item, found)):
                         updated_s[found[a]] = max(updated_s[found[a]], end)
+            _occupy(atom_free_s, recent_s, recent_place, run_ahead, launches, atoms[device], end)
             # Then its memory: workspace and outputs from its start on; after its end, the workspace, outputs without
             # users, and inputs whose last user it was.
             step_s = max(step_s, end)
@@ -353,14 +354,14 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                     start_s[item] = end_s[item] = start
                 available_s[t * num_devices + device] = start
                 continue
+            own = held = 0
+            if route_kind[pair] == JOB:
+                own = held = atoms[device]
+            if blocks_source[pair]:
+                held |= atoms[source]
             if timed:
                 start, end = start_s[item], end_s[item]
             else:
-                own = held = 0
-                if route_kind[pair] == JOB:
-                    own = held = atoms[device]
-                if blocks_source[pair]:
-                    held |= atoms[source]
                 for a in range(most_links):
                     start = max(start, link_free_s[route_links[pair * most_links + a]])
                 rest = held
@@ -376,14 +377,16 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                 end_s[item] = end
                 for a in range(most_links):
                     link_free_s[route_links[pair * most_links + a]] = end
-                _occupy(atom_free_s, recent_s, recent_place, run_ahead, launches, held, end)
                 if has_updates:
                     updated_s[t] = max(updated_s[t], end)
-            # Memory of the copy from its start on; the original is freed if this was its last user.
+            _occupy(atom_free_s, recent_s, recent_place, run_ahead, launches, held, end)
+            # Memory of the copy from its start on, or from when its destination is free to wait for it; the original is
+            # freed if this was its last user.
+            taken = min(start, atom_free_s[device]) if posts_receives and held == 0 else start
             available_s[t * num_devices + device] = end
             last_use_s[t * num_devices + device] = end
             size = tensor_size[size_class[device] * num_tensors + t]
-            _note_both(time_s, num_bytes, base, count, has_pools, pool, device, 0, start, size)
+            _note_both(time_s, num_bytes, base, count, has_pools, pool, device, 0, taken, size)
             place = t * num_devices + source
             left = users[place] - 1
             users[place] = left

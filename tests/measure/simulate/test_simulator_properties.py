@@ -71,6 +71,9 @@ def test_agrees_with_the_reference(seed: int, num_ops: int) -> None:
     if rng.random() < 0.3:
         costs = replace(problem.costs, moved_factor=1.0 + rng.integers(0, 3, num_ops) / 4)
         problem = replace(problem, costs=costs)
+    if rng.random() < 0.3 and not any(device.members for device in problem.host.devices):
+        own = tuple(replace(device, dispatcher=device.dispatcher and device.name) for device in problem.host.devices)
+        problem = replace(problem, host=replace(problem.host, devices=own, processes=True))
     simulator = Simulator(problem, threads=1)
     plan, measurement = simulator.plan_and_time(devices, priorities)
     reference = Reference(problem, devices.tolist(), priorities.tolist())
