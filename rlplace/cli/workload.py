@@ -272,7 +272,8 @@ def compare(
     objective: str | None = None,
     true: str | None = None,
     measured: int | None = None,
-    trace: bool = True,
+    trace: bool = False,
+    no_trace: bool = False,
     seed: Seed = 0,
     workload_seed: Seed = 0,
     save: Path | None = None,
@@ -301,8 +302,9 @@ def compare(
             are off by factors drawn from it, each method measures a few plans, and its score is the true time of the
             one it names
         measured: plans that `learned` measures on this machine; with --true, plans that each method may measure
-        trace: on this machine, plans that calibrate the simulator, or that `learned` measures, also run a traced step,
-            from whose timeline they learn; with --true, measurements have timelines only if --trace is given
+        trace: with --true, measurements have timelines, from which `learned` and `traced-costs` learn
+        no_trace: on this machine, plans that calibrate the simulator, or that `learned` measures, run no traced step,
+            from whose timeline they learn otherwise
         seed: of every method's draws and of random ops; with --true, that of the truth where none is given
         workload_seed: of the workload's weights and inputs
         save: write METHOD-SEED.placement.json into this folder (and split files for dnn-partitioning files)
@@ -318,7 +320,7 @@ def compare(
     from rlplace.compare.run_compare import Output, run_compare, run_true_compare, split_methods, true_config
     from rlplace.partitioning import is_published_file, run_published
 
-    minimised, is_asked = "latency" if objective is None else objective, "trace" in GIVEN.get()
+    minimised = "latency" if objective is None else objective
     if minimised not in OBJECTIVES:
         raise UnknownName("objective", minimised, OBJECTIVES)
     output = Output(save, plot, is_quiet=quiet, is_table=not (quiet and json))
@@ -327,7 +329,7 @@ def compare(
             ("host", host, None, "A dnn-partitioning file carries its own host."),
             ("true", true, None, "A dnn-partitioning file says what its steps take."),
             ("measured", measured, None, "A dnn-partitioning file says what its steps take."),
-            ("trace", is_asked, False, "A dnn-partitioning file says what its steps take."),
+            ("trace", trace, False, "A dnn-partitioning file says what its steps take."),
             ("cluster", cluster, "off", "Problems of the published benchmark are solved on this machine."),
             ("micro_batches", asked.count, 1, "A dnn-partitioning file holds a step as it was cut by others."),
         ):
@@ -361,7 +363,7 @@ def compare(
             seed=seed,
             workload_seed=workload_seed,
         )
-        if true is not None or ((is_asked or measured is not None) and setup.host.is_simulated):
+        if true is not None or ((trace or measured is not None) and setup.host.is_simulated):
             hidden = true_config(
                 true,
                 measured,
@@ -371,7 +373,7 @@ def compare(
                 seeds=seeds,
                 objective=objective,
                 seed=seed if "seed" in GIVEN.get() else None,
-                is_traced=is_asked,
+                is_traced=trace,
             )
             result = run_true_compare(setup, output, hidden, cluster=cluster)
         elif minimised not in ("latency", "throughput"):
@@ -393,7 +395,7 @@ def compare(
                 isolated=setup.isolated,
                 seed=seed,
                 measured=measured,
-                is_traced=trace,
+                is_traced=not no_trace,
             )
             result = run_compare(setup, output, config, baselines, cluster=cluster)
     if json:

@@ -147,7 +147,7 @@ def test_what_traced_steps_told_is_in_the_equations(tmp_path: Path) -> None:
     slopes, targets = posterior.equations()
     before = posterior.scales.untraced
     assert before is not None
-    is_signature = np.array([item.kind == "signature" for item in scales.items])
+    is_signature = np.array([item.kind in ("signature", "moved signature") for item in scales.items])
     assert np.array_equal(before.deviation[~is_signature], scales.deviation[~is_signature])
     precision = np.diag(1.0 / before.deviation**2) + slopes.T @ slopes
     # combinations of which traces told less than a ten-thousandth are left out
