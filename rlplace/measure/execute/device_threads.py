@@ -12,18 +12,23 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from rlplace import cuda
 from rlplace.errors import RunnerError, UserError
 from rlplace.measure.execute.rank_programs import RankPrograms
+from rlplace.measure.execute.shared_heap import SharedHeap
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.problem import Plan
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions
 from rlplace.measure.timing.threads import pin_current_thread, set_intra_op_threads
+
+if TYPE_CHECKING:
+    from rlplace.graphs import OpGraph, OptimizerSpec
+    from rlplace.measure.execute.residents import Asked, Residents
 
 
 class Transport(Protocol):
@@ -304,14 +309,20 @@ class Worker:
         self._task = job, step, report
         self._go.release()
 
-    def wait(self, timeout_s: float) -> bool:
-        """Whether the job ended within `timeout_s`; a suspension of this process does not count."""
+    def wait(self, timeout_s: float, look: Callable[[], None] = lambda: None) -> bool:
+        """Whether the job ended within `timeout_s`; a suspension of this process does not count.
+
+        Args:
+            timeout_s: at most.
+            look: called several times a second meanwhile; the wait ends with what it raises.
+        """
         until_s, suspensions = time.monotonic() + timeout_s, Suspensions()
         while True:
             has_ended = self._done.acquire(timeout=min(max(until_s - time.monotonic(), 0.0), LOOKS_EVERY_S))
             until_s += suspensions.look()
             if has_ended or time.monotonic() >= until_s:
                 break
+            look()
         self.suspended_s = suspensions.seconds
         self.is_busy = self.is_busy and not has_ended
         return has_ended
@@ -366,9 +377,11 @@ class Crew:
         streams: of its GPUs.
         here: the devices whose code runs in this process.
         has_slots: whether tensors go from device to device through slots, which the plan assigns.
+        heap: memory that other processes of the host see; None where there are none.
     """
 
     has_slots = False
+    heap: SharedHeap | None = None
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.streams = Streams()
@@ -426,10 +439,11 @@ class Crew:
             RunnerError: a job raised: the first cause, chained. Or a GPU still runs launches of a failed step.
             TimeoutError: a job did not end within `deadline_s` seconds; its thread is left behind if it is stuck.
         """
-        if self._is_stopped:
-            raise RunnerError("its threads were ended (`close`), so nothing can run on them any more; make a new one")
+        self.look()
         if not self._is_settled and not self.settle():
-            raise RunnerError("a GPU is still busy with a step that did not end in time, in memory that this one needs")
+            raise RunnerError(
+                "a device is still busy with a step that did not end in time, in memory that this one needs"
+            )
         self._leave_behind([worker for worker in self.workers if worker.is_busy])
         causes: list[BaseException] = []  # what went wrong first: all that is reported after it is a consequence
         reporting = threading.Lock()
@@ -447,7 +461,7 @@ class Crew:
         try:
             for worker, job in zip(self.workers, jobs, strict=True):
                 worker.start(job, step, report)
-            while running and running[0].wait(until_s - time.monotonic()):
+            while running and running[0].wait(until_s - time.monotonic(), self.look):
                 until_s += running.pop(0).suspended_s
             if running:
                 report(_Late(f"device {running[0].device.name} did not end its part within {deadline_s:g} s"))
@@ -480,22 +494,43 @@ class Crew:
             for k, (source, to) in enumerate(ends)
         }
 
-    def load(self, key: int, plan: Plan, options: dict[str, Any]) -> None:
+    def look(self) -> None:
+        """Sees that steps can run.
+
+        Raises:
+            RunnerError: they cannot any more, and why.
+        """
+        if self._is_stopped:
+            raise RunnerError("its threads were ended (`close`), so nothing can run on them any more; make a new one")
+
+    def load(self, key: int, graph: OpGraph, plan: Plan, options: dict[str, Any], residents: Residents) -> None:
         """Loads a step in the other processes, where the crew has some."""
 
     def unload(self, key: int) -> None:
         """Unloads it there."""
 
-    def results(self, key: int) -> dict[int, torch.Tensor]:
-        """Of a step, by place, the results that other processes made."""
+    def follow(self, spec: OptimizerSpec | None, asked: Asked) -> None:
+        """Tells the other processes the options of updates, and where gradients go, in the steps to come."""
+
+    def give(self, key: int, tensors: Mapping[int, torch.Tensor], dropped: list[int]) -> None:
+        """Gives the other processes tensors of the heap for sources, by op, in the next part of a step in two parts.
+
+        Args:
+            key: of the step.
+            tensors: stay until that part has ended, and those of a first part until its second has.
+            dropped: steps whose second part will not run; it is emptied.
+        """
+
+    def results(self, key: int, indices: Sequence[int]) -> dict[int, torch.Tensor]:
+        """Of a step, by index, results that other processes made."""
         return {}
 
     def ask(self, *message: Any) -> list[Any]:
         """The answers of the other processes to a message."""
         return []
 
-    def job(self, device: int, key: int) -> Job:
-        """The part of a loaded step that another process runs."""
+    def job(self, device: int, key: int, part: int = 0) -> Job:
+        """What another process runs of a loaded step; of one in two parts, in the first (0) or the second (1)."""
         raise NotImplementedError
 
     def settle(self) -> bool:

@@ -301,9 +301,7 @@ def stacks_of(text: str) -> list[list[Frame]]:
     return stacks[first : first + 1] + stacks[:first] + stacks[first + 1 :]
 
 
-def op_at_fault(
-    text: str, graph: OpGraph, host: Host, plan: Plan, *, is_stuck: bool = False, is_traced: bool = False
-) -> str:
+def op_at_fault(text: str, graph: OpGraph, host: Host, plan: Plan, *, is_stuck: bool = False, **options: Any) -> str:
     """The op that ran, with its device and the user's line below it, in words; "" where the stacks do not tell.
 
     Args:
@@ -312,13 +310,13 @@ def op_at_fault(
         host: the devices.
         plan: the plans that ran.
         is_stuck: whether the step hung: then threads that wait for another's tensor are not at fault.
-        is_traced: whether it was traced: its code has other lines.
+        options: of its code, which has other lines where it was traced, say.
     """
     for frames in stacks_of(text):
         for depth, (file, line, _) in enumerate(frames):
             placed = _PLACED.match(file)
             if placed is not None and not (is_stuck and depth == 0 and not host.processes):
-                code = StepCode(graph, host, plan, is_traced=is_traced, has_slots=host.processes)
+                code = StepCode(graph, host, plan, has_slots=host.processes, **options)
                 _, words = code.item_words(int(placed["device"]), line)
                 if is_stuck and depth == 0 and words.startswith(WAITING):
                     break
