@@ -6,6 +6,7 @@ Programs that are wrong in one place, the mutants, are all rejected by that mach
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -170,6 +171,29 @@ def wait_before_post(made: RankPrograms) -> Mutant:
     return None
 
 
+def no_wait_before_the_first_reader(made: RankPrograms) -> Mutant:
+    """A received tensor is read without a wait."""
+    for rank, program in enumerate(made.programs):
+        received = {each.item for each in program if each.kind == "receive"}
+        for place, now in enumerate(program):
+            if now.kind == "wait" and now.item in received:
+                mutant = [list(each) for each in made.programs]
+                del mutant[rank][place]
+                return mutant, made.slots.of
+    return None
+
+
+def freed_before_it_is_sent(made: RankPrograms) -> Mutant:
+    """A tensor that is freed behind its send is freed before it."""
+    for rank, program in enumerate(made.programs):
+        for place, (now, then) in enumerate(pairwise(program)):
+            if now.kind == "send" and then.kind == "free" and now.tensors[0] in then.tensors:
+                mutant = [list(each) for each in made.programs]
+                mutant[rank][place : place + 2] = then, now
+                return mutant, made.slots.of
+    return None
+
+
 def slot_reused_early(made: RankPrograms) -> Mutant:
     """A copy goes to a slot whose copy is freed after it was received."""
     n = made.graph.num_ops
@@ -188,7 +212,10 @@ def slot_reused_early(made: RankPrograms) -> Mutant:
 
 @pytest.mark.parametrize(
     "mutate",
-    [send_behind_its_producer, swapped_pair, wait_before_post, slot_reused_early],
+    [
+        *(send_behind_its_producer, swapped_pair, wait_before_post, slot_reused_early),
+        *(no_wait_before_the_first_reader, freed_before_it_is_sent),
+    ],
     ids=lambda each: each.__name__,
 )
 def test_every_mutant_is_rejected(mutate: Callable[[RankPrograms], Mutant]) -> None:
