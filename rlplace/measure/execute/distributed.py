@@ -100,6 +100,8 @@ def connect(host: Host, rank: int, store: Store, *, interface: str = "lo") -> Wi
         RuntimeError: a rank did not come, or cannot be reached.
     """
     os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    # that messages of one group run in order, which is as it must be
+    os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0")
     place = torch_device(host.devices[rank])
     wires = {}
     for pair in permutations(range(host.num_devices), 2):
@@ -122,7 +124,8 @@ def make_group(pair: tuple[int, int], rank: int, place: torch.device, store: Sto
     if place.type == "cuda":
         from torch.distributed import ProcessGroupNCCL  # where PyTorch has no CUDA, this is not there
 
-        options = ProcessGroupNCCL.Options()
+        # its own streams are of the pool of the wires, never of that which compute streams come from
+        options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options._timeout = LATEST
         nccl: Any = ProcessGroupNCCL(prefixed, place_in_pair, 2, options)
         nccl.eager_connect_single_device(place)

@@ -6,12 +6,13 @@ Programs that are wrong in one place, the mutants, are all rejected by that mach
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from core_hosts import core_host
+from core_hosts import core_host, process_host
 from naive_plan import naive_plan, random_devices
 from random_problems import random_graph
 from rendezvous import Rejected, check_programs
@@ -238,3 +239,11 @@ def test_slots_of_a_chain_are_used_again() -> None:
     assert made.plan.num_transfers == 8
     assert set(made.slots.of) == {0, 1}
     assert made.slots.num_bytes == (12, 12)
+
+
+def test_a_program_between_ranks_without_a_memory_in_common_has_no_slots() -> None:
+    """Cores of one memory, then of two, print the same transfers."""
+    made, host = linear_programs(sends_wait=True), process_host(2)
+    apart = replace(host, devices=tuple(replace(device, memory_pool="") for device in host.devices))
+    slots = [[row["slot"] for row in made.rows(0, each) if row["kind"] == "send"] for each in (host, apart)]
+    assert slots == [[made.slots.of[0], made.slots.of[1], made.slots.of[4]], [None] * 3]
