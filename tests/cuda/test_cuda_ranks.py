@@ -9,17 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from fake_gpus.fake_ranks import fake_ranks, processes, rank_steps
 from fake_gpus.gpu_plans import MODELS, Setting, gpu_host, setting_of
 from fake_gpus.late_queues import POLICIES, Policy
-from fake_gpus.plan_runs import LATEST_S, judged, machine_installed, plain
+from fake_gpus.plan_runs import LATEST_S, judged, machine_installed
 from fake_gpus.vector_clocks import Actor, StreamActor
 
 from rlplace.errors import RunnerError
 from rlplace.graphs.optimizers import OPTIMIZERS
+from rlplace.measure.costs.costs import Costs
 from rlplace.measure.execute import launch_code
+from rlplace.measure.execute.rank_processes import RankResidents
 from rlplace.measure.execute.rank_programs import RankPrograms, rank_programs
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.host_runner import HostRunner
+from rlplace.measure.timing.race import RaceProtocol
 
 NUM_PLANS = 40
 
@@ -41,6 +46,11 @@ def test_random_plans(policy: Policy) -> None:
         verdict = judged(processes(setting, is_traced=seed % 4 == 0), policy, seed)
         assert not verdict.caught_by, f"{setting.name}: {verdict}"
     assert num_transfers > 10 * NUM_PLANS
+
+
+def problem_of(setting: Setting) -> Problem:
+    shape = (setting.graph.num_ops, setting.host.num_devices)
+    return Problem.grouped(setting.graph, setting.host, Costs(np.full(shape, 1e-5), "estimated"))
 
 
 def swapped(made: RankPrograms) -> RankPrograms | None:
@@ -101,7 +111,7 @@ def test_an_op_that_fails_is_named_and_its_ranks_run_nothing_more() -> None:
 
 
 def test_a_process_touches_no_gpu_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each other one would cost it a context there."""
+    """Each other one would cost it a context there; here plans are raced and traced."""
     setting = setting_of("two_layers", "adam", gpu_host(("cuda:0", "cuda:1", "cuda:2")), 0)
     used: dict[str, set[str]] = {}
     with machine_installed("lazy") as machine:
@@ -113,10 +123,19 @@ def test_a_process_touches_no_gpu_but_its_own(monkeypatch: pytest.MonkeyPatch) -
 
         monkeypatch.setattr(machine.order, "use", note)
         with fake_ranks(machine, setting) as crew:
-            steps = rank_steps(setting, crew)
-            for number in range(2):
-                steps[0].run(number, deadline_s=LATEST_S)
-            assert torch.isfinite(plain(steps[0].result))
+            problem = problem_of(setting)
+            residents = RankResidents(setting.graph, setting.host, crew)
+            protocol = RaceProtocol(warmup=1, min_rounds=2, max_rounds=2, num_traced=1)
+            simulator = Simulator(problem, threads=1)
+            runner = HostRunner(problem, simulator, protocol=protocol, crew=crew, residents=residents)
+            found = runner.measure_plans(setting.plans)
+            runner.close()
+    assert [each.status for each in found] == ["ok"] * len(setting.plans), found
+    is_run = ~setting.graph.is_source
+    for each in found:
+        assert each.timeline is not None
+        assert (each.timeline.op_end_s[is_run] > each.timeline.op_start_s[is_run]).all()
+    assert not machine.order.violations
     first = used.pop("MainThread") | used.pop("rlplace cuda:0")
     assert first == {"cuda:0"}
     assert used == {"rank 1": {"cuda:1"}, "rank 2": {"cuda:2"}}
