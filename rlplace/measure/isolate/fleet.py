@@ -52,12 +52,14 @@ class Fleet:
                 arena = sent.enter_context(contextlib.closing(Arena.new(num_ranks)))
                 pairs = [socket.socketpair() for _ in range(1, num_ranks)]
                 ends = [[sent.enter_context(each).fileno() for each in pair] for pair in pairs]
-                links = [(0, arena.file, *(ours for ours, _ in ends))]
-                links += [(rank, arena.file, theirs) for rank, (_, theirs) in enumerate(ends, start=1)]
+                store = os.memfd_create("rlplace")  # a file of which a killed process leaves nothing
+                sent.callback(os.close, store)
+                links = [(0, arena.file, store, *(ours for ours, _ in ends))]
+                links += [(rank, arena.file, store, theirs) for rank, (_, theirs) in enumerate(ends, start=1)]
             for link in links[first:]:
                 self.ranks.append(WorkerProcess(packed, link))
             if first:
-                file, *ours = map(os.dup, links[0][1:])
+                file, *ours = map(os.dup, (links[0][1], *links[0][3:]))
                 self.arena, self.links = Arena(file), [Connection(end) for end in ours]
             failed.pop_all()
 

@@ -6,11 +6,13 @@ Programs that are wrong in one place, the mutants, are all rejected by that mach
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from core_hosts import core_host
+from core_hosts import core_host, process_host
 from naive_plan import naive_plan, random_devices
 from random_problems import random_graph
 from rendezvous import Rejected, check_programs
@@ -170,6 +172,29 @@ def wait_before_post(made: RankPrograms) -> Mutant:
     return None
 
 
+def no_wait_before_the_first_reader(made: RankPrograms) -> Mutant:
+    """A received tensor is read without a wait."""
+    for rank, program in enumerate(made.programs):
+        received = {each.item for each in program if each.kind == "receive"}
+        for place, now in enumerate(program):
+            if now.kind == "wait" and now.item in received:
+                mutant = [list(each) for each in made.programs]
+                del mutant[rank][place]
+                return mutant, made.slots.of
+    return None
+
+
+def freed_before_it_is_sent(made: RankPrograms) -> Mutant:
+    """A tensor that is freed behind its send is freed before it."""
+    for rank, program in enumerate(made.programs):
+        for place, (now, then) in enumerate(pairwise(program)):
+            if now.kind == "send" and then.kind == "free" and now.tensors[0] in then.tensors:
+                mutant = [list(each) for each in made.programs]
+                mutant[rank][place : place + 2] = then, now
+                return mutant, made.slots.of
+    return None
+
+
 def slot_reused_early(made: RankPrograms) -> Mutant:
     """A copy goes to a slot whose copy is freed after it was received."""
     n = made.graph.num_ops
@@ -188,7 +213,10 @@ def slot_reused_early(made: RankPrograms) -> Mutant:
 
 @pytest.mark.parametrize(
     "mutate",
-    [send_behind_its_producer, swapped_pair, wait_before_post, slot_reused_early],
+    [
+        *(send_behind_its_producer, swapped_pair, wait_before_post, slot_reused_early),
+        *(no_wait_before_the_first_reader, freed_before_it_is_sent),
+    ],
     ids=lambda each: each.__name__,
 )
 def test_every_mutant_is_rejected(mutate: Callable[[RankPrograms], Mutant]) -> None:
@@ -211,3 +239,11 @@ def test_slots_of_a_chain_are_used_again() -> None:
     assert made.plan.num_transfers == 8
     assert set(made.slots.of) == {0, 1}
     assert made.slots.num_bytes == (12, 12)
+
+
+def test_a_program_between_ranks_without_a_memory_in_common_has_no_slots() -> None:
+    """Cores of one memory, then of two, print the same transfers."""
+    made, host = linear_programs(sends_wait=True), process_host(2)
+    apart = replace(host, devices=tuple(replace(device, memory_pool="") for device in host.devices))
+    slots = [[row["slot"] for row in made.rows(0, each) if row["kind"] == "send"] for each in (host, apart)]
+    assert slots == [[made.slots.of[0], made.slots.of[1], made.slots.of[4]], [None] * 3]
