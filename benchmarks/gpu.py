@@ -124,6 +124,8 @@ def stages(host: str, count: int, scratch: Path) -> list[Stage]:
     checks("attention", "attention on a GPU and on the CPU", mixed, 45)
     checks("out-of-memory", "a GPU with 4 MiB", mixed, 45, "out_of_memory")
     checks("memory", "peaks, counted and simulated", halves, 60)
+    processes = host.replace("cores", "procs") or "cuda-procs"
+    checks("processes", "a process for each GPU, and NCCL", processes, 90, is_timed=True)
     checks("profiles", "links and ops", host or "auto+cpu", 60, is_timed=True)
     checks("traces", "what tracing a step costs", mixed, 60, is_timed=True)
     checks("traces-parts", "the same on parts", halves, 60, "traces", is_timed=True)

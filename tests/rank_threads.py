@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
 
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure.execute.distributed import Wires
 from rlplace.measure.execute.rank_processes import RankCrew, serve_rank
 from rlplace.measure.execute.shared_memory import Arena
 from rlplace.measure.hosts.host import Host
 
 
 @contextlib.contextmanager
-def rank_threads(graph: OpGraph, host: Host, *, seed: int = 0) -> Iterator[RankCrew]:
-    """A crew whose devices but the first are served by other threads."""
+def rank_threads(
+    graph: OpGraph, host: Host, *, seed: int = 0, wires: Callable[[int], Wires] | None = None
+) -> Iterator[RankCrew]:
+    """A crew whose devices but the first are served by other threads.
+
+    Args:
+        graph: with its program.
+        host: its devices.
+        seed: of values that the graph does not hold.
+        wires: of a rank, which it makes together with all others; by default tensors go through slots.
+    """
     arena = Arena.new(host.num_devices)
     links = [Pipe() for _ in host.devices[1:]]
+
+    def serve(rank: int, link: Connection[Any, Any]) -> None:
+        made = None if wires is None else wires(rank)
+        serve_rank(graph, host, rank, Arena(arena.file), link, seed=seed, wires=made)
+
     threads = [
-        threading.Thread(
-            target=serve_rank, args=(graph, host, rank, Arena(arena.file), theirs), kwargs={"seed": seed}, daemon=True
-        )
+        threading.Thread(target=serve, args=(rank, theirs), name=f"rank {rank}", daemon=True)
         for rank, (_, theirs) in enumerate(links, start=1)
     ]
     for thread in threads:
         thread.start()
-    crew = RankCrew(host, arena, links=[ours for ours, _ in links])
+    crew = RankCrew(host, arena, links=[ours for ours, _ in links], wires=None if wires is None else wires(0))
     try:
         yield crew
     finally:

@@ -99,6 +99,18 @@ def test_a_stage_runs_on_cores(stage: str, status: str, gpu: Any, monkeypatch: p
     assert found.status == status, found.line
 
 
+@pytest.mark.slow
+def test_the_stage_of_processes_runs_on_cores_with_gloo(gpu: Any) -> None:
+    found = importlib.import_module("gpu_stages.processes").run("procs:2")
+    assert (found.status, "losses differ by 0.0e+00" in found.line) == ("ok", True), found.line
+    assert sum(found.figures["transfers"]) > 30
+
+
+def test_the_stage_of_processes_says_that_it_needs_two_devices(gpu: Any) -> None:
+    found = importlib.import_module("gpu_stages.processes").run("procs:1")
+    assert (found.status, "needs two GPUs" in found.line) == ("skipped", True)
+
+
 def test_the_sanitizer_watches_every_thread_that_runs_a_device(gpu: Any) -> None:
     from rlplace.measure.execute import device_threads
 

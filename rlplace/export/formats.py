@@ -311,12 +311,12 @@ def program_of_run(folder: Path, rank: int, *, workload: str | None = None) -> d
         host = session.host
         if not 0 <= rank < host.num_devices:
             raise InvalidValue("rank", rank, f"0..{host.num_devices - 1}, a device of the run's host", where="explain")
-        ranks = rank_programs(CapturedRun.of(request).graph, host, request.placement.plan)
+        ranks = rank_programs(CapturedRun.of(request).graph, host, request.placement.plan, sends_wait=host.sends_wait)
     return {
         "schema": 1,
         "rank": rank,
         "device": host.devices[rank].name,
-        "slot_bytes": list(ranks.slots.num_bytes),
+        "slot_bytes": [] if host.sends_wait else list(ranks.slots.num_bytes),
         "program": ranks.rows(rank, host),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from fake_gpus.fake_ranks import processes
 from fake_gpus.gpu_plans import gpu_host, input_elsewhere, late_copy, setting_of
 from fake_gpus.late_queues import POLICIES, Policy
 from fake_gpus.mutants import Mutant, alive
@@ -18,6 +19,7 @@ from fake_gpus.scenarios import (
     module_of_several_callers,
     placed_model,
 )
+from rlplace.measure.execute import distributed
 
 
 @functools.cache
@@ -26,6 +28,7 @@ def runs() -> dict[str, Body]:
     parts = setting_of("batch_norm_train", "adam", gpu_host(("cuda:0/0", "cuda:0/1", "cuda:1", "cuda:2", "cpu")), 1)
     pair = setting_of("tied", "momentum", gpu_host(("cuda:0", "cuda:1")), 0)
     plain = setting_of("linear", "sgd", gpu_host(("cuda:0", "cuda:1")), 0)
+    three = setting_of("batch_norm_train", "adam", gpu_host(("cuda:0", "cuda:1", "cuda:2")), 0)
     return {
         "parts of GPUs and the CPU": trained(parts),
         "two GPUs": trained(pair),
@@ -41,6 +44,9 @@ def runs() -> dict[str, Body]:
         "clock": clock_alone,
         "failure": failed_and_run_again(pair, 6),
         "gang": gang(late_copy()),
+        "processes": processes(three),
+        "processes, late copy": processes(late_copy()),
+        "processes, traced": processes(three, is_traced=True),
     }
 
 
@@ -53,8 +59,11 @@ def catches(mutant: Mutant, *, policies: tuple[Policy, ...] = POLICIES, is_first
         is_first: the first that fails is enough.
     """
     found: list[str] = []
+    is_of_processes = mutant.module is distributed or "_made()" in mutant.text
     with alive(mutant):
         for name, body in runs().items():
+            if is_of_processes and not name.startswith("processes"):
+                continue
             for policy in policies:
                 verdict = judged(body, policy, 1)
                 if verdict.caught_by:

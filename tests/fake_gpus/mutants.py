@@ -18,20 +18,21 @@ from typing import Any
 from rlplace.export.placed import graphs as placed_graph
 from rlplace.export.placed import placed_model
 from rlplace.export.placed import placed_module as module_graph
-from rlplace.measure.execute import device_threads, launch_code, placed_step, residents
+from rlplace.measure.execute import device_threads, distributed, launch_code, placed_step, residents
 
 MODULES: tuple[ModuleType, ...] = (
     placed_step,
     residents,
     device_threads,
+    distributed,
     placed_graph,
     module_graph,
     placed_model,
 )
 ORDERING = {"record", "wait", "keep_for", "await_event", "await_stream", "await_all"}
 METHODS = {("self._ready", "release"), ("self._copied", "release"), ("self._copied", "acquire")}
-METHODS |= {("self.streams", "settle")}
-EMITTED = ("_done()", "_copied()", "_wait()", "_arrived()")
+METHODS |= {("self.streams", "settle"), ("work", "wait")}
+EMITTED = ("_done()", "_copied()", "_wait()", "_arrived()", "_made()")
 """What lines of generated code that order a transfer end with."""
 SLOTS = "._taken_lines"
 """Its lines are for slots in shared memory, which steps on GPUs do not use (`tests/measure/execute`)."""

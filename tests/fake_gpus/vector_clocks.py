@@ -188,11 +188,13 @@ class Order:
         """`host` drops the last reference: its owner may reuse the memory at once, after what both know."""
         if memory.owner is None:
             return
-        owned = self._known(host, memory.owner)
+        known = [host.clock, self._known(host, memory.owner)]
+        # what a stream that it is kept for has waited for by now is done when that stream is
+        known += [self.actors[actor].clock for actor in memory.kept]
         for actor, (count, what) in memory.used.items():
             if actor == memory.owner.number or actor in memory.kept:
                 continue
-            if max(host.clock.get(actor, 0), owned.get(actor, 0)) < count:
+            if max(clock.get(actor, 0) for clock in known) < count:
                 name = self.actors[actor].name
                 self.blame("freed", f"{memory.name} of {memory.owner} is freed by {host}; {what} on {name} may use it")
 

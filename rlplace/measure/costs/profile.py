@@ -193,7 +193,7 @@ def profile_costs(
     keep_freed_memory()
     crew = Crew(host.devices)
     try:
-        with limited_memory(host):
+        with limited_memory(host.devices):
             profiler = _Profiler(
                 graph, host, crew, num_steps, warmup, most_s, on_progress or (lambda _: None), watch or Watch()
             )

@@ -12,7 +12,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -304,12 +304,19 @@ class Worker:
         self._task = job, step, report
         self._go.release()
 
-    def wait(self, timeout_s: float) -> bool:
-        """Whether the job ended within `timeout_s`; a suspension of this process does not count."""
+    def wait(self, timeout_s: float, is_hopeless: Callable[[], bool] = bool) -> bool:
+        """Whether the job ended within `timeout_s`; a suspension of this process does not count.
+
+        Args:
+            timeout_s: seconds.
+            is_hopeless: whether it will hardly end any more: then it has `GRACE_S` left.
+        """
         until_s, suspensions = time.monotonic() + timeout_s, Suspensions()
         while True:
             has_ended = self._done.acquire(timeout=min(max(until_s - time.monotonic(), 0.0), LOOKS_EVERY_S))
             until_s += suspensions.look()
+            if not has_ended and is_hopeless():
+                until_s, is_hopeless = min(until_s, time.monotonic() + GRACE_S), bool
             if has_ended or time.monotonic() >= until_s:
                 break
         self.suspended_s = suspensions.seconds
@@ -366,9 +373,11 @@ class Crew:
         streams: of its GPUs.
         here: the devices whose code runs in this process.
         has_slots: whether tensors go from device to device through slots, which the plan assigns.
+        sends_wait: whether a send may wait for its receive.
+        is_spent: whether it can run nothing any more: another one is needed.
     """
 
-    has_slots = False
+    has_slots = sends_wait = is_spent = False
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.streams = Streams()
@@ -447,8 +456,9 @@ class Crew:
         try:
             for worker, job in zip(self.workers, jobs, strict=True):
                 worker.start(job, step, report)
-            while running and running[0].wait(until_s - time.monotonic()):
+            while running and running[0].wait(until_s - time.monotonic(), self.is_hopeless):
                 until_s += running.pop(0).suspended_s
+            running = [worker for worker in running if not (self.is_hopeless() and worker.wait(0.0))]
             if running:
                 report(_Late(f"device {running[0].device.name} did not end its part within {deadline_s:g} s"))
         except BaseException as error:  # Ctrl-C while waiting
@@ -493,6 +503,14 @@ class Crew:
     def ask(self, *message: Any) -> list[Any]:
         """The answers of the other processes to a message."""
         return []
+
+    def is_hopeless(self) -> bool:
+        """Whether the step was given up, and cannot wake all that wait in it."""
+        return False
+
+    def part(self, run: Job, channels: Mapping[int, Transport]) -> Job:
+        """One device's part of a step, from its code and its channels."""
+        return run
 
     def job(self, device: int, key: int) -> Job:
         """The part of a loaded step that another process runs."""

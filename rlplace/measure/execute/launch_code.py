@@ -23,10 +23,11 @@ class StepCode:
     """Generated code of one plan.
 
     In the code, `t5` is tensor 5, `v7` view 7, `f3` the call of op 3, `u3` the updater of the run that op 3 ends, `c2`
-    constant 2, `k4` channel 4 by its methods (`k4_send`, `k4_wait`, `k4_take`, `k4_done`, `k4_copied`, and where a GPU
-    copies `k4_arrived` before the first read), `s6` signal 6 (`s6_set`, `s6_wait`), `O` the results, `a8` takes
-    gradient 8 out, `S` keeps the values of the first part of a step in two parts for the second part; in traced code
-    `clock`, `B` and `E` record when each item began and ended, and `hold` holds a GPU back.
+    constant 2, `k4` channel 4 by its methods (`k4_send`, `k4_wait`, `k4_take`, `k4_done`, `k4_copied`, where a GPU
+    copies `k4_arrived` before the first read, and where it sends to another process `k4_made` behind the producer),
+    `s6` signal 6 (`s6_set`, `s6_wait`), `O` the results, `a8` takes gradient 8 out, `S` keeps the values of the first
+    part of a step in two parts for the second part; in traced code `clock`, `B` and `E` record when each item began and
+    ended, and `hold` holds a GPU back.
 
     Args:
         graph: with its program.
@@ -39,6 +40,7 @@ class StepCode:
         second: items of the second part of a step in two parts, the last ones of the plan's sequence; gradients are
             then results of the second part.
         has_slots: copies go through slots: their producer makes them, and they are read there.
+        sends_wait: a send may wait for its receive: both stand at the transfer's own place.
         devices: those whose code is wanted; all by default.
 
     Attributes:
@@ -70,9 +72,10 @@ class StepCode:
         hands_out: bool = False,
         second: Collection[int] | None = None,
         has_slots: bool = False,
+        sends_wait: bool = False,
         devices: Collection[int] | None = None,
     ) -> None:
-        self._has_slots = has_slots
+        self._has_slots, self._sends_wait = has_slots, sends_wait
         self._graph, self._host, self._plan, self._is_traced = graph, host, plan, is_traced
         self._traced = None if traced is None else frozenset(traced)
         self._hold_every = hold_every
@@ -86,16 +89,20 @@ class StepCode:
         makers = graph.tensor_op[[self._program.base(ref) for ref in out]].tolist()
         self._handed = grouped(zip(makers, enumerate(out), strict=True))  # op -> gradients that it makes
         kept = [self._program.base(ref) for ref, _ in self.results]
-        self.ranks = ranks = rank_programs(graph, host, plan, kept=kept, second=self._second)
+        self.ranks = ranks = rank_programs(graph, host, plan, kept=kept, second=self._second, sends_wait=sends_wait)
         self.signals, self.is_handover, self.update_runs = ranks.signals, ranks.is_handover, ranks.update_runs
         sent, updated = plan.transfer_tensor.tolist(), set(graph.mutation_tensor.tolist())
-        # by slots: when a send returns, its copy has been made
-        self.acknowledged = frozenset(k for k, tensor in enumerate(sent) if tensor in updated and not has_slots)
+        # by slots: when a send returns, its copy has been made; where sends wait, the sender knows by itself
+        is_silent = has_slots or sends_wait
+        self.acknowledged = frozenset(k for k, tensor in enumerate(sent) if tensor in updated and not is_silent)
         sources = plan.devices[graph.tensor_op[plan.transfer_tensor]].tolist()
         backends = [device.backend for device in host.devices]
         ends = zip(sources, plan.transfer_destination.tolist(), strict=True)
         # by transfer: a copy that goes on once it was taken
-        self._is_late = ["cuda" in (backends[source], backends[destination]) for source, destination in ends]
+        self._is_late = [sends_wait or "cuda" in (backends[a], backends[b]) for a, b in ends]
+        # the ends of transfers of each tensor whose making a GPU marks, as it is sent later
+        told = enumerate(zip(sent, sources, strict=True))
+        self._marked = grouped((t, k) for k, (t, source) in told if sends_wait and backends[source] == "cuda")
         offsets, inputs = graph.input_offsets.tolist(), graph.input_tensors.tolist()
         self._reads = [inputs[offsets[op] : offsets[op + 1]] for op in range(graph.num_ops)]
         self._runs = {updates[-1]: updates for each in self.update_runs for updates in each}  # by its last update
@@ -124,6 +131,7 @@ class StepCode:
         lines = [f"{''.join(f'O[{index}] = ' for index in own)}None"] if own and not self._is_split else []
         handed = (op for op in self.items[device] if op in self._handed and op in self._program.sources)
         lines += [line for op in handed for line in self._handed_out(op, words)]
+        lines += self._given_lines(device, is_second=False)
         owners = [-1] * len(lines)  # the item of each line
         is_first, made = self._is_split, set[int]()
         is_held = self._hold_every > 0 and self._host.devices[device].backend == "cuda"
@@ -171,7 +179,7 @@ class StepCode:
         if kind == "receive" and self._has_slots:  # its producer does all of it
             return []
         if kind == "receive":
-            before = [f"k{k}_wait()"]
+            before = [f"k{k}_wait()"] * (not self._sends_wait)
             is_told = k in self.acknowledged and not self.is_handover[k]
             body = [f"t{tensors[0]} = k{k}_take()", *[f"k{k}_done()"] * is_told]
         elif kind == "updates":
@@ -181,6 +189,7 @@ class StepCode:
             body = words.call(item, self._program.calls[item])  # type: ignore[arg-type]
         body = self._timed(self._runs[item] if kind == "updates" else (item,), item, body)
         after = [f"s{signal}_set()" for signal in self.signals.sets.get(item, ())]
+        after += self._made_lines(tensors if kind != "receive" else ())
         return [*before, *body, *after, *(self._handed_out(item, words) if kind == "op" else [])]
 
     def _timed(self, whole: Sequence[int], item: int, body: list[str]) -> list[str]:
@@ -192,6 +201,15 @@ class StepCode:
             is_timed = False  # a GPU's copy is timed by its channel
         # without marks every line stays where it is: `item_words` needs not know what is traced
         return marked(whole[0], item, body) if is_timed else ["pass", *body, "pass"]
+
+    def _made_lines(self, tensors: Iterable[int]) -> list[str]:
+        """Marks behind the making of tensors that are sent later."""
+        return [f"k{k}_made()" for tensor in tensors for k in self._marked.get(tensor, ())]
+
+    def _given_lines(self, device: int, *, is_second: bool) -> list[str]:
+        """The same for tensors of sources, where the part begins that they are given for."""
+        sources = (op for op in self.items[device] if op in self._program.sources and (op in self._second) == is_second)
+        return self._made_lines(int(self._graph.output_offsets[op]) for op in sources)
 
     def _taken_lines(self, device: int, transfer: int) -> list[str]:
         """The code of a wait for a copy in a slot; that its original may be overwritten needs no waiting."""
@@ -228,7 +246,8 @@ class StepCode:
         comma = "," if kept else ""
         lines = self._result_lines(device, words, is_second=False)
         words.forget_all()
-        return [*lines, f"S.append(({kept}{comma}))", "return None", "def second(step):", f"({kept}{comma}) = S.pop()"]
+        lines += [f"S.append(({kept}{comma}))", "return None", "def second(step):", f"({kept}{comma}) = S.pop()"]
+        return [*lines, *self._given_lines(device, is_second=True)]
 
     def _handed_out(self, item: int, words: Expressions) -> list[str]:
         """Hands out the gradients that an item makes."""

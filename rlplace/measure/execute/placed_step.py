@@ -38,6 +38,7 @@ from rlplace.measure.execute.device_threads import (
     release_all,
     torch_device,
 )
+from rlplace.measure.execute.distributed import DistributedChannel
 from rlplace.measure.execute.launch_code import StepCode
 from rlplace.measure.execute.rank_programs import Run
 from rlplace.measure.execute.residents import GradientsOut, Resident, Residents, seeded
@@ -105,6 +106,7 @@ class PlacedStep:
             hands_out=gradients is not None,
             second=second,
             has_slots=crew.has_slots,
+            sends_wait=crew.sends_wait,
             devices=crew.here,
         )
         self._marks = Marks([clock_of(device) if is_traced else HostClock() for device in host.devices])
@@ -207,13 +209,16 @@ class PlacedStep:
         return {index: each for index, each in enumerate(self._results) if each is not None}
 
     @property
-    def own_marks(self) -> tuple[dict[int, Any], dict[int, Any]]:
-        """Marks of the begin and of the end, by item, that this process made."""
-        begin, end = (
-            {item: mark for item, mark in enumerate(marks) if mark is not None}
-            for marks in (self._marks.begin, self._marks.end)
+    def own_marks(self) -> tuple[dict[int, float], dict[int, float]]:
+        """When items began and ended, as far as this process, of one device, knows: seconds by `time.perf_counter`."""
+        clock, n = self._marks.clocks[self._crew.here[0]], self._graph.num_ops
+        sent = {n + k: each for k, each in self._channels.items() if isinstance(each, DistributedChannel)}
+        begin = dict(enumerate(self._marks.begin)) | {item: each.began for item, each in sent.items()}
+        end = dict(enumerate(self._marks.end)) | {item: each.ended for item, each in sent.items()}
+        begin_s, end_s = (
+            {item: clock.seconds(mark) for item, mark in marks.items() if mark is not None} for marks in (begin, end)
         )
-        return begin, end
+        return begin_s, end_s
 
     @property
     def result(self) -> Any:
@@ -238,11 +243,16 @@ class PlacedStep:
             RunnerError: the step is not loaded.
         """
         self._require_loaded()
-        for theirs in self._crew.ask("marks", self._key):
-            for own, marks in zip((self._marks.begin, self._marks.end), theirs, strict=True):
-                for item, mark in marks.items():
-                    own[item] = mark
-        made = self._graph, self._host, self.plan, self._code, self._marks, self._channels
+        marks, channels = self._marks, self._channels
+        if len(self._crew.here) < self._host.num_devices:
+            marks = Marks([HostClock()] * self._host.num_devices, started_s=marks.started_s)
+            marks.renew(self._graph.num_ops + self.plan.num_transfers)
+            for told in (self.own_marks, *self._crew.ask("marks", self._key)):
+                for known, seconds in zip((marks.begin, marks.end), told, strict=True):
+                    for item, at_s in seconds.items():  # a transfer begins when both of its ends are there
+                        known[item] = max(at_s, known[item] or at_s)
+            channels = {}
+        made = self._graph, self._host, self.plan, self._code, marks, channels
         return step_timeline(*made, has_memory=has_memory)
 
     def _abort(self) -> None:
@@ -300,7 +310,7 @@ class PlacedStep:
         }
         self._namespaces.append(names)
         exec(self._compiled[device], names)
-        run: Job = names["run"]
+        run = self._crew.part(names["run"], self._channels)
         if not self._is_traced:
             return run
 
@@ -354,6 +364,7 @@ class PlacedStep:
 
 
 CHANNEL_METHODS = {
+    "made": "mark_made",
     "send": "send",
     "take": "take",
     "wait": "wait_ready",

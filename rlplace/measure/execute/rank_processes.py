@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,6 +28,7 @@ from rlplace.measure.execute.device_threads import (
     Worker,
     as_device,
 )
+from rlplace.measure.execute.distributed import DistributedChannel, Wires, distributed_channels
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.rank_programs import RankPrograms
 from rlplace.measure.execute.residents import Resident, Residents
@@ -72,10 +73,10 @@ class RankWorker(Worker):
 
         return start
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float, is_hopeless: Callable[[], bool] = bool) -> bool:
         if not self.is_busy:
             return True
-        has_ended = super().wait(timeout_s)
+        has_ended = super().wait(timeout_s, is_hopeless)
         if has_ended and self._arena.has_failed(self._rank) and self._report is not None:
             self._report(_error(*self.link.recv()))
         return has_ended
@@ -126,14 +127,22 @@ class RankCrew(Crew):
         arena: shared by all of them.
         rank: the device whose part of each step this process runs.
         links: to the processes of the other devices, in order; none where another process runs steps.
+        wires: of this rank, where tensors go over these; by default they go through slots in the arena.
     """
 
-    has_slots = True
-
-    def __init__(self, host: Host, arena: Arena, *, rank: int = 0, links: Sequence[Connection[Any, Any]] = ()) -> None:
+    def __init__(
+        self,
+        host: Host,
+        arena: Arena,
+        *,
+        rank: int = 0,
+        links: Sequence[Connection[Any, Any]] = (),
+        wires: Wires | None = None,
+    ) -> None:
         super().__init__(host.devices[:1] if links else ())
         self.here = (rank,)
-        self._arena = arena
+        self._arena, self._wires = arena, wires
+        self.has_slots, self.sends_wait = wires is None, wires is not None
         self._others = [
             RankWorker(device, other, arena, link)
             for other, (device, link) in enumerate(zip(host.devices[1:], links), start=1)
@@ -148,6 +157,9 @@ class RankCrew(Crew):
             "a host on which every tensor is copied between devices",
             hint="Gangs need threads: use `cores`.",
         )
+        if self._wires is not None:
+            sent = distributed_channels(self._wires, made, self.here[0], self._arena.abort, is_traced=is_traced)
+            return dict(sent)
         if self._others:
             self._arena.make_room(made.plan.num_transfers, slot_offsets(made.slots)[1])
         return dict(shared_channels(self._arena, made, self.here[0]))
@@ -168,6 +180,26 @@ class RankCrew(Crew):
     def job(self, device: int, key: int) -> Job:
         return self._others[device - 1].job(key) if self._others else lambda _: None
 
+    def is_hopeless(self) -> bool:
+        return self.sends_wait and self._arena.is_aborted
+
+    def part(self, run: Job, channels: Mapping[int, Transport]) -> Job:
+        if not self.sends_wait:
+            return run
+        sent = [channel for channel in channels.values() if isinstance(channel, DistributedChannel)]
+        place = next((wire.place for wire in (self._wires or {}).values()), torch.device("cpu"))
+
+        def whole(step: int) -> None:
+            run(step)
+            for channel in sent:
+                channel.settle()
+            # a receive whose sender has failed does not end
+            while place.type == "cuda" and not cuda.is_done(cuda.current_stream(place)):
+                if self._arena.is_aborted:
+                    raise Woken
+
+        return whole
+
     def ask(self, *message: Any) -> list[Any]:
         """The answers of all other processes.
 
@@ -183,6 +215,9 @@ class RankCrew(Crew):
         return answers
 
     def settle(self) -> bool:
+        if self.sends_wait:  # messages of the failed step are on the wires
+            self.is_spent, self._is_settled = True, False
+            return False
         if self._others and not any(worker.is_busy for worker in self.workers):
             self._arena.reset()
         return super().settle()
@@ -224,6 +259,7 @@ def serve_rank(
     *,
     seed: int = 0,
     watch: Watch | None = None,
+    wires: Wires | None = None,
 ) -> None:
     """Runs the parts of steps that belong to a device, on the calling thread, until the other process is gone.
 
@@ -235,8 +271,9 @@ def serve_rank(
         link: to the process that runs steps (`RankCrew`).
         seed: of values that the graph does not hold.
         watch: told, between steps, that one may begin.
+        wires: as of `RankCrew`.
     """
-    crew = RankCrew(host, arena, rank=rank)
+    crew = RankCrew(host, arena, rank=rank, wires=wires)
     threading.current_thread().name = f"rlplace {host.devices[rank].name}"  # as of a device's thread
     served = _Rank(graph, host, crew, Residents(graph, host, seed=seed, is_apart=True))
     go, done = arena.task_signals(rank)

@@ -177,7 +177,8 @@ class RankPrograms:
         """The program of a rank for people and tools: one row an instruction.
 
         A row has its `kind`, the names of the `ops` that it runs or whose tensors it is about, these `tensors`, their
-        `bytes`, and of a transfer the `peer` (the other device) and the `slot` (None for a hand-over).
+        `bytes`, and of a transfer the `peer` (the other device) and the `slot` (None for a hand-over, and
+        where processes have no memory in common).
         """
         graph, plan, n = self.graph, self.plan, self.graph.num_ops
         runs = {ops[-1]: ops for ops in self.update_runs[rank]}
@@ -189,7 +190,8 @@ class RankPrograms:
             if kind in ("send", "receive", "wait"):
                 ends = int(plan.devices[ops[0]]), int(plan.transfer_destination[item - n])
                 peer = host.devices[ends[rank == ends[0]]].name
-                slot = None if self.is_handover[item - n] else self.slots.of[item - n]
+                has_slot = not (self.is_handover[item - n] or host.sends_wait)
+                slot = self.slots.of[item - n] if has_slot else None
             rows.append(
                 {
                     "kind": kind,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import Updater, UpdateState, updater
 from rlplace.graphs.program import Update
 from rlplace.measure.execute.device_threads import torch_device
-from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.host import Device, Host
 
 CPU = "cpu"
 """The memory of every core."""
@@ -130,8 +130,8 @@ class Residents:
     def reset(self) -> None:
         """Residents that steps change are as at capture, and optimizers before their first step."""
         changed = set(self._graph.tensor_op[self._graph.mutation_tensor].tolist())
-        for home, place in self._places.items():
-            with torch.no_grad(), cuda.settled(place):
+        for home in {home for _, home in self.made}:  # a process that has one GPU touches no other
+            with torch.no_grad(), cuda.settled(self._places[home]):
                 for (op, where), tensor in self._tensors.items():
                     if op in changed and where == home:
                         tensor.copy_(self._original(op))
@@ -261,10 +261,10 @@ def _mix(*values: int) -> int:
     return state >> 1
 
 
-def gpu_capacities(host: Host) -> dict[torch.device, int]:
+def gpu_capacities(devices: Iterable[Device]) -> dict[torch.device, int]:
     """Bytes for tensors on each physical GPU: `memory_bytes` without `context_bytes`, summed over its parts."""
     capacities: dict[torch.device, int] = defaultdict(int)
-    for device in host.devices:
+    for device in devices:
         if device.backend == "cuda":
             index, _ = cuda.parse_name(device.name) or (0, 0)
             capacities[torch.device("cuda", index)] += max(device.memory_bytes - device.context_bytes, 0)
@@ -272,12 +272,12 @@ def gpu_capacities(host: Host) -> dict[torch.device, int]:
 
 
 @contextlib.contextmanager
-def limited_memory(host: Host) -> Iterator[None]:
-    """While active, allocations beyond the memory of `host` in this process fail as out of memory.
+def limited_memory(devices: Iterable[Device]) -> Iterator[None]:
+    """While active, allocations of this process beyond the memory of `devices` fail as out of memory.
 
     So a host file that says 8 GB is true on a GPU of 80 GB. Of cores nothing is limited.
     """
-    capacities = gpu_capacities(host)
+    capacities = gpu_capacities(devices)
     for place, num_bytes in capacities.items():
         cuda.limit_memory(place, num_bytes)
     if capacities:  # what PyTorch keeps from before could be used beyond the limit

@@ -230,6 +230,11 @@ class Host:
         return any(device.backend == "simulated" for device in self.devices)
 
     @cached_property
+    def sends_wait(self) -> bool:
+        """Whether its devices are processes without a memory in common: then a send may wait for its receive."""
+        return self.processes and int(self.shares_memory.sum()) < self.num_devices * (self.num_devices - 1)
+
+    @cached_property
     def shares_memory(self) -> NDArray[np.bool_]:
         """(D, D): whether two devices share one memory; False on the diagonal."""
         import numpy as np  # the command line reads hosts before it needs arrays

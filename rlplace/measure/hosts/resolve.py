@@ -148,16 +148,17 @@ def check_present(host: Host) -> None:
 
     Raises:
         InvalidValue: a GPU that PyTorch does not see, one that is there both whole and in parts, a core that this
-            process may not use, or GPUs that are processes.
+            process may not use, or processes that are neither the cores of one memory nor whole GPUs.
     """
     if host.is_simulated:
         return
     where = f"host {host.name!r}"
+    kinds = {"part of a GPU" if "/" in device.name else device.backend for device in host.devices}
     refuse_if(
-        host.processes and any(device.backend == "cuda" for device in host.devices),
+        host.processes and kinds not in ({"cpu"}, {"cuda"}),
         "processes",
         True,
-        "false: a step cannot run over GPUs that are processes yet",
+        "false: a step runs over processes of cores, or of whole GPUs",
         where=where,
         hint="Use `cuda`; to simulate this host, set `backend: simulated` on its devices.",
     )

@@ -7,6 +7,7 @@ one does.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from multiprocessing.connection import Connection
 from typing import Any
@@ -45,8 +46,10 @@ class Fleet:
                 arena = sent.enter_context(contextlib.closing(Arena.new(num_ranks)))
                 pairs = [socket.socketpair() for _ in range(1, num_ranks)]
                 ends = [[sent.enter_context(each).fileno() for each in pair] for pair in pairs]
-                links = [(0, arena.file, *(ours for ours, _ in ends))]
-                links += [(rank, arena.file, theirs) for rank, (_, theirs) in enumerate(ends, start=1)]
+                store = os.memfd_create("rlplace")  # a file of which a killed process leaves nothing
+                sent.callback(os.close, store)
+                links = [(0, arena.file, store, *(ours for ours, _ in ends))]
+                links += [(rank, arena.file, store, theirs) for rank, (_, theirs) in enumerate(ends, start=1)]
             for link in links:
                 self.ranks.append(WorkerProcess(packed, link))
             failed.pop_all()

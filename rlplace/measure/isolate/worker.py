@@ -34,10 +34,12 @@ from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
 from rlplace.measure.costs.profile import profile_costs
+from rlplace.measure.execute import distributed
 from rlplace.measure.execute.device_threads import Crew
+from rlplace.measure.execute.distributed import Wires, connect
 from rlplace.measure.execute.launch_code import WAITING, StepCode
 from rlplace.measure.execute.rank_processes import RankCrew, RankResidents, serve_rank
-from rlplace.measure.execute.residents import Residents
+from rlplace.measure.execute.residents import Residents, limited_memory
 from rlplace.measure.execute.shared_memory import Arena
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import memory_watch
@@ -86,7 +88,8 @@ LIFELINE = str(Path(__file__).with_name("lifeline.py"))
 ALIVE = 1
 """Place of the pipe of the lifeline among the descriptors that a worker inherits."""
 Link = tuple[int, ...]
-"""Of a rank: its index, then descriptors: of the `Arena`, and of messages between the first rank and the others."""
+"""Of a rank: its index, then descriptors: of the `Arena`, of the memory in which ranks find each other (`_wires`), and
+of messages between the first rank and the others."""
 
 
 class CannotIsolate(RunnerError):
@@ -314,11 +317,13 @@ def op_at_fault(
         is_stuck: whether the step hung: then threads that wait for another's tensor are not at fault.
         is_traced: whether it was traced: its code has other lines.
     """
-    for frames in stacks_of(text):
+    for stack in stacks_of(text):
+        frames = [frame for frame in stack if frame[0] != distributed.__file__]  # which waits as the op's own line does
         for depth, (file, line, _) in enumerate(frames):
             placed = _PLACED.match(file)
             if placed is not None and not (is_stuck and depth == 0 and not host.processes):
-                code = StepCode(graph, host, plan, is_traced=is_traced, has_slots=host.processes)
+                has_slots = host.processes and not host.sends_wait
+                code = StepCode(graph, host, plan, is_traced=is_traced, has_slots=has_slots, sends_wait=host.sends_wait)
                 _, words = code.item_words(int(placed["device"]), line)
                 if is_stuck and depth == 0 and words.startswith(WAITING):
                     break
@@ -377,6 +382,15 @@ def _problem(setup: Setup) -> Problem:
     return dataclasses.replace(setup.problem, graph=graph)
 
 
+def _wires(host: Host, rank: int, store: int) -> Wires | None:
+    """The wires of a rank to others that it has no memory in common with; the ranks find each other in a file."""
+    if not host.sends_wait:
+        return None
+    from torch._C._distributed_c10d import FileStore
+
+    return connect(host, rank, FileStore(f"/proc/self/fd/{store}", host.num_devices))
+
+
 class _Rank:
     """One device that is not the first: it is told what to run by the process of the first.
 
@@ -388,20 +402,25 @@ class _Rank:
     def __init__(self, setup: Setup, link: Link) -> None:
         keep_freed_memory()
         self._setup, self._problem, self._room = setup, _problem(setup), Room(Watch())
-        self._rank, arena, messages = link
+        self._rank, arena, store, messages = link
         self._arena = Arena(arena)
+        self._wires = _wires(self._problem.host, self._rank, store)
+        self._limits = contextlib.ExitStack()
+        self._limits.enter_context(limited_memory([self._problem.host.devices[self._rank]]))
         self._link: Connection[Any, Any] = Connection(messages)
 
     def room_bytes(self) -> float:
         """As of `_Worker`."""
         room = memory_watch.room_bytes(self._problem.host, self._setup.memory_limit_bytes)
-        self._room.limit(room)
+        if self._problem.host.devices[self._rank].backend == "cpu":
+            self._room.limit(room)
         return room
 
     def serve(self) -> None:
         """Runs its parts of steps until the other process is gone."""
         graph, host, seed = self._problem.graph, self._problem.host, self._setup.seed
-        serve_rank(graph, host, self._rank, self._arena, self._link, seed=seed, watch=self._room)
+        served = self._arena, self._link
+        serve_rank(graph, host, self._rank, *served, seed=seed, watch=self._room, wires=self._wires)
 
 
 class _Worker:
@@ -422,9 +441,10 @@ class _Worker:
         self._arena = Arena(link[1]) if link else None
         crew, residents = Crew(problem.host.devices), Residents(problem.graph, problem.host, seed=setup.seed)
         if self._arena is not None:
-            ranks = RankCrew(problem.host, self._arena, links=[Connection(file) for file in link[2:]])
+            others = [Connection(file) for file in link[3:]]
+            ranks = RankCrew(problem.host, self._arena, links=others, wires=_wires(problem.host, 0, link[2]))
             crew, residents = ranks, RankResidents(problem.graph, problem.host, ranks, seed=setup.seed)
-        self._problem, self._memory_limit_bytes = problem, setup.memory_limit_bytes
+        self._problem, self._crew, self._memory_limit_bytes = problem, crew, setup.memory_limit_bytes
         self._origin, self._connection, self._board = origin, connection, board
         self._room = Room(board)
         self._has_gpus = any(device.backend == "cuda" for device in problem.host.devices)
@@ -513,10 +533,10 @@ class _Worker:
         )
 
     def _is_fatal(self, error: Exception) -> bool:
-        """Whether others cannot be measured here after it: the GPU is lost, or memory that the op may still hold."""
+        """Whether others cannot be measured here after it: a GPU or a transfer is lost, or memory is still held."""
         if isinstance(error, _OutOfMemoryElsewhere):
             return False
-        return cuda.is_lost(error) or (not self._has_gpus and cuda.is_out_of_memory(error))
+        return cuda.is_lost(error) or self._crew.is_spent or (not self._has_gpus and cuda.is_out_of_memory(error))
 
     @cached_property
     def _with_model(self) -> OpGraph:

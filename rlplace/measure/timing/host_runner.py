@@ -116,7 +116,7 @@ class HostRunner:
         self._tracing: TracingCosts | None = None  # once anything was traced
         self._sample = np.random.default_rng(seed)  # of the ops that are traced
         self._limits = contextlib.ExitStack()
-        self._limits.enter_context(limited_memory(problem.host))
+        self._limits.enter_context(limited_memory([problem.host.devices[device] for device in self._crew.here]))
 
     def turn_to(self, problem: Problem, planner: Planner, reference: NDArray[np.int32]) -> None:
         """Continues with other costs of the same host, and another reference."""

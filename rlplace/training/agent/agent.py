@@ -309,6 +309,10 @@ class Agent:
             self._last_error = float(np.median(both[1]))
 
 
+LEAST_SEARCHED = 100
+"""Placements simulated for a plan with fewer of which a search finds nothing new."""
+
+
 def _scaled(budget: Budget, share: float) -> Budget:
     """So much of it, at least one placement simulated."""
     part = budget.evaluations * share
@@ -363,7 +367,7 @@ def learn_host(
     agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guide, knowledge=knowledge, is_traced=is_traced)
     begin, is_endless = time.monotonic(), math.isinf(budget.evaluations) and math.isinf(budget.seconds)
     evaluations = config.whole_evaluations(budget.measurements) if is_endless else budget.evaluations
-    has_searched = False
+    has_searched, granted = False, 0.0
     while (left := budget.measurements - agent.num_measured) > 0 and time.monotonic() - begin < budget.seconds:
         count, share = min(config.batch, left), config.share(agent.num_measured, budget.measurements)
         if is_traced:  # the first ones tell most: every batch is as large as all before it, up to the usual size
@@ -371,7 +375,11 @@ def learn_host(
             share = (1.0 - config.traced_share) * share if has_searched else config.traced_share
         plans = agent.survey() if is_traced and not agent.num_measured and left > 1 else []
         if not plans:  # or no drawn placement fits into memory
-            plans, has_searched = agent.propose(count, _scaled(Budget(evaluations, budget.seconds), share)), True
+            each, granted = _scaled(Budget(evaluations, budget.seconds), share), granted + count * evaluations * share
+            # what earlier batches simulated beyond their shares is taken from this one
+            most = max((granted - agent.evaluations) / count, LEAST_SEARCHED)
+            each = Budget(min(each.evaluations, _scaled(Budget(most), 1.0).evaluations), each.seconds)
+            plans, has_searched = agent.propose(count, each), True
         if not plans:
             break
         outcomes = measurer.measure_plans(plans)

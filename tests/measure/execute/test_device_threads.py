@@ -109,7 +109,7 @@ def test_an_assertion_of_a_job_is_a_cause_like_any_other(crew: Crew) -> None:
 
 def never_waited_for(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time that `worker` has is up at once; the others have all of theirs, however busy the machine."""
-    monkeypatch.setattr(worker, "wait", lambda timeout_s: False)
+    monkeypatch.setattr(worker, "wait", lambda *_: False)
 
 
 def test_when_the_time_is_up_the_first_that_has_not_ended_is_named(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:

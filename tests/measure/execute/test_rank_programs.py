@@ -6,11 +6,13 @@ Programs that are wrong in one place, the mutants, are all rejected by that mach
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from core_hosts import core_host
+from core_hosts import core_host, process_host
 from micrographs import op_graph
 from naive_plan import naive_plan, random_devices
 from random_problems import random_graph
@@ -173,6 +175,29 @@ def wait_before_post(made: RankPrograms) -> Mutant:
     return None
 
 
+def no_wait_before_the_first_reader(made: RankPrograms) -> Mutant:
+    """A received tensor is read without a wait."""
+    for rank, program in enumerate(made.programs):
+        received = {each.item for each in program if each.kind == "receive"}
+        for place, now in enumerate(program):
+            if now.kind == "wait" and now.item in received:
+                mutant = [list(each) for each in made.programs]
+                del mutant[rank][place]
+                return mutant, made.slots.of
+    return None
+
+
+def freed_before_it_is_sent(made: RankPrograms) -> Mutant:
+    """A tensor that is freed behind its send is freed before it."""
+    for rank, program in enumerate(made.programs):
+        for place, (now, then) in enumerate(pairwise(program)):
+            if now.kind == "send" and then.kind == "free" and now.tensors[0] in then.tensors:
+                mutant = [list(each) for each in made.programs]
+                mutant[rank][place : place + 2] = then, now
+                return mutant, made.slots.of
+    return None
+
+
 def slot_reused_early(made: RankPrograms) -> Mutant:
     """A copy goes to a slot before the copy in it is freed, or after, but its rank has heard of nothing since then."""
     plan, n = made.plan, made.graph.num_ops
@@ -199,7 +224,10 @@ def slot_reused_early(made: RankPrograms) -> Mutant:
 
 @pytest.mark.parametrize(
     "mutate",
-    [send_behind_its_producer, swapped_pair, wait_before_post, slot_reused_early],
+    [
+        *(send_behind_its_producer, swapped_pair, wait_before_post, slot_reused_early),
+        *(no_wait_before_the_first_reader, freed_before_it_is_sent),
+    ],
     ids=lambda each: each.__name__,
 )
 def test_every_mutant_is_rejected(mutate: Callable[[RankPrograms], Mutant]) -> None:
@@ -233,3 +261,11 @@ def test_a_slot_is_used_again_by_a_rank_that_heard_through_another_one_that_it_i
         made = rank_programs(graph, HOSTS[3], naive_plan(graph, devices))
         of = dict(zip(made.plan.transfer_tensor.tolist(), made.slots.of, strict=True))
         assert tuple(of[tensor] for tensor in (0, 1, 2, 3, 4) if tensor in of) == slots
+
+
+def test_a_program_between_ranks_without_a_memory_in_common_has_no_slots() -> None:
+    """Cores of one memory, then of two, print the same transfers."""
+    made, host = linear_programs(sends_wait=True), process_host(2)
+    apart = replace(host, devices=tuple(replace(device, memory_pool="") for device in host.devices))
+    slots = [[row["slot"] for row in made.rows(0, each) if row["kind"] == "send"] for each in (host, apart)]
+    assert slots == [[made.slots.of[0], made.slots.of[1], made.slots.of[4]], [None] * 3]

@@ -140,13 +140,13 @@ def parts() -> Host:
 
 
 def test_parts_of_a_gpu_add_up() -> None:
-    assert gpu_capacities(parts()) == {torch.device("cuda", 0): 900 + 850, torch.device("cuda", 1): 1000}
-    assert gpu_capacities(core_host(2)) == {}
+    assert gpu_capacities(parts().devices) == {torch.device("cuda", 0): 900 + 850, torch.device("cuda", 1): 1000}
+    assert gpu_capacities(core_host(2).devices) == {}
 
 
 def test_limits_end_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = plain_gpus.install(monkeypatch)
-    limits = limited_memory(parts())
+    limits = limited_memory(parts().devices)
     limits.__enter__()
     assert calls.limits == [("cuda:0", 1750), ("cuda:1", 1000)]
     assert limits.__exit__(ValueError, ValueError("boom"), None) is False
@@ -162,8 +162,8 @@ def test_a_lost_gpu_does_not_hide_what_lost_it(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(cuda, "limit_memory", limit)
     says = "CUDA error: an illegal memory access was encountered"
-    with pytest.raises(ValueError, match="boom"), limited_memory(parts()):
+    with pytest.raises(ValueError, match="boom"), limited_memory(parts().devices):
         raise ValueError("boom")
     says = "invalid device ordinal"
-    with pytest.raises(RuntimeError, match="ordinal"), limited_memory(parts()):
+    with pytest.raises(RuntimeError, match="ordinal"), limited_memory(parts().devices):
         pass

@@ -22,7 +22,7 @@ from rlplace.cli.main import main
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.graphs import Grouping
 from rlplace.measure import Costs, Device, Host, HostRunner, Link, Problem, Route, Simulator
-from rlplace.measure.hosts.host_file import save_host
+from rlplace.measure.hosts.host_file import Wiring, lay_routes, save_host
 from rlplace.measure.hosts.resolve import (
     HOST_WORDS,
     check_present,
@@ -149,12 +149,23 @@ def test_a_preset_as_processes_differs_in_its_launchers_alone(name: str) -> None
     assert back == threads
 
 
-def test_a_step_over_gpus_that_are_processes_is_not_run_yet() -> None:
+def test_a_step_runs_over_processes_of_cores_or_of_whole_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     check_present(resolve_host("procs"))
     check_present(resolve_host("2x8xA100-ib-procs"))
-    devices = (Device("cuda:0", "a GPU", "cuda", 1 << 30),)
-    with pytest.raises(InvalidValue, match="cannot run over GPUs that are processes yet"):
-        check_present(Host("gpu", devices, processes=True))
+    monkeypatch.setattr(cuda, "num_gpus", lambda: 1)
+    gpu, core = Device("cuda:0", "a GPU", "cuda", 1 << 30), resolve_host("procs:1").devices[0]
+    check_present(Host("gpu", (gpu,), processes=True))
+    parts = [dataclasses.replace(gpu, name=f"cuda:0/{part}") for part in range(2)]
+    for devices in ((gpu, core), parts):
+        names = tuple(each.name for each in devices)
+        links, routes = lay_routes([Wiring("pcie", 1e10, 1e-6, ports=names)], names, "test")
+        with pytest.raises(InvalidValue, match="over processes of cores, or of whole GPUs"):
+            check_present(Host("mixed", tuple(devices), links, routes, processes=True))
+
+
+def test_sends_wait_between_processes_without_a_memory_in_common() -> None:
+    words = ("procs:2", "cores:2", "4xV100-pcie-procs", "4xV100-pcie", "procs:1")
+    assert [resolve_host(word).sends_wait for word in words] == [False, False, True, False, False]
 
 
 def test_threads_refuse_devices_that_are_processes() -> None:

@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from rlplace.graphs import capture
 from rlplace.graphs.grouping.groups import group_ops
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import isolated_runner as wait_module
 from rlplace.measure.isolate.isolated_runner import IsolatedRunner
 from rlplace.measure.isolate.messages import TimeLimits
@@ -51,14 +53,20 @@ class NaivePlanner:
         return Measurement("ok", 1.0, peak_bytes=(0, 0))
 
 
-def problem_of(graph: OpGraph) -> Problem:
+def apart_host() -> Host:
+    """Two cores that have no memory in common: gloo carries tensors between them, as between machines."""
+    host = process_host(2)
+    return replace(host, devices=tuple(replace(device, memory_pool="") for device in host.devices))
+
+
+def problem_of(graph: OpGraph, host: Host | None = None) -> Problem:
     op_time_s = np.where(graph.is_source, 0.0, 1.0)
     costs = Costs(np.repeat(op_time_s[:, None], 2, axis=1), "estimated")
-    return Problem(graph, process_host(2), costs, group_ops(graph, op_time_s, 8))
+    return Problem(graph, host or process_host(2), costs, group_ops(graph, op_time_s, 8))
 
 
-def runner_of(graph: OpGraph, **options: object) -> IsolatedRunner:
-    return IsolatedRunner(problem_of(graph), NaivePlanner(graph), limits=PATIENT, **options)
+def runner_of(graph: OpGraph, host: Host | None = None, **options: object) -> IsolatedRunner:
+    return IsolatedRunner(problem_of(graph, host), NaivePlanner(graph), limits=PATIENT, **options)
 
 
 def training() -> OpGraph:
@@ -67,9 +75,13 @@ def training() -> OpGraph:
     return capture(case.model, case.inputs, case.loss_fn, "adam")
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[IsolatedRunner]:
-    made = runner_of(training())
+HOSTS = {"slots": process_host, "gloo": lambda _: apart_host()}
+"""By what carries tensors between ranks."""
+
+
+@pytest.fixture(scope="module", params=HOSTS)
+def runner(request: pytest.FixtureRequest) -> Iterator[IsolatedRunner]:
+    made = runner_of(training(), HOSTS[request.param](2))
     yield made
     made.close()
 
@@ -165,20 +177,20 @@ def test_a_rank_that_stopped_alone_is_named_and_the_fleet_replaced(
     assert runner.num_started == before + 1
 
 
-@pytest.fixture(scope="module")
-def raced() -> dict[str, Measurement]:
-    """Every fault, on the second rank, and two harmless plans, in one race."""
+def race_faults(kinds: Sequence[str], host: Host) -> dict[str, Measurement]:
+    """Faults on the second rank, and two harmless plans, in one race."""
     graph = faulty_graph()
     plans = {}
-    for index, kind in enumerate(FAULTS):
+    for kind in kinds:
         devices = np.zeros(graph.num_ops, dtype=np.int32)
-        devices[1 + index] = 1
+        devices[1 + FAULTS.index(kind)] = 1
         plans[kind] = naive_plan(graph, devices)
     for name, last in (("first", 0), ("second", 1)):
         devices = np.zeros(graph.num_ops, dtype=np.int32)
         devices[-1] = last
         plans[name] = naive_plan(graph, devices)
-    runner = runner_of(graph, memory_limit_bytes=SMALL, reference=np.zeros(graph.num_ops, dtype=np.int32))
+    reference = np.zeros(graph.num_ops, dtype=np.int32)
+    runner = runner_of(graph, host, memory_limit_bytes=SMALL, reference=reference)
     try:
         found = runner.measure_plans(list(plans.values()), protocol=PROTOCOL)
         last = pids(runner)
@@ -186,6 +198,23 @@ def raced() -> dict[str, Measurement]:
         runner.close()
     assert all(is_gone(pid) for pid in last)
     return dict(zip(plans, found, strict=True))
+
+
+@pytest.fixture(scope="module")
+def raced() -> dict[str, Measurement]:
+    """Every fault."""
+    return race_faults(FAULTS, process_host(2))
+
+
+@pytest.mark.slow
+def test_faults_of_ranks_without_a_memory_in_common() -> None:
+    """Their messages are lost in a step that failed, so each fault costs the processes, but no other plan."""
+    found = race_faults(("raise", "hang", "kill"), apart_host())
+    statuses = {name: outcome.status for name, outcome in found.items()}
+    assert statuses == {"raise": "error", "hang": "timeout", "kill": "error", "first": "ok", "second": "ok"}
+    assert "op 'faulty_4' (" in found["hang"].why
+    assert "on cpu:1: ValueError: boom" in found["raise"].why
+    assert "the worker of cpu:1 was ended from outside (SIGKILL)" in found["kill"].why
 
 
 @pytest.mark.slow

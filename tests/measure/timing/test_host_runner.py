@@ -311,7 +311,7 @@ def test_a_stuck_op_is_a_timeout_and_the_others_are_measured(monkeypatch: pytest
     graph, stuck, wait = risky_graph(), threading.Event(), Worker.wait
     runner = HostRunner(problem_of(graph), NaivePlanner(graph), protocol=PROTOCOL)
 
-    def wait_until_stuck(worker: Worker, timeout_s: float) -> bool:
+    def wait_until_stuck(worker: Worker, *_: object) -> bool:
         while not any(each._thread is state["stuck"] for each in runner._crew.workers):
             if wait(worker, 0.01):
                 return True

@@ -92,6 +92,13 @@ def test_what_it_simulates_is_near_the_budget() -> None:
 
 
 @pytest.mark.slow
+def test_what_a_batch_simulates_beyond_its_share_is_taken_from_the_next() -> None:
+    """Starts and relabelled placements are simulated beside the searches, a tenth of all: it does not add up."""
+    found = learn_host(PROBLEM, HiddenTruth(PROBLEM), Budget(20_000, measurements=32), seed=1, prior=PRIOR)
+    assert 19_000 <= found.evaluations <= 20_800
+
+
+@pytest.mark.slow
 def test_plans_are_unlike_each_other() -> None:
     measurer = HiddenTruth(PROBLEM)
     learn(measurer, 32)

@@ -1,0 +1,141 @@
+"""GPUs that are processes: what ranks launch is in order whatever the timing, though only messages order them.
+
+Losses must be those of one CPU core, to the bit. `test_cuda_mutants` takes every wait out in turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_gpus.fake_ranks import fake_ranks, processes, rank_steps
+from fake_gpus.gpu_plans import MODELS, Setting, gpu_host, setting_of
+from fake_gpus.late_queues import POLICIES, Policy
+from fake_gpus.plan_runs import LATEST_S, judged, machine_installed
+from fake_gpus.vector_clocks import Actor, StreamActor
+
+from rlplace.errors import RunnerError
+from rlplace.graphs.optimizers import OPTIMIZERS
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.execute import launch_code
+from rlplace.measure.execute.rank_processes import RankResidents
+from rlplace.measure.execute.rank_programs import RankPrograms, rank_programs
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.measure.timing.host_runner import HostRunner
+from rlplace.measure.timing.race import RaceProtocol
+
+NUM_PLANS = 40
+
+
+def ranks_setting(seed: int) -> Setting:
+    """A random model on two to four GPUs."""
+    generator = np.random.default_rng(seed)
+    model, optimizer = str(generator.choice(list(MODELS))), str(generator.choice(list(OPTIMIZERS)))
+    names = tuple(f"cuda:{gpu}" for gpu in range(2 + seed % 3))
+    return setting_of(model, optimizer, gpu_host(names), seed)
+
+
+@pytest.mark.parametrize("policy", ["now", *POLICIES])
+def test_random_plans(policy: Policy) -> None:
+    num_transfers = 0
+    for seed in range(NUM_PLANS):
+        setting = ranks_setting(seed)
+        num_transfers += sum(plan.num_transfers for plan in setting.plans)
+        verdict = judged(processes(setting, is_traced=seed % 4 == 0), policy, seed)
+        assert not verdict.caught_by, f"{setting.name}: {verdict}"
+    assert num_transfers > 10 * NUM_PLANS
+
+
+def problem_of(setting: Setting) -> Problem:
+    shape = (setting.graph.num_ops, setting.host.num_devices)
+    return Problem.grouped(setting.graph, setting.host, Costs(np.full(shape, 1e-5), "estimated"))
+
+
+def swapped(made: RankPrograms) -> RankPrograms | None:
+    """Two receives of a rank from one other change places, where the sizes of their tensors differ."""
+    plan, graph = made.plan, made.graph
+    source, to = plan.devices[graph.tensor_op[plan.transfer_tensor]], plan.transfer_destination
+    for a in range(plan.num_transfers):
+        for b in range(a + 1, plan.num_transfers):
+            one, other = (int(graph.tensor_bytes[plan.transfer_tensor[k]]) for k in (a, b))
+            if (source[a], to[a]) != (source[b], to[b]) or one == other:
+                continue
+            program = list(made.programs[to[a]])
+            first, second = (
+                next(at for at, each in enumerate(program) if (each.kind, each.item) == ("receive", graph.num_ops + k))
+                for k in (a, b)
+            )
+            program[first], program[second] = program[second], program[first]
+            programs = [tuple(program) if rank == to[a] else each for rank, each in enumerate(made.programs)]
+            parts: dict[str, Any] = {name: getattr(made, name) for name in RankPrograms.__dataclass_fields__}
+            return RankPrograms(**{**parts, "programs": tuple(programs)})
+    return None
+
+
+def test_messages_of_a_pair_in_another_order_are_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_swapped = 0
+    for seed in range(12):
+        setting = ranks_setting(seed)
+
+        def mutant(*args: Any, **given: Any) -> RankPrograms:
+            nonlocal num_swapped
+            made = rank_programs(*args, **given)
+            other = swapped(made)
+            num_swapped += other is not None
+            return other or made
+
+        before = num_swapped
+        with monkeypatch.context() as patch:
+            patch.setattr(launch_code, "rank_programs", mutant)
+            verdict = judged(processes(setting), "lazy", seed)
+        assert bool(verdict.caught_by) == (num_swapped > before), setting.name
+    assert num_swapped >= 12
+
+
+def test_an_op_that_fails_is_named_and_its_ranks_run_nothing_more() -> None:
+    """No memory is left at one allocation of a step after another; the other ranks give their parts up."""
+    setting = setting_of("linear", "adam", gpu_host(("cuda:0", "cuda:1")), 0)
+    assert setting.plans[0].num_transfers > 0
+    for allocation in (1, 3, 6, 9):
+        with machine_installed("random", allocation) as machine, fake_ranks(machine, setting) as crew:
+            steps = rank_steps(setting, crew)
+            assert not crew.is_spent
+            machine.fails_at = machine.num_allocations + allocation
+            with pytest.raises(RunnerError, match=r"(op|transfer) .* on cuda:[01]: OutOfMemoryError"):
+                steps[0].run(deadline_s=LATEST_S)
+            assert crew.is_spent
+            with pytest.raises(RunnerError):
+                steps[1].run(deadline_s=LATEST_S)
+
+
+def test_a_process_touches_no_gpu_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each other one would cost it a context there; here plans are raced and traced."""
+    setting = setting_of("two_layers", "adam", gpu_host(("cuda:0", "cuda:1", "cuda:2")), 0)
+    used: dict[str, set[str]] = {}
+    with machine_installed("lazy") as machine:
+        use = machine.order.use
+
+        def note(host: Actor, stream: StreamActor) -> None:
+            used.setdefault(host.name, set()).add(stream.name.rpartition(" ")[2])
+            use(host, stream)
+
+        monkeypatch.setattr(machine.order, "use", note)
+        with fake_ranks(machine, setting) as crew:
+            problem = problem_of(setting)
+            residents = RankResidents(setting.graph, setting.host, crew)
+            protocol = RaceProtocol(warmup=1, min_rounds=2, max_rounds=2, num_traced=1)
+            simulator = Simulator(problem, threads=1)
+            runner = HostRunner(problem, simulator, protocol=protocol, crew=crew, residents=residents)
+            found = runner.measure_plans(setting.plans)
+            runner.close()
+    assert [each.status for each in found] == ["ok"] * len(setting.plans), found
+    is_run = ~setting.graph.is_source
+    for each in found:
+        assert each.timeline is not None
+        assert (each.timeline.op_end_s[is_run] > each.timeline.op_start_s[is_run]).all()
+    assert not machine.order.violations
+    first = used.pop("MainThread") | used.pop("rlplace cuda:0")
+    assert first == {"cuda:0"}
+    assert used == {"rank 1": {"cuda:1"}, "rank 2": {"cuda:2"}}

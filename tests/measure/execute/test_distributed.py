@@ -1,0 +1,52 @@
+"""Steps over `torch.distributed`: with gloo between threads that stand for processes, equal to the bit to threads."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from core_hosts import core_host
+from naive_plan import naive_plan, random_devices
+from placed_steps import NUM_STEPS, run_placed
+from rank_threads import rank_threads
+from small_models import CASES
+from torch import Tensor
+
+from rlplace.graphs import capture
+from rlplace.measure.execute.device_threads import Crew
+from rlplace.measure.execute.distributed import Wires, connect
+from rlplace.measure.execute.placed_step import PlacedStep
+from rlplace.measure.execute.rank_processes import RankResidents
+from rlplace.measure.hosts.host import Host
+
+
+def gloo(host: Host) -> partial[Wires]:
+    """Makes the wires of a rank."""
+    store = torch.distributed.HashStore()
+    return partial(lambda rank: connect(host, rank, store))
+
+
+@pytest.mark.parametrize("name", ["linear", "batch_norm_train", "channels_last", "tied", "lstm", "attention"])
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_losses_are_those_of_threads_to_the_bit(name: str, num_devices: int) -> None:
+    torch.manual_seed(0)
+    case = CASES[name]()
+    graph = capture(case.model, case.inputs, case.loss_fn, "adamw", targets=case.targets)
+    host, generator = core_host(num_devices), np.random.default_rng(num_devices)
+    crew = Crew(host.devices)
+    with rank_threads(graph, host, wires=gloo(host)) as ranks:
+        for _ in range(3):
+            plan = naive_plan(graph, random_devices(graph, num_devices, generator), generator)
+            expected, _ = run_placed(graph, host, plan, crew)
+            residents = RankResidents(graph, host, ranks)
+            residents.reset()
+            step = PlacedStep(graph, host, plan, residents, ranks)
+            found: list[Tensor] = []
+            for number in range(NUM_STEPS):
+                step.run(number)
+                found.append(step.result.clone().reshape(()))
+            step.unload()
+            assert found == expected.losses
+    crew.stop()
