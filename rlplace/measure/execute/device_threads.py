@@ -12,7 +12,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -20,7 +20,7 @@ import torch
 from rlplace import cuda
 from rlplace.errors import RunnerError, UserError
 from rlplace.measure.execute.rank_programs import RankPrograms
-from rlplace.measure.execute.shared_heap import SharedHeap
+from rlplace.measure.execute.shared_heap import Place, SharedHeap
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.problem import Plan
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions
@@ -28,7 +28,6 @@ from rlplace.measure.timing.threads import pin_current_thread, set_intra_op_thre
 
 if TYPE_CHECKING:
     from rlplace.graphs import OpGraph, OptimizerSpec
-    from rlplace.measure.execute.residents import Asked, Residents
 
 
 class Transport(Protocol):
@@ -42,6 +41,27 @@ class Transport(Protocol):
 
     def abort(self) -> None:
         """Wakes all that wait in the step, which is given up."""
+
+
+class Placed(Protocol):
+    """Tensors that stay on devices from step to step, as other processes are told of them."""
+
+    def places(self, devices: Sequence[int], elsewhere: Collection[int]) -> dict[int, list[Place | None]]:
+        """By op, where the heap has them; `Residents` says more."""
+
+
+class Asked(NamedTuple):
+    """Gradients that are asked for.
+
+    Attributes:
+        into: by dotted name of their parameters: tensors that they are added to; None where they go to updates.
+        fresh: names of those tensors that hold nothing yet: they are overwritten.
+        loss_scale: the gradients are those of the loss times this.
+    """
+
+    into: Mapping[str, torch.Tensor] | None = None
+    fresh: Collection[str] = ()
+    loss_scale: float = 1.0
 
 
 class Channel:
@@ -507,7 +527,7 @@ class Crew:
         if self._is_stopped:
             raise RunnerError("its threads were ended (`close`), so nothing can run on them any more; make a new one")
 
-    def load(self, key: int, graph: OpGraph, plan: Plan, options: dict[str, Any], residents: Residents) -> None:
+    def load(self, key: int, graph: OpGraph, plan: Plan, options: dict[str, Any], residents: Placed) -> None:
         """Loads a step in the other processes, where the crew has some."""
 
     def unload(self, key: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pickle
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -20,8 +19,10 @@ from rlplace import cuda
 from rlplace.errors import RunnerError, refuse_if
 from rlplace.graphs import OpGraph, OptimizerSpec
 from rlplace.measure.execute.device_threads import (
+    Asked,
     Crew,
     Job,
+    Placed,
     RankFailed,
     Report,
     Transport,
@@ -32,7 +33,7 @@ from rlplace.measure.execute.device_threads import (
 from rlplace.measure.execute.distributed import DistributedChannel, Wires, distributed_channels
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.rank_programs import RankPrograms
-from rlplace.measure.execute.residents import Asked, GradientsOut, Resident, Residents
+from rlplace.measure.execute.residents import GradientsOut, Resident, Residents
 from rlplace.measure.execute.shared_heap import Layout, Place, SharedHeap
 from rlplace.measure.execute.shared_memory import Arena, shared_channels, slot_offsets
 from rlplace.measure.execute.two_part_step import TwoPartStep
@@ -65,7 +66,7 @@ class Lookout:
         """Told of a step that is about to be loaded, whose ops an error may name."""
 
     def packed(self, graph: OpGraph) -> bytes:
-        """A further graph, and its program, to be unpickled by the other ranks."""
+        """A further graph and its program, as a link sends them."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -111,8 +112,8 @@ class RankWorker(Worker):
             self._report(_error(*self._said(MESSAGE)))
         return has_ended
 
-    def ask(self, *message: Any) -> None:
-        """Sends a message; `answer` must be called then.
+    def ask(self, *message: Any, then: bytes = b"") -> None:
+        """Sends a message, and bytes that belong to it; `answer` must be called then.
 
         Raises:
             RunnerError: the last step has not ended there.
@@ -121,6 +122,8 @@ class RankWorker(Worker):
         self._num_asked += 1
         with contextlib.suppress(ConnectionError):  # it is gone: see `answer`
             self._link.send((self._num_asked, *message))
+            if then:
+                self._link.send_bytes(then)
         self._arena.set_task(self._rank, MESSAGE, 0)
         self._go.release()
 
@@ -219,12 +222,12 @@ class RankCrew(Crew):
         super().look()
         self._lookout.look()
 
-    def load(self, key: int, graph: OpGraph, plan: Plan, options: dict[str, Any], residents: Residents) -> None:
+    def load(self, key: int, graph: OpGraph, plan: Plan, options: dict[str, Any], residents: Placed) -> None:
         if not self._others:
             return
         if not any(known is graph for known in self._graphs):
             if self._graphs:
-                self.ask("add_graph", self._lookout.packed(graph))
+                self.ask("add_graph", then=self._lookout.packed(graph))
             self._graphs.append(graph)
         number = next(k for k, known in enumerate(self._graphs) if known is graph)
         self._lookout.note(key, graph, plan, options)
@@ -280,7 +283,7 @@ class RankCrew(Crew):
 
         return whole
 
-    def ask(self, *message: Any) -> list[Any]:
+    def ask(self, *message: Any, then: bytes = b"") -> list[Any]:
         """The answers of all other processes.
 
         Raises:
@@ -289,7 +292,7 @@ class RankCrew(Crew):
         """
         self.look()
         for worker in self._others:
-            worker.ask(*message)
+            worker.ask(*message, then=then)
         answers = [worker.answer() for worker in self._others]
         for error in answers:
             if isinstance(error, RankFailed):
@@ -365,7 +368,7 @@ def serve_rank(
     """
     crew = RankCrew(host, arena, rank=rank, wires=wires)
     threading.current_thread().name = f"rlplace {host.devices[rank].name}"  # as of a device's thread
-    served = _Rank(graph, host, crew, seed)
+    served = _Rank(graph, host, crew, link, seed)
     go, done = arena.task_signals(rank)
     with as_device(host.devices[rank], crew.streams):
         while True:
@@ -397,7 +400,8 @@ def serve_rank(
 class _Rank:
     """One device: what the other process may ask for, by name."""
 
-    def __init__(self, graph: OpGraph, host: Host, crew: RankCrew, seed: int) -> None:
+    def __init__(self, graph: OpGraph, host: Host, crew: RankCrew, link: Connection[Any, Any], seed: int) -> None:
+        self._link = link
         self._host, self._crew, self._here, self._heap = host, crew, crew.here[0], crew.heap
         self._seed = seed
         self._graphs: list[tuple[OpGraph, Residents]] = []
@@ -416,8 +420,8 @@ class _Rank:
         else:
             self._kept[key, number] = step.run_part(0, number)
 
-    def add_graph(self, data: bytes) -> None:
-        graph, program = pickle.loads(data)  # noqa: S301 - of the process that started this one
+    def add_graph(self) -> None:
+        graph, program = self._link.recv()
         self._with(dataclasses.replace(graph, program=program))
 
     def load(

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -22,7 +22,7 @@ from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import Updater, UpdateState, updater
 from rlplace.graphs.program import OptimizerSpec, Update
-from rlplace.measure.execute.device_threads import torch_device
+from rlplace.measure.execute.device_threads import Asked, torch_device
 from rlplace.measure.execute.shared_heap import Layout, Place, SharedHeap
 from rlplace.measure.hosts.host import Device, Host
 
@@ -224,20 +224,6 @@ class Residents:
         if value.dtype.is_floating_point:
             return (torch.randn(tuple(value.shape), generator=generator) * 0.02).to(value.dtype)
         return torch.zeros(tuple(value.shape), dtype=value.dtype)
-
-
-class Asked(NamedTuple):
-    """Gradients that are asked for.
-
-    Attributes:
-        into: by dotted name of their parameters: tensors that they are added to; None where they go to updates.
-        fresh: names of those tensors that hold nothing yet: they are overwritten.
-        loss_scale: the gradients are those of the loss times this.
-    """
-
-    into: Mapping[str, torch.Tensor] | None = None
-    fresh: Collection[str] = ()
-    loss_scale: float = 1.0
 
 
 class GradientsOut:

@@ -108,7 +108,7 @@ class Packed:
 
 
 def packed_alone(obj: Any) -> bytes:
-    """One object as bytes that `pickle.loads` reads in a process that this one started.
+    """One object as bytes that a connection sends to a process that this one started, which receives the object.
 
     Raises:
         Exception: any error of its pickling: a part of it belongs to this process alone.
