@@ -1,7 +1,13 @@
-"""A machine of ranks with finite slots: does it run these programs? Its sends wait for their receives, or do not."""
+"""A machine of ranks: does it run these programs? Its sends wait for their receives, or do not.
+
+Without waiting, it runs them in more than one order. First, destinations make the copies, as threads do. Then sources
+copy into slots, as processes do, and each rank is once as late as it can be: what runs before one of its instructions
+then is all that need not come after it. So a slot that may be filled while the copy in it is still read is found.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from rlplace.graphs.opgraph import OpGraph
@@ -24,8 +30,8 @@ def check_programs(
 ) -> None:
     """Runs programs as far as they go.
 
-    If sends wait, a transfer happens when both its ranks have it next and its slot is empty. Else a send waits for its
-    slot alone, and a receive for its send.
+    If sends wait, a transfer happens when both its ranks have it next. Else a send waits for nothing, so its slot must
+    be empty. A wait for a tensor waits for its send, one until a tensor may be overwritten for the copy.
 
     Args:
         made: of a plan.
@@ -37,17 +43,24 @@ def check_programs(
         Rejected: they cannot end, or some step of them is wrong.
     """
     programs = made.programs if programs is None else programs
-    machine = _Machine(made, programs, made.slots.of if slots is None else slots, sends_wait=sends_wait)
-    while any(machine.advance(rank) for rank in range(len(programs))):
-        pass
-    machine.check_end()
+    slots = made.slots.of if slots is None else slots
+    ranks = range(len(programs))
+    for late in [None] if sends_wait else [None, *ranks]:
+        machine = _Machine(made, programs, slots, sends_wait=sends_wait, has_slots=late is not None)
+        others = [rank for rank in ranks if rank != late]
+        while any(machine.advance(rank) for rank in others) or (late is not None and machine.advance(late, most=1)):
+            pass
+        machine.check_end()
 
 
 class _Machine:
-    def __init__(self, made: RankPrograms, programs: Programs, slots: Sequence[int], *, sends_wait: bool) -> None:
+    def __init__(
+        self, made: RankPrograms, programs: Programs, slots: Sequence[int], *, sends_wait: bool, has_slots: bool
+    ) -> None:
         self.graph: OpGraph = made.graph
         self.plan: Plan = made.plan
-        self.programs, self.slots, self.sends_wait = programs, slots, sends_wait
+        self.programs, self.slots = programs, slots
+        self.sends_wait, self.has_slots = sends_wait, has_slots
         graph, plan = self.graph, self.plan
         self.runs = {run[-1]: run for each in made.update_runs for run in each}
         self.at = [0] * len(programs)
@@ -75,16 +88,16 @@ class _Machine:
         program = self.programs[rank]
         return program[self.at[rank]] if self.at[rank] < len(program) else None
 
-    def advance(self, rank: int) -> bool:
-        """Runs a rank until it has to wait; whether it did anything."""
+    def advance(self, rank: int, most: int = sys.maxsize) -> bool:
+        """Runs so many instructions of a rank, until it has to wait; whether it did any."""
         begin = self.at[rank]
-        while (now := self.next(rank)) is not None:
+        while (now := self.next(rank)) is not None and self.at[rank] < begin + most:
             if now.kind in ("send", "receive"):
                 if not self.transfer(rank, now):
                     break
                 continue  # both have moved on
-            if now.kind == "wait" and rank == self.ends(now.item)[0] and self.is_under_way(now):
-                break  # the original may not be overwritten yet
+            if now.kind == "wait" and not self.sends_wait and not self.is_over(rank, now):
+                break
             getattr(self, now.kind)(rank, now)
             self.at[rank] += 1
         return self.at[rank] > begin
@@ -98,11 +111,12 @@ class _Machine:
         if now.kind == "send" and tensor not in self.held[source]:
             raise Rejected(f"{now}: the tensor is not there")
         if not self.sends_wait:
-            if (now.kind == "send" and not self.fills(k)) or (now.kind == "receive" and k not in self.sent):
-                return False
-            self.sent.add(k)
             if now.kind == "receive":
                 self.receive(k, tensor, destination)
+            elif self.has_slots and self.in_slot.setdefault(self.slots[k], k) != k:
+                raise Rejected(f"{now}: transfer {self.in_slot[self.slots[k]]} may still be read in its slot")
+            else:
+                self.sent.add(k)
             self.at[rank] += 1
             return True
         there = self.next(other)
@@ -114,17 +128,10 @@ class _Machine:
             return False
         if there.item != now.item:
             raise Rejected(f"rank {rank} has {now}, and rank {other} has {there}: the data would be mixed up")
-        if not self.fills(k):
-            return False
         self.receive(k, tensor, destination)
         self.at[rank] += 1
         self.at[other] += 1
         return True
-
-    def fills(self, transfer: int) -> bool:
-        """Whether its slot is empty; it is full from now on."""
-        slot = self.slots[transfer]
-        return slot < 0 or self.in_slot.setdefault(slot, transfer) == transfer
 
     def receive(self, transfer: int, tensor: int, destination: int) -> None:
         if tensor in self.held[destination]:
@@ -132,15 +139,15 @@ class _Machine:
         self.held[destination].add(tensor)
         self.posted[destination].add(transfer)
 
-    def is_under_way(self, now: Instruction) -> bool:
-        """Whether a transfer was sent and not received yet."""
-        k = now.item - self.graph.num_ops
-        return k in self.sent and k not in self.posted[self.destinations[k]]
+    def is_over(self, rank: int, now: Instruction) -> bool:
+        """Whether a wait may end: the tensor was sent, or its copy was made."""
+        k, destination = now.item - self.graph.num_ops, self.ends(now.item)[1]
+        return k in self.sent and (rank == destination or self.has_slots or k in self.posted[destination])
 
     def wait(self, rank: int, now: Instruction) -> None:
         source, destination = self.ends(now.item)
         k = now.item - self.graph.num_ops
-        if k not in self.posted[destination]:
+        if k not in self.posted[destination] and not (self.has_slots and rank == source):
             raise Rejected(f"rank {rank} waits for transfer {k}, which was not posted")
         if rank == destination:
             self.arrived[rank].add(now.tensors[0])

@@ -33,7 +33,7 @@ class Transport(Protocol):
         """Gives the tensor to the destination, which `wait_ready` waits for."""
 
     def take(self) -> torch.Tensor:
-        """The tensor at the destination; where it lies in a slot, `release` ends its use."""
+        """The tensor at the destination."""
 
     def abort(self) -> None:
         """Wakes all that wait in the step, which is given up."""

@@ -24,10 +24,10 @@ class StepCode:
 
     In the code, `t5` is tensor 5, `v7` view 7, `f3` the call of op 3, `u3` the updater of the run that op 3 ends, `c2`
     constant 2, `k4` channel 4 by its methods (`k4_send`, `k4_wait`, `k4_take`, `k4_done`, `k4_copied`, where a GPU
-    copies `k4_arrived` before the first read, where it sends to another process `k4_made` behind the producer, and
-    where it has a slot `k4_room` before and `k4_release` after its use), `s6` signal 6 (`s6_set`, `s6_wait`), `O` the
-    results, `a8` takes gradient 8 out, `S` keeps the values of the first part of a step in two parts for the second
-    part; in traced code `clock`, `B` and `E` record when each item began and ended, and `hold` holds a GPU back.
+    copies `k4_arrived` before the first read, and where it sends to another process `k4_made` behind the producer),
+    `s6` signal 6 (`s6_set`, `s6_wait`), `O` the results, `a8` takes gradient 8 out, `S` keeps the values of the first
+    part of a step in two parts for the second part; in traced code `clock`, `B` and `E` record when each item began and
+    ended, and `hold` holds a GPU back.
 
     Args:
         graph: with its program.
@@ -95,7 +95,6 @@ class StepCode:
         # by slots: when a send returns, its copy has been made; where sends wait, the sender knows by itself
         is_silent = has_slots or sends_wait
         self.acknowledged = frozenset(k for k, tensor in enumerate(sent) if tensor in updated and not is_silent)
-        self._followed = frozenset(ranks.slots.earlier if has_slots else ()) - {-1}  # by another one in their slot
         sources = plan.devices[graph.tensor_op[plan.transfer_tensor]].tolist()
         backends = [device.backend for device in host.devices]
         ends = zip(sources, plan.transfer_destination.tolist(), strict=True)
@@ -172,9 +171,8 @@ class StepCode:
         kind, item, tensors = instruction
         k = item - self._graph.num_ops  # of a transfer
         if kind == "send":
-            room = [f"k{k}_room()"] * (self._has_slots and self.ranks.slots.earlier[k] >= 0)
             body = [f"k{k}_send(t{tensors[0]})"]
-            return [*room, *(self._timed((item,), item, body) if self._has_slots else body)]
+            return self._timed((item,), item, body) if self._has_slots else body
         if kind == "free":
             return [line for tensor in tensors for line in self._free_lines(device, tensor, words)]
         before: list[str] = []
@@ -229,8 +227,7 @@ class StepCode:
         transfer = self._received[device].get(tensor, -1)
         is_told = transfer in self.acknowledged and self.is_handover[transfer]
         gone = [*words.forget(tensor), f"t{tensor}"]
-        is_followed = self._has_slots and transfer in self._followed
-        return [*[f"k{transfer}_done()"] * is_told, f"del {', '.join(gone)}", *[f"k{transfer}_release()"] * is_followed]
+        return [*[f"k{transfer}_done()"] * is_told, f"del {', '.join(gone)}"]
 
     def _makes(self, ref: Ref, device: int) -> bool:
         return int(self._plan.devices[self._graph.tensor_op[self._program.base(ref)]]) == device

@@ -371,8 +371,6 @@ CHANNEL_METHODS = {
     "arrived": "wait_arrived",
     "done": "acknowledge",
     "copied": "wait_copied",
-    "room": "wait_room",
-    "release": "release",
 }
 """Methods of a channel by their names in the code: `k4_wait` is `wait_ready` of channel 4."""
 

@@ -3,7 +3,7 @@
 A program is the plan's sequence, filtered: the ops of a rank, and the transfers that it sends or receives. A transfer
 is received at its own place in the sequence, and waited for before its first reader. If a send never waits for its
 receive (a hand-over between threads, shared memory), a tensor is sent as soon as it is made: at the transfer's own
-place, behind other ops, it would come late.
+place, behind other ops, it would come late. Copies that its op was the last to read are freed before.
 
 If sends wait for receives, as NCCL's do, that would deadlock. Both ends then stand at the transfer's own place: the
 earliest unfinished item can always go on, as all ranks involved have it next, and what it needs is earlier. Both ranks
@@ -14,7 +14,8 @@ of a pair also have their transfers in the same order.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import bisect_left, insort
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,20 +68,19 @@ class GangSignals:
 
 @dataclass(frozen=True)
 class Slots:
-    """Memory for copies in flight, assigned before the step runs; each pair of ranks has its own.
+    """Memory for copies in flight, assigned before the step runs.
 
-    A slot is used again only by a send that is later, in the plan's sequence, than the `free` of the copy in it. So a
-    send that waits for its slot cannot cause a deadlock.
+    A slot is used again only by a send that always runs after the `free` of the copy in it: of a copy that the same
+    rank had, or of which the rank has heard. A rank hears of all that another rank did, or had heard of, before that
+    sent a tensor which it has waited for. So no send waits.
 
     Attributes:
         of: by transfer: its slot; -1 for a hand-over.
         num_bytes: by slot.
-        earlier: by transfer: the transfer that used its slot before it in the step; -1 for none.
     """
 
     of: tuple[int, ...]
     num_bytes: tuple[int, ...]
-    earlier: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ class RankPrograms:
         is_handover: by transfer: the tensor itself goes over, no copy.
         signals: by which a gang and its members take turns.
         update_runs: by rank: updates that one call does, where the last of them stands.
-        programs: by rank.
+        merged: the instructions of all ranks in the plan's sequence, each with its rank.
     """
 
     graph: OpGraph
@@ -103,41 +103,59 @@ class RankPrograms:
     is_handover: tuple[bool, ...]
     signals: GangSignals
     update_runs: tuple[tuple[Run, ...], ...]
-    programs: tuple[tuple[Instruction, ...], ...]
+    merged: tuple[tuple[int, Instruction], ...]
+
+    @cached_property
+    def programs(self) -> tuple[tuple[Instruction, ...], ...]:
+        """What each rank does, in order."""
+        own = grouped(self.merged)
+        return tuple(tuple(own.get(rank, ())) for rank in range(len(self.update_runs)))
 
     @cached_property
     def slots(self) -> Slots:
         """Where copies are while they are in flight and read."""
-        graph, plan = self.graph, self.plan
-        at = {item: place for place, item in enumerate(plan.sequence.tolist())}
-        freed = {
-            (rank, tensor): at[each.item]
-            for rank, program in enumerate(self.programs)
-            for each in program
-            if each.kind == "free"
-            for tensor in each.tensors
-        }
-        of, earlier = [-1] * plan.num_transfers, [-1] * plan.num_transfers
+        graph, plan, n = self.graph, self.plan, self.graph.num_ops
+        destinations, ranks = plan.transfer_destination.tolist(), range(len(self.programs))
+        # vector clocks: by rank, how many instructions of each rank have run before its next one, whatever the times
+        known = [[0] * len(ranks) for _ in ranks]
+        told: dict[int, list[int]] = {}  # by transfer on its way: what its sender knew
+        of = [-1] * plan.num_transfers
         num_bytes: list[int] = []
-        last: list[int] = []  # by slot: the transfer in it
-        of_pair: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for k in sorted(range(plan.num_transfers), key=self.sent_at.__getitem__):
-            if self.is_handover[k]:
-                continue
-            tensor, rank = int(plan.transfer_tensor[k]), int(plan.transfer_destination[k])
-            needed, own = int(graph.tensor_bytes[tensor]), of_pair[int(plan.devices[graph.tensor_op[tensor]]), rank]
-            gone = [slot for slot in own if freed[rank, int(plan.transfer_tensor[last[slot]])] < self.sent_at[k]]
-            if gone:  # the smallest that is large enough, or else the largest
-                slot = min(gone, key=lambda each: (num_bytes[each] < needed, abs(num_bytes[each] - needed)))
-                earlier[k] = last[slot]
-                num_bytes[slot], last[slot] = max(num_bytes[slot], needed), k
-            else:
-                slot = len(num_bytes)
-                own.append(slot)
-                num_bytes.append(needed)
-                last.append(k)
-            of[k] = slot
-        return Slots(tuple(of), tuple(num_bytes), tuple(earlier))
+        num_uses: list[int] = []  # by slot: what was heard of an earlier use is out of date
+        filled: dict[tuple[int, int], int] = {}  # (rank, tensor) -> slot that it reads
+        # by rank that freed and rank that has not heard of it yet: (clock, slot, its use)
+        freed = [[deque[tuple[int, int, int]]() for _ in ranks] for _ in ranks]
+        empty: list[list[tuple[int, int, int]]] = [[] for _ in ranks]  # as each has heard, by size: (bytes, slot, use)
+        for rank, (kind, item, tensors) in self.merged:
+            known[rank][rank] += 1
+            k = item - n
+            if kind == "wait" and destinations[k] == rank:
+                known[rank] = list(map(max, known[rank], told.pop(k)))
+            elif kind == "free":
+                gone = [filled.pop((rank, tensor)) for tensor in tensors if (rank, tensor) in filled]
+                for unheard in freed[rank]:
+                    unheard.extend((known[rank][rank], slot, num_uses[slot]) for slot in gone)
+            elif kind == "send":
+                told[k] = list(known[rank])
+                if self.is_handover[k]:
+                    continue
+                for clock, from_each in zip(known[rank], freed, strict=True):
+                    while from_each[rank] and from_each[rank][0][0] <= clock:
+                        _, slot, use = from_each[rank].popleft()
+                        insort(empty[rank], (num_bytes[slot], slot, use))
+                needed, own = int(graph.tensor_bytes[tensors[0]]), empty[rank]
+                while own:  # the smallest that is large enough, or else the largest
+                    _, slot, use = own.pop(min(bisect_left(own, (needed,)), len(own) - 1))
+                    if use == num_uses[slot]:
+                        break
+                else:
+                    slot = len(num_bytes)
+                    num_bytes.append(0)
+                    num_uses.append(0)
+                num_bytes[slot] = max(num_bytes[slot], needed)
+                num_uses[slot] += 1
+                of[k] = filled[destinations[k], tensors[0]] = slot
+        return Slots(tuple(of), tuple(num_bytes))
 
     def items(self, rank: int) -> list[int]:
         """Items of the plan that a rank runs, sources and the transfers to it among them, in order."""
@@ -246,17 +264,21 @@ def rank_programs(
         last[rank, tensor] = max(place, last.get((rank, tensor), 0))
     stays = {*graph.output_tensors.tolist(), *kept}
     dying = grouped(
-        ((rank, place), tensor)
+        ((place, rank == devices[producers[tensor]]), (rank, tensor))
         for (rank, tensor), place in last.items()
         if rank != devices[producers[tensor]] or not (is_source[producers[tensor]] or tensor in stays)
     )
 
-    programs: list[list[Instruction]] = [[] for _ in host.devices]
+    merged: list[tuple[int, Instruction]] = []
     arriving: list[dict[int, int]] = [{} for _ in host.devices]  # by rank: tensor -> transfer that nothing waited for
     told: set[int] = set()  # transfers whose end their sender has waited for
 
     def add(rank: int, kind: Kind, transfers: Iterable[int]) -> None:
-        programs[rank] += [Instruction(kind, n + k, (tensors[k],)) for k in transfers]
+        merged.extend((rank, Instruction(kind, n + k, (tensors[k],))) for k in transfers)
+
+    def free(item: int, *, are_own: bool) -> None:
+        for rank, gone in sorted(grouped(dying.get((at[item], are_own), ())).items()):
+            merged.append((rank, Instruction("free", item, tuple(sorted(gone)))))
 
     for place, item in enumerate(sequence):
         if turn and place == turn:
@@ -274,13 +296,12 @@ def rank_programs(
             add(rank, "wait", [k for k in changed if k not in told])
             told.update(changed)
             made = tuple(t for op in ops for t in makes[op])
-            programs[rank].append(Instruction("updates" if item in of_run else "op", item, made))
+            merged.append((rank, Instruction("updates" if item in of_run else "op", item, made)))
+        free(item, are_own=False)  # before the sends: who hears of them may use the slots again
         for k in sends.get(place, ()):
             add(ends[k][0], "send", [k])
-        for rank in range(host.num_devices):
-            if (rank, place) in dying:
-                programs[rank].append(Instruction("free", item, tuple(sorted(dying[rank, place]))))
-    return RankPrograms(graph, plan, tuple(sent_at), is_handover, signals, runs, tuple(map(tuple, programs)))
+        free(item, are_own=True)
+    return RankPrograms(graph, plan, tuple(sent_at), is_handover, signals, runs, tuple(merged))
 
 
 def _lists(offsets: NDArray[np.integer], values: NDArray[np.integer] | None = None) -> list[list[int]]:

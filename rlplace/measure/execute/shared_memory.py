@@ -1,8 +1,9 @@
 """`Arena`: memory that the processes of a machine share, one process for each rank; `SharedChannel`: a transfer in it.
 
-The producer copies a tensor into its slot, where the destination reads it in place, until its program frees it. All
-signals are POSIX semaphores in that memory. Each is at zero when a step ends, so all plans use the same ones, and the
-same slots. A step that was given up leaves signals behind: `Arena.reset` is for them.
+The producer copies a tensor into its slot, where the destination reads it in place, until its program frees it: `Slots`
+says why none is filled before. All signals are POSIX semaphores in that memory. Each is at zero when a step ends, so
+all plans use the same ones, and the same slots. A step that was given up leaves signals behind: `Arena.reset` is for
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rlplace.measure.execute.device_threads import Woken
 from rlplace.measure.execute.rank_programs import RankPrograms, Slots
 
 RECORD_BYTES = 512
-"""Of a rank, or of a transfer: two signals of 32 bytes, then what goes with them."""
+"""Of a rank (two signals of 32 bytes), or of a transfer (one), then what goes with them."""
 MOST_RANKS = 128
 MOST_RECORDS = 1 << 18
 SLOTS_AT = MOST_RECORDS * RECORD_BYTES
@@ -42,7 +43,7 @@ Signal = Any
 def slot_offsets(slots: Slots) -> tuple[list[int], int]:
     """Where each slot begins, in bytes, and the bytes of all of them.
 
-    >>> slot_offsets(Slots((0, 1), (100, 8), (-1, -1)))
+    >>> slot_offsets(Slots((0, 1), (100, 8)))
     ([0, 128], 192)
     """
     offsets, end = [], 0
@@ -87,16 +88,17 @@ class Arena:
         os.ftruncate(file, SLOTS_AT + mmap.PAGESIZE)
         arena = cls(file)
         for rank in range(num_ranks):
-            arena._make_signals(rank)
+            arena._make_signal(rank, 0)
+            arena._make_signal(rank, 1)
         return arena
 
     def task_signals(self, rank: int) -> tuple[Signal, Signal]:
         """Those by which a rank is told to start, and tells that it is done."""
         return self._signal(rank, 0), self._signal(rank, 1)
 
-    def transfer_signals(self, transfer: int) -> tuple[Signal, Signal]:
-        """Those that a tensor is in its slot, and that it is not needed there any more."""
-        return self._signal(MOST_RANKS + transfer, 0), self._signal(MOST_RANKS + transfer, 1)
+    def transfer_signal(self, transfer: int) -> Signal:
+        """That a tensor is in its slot."""
+        return self._signal(MOST_RANKS + transfer, 0)
 
     def set_task(self, rank: int, key: int, step: int) -> None:
         """Says what a rank is to do next."""
@@ -127,7 +129,7 @@ class Arena:
         if MOST_RANKS + num_transfers > MOST_RECORDS:
             raise RunnerError(f"{num_transfers} transfers: processes pass at most {MOST_RECORDS - MOST_RANKS} a step")
         for transfer in range(self.num_transfers, num_transfers):
-            self._make_signals(MOST_RANKS + transfer)
+            self._make_signal(MOST_RANKS + transfer, 0)
         self.num_transfers = max(self.num_transfers, num_transfers)
         if SLOTS_AT + num_bytes > os.fstat(self.file).st_size:
             os.ftruncate(self.file, SLOTS_AT + num_bytes)
@@ -149,24 +151,22 @@ class Arena:
             return
         self.view[_ABORTED_AT] = 1
         for transfer in range(self.num_transfers):
-            for signal in self.transfer_signals(transfer):
-                signal.release()
+            self.transfer_signal(transfer).release()
 
     def reset(self) -> None:
         """Makes signals as before the first step; no rank may be in one."""
         self.view[_ABORTED_AT] = 0
         for transfer in range(self.num_transfers):
-            self._make_signals(MOST_RANKS + transfer)
+            self._make_signal(MOST_RANKS + transfer, 0)
 
     def close(self) -> None:
         """Closes the descriptor; the memory is given back with the last process that has it."""
         os.close(self.file)
 
-    def _make_signals(self, record: int) -> None:
-        for place in range(2):
-            at = self._address + record * RECORD_BYTES + place * _SIGNAL_BYTES
-            if _libc.sem_init(ctypes.c_void_p(at), 1, 0) != 0:
-                raise OSError(ctypes.get_errno(), "no signals between processes can be made")
+    def _make_signal(self, record: int, place: int) -> None:
+        at = self._address + record * RECORD_BYTES + place * _SIGNAL_BYTES
+        if _libc.sem_init(ctypes.c_void_p(at), 1, 0) != 0:
+            raise OSError(ctypes.get_errno(), "no signals between processes can be made")
 
     def _signal(self, record: int, place: int) -> Signal:
         # the semaphore class of `multiprocessing`, on a semaphore that has no name which a killed process would leave
@@ -186,7 +186,7 @@ def shared_channels(arena: Arena, made: RankPrograms, rank: int) -> dict[int, Sh
     arena.num_transfers = max(arena.num_transfers, plan.num_transfers)
     sources, destinations = plan.devices[graph.tensor_op[plan.transfer_tensor]], plan.transfer_destination
     own = np.flatnonzero((sources == rank) | (destinations == rank)).tolist()
-    return {k: SharedChannel(arena, k, slots.earlier[k], memory, offsets[slots.of[k]]) for k in own}
+    return {k: SharedChannel(arena, k, memory, offsets[slots.of[k]]) for k in own}
 
 
 class SharedChannel:
@@ -197,26 +197,17 @@ class SharedChannel:
     Args:
         arena: with its signals.
         transfer: its index.
-        earlier: the transfer that uses its slot before it; -1 for none.
         memory: with its slot.
         at: where the slot begins, in bytes.
     """
 
-    def __init__(self, arena: Arena, transfer: int, earlier: int, memory: mmap.mmap, at: int) -> None:
+    def __init__(self, arena: Arena, transfer: int, memory: mmap.mmap, at: int) -> None:
         self._arena, self._view = arena, arena.view
         self._memory, self._at = memory, at
         self._facts_at = (MOST_RANKS + transfer) * RECORD_BYTES + _FACTS_AT
         self._tensor: torch.Tensor | None = None
-        ready, released = arena.transfer_signals(transfer)
-        self.wait_ready, self._set_ready, self.release = ready.acquire, ready.release, released.release
-        self._room = arena.transfer_signals(earlier)[1] if earlier >= 0 else None
-
-    def wait_room(self) -> None:
-        """Returns when the copy before it in its slot is not needed any more."""
-        if self._room is not None:
-            self._room.acquire()
-            if self._view[_ABORTED_AT]:
-                raise Woken
+        ready = arena.transfer_signal(transfer)
+        self.wait_ready, self._set_ready = ready.acquire, ready.release
 
     def send(self, tensor: torch.Tensor) -> None:
         """Copies the tensor into its slot, for the destination."""
@@ -226,7 +217,7 @@ class SharedChannel:
         self._set_ready()
 
     def take(self) -> torch.Tensor:
-        """The tensor in its slot, once it is ready there; `release` ends its use."""
+        """The tensor in its slot, once it is ready there."""
         if self._view[_ABORTED_AT]:
             raise Woken
         if self._tensor is None:

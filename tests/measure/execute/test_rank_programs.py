@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from core_hosts import core_host, process_host
+from micrographs import op_graph
 from naive_plan import naive_plan, random_devices
 from random_problems import random_graph
 from rendezvous import Rejected, check_programs
@@ -55,12 +56,13 @@ def test_a_small_step_by_hand() -> None:
         ("receive", 15, (3,)),
         ("wait", 15, (3,)),
         ("op", 4, (4,)),
-        ("send", 16, (4,)),
         ("free", 4, (3,)),
+        ("send", 16, (4,)),
         ("receive", 17, (6,)),
         ("wait", 17, (6,)),
         ("op", 7, (7,)),
-        ("free", 7, (4, 6)),
+        ("free", 7, (6,)),
+        ("free", 7, (4,)),
         ("wait", 14, (2,)),
         ("op", 8, (8,)),
         ("free", 8, (2,)),
@@ -71,9 +73,10 @@ def test_a_small_step_by_hand() -> None:
         ("updates", 11, ()),
         ("free", 11, (8, 9)),
     )
-    assert programs.slots.of == (0, 1, 2, 3, 0, 3), "relu may go where the weight was, ones where addmm was"
-    assert programs.slots.num_bytes == (60, 12, 40, 60)
-    assert programs.slots.earlier == (-1, -1, -1, -1, 0, 3)
+    # rank 1 sends addmm where it has freed the weight, and rank 0 relu where it has freed addmm; the scalar ones goes
+    # where the bias was, which is nearer in size than relu
+    assert programs.slots.of == (0, 1, 2, 0, 0, 1)
+    assert programs.slots.num_bytes == (60, 12, 40)
     check_programs(programs, sends_wait=False)
 
 
@@ -86,7 +89,7 @@ def test_a_tensor_is_sent_when_it_is_made_unless_the_send_would_wait(sends_wait:
     del kinds[sent]
     assert kinds == [
         *(("receive", 12), ("receive", 13), ("wait", 12), ("wait", 13), ("op", 3)),
-        *((("free", 3), ("send", 15), ("free", 15)) if sends_wait else (("send", 15), ("free", 3))),
+        *(("free", 3), ("send", 15), ("free", 15 if sends_wait else 3)),
         *(("receive", 16), ("wait", 16), ("op", 5), ("free", 5), ("op", 6), ("send", 17)),
         ("free", 17 if sends_wait else 6),
     ]
@@ -123,7 +126,7 @@ def test_steps_with_updates_run(name: str) -> None:
             check_programs(rank_programs(graph, host, plan, sends_wait=sends_wait), sends_wait=sends_wait)
 
 
-Mutant = tuple[list[list[Instruction]], Sequence[int]] | None
+Mutant = tuple[Sequence[Sequence[Instruction]], Sequence[int]] | None
 """Programs and slots; None where a plan has no place for the fault."""
 
 
@@ -196,18 +199,26 @@ def freed_before_it_is_sent(made: RankPrograms) -> Mutant:
 
 
 def slot_reused_early(made: RankPrograms) -> Mutant:
-    """A copy goes to a slot whose copy is freed after it was received."""
-    n = made.graph.num_ops
-    for program in made.programs:
-        for place, now in enumerate(program):
-            if now.kind != "receive":
+    """A copy goes to a slot before the copy in it is freed, or after, but its rank has heard of nothing since then."""
+    plan, n = made.plan, made.graph.num_ops
+    at = {item: place for place, item in enumerate(plan.sequence.tolist())}
+    freed = [{t: at[each.item] for each in p if each.kind == "free" for t in each.tensors} for p in made.programs]
+    for rank, program in enumerate(made.programs):
+        sent: list[Instruction] = []
+        heard = -1  # when the latest was sent of what this rank has waited for
+        for now in program:
+            k = now.item - n
+            if now.kind == "wait" and plan.transfer_destination[k] == rank:
+                heard = max(heard, made.sent_at[k])
+            if now.kind != "send":
                 continue
-            freed = {t for each in program[:place] if each.kind == "free" for t in each.tensors}
-            for earlier in (each for each in program[:place] if each.kind == "receive"):
-                if earlier.tensors[0] not in freed:
+            for before in sent:
+                to = plan.transfer_destination[k]
+                if plan.transfer_destination[before.item - n] == to and freed[to][before.tensors[0]] > heard:
                     slots = list(made.slots.of)
-                    slots[now.item - n] = slots[earlier.item - n]
-                    return [list(each) for each in made.programs], slots
+                    slots[k] = slots[before.item - n]
+                    return made.programs, slots
+            sent.append(now)
     return None
 
 
@@ -222,23 +233,34 @@ def slot_reused_early(made: RankPrograms) -> Mutant:
 def test_every_mutant_is_rejected(mutate: Callable[[RankPrograms], Mutant]) -> None:
     num_rejected = 0
     for seed in range(NUM_MUTATED):
-        made = random_programs(seed)
+        sends_wait = mutate is not slot_reused_early
+        made = random_programs(seed, sends_wait=sends_wait)
         mutant = mutate(made)
         if mutant is not None:
             with pytest.raises(Rejected):
-                check_programs(made, *mutant)
+                check_programs(made, *mutant, sends_wait=sends_wait)
             num_rejected += 1
     assert num_rejected > NUM_MUTATED / 2
 
 
 def test_slots_of_a_chain_are_used_again() -> None:
-    """A tensor goes to the other rank and back, op by op: each pair of ranks needs one slot."""
+    """A tensor goes to the other rank and back, op by op: always in the slot that its sender has just freed."""
     graph = capture(nn.Sequential(*[nn.Tanh() for _ in range(8)]), torch.ones(3))
     plan = naive_plan(graph, np.arange(graph.num_ops, dtype=np.int32) % 2)
     made = rank_programs(graph, HOSTS[2], plan)
     assert made.plan.num_transfers == 8
-    assert set(made.slots.of) == {0, 1}
-    assert made.slots.num_bytes == (12, 12)
+    assert made.slots.of == (0,) * 8
+    assert made.slots.num_bytes == (12,)
+
+
+def test_a_slot_is_used_again_by_a_rank_that_heard_through_another_one_that_it_is_free() -> None:
+    """Rank 1 frees tensors 0 and 1 and tells rank 2 by tensor 2, which tells rank 0 by tensor 3, before it sends 4."""
+    devices = np.array([0, 0, 1, 2, 0, 1], dtype=np.int32)
+    for inputs_of_3, slots in (([2], (0, 1, 1, 1, 0)), ([], (0, 1, 2, 2))):
+        graph = op_graph([[], [], [0, 1], inputs_of_3, [3], [4]], [100, 10, 10, 10, 100, 1])
+        made = rank_programs(graph, HOSTS[3], naive_plan(graph, devices))
+        of = dict(zip(made.plan.transfer_tensor.tolist(), made.slots.of, strict=True))
+        assert tuple(of[tensor] for tensor in (0, 1, 2, 3, 4) if tensor in of) == slots
 
 
 def test_a_program_between_ranks_without_a_memory_in_common_has_no_slots() -> None:
