@@ -99,8 +99,8 @@ def train(
         track: Weights & Biases: disabled, offline or online
         overwrite: replace an existing run folder
         in_process: measure placements in this process instead of a worker: for debuggers; one that crashes ends it
-        trace: on a real host, placements that `learned` measures also run a traced step, and it learns from the
-            timelines; otherwise it learns from step times alone
+        trace: with --no-trace, `learned` learns from step times alone; by default, placements that it measures on a
+            real host also run a traced step, from whose timeline it learns
         cluster: whose machines measure, or search on a simulated host: off (this one alone), auto (the Ray cluster that
             runs here, else one that is started here), or the ADDRESS of one
         json: print the result as one JSON object on stdout; the table goes to stderr

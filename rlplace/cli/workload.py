@@ -29,7 +29,7 @@ from rlplace.cli.option_groups import (
     print_json,
     setup_of,
 )
-from rlplace.errors import InvalidValue, RunnerError, UnknownName
+from rlplace.errors import InvalidValue, RunnerError, UnknownName, refuse_if
 from rlplace.measure import Host, resolve_host
 from rlplace.say import format_ms, say
 from rlplace.session.setup import CutOptions, number_only
@@ -363,7 +363,12 @@ def compare(
             seed=seed,
             workload_seed=workload_seed,
         )
-        if true is not None or ((trace or measured is not None) and setup.host.is_simulated):
+        is_hidden = true is not None or ((trace or measured is not None) and setup.host.is_simulated)
+        hint = "On this machine, steps are traced without --trace, and --no-trace stops that."
+        refuse_if(trace and not is_hidden, "trace", True, "False without --true", where="compare", hint=hint)
+        is_simulated = is_hidden or setup.host.is_simulated
+        refuse_if(no_trace and is_simulated, "no_trace", True, "False on a simulated host", where="compare", hint=hint)
+        if is_hidden:
             hidden = true_config(
                 true,
                 measured,

@@ -35,9 +35,9 @@ from rlplace.locks import machine_id, measuring_alone
 from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simulator, Timeline
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.hosts.resolve import check_present
-from rlplace.measure.isolate.isolated_runner import is_isolated, without_model
+from rlplace.measure.isolate.isolated_runner import is_isolated
 from rlplace.measure.isolate.messages import apply_settings, torch_settings
-from rlplace.measure.isolate.packing import Packed, Section, Unpacked, shared_file
+from rlplace.measure.isolate.packing import Packed, Section, Unpacked, shared_file, without_model
 from rlplace.measure.measurement import MeasurementKey, MeasurementLog, versions_line
 from rlplace.say import counted
 from rlplace.store.rows import machine_facts

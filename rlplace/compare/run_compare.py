@@ -91,7 +91,7 @@ def true_config(
     """
     if truth is None:
         raise InvalidValue(
-            "true", None, "KIND:SEED beside --measured", where="compare", hint="For example: --true hard:0."
+            "true", None, "KIND:SEED beside --measured and --trace", where="compare", hint="For example: --true hard:0."
         )
     if measured is None:
         raise InvalidValue(

@@ -22,7 +22,7 @@ from rlplace.graphs import Constraints, OpGraph, OptimizerSpec, capture
 from rlplace.graphs.capturing.trace import LossFn
 from rlplace.measure import Costs, Host, Placement, Problem, load_placement, resolve_host, save_placement
 from rlplace.measure.costs.profile import profile_costs
-from rlplace.measure.hosts.resolve import check_runs_here, check_threads
+from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.report.console import Progress, progress_of
 from rlplace.say import Say
 from rlplace.session.prepare import check_exact, chosen_problem
@@ -103,7 +103,6 @@ def place(
         config = dataclasses.replace(config, total_s=TOTAL_PER_BUDGET * budget_s)
     asked, where = CutOptions(micro_batches, batch_dims, loss, exact), resolve_host("auto" if host is None else host)
     check_runs_here(where)
-    check_threads(where, where="place")
     file = None if path is None else Path(path)
     if file is not None and not file.parent.is_dir():
         raise FileProblem(file, "cannot be written: there is no such folder. Make it first, or name another.")

@@ -78,6 +78,11 @@ class UpdateState:
         """The moments, then the step counter where there is one."""
         return self.moments if self.step is None else [*self.moments, self.step]
 
+    def hold(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Has these in the place of its own `tensors`."""
+        self.moments = list(tensors[: len(self.moments)])
+        self.step = None if self.step is None else tensors[-1]
+
 
 def updater(states: Sequence[UpdateState], parameters: Sequence[torch.Tensor]) -> Updater:
     """Updates `parameters` and their states in place by the gradients it is given, in one fused call if that is right.

@@ -93,7 +93,7 @@ def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResu
         found = search_all(run, evaluator, options, single_s, leader)
         search_s = watch.lap_s()
         for count, what in (
-            (evaluator.num_recalled, "were in the store and not measured again"),
+            (evaluator.num_recalled, "were known before and not measured again"),
             (evaluator.num_repeated, "were measured twice: something disturbed the machine"),
         ):
             if count:

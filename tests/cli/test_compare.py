@@ -208,6 +208,21 @@ def test_a_cluster_that_is_not_there(
         assert word in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--host", "cores", "--trace"], "trace"),
+        (["--host", "4xV100-pcie", "--no-trace"], "no_trace"),
+        (["--host", "4xV100-pcie", "--true", "hard:0", "--measured", "4", "--trace", "--no-trace"], "no_trace"),
+    ],
+)
+def test_a_word_about_traces_that_has_no_effect_is_refused(
+    arguments: list[str], field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", TINY, *arguments]) == 2
+    assert f"{field} is True, expected False" in capsys.readouterr().err
+
+
 def test_a_published_file_is_solved_here(published: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(published), "--objective", "max-load", "--cluster", "auto"]) == 2
     assert "off with such a file" in capsys.readouterr().err

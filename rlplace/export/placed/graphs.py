@@ -1,4 +1,4 @@
-"""`PlacedGraph`: one captured graph with its plan, bound to the threads of a host and to the state of a model.
+"""`PlacedGraph`: one captured graph with its plan, bound to the workers of a host and to the state of a model.
 
 Captures a model again as it was captured before: for other shapes, or for its forward alone.
 
@@ -42,7 +42,7 @@ class PlacedGraph:
         graph: with its program.
         host: of this machine.
         plan: the plan to run.
-        crew: the threads of the host.
+        crew: the threads or processes of the host.
         state: of the model; made from this graph where it is the first.
         seed: of random ops.
 
@@ -56,7 +56,7 @@ class PlacedGraph:
         self, graph: OpGraph, host: Host, plan: Plan, crew: Crew, state: PlacedState | None = None, *, seed: int = 0
     ) -> None:
         self.graph, self.plan, self._devices = graph, plan, plan.devices.tolist()
-        self._residents = Residents(graph, host, seed=seed)
+        self._residents, self._crew = Residents(graph, host, seed=seed, heap=crew.heap), crew
         self.state = PlacedState(graph, plan, self._residents) if state is None else state
         self._step = PlacedStep(graph, host, plan, self._residents, crew, seed=seed, gradients=self.state.gradients)
         self.follow_state()
@@ -81,6 +81,7 @@ class PlacedGraph:
                 self._step.load()
             for op, tensor in self._inputs.by_op(tensors):
                 self._residents.set_tensor(op, self._devices[op], tensor.detach())
+        self._crew.follow(self.state.spec, self.state.gradients.asked)
         self._step.run(number)
         with torch.no_grad():
             for op, position in self._written.items():

@@ -64,7 +64,7 @@ class PlacedState:
 
     def __init__(self, graph: OpGraph, plan: Plan, residents: Residents) -> None:
         program = require_program(graph)
-        self.settled = residents.settled
+        self.settled, self._residents = residents.settled, residents
         devices = plan.devices.tolist()
         ops = {source.key: op for op, source in program.sources.items() if source.kind in ("parameter", "buffer")}
         tensors = {name: residents.tensor(op, devices[op]) for name, op in ops.items()}
@@ -113,8 +113,15 @@ class PlacedState:
                     where="placed step",
                     hint="Overwrite it in place: `with torch.no_grad(): parameter.copy_(...)`.",
                 )
-        self._bound = now
+            if not self._residents.is_homed(parameter):
+                parameter.data = self._residents.homed(parameter.data)
+        self._bound = self._addresses() if now != before else now
         return now != before
+
+    @property
+    def spec(self) -> OptimizerSpec | None:
+        """Options of the next update; None where no optimizer was captured."""
+        return next((update.spec for update in self.updates.values()), None)
 
     def check_trained(self, *, is_updating: bool) -> None:
         """Checks that the graph has the gradients that parameters require now, and where it updates, no others.
@@ -158,8 +165,12 @@ class PlacedState:
         """
         wanted = {name: self.parameters[name] for name in self.reached if self.parameters[name].requires_grad}
         with torch.no_grad():
-            apart = {name: each for name, each in wanted.items() if each.grad is None or has_hooks(each)}
-            fresh = {name: torch.empty_like(each) for name, each in apart.items()}
+            apart = {
+                name: each
+                for name, each in wanted.items()
+                if each.grad is None or has_hooks(each) or not self._residents.is_homed(each.grad)
+            }
+            fresh = {name: self._residents.new_like(each) for name, each in apart.items()}
         held = {name: each.grad for name, each in wanted.items() if each.grad is not None}
         with self.gradients.into({**held, **fresh}, fresh, loss_scale=loss_scale):
             yield

@@ -40,9 +40,8 @@ from rlplace.graphs.capturing.untouched import call_with
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import LossVerdict, loss_of
 from rlplace.measure import Host, Placement, Plan, detect_host, resolve_host
-from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.hosts.detect import MOST_PARTS
-from rlplace.measure.hosts.resolve import check_threads
+from rlplace.measure.isolate.own_ranks import crew_of
 from rlplace.measure.placement import check_is_placement, check_plan
 from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
 
@@ -111,9 +110,8 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         keep_freed_memory()
         self._program, self._seed = require_program(graph), seed
         self._host = host = resolve_host(host)
-        check_threads(host, where="a placed step")
         check_plan(graph, host.num_devices, plan)
-        self._crew = Crew(host.devices)
+        self._crew = crew_of(graph, host, seed=seed)
         self._arguments = Arguments(self._program.origin)
         with torch.inference_mode(False):  # what is made here is updated elsewhere
             self._first = PlacedGraph(graph, host, plan, self._crew, seed=seed)
@@ -395,7 +393,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             self._state.write_to({**dict(model.named_parameters()), **dict(model.named_buffers())})
 
     def close(self) -> None:
-        """Waits for a running call of another thread, and ends all threads of the step."""
+        """Waits for a running call of another thread, and ends all threads and processes of the step."""
         self._crew.stop()
 
     def __reduce__(self) -> Any:

@@ -30,9 +30,9 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Ref
 from rlplace.measure import Host, Placement, Plan
 from rlplace.measure.execute.device_threads import Crew, torch_device
-from rlplace.measure.execute.placed_step import Kept, TwoPartStep
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.hosts.resolve import check_threads
+from rlplace.measure.execute.two_part_step import Kept, TwoPartStep
+from rlplace.measure.isolate.own_ranks import crew_of
 from rlplace.measure.placement import check_plan
 from rlplace.measure.timing.threads import keep_freed_memory
 
@@ -69,7 +69,7 @@ class PlacedModule(nn.Module):
         return len(self._placed.graphs)
 
     def close(self) -> None:
-        """Waits for a running call of another thread, and ends all threads of the module."""
+        """Waits for a running call of another thread, and ends all threads and processes of the module."""
         self._placed.crew.stop()
 
     def __reduce__(self) -> Any:
@@ -94,13 +94,12 @@ class PlacedForward:
         seed: of random ops.
 
     Attributes:
-        crew: the threads of the host.
+        crew: the threads or processes of the host.
         graphs: by the common properties of calls of a kind.
         places: of parameters and buffers, by dotted name.
     """
 
     def __init__(self, module: nn.Module, graph: OpGraph, plan: Plan, host: Host, seed: int) -> None:
-        check_threads(host, where="a placed module")
         keep_freed_memory()
         self._graph, self._plan, self._host, self._seed = graph, plan, host, seed
         origin = require_program(graph).origin
@@ -116,10 +115,10 @@ class PlacedForward:
         self._trained = [slots[0] for slots in parameters]
         self._first = [slots[0] for slots in (*parameters, *buffers)]
         self._tied = [(first, other) for first, *others in (*parameters, *buffers) for other in others]
+        self.crew = crew_of(graph, host, seed=seed)
         for name, tensor in self._state().items():
-            tensor.data = tensor.data.to(self.places[name])
+            tensor.data = self._home(tensor.data.to(self.places[name]))
         self._layouts = {name: _shown(tensor) for name, tensor in self._state().items()}
-        self.crew = Crew(host.devices)
         self.graphs: dict[object, ModuleGraph] = {}
         self._bound: list[object] = []
         self._number = 0
@@ -221,9 +220,14 @@ class PlacedForward:
             ):
                 if found != placed:
                     raise InvalidValue(name, found, f"{placed}, as placed", where="placed module", hint=hint)
+            tensor.data = self._home(tensor.data)
         for graph in self.graphs.values():
             graph.adopt(state)
-        self._bound = now
+        self._bound = [(tensor.data_ptr(), layout(tensor)) for tensor in state.values()]
+
+    def _home(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor where all devices of its kind see it."""
+        return tensor if self.crew.heap is None else self.crew.heap.home(tensor)
 
 
 _HOOK = "a hook"
@@ -301,7 +305,7 @@ class ModuleGraph:
         graph = captured.graph
         self._program, self._plan, self._crew = require_program(graph), plan, crew
         self.with_gradient = captured.with_gradient
-        self._residents = Residents(graph, host, seed=seed)
+        self._residents = Residents(graph, host, seed=seed, heap=crew.heap)
         second = backward_ops(graph)
         late = {
             graph.num_ops + index

@@ -12,18 +12,22 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from rlplace import cuda
 from rlplace.errors import RunnerError, UserError
 from rlplace.measure.execute.rank_programs import RankPrograms
+from rlplace.measure.execute.shared_heap import Place, SharedHeap
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.problem import Plan
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions
 from rlplace.measure.timing.threads import pin_current_thread, set_intra_op_threads
+
+if TYPE_CHECKING:
+    from rlplace.graphs import OpGraph, OptimizerSpec
 
 
 class Transport(Protocol):
@@ -37,6 +41,27 @@ class Transport(Protocol):
 
     def abort(self) -> None:
         """Wakes all that wait in the step, which is given up."""
+
+
+class Placed(Protocol):
+    """Tensors that stay on devices from step to step, as other processes are told of them."""
+
+    def places(self, devices: Sequence[int], elsewhere: Collection[int]) -> dict[int, list[Place | None]]:
+        """By op, where the heap has them; `Residents` says more."""
+
+
+class Asked(NamedTuple):
+    """Gradients that are asked for.
+
+    Attributes:
+        into: by dotted name of their parameters: tensors that they are added to; None where they go to updates.
+        fresh: names of those tensors that hold nothing yet: they are overwritten.
+        loss_scale: the gradients are those of the loss times this.
+    """
+
+    into: Mapping[str, torch.Tensor] | None = None
+    fresh: Collection[str] = ()
+    loss_scale: float = 1.0
 
 
 class Channel:
@@ -373,11 +398,13 @@ class Crew:
         streams: of its GPUs.
         here: the devices whose code runs in this process.
         has_slots: whether tensors go from device to device through slots, which the plan assigns.
+        heap: memory that other processes of the host see; None where there are none.
         sends_wait: whether a send may wait for its receive.
         is_spent: whether it can run nothing any more: another one is needed.
     """
 
     has_slots = sends_wait = is_spent = False
+    heap: SharedHeap | None = None
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.streams = Streams()
@@ -435,10 +462,11 @@ class Crew:
             RunnerError: a job raised: the first cause, chained. Or a GPU still runs launches of a failed step.
             TimeoutError: a job did not end within `deadline_s` seconds; its thread is left behind if it is stuck.
         """
-        if self._is_stopped:
-            raise RunnerError("its threads were ended (`close`), so nothing can run on them any more; make a new one")
+        self.look()
         if not self._is_settled and not self.settle():
-            raise RunnerError("a GPU is still busy with a step that did not end in time, in memory that this one needs")
+            raise RunnerError(
+                "a device is still busy with a step that did not end in time, in memory that this one needs"
+            )
         self._leave_behind([worker for worker in self.workers if worker.is_busy])
         causes: list[BaseException] = []  # what went wrong first: all that is reported after it is a consequence
         reporting = threading.Lock()
@@ -490,14 +518,35 @@ class Crew:
             for k, (source, to) in enumerate(ends)
         }
 
-    def load(self, key: int, plan: Plan, options: dict[str, Any]) -> None:
+    def look(self) -> None:
+        """Sees that steps can run.
+
+        Raises:
+            RunnerError: they cannot any more, and why.
+        """
+        if self._is_stopped:
+            raise RunnerError("its threads were ended (`close`), so nothing can run on them any more; make a new one")
+
+    def load(self, key: int, graph: OpGraph, plan: Plan, options: dict[str, Any], residents: Placed) -> None:
         """Loads a step in the other processes, where the crew has some."""
 
     def unload(self, key: int) -> None:
         """Unloads it there."""
 
-    def results(self, key: int) -> dict[int, torch.Tensor]:
-        """Of a step, by place, the results that other processes made."""
+    def follow(self, spec: OptimizerSpec | None, asked: Asked) -> None:
+        """Tells the other processes the options of updates, and where gradients go, in the steps to come."""
+
+    def give(self, key: int, tensors: Mapping[int, torch.Tensor], dropped: list[int]) -> None:
+        """Gives the other processes tensors of the heap for sources, by op, in the next part of a step in two parts.
+
+        Args:
+            key: of the step.
+            tensors: stay until that part has ended, and those of a first part until its second has.
+            dropped: steps whose second part will not run; it is emptied.
+        """
+
+    def results(self, key: int, indices: Sequence[int]) -> dict[int, torch.Tensor]:
+        """Of a step, by index, results that other processes made."""
         return {}
 
     def ask(self, *message: Any) -> list[Any]:
@@ -505,15 +554,19 @@ class Crew:
         return []
 
     def is_hopeless(self) -> bool:
-        """Whether the step was given up, and cannot wake all that wait in it."""
+        """Whether the step was given up, and cannot wake all that wait in it.
+
+        Raises:
+            RunnerError: a process of it is gone.
+        """
         return False
 
     def part(self, run: Job, channels: Mapping[int, Transport]) -> Job:
         """One device's part of a step, from its code and its channels."""
         return run
 
-    def job(self, device: int, key: int) -> Job:
-        """The part of a loaded step that another process runs."""
+    def job(self, device: int, key: int, part: int = 0) -> Job:
+        """What another process runs of a loaded step; of one in two parts, in the first (0) or the second (1)."""
         raise NotImplementedError
 
     def settle(self) -> bool:

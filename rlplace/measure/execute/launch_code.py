@@ -242,11 +242,13 @@ class StepCode:
             for op in items
             if op < n and op in program.sources and program.sources[op].kind == "input"
         }
-        kept = ", ".join(f"t{tensor}" for tensor in sorted(needed & (made | given)))
-        comma = "," if kept else ""
+        names = {tensor: f"t{tensor}" for tensor in sorted(needed & (made | given))}
+        slots = self._received[device] if self._has_slots else {}  # other first parts use them meanwhile
+        values = [f"{name}.clone()" if tensor in slots else name for tensor, name in names.items()]
         lines = self._result_lines(device, words, is_second=False)
         words.forget_all()
-        lines += [f"S.append(({kept}{comma}))", "return None", "def second(step):", f"({kept}{comma}) = S.pop()"]
+        kept, taken = ("".join(f"{each}, " for each in some).rstrip() for some in (values, names.values()))
+        lines += [f"S.append(({kept}))", "return None", "def second(step):", f"({taken}) = S.pop()"]
         return [*lines, *self._given_lines(device, is_second=True)]
 
     def _handed_out(self, item: int, words: Expressions) -> list[str]:

@@ -1,7 +1,6 @@
 """`PlacedStep`: a plan bound to its tensors and threads, ready to run again and again.
 
-`TwoPartStep` runs its forward and its backward apart. `step_timeline` and `allocated_bytes` read the record of a traced
-step.
+`step_timeline` and `allocated_bytes` read the record of a traced step.
 """
 
 from __future__ import annotations
@@ -94,7 +93,9 @@ class PlacedStep:
         self._seed, self._is_traced = seed, is_traced
         self._program = require_program(graph)
         self._gradients = gradients
-        self._options = {"seed": seed, "is_traced": is_traced, "traced": traced}  # of it in other processes
+        # of it in other processes
+        self._options = {"seed": seed, "is_traced": is_traced, "traced": traced, "second": second}
+        self._options["hands_out"] = gradients is not None
         self._key = next(_KEYS)
         self._code = StepCode(
             graph,
@@ -116,7 +117,9 @@ class PlacedStep:
         self._compiled = {
             device: compile(self._code.sources[device], _file_name(device), "exec") for device in crew.here
         }
-        self._namespaces: list[dict[str, Any]] = []
+        made_elsewhere = [plan.devices[graph.tensor_op[self._program.base(ref)]] for ref, _ in self._code.results]
+        self._elsewhere = [index for index, device in enumerate(made_elsewhere) if device not in crew.here]
+        self._namespaces: dict[int, dict[str, Any]] = {}  # by device
         self._jobs: list[Job] = []
         self._channels: dict[int, Transport] = {}
         self._signals: list[threading.Lock] = []
@@ -143,7 +146,7 @@ class PlacedStep:
             self._channels = self._crew.channels(self._code.ranks, self._host, is_traced=self._is_traced)
             self._signals = [locked() for _ in range(self._code.signals.count)]
             self._is_held = True
-            self._crew.load(self._key, self.plan, self._options)
+            self._crew.load(self._key, self._graph, self.plan, self._options, self._residents)
             self._jobs = [
                 self._bind(device) if device in self._crew.here else self._crew.job(device, self._key)
                 for device in range(self._host.num_devices)
@@ -162,9 +165,9 @@ class PlacedStep:
         if self._is_held:
             self._crew.unload(self._key)
             self._is_held = False
-        for names in self._namespaces:  # a function and the names that it runs with hold each other
+        for names in self._namespaces.values():  # a function and the names that it runs with hold each other
             names.clear()
-        self._namespaces, self._jobs, self._channels, self._signals = [], [], {}, []
+        self._namespaces, self._jobs, self._channels, self._signals = {}, [], {}, []
         self._marks.renew(0)
         self._results, self._kept = [], []
         self._is_loaded = self._is_broken = False
@@ -188,14 +191,18 @@ class PlacedStep:
             raise self._explained(error) from error.__cause__
         return time.perf_counter() - self._marks.started_s
 
-    def run_part(self, device: int, step: int) -> None:
-        """Runs one device's part of a step on the calling thread, beside the other ranks.
+    def run_here(self, number: int, job: Job | None = None) -> None:
+        """Runs what a rank has of a step on the calling thread, beside the other ranks.
+
+        Args:
+            number: of the step.
+            job: what it is; all of it by default.
 
         Raises:
             RunnerError: an op failed.
         """
         try:
-            self._jobs[device](step)
+            (job or self._jobs[self._crew.here[0]])(number)
         except Woken:
             raise
         except Exception as error:
@@ -228,10 +235,14 @@ class PlacedStep:
             RunnerError: the step is not loaded.
         """
         self._require_loaded()
-        for index, value in self._crew.results(self._key).items():
-            self._results[index] = value
+        self._fetch(self._elsewhere)
         values = iter(self._results)
         return pytree.tree_map_only(Ref, lambda _: next(values), self._program.result)
+
+    def _fetch(self, indices: Sequence[int]) -> None:
+        """Gets these results from other ranks."""
+        for index, value in (self._crew.results(self._key, indices) if indices else {}).items():
+            self._results[index] = value
 
     def timeline(self, *, has_memory: bool = True) -> Timeline:
         """Start and end of every op and transfer of the last step, 0 where not recorded; the step must be traced.
@@ -308,7 +319,7 @@ class PlacedStep:
             **{f"s{k}_set": signal.release for k, signal in enumerate(self._signals)},
             **{f"s{k}_wait": signal.acquire for k, signal in enumerate(self._signals)},
         }
-        self._namespaces.append(names)
+        self._namespaces[device] = names
         exec(self._compiled[device], names)
         run = self._crew.part(names["run"], self._channels)
         if not self._is_traced:
@@ -532,91 +543,3 @@ def _lent_until_s(graph: OpGraph, plan: Plan, code: StepCode, tensor: int, end_s
         there = readers[plan.devices[readers] == plan.transfer_destination[transfer]]
         lent_s = max(lent_s, float(end_s[there].max(initial=0.0)))
     return lent_s
-
-
-Kept = list[tuple[Any, ...]]
-"""By device: the tensors that a second part needs of its first."""
-DEADLINE_S = 600.0
-"""Seconds that a part may take."""
-
-
-class TwoPartStep(PlacedStep):
-    """A step that stops where its second part begins; any number of first parts may wait for theirs.
-
-    Unlike those of a whole step, its tensors are ordinary ones that autograd can hold, and its inputs are not copied:
-    they are the caller's own where these are on the right device.
-
-    Its `second` must be given: the items of the second part. The plan's sequence ends with them, and no other item
-    reads their results.
-    """
-
-    def run_first(self, given: Mapping[int, torch.Tensor], number: int) -> tuple[list[torch.Tensor], Kept]:
-        """Runs the first part.
-
-        Args:
-            given: inputs, by source op, each on its device and laid out as captured.
-            number: of the step: random ops draw by it.
-
-        Returns:
-            The tensors of the result, and those that `run_second` needs.
-
-        Raises:
-            RunnerError: an op failed.
-        """
-        self._give(given)
-        try:
-            self._run([_ordinary(job) for job in self._jobs], number, DEADLINE_S)
-            return list(self._taken(0, len(self._program.result_refs))), [each.pop() for each in self._kept]
-        finally:
-            self._forget(given)
-
-    def run_second(self, given: Mapping[int, torch.Tensor], kept: Kept, number: int) -> list[torch.Tensor]:
-        """Runs the second part.
-
-        Args:
-            given: gradients of outputs, by source op, each on its device and laid out as captured.
-            kept: of the first part; it is emptied, so that tensors are freed on the way.
-            number: that the first part ran with.
-
-        Returns:
-            Gradients of parameters, then of inputs, as the program lists them.
-
-        Raises:
-            RunnerError: an op failed.
-        """
-        self._give(given)
-        for own in reversed(self._kept):
-            own.append(kept.pop())
-        try:
-            self._run([_ordinary(names["second"]) for names in self._namespaces], number, DEADLINE_S)
-            return list(self._taken(len(self._program.result_refs), len(self._code.results)))
-        finally:
-            self._forget(given)
-
-    def _give(self, given: Mapping[int, torch.Tensor]) -> None:
-        if not self.is_loaded:
-            self.load()
-        for op, tensor in given.items():
-            self._namespaces[int(self.plan.devices[op])][f"t{int(self._graph.output_offsets[op])}"] = tensor
-
-    def _forget(self, given: Mapping[int, torch.Tensor]) -> None:
-        """Releases the given tensors, and those that a failed part left behind."""
-        for op in given if self._namespaces else ():
-            self._namespaces[int(self.plan.devices[op])].pop(f"t{int(self._graph.output_offsets[op])}", None)
-        for each in self._kept:
-            each.clear()
-
-    def _taken(self, begin: int, end: int) -> Iterator[torch.Tensor]:
-        for index in range(begin, end):
-            yield self._results[index]
-            self._results[index] = None
-
-
-def _ordinary(job: Job) -> Job:
-    """The job without inference mode: its results may be kept for a backward. No op records anything by itself."""
-
-    def ordinary(step: int) -> None:
-        with torch.inference_mode(False), torch.no_grad(), torch._C._AutoDispatchBelowADInplaceOrView():
-            job(step)
-
-    return ordinary

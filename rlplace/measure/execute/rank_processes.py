@@ -7,20 +7,22 @@ what to run (`Arena`), and all else by messages: each is answered before the nex
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
-import safetensors.torch
 import torch
 
 from rlplace import cuda
 from rlplace.errors import RunnerError, refuse_if
-from rlplace.graphs import OpGraph
+from rlplace.graphs import OpGraph, OptimizerSpec
 from rlplace.measure.execute.device_threads import (
+    Asked,
     Crew,
     Job,
+    Placed,
     RankFailed,
     Report,
     Transport,
@@ -31,23 +33,52 @@ from rlplace.measure.execute.device_threads import (
 from rlplace.measure.execute.distributed import DistributedChannel, Wires, distributed_channels
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.rank_programs import RankPrograms
-from rlplace.measure.execute.residents import Resident, Residents
+from rlplace.measure.execute.residents import GradientsOut, Resident, Residents
+from rlplace.measure.execute.shared_heap import Layout, Place, SharedHeap
 from rlplace.measure.execute.shared_memory import Arena, shared_channels, slot_offsets
+from rlplace.measure.execute.two_part_step import TwoPartStep
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.problem import Plan
-from rlplace.measure.timing.race import Watch
+from rlplace.measure.timing.race import LOOKS_EVERY_S, Watch
 
 Told = tuple[str, str, bool]
 """An error: its message, the op, and whether memory was missing."""
 MESSAGE = -1
-"""The task of a rank that is to answer a message."""
+"""The task of a rank that is to answer a message; also the number of what it says without being asked."""
+
+
+class Lookout:
+    """Knows whether the processes of other ranks are there; this one looks at none, as whoever started them does."""
+
+    def look(self) -> None:
+        """Returns if all of them are there.
+
+        Raises:
+            RunnerError: one is gone.
+        """
+
+    def lost(self) -> NoReturn:
+        """One does not answer any more: raises, or waits for the end of this process."""
+        threading.Event().wait()
+        raise AssertionError
+
+    def note(self, key: int, graph: OpGraph, plan: Plan, options: dict[str, Any]) -> None:
+        """Told of a step that is about to be loaded, whose ops an error may name."""
+
+    def packed(self, graph: OpGraph) -> bytes:
+        """A further graph and its program, as a link sends them."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """No steps are run any more."""
 
 
 class RankWorker(Worker):
     """The process of another device, as the worker of a crew."""
 
-    def __init__(self, device: Device, rank: int, arena: Arena, link: Connection[Any, Any]) -> None:
-        self.device, self.link = device, link
+    def __init__(self, device: Device, rank: int, arena: Arena, link: Connection[Any, Any], lookout: Lookout) -> None:
+        self.device, self._link, self._lookout = device, link, lookout
+        self._num_asked = 0
         self.is_busy, self.suspended_s = False, 0.0
         self._rank, self._arena = rank, arena
         self._go, self._done = arena.task_signals(rank)
@@ -78,30 +109,43 @@ class RankWorker(Worker):
             return True
         has_ended = super().wait(timeout_s, is_hopeless)
         if has_ended and self._arena.has_failed(self._rank) and self._report is not None:
-            self._report(_error(*self.link.recv()))
+            self._report(_error(*self._said(MESSAGE)))
         return has_ended
 
-    def ask(self, *message: Any) -> None:
-        """Sends a message; `answer` must be called then.
+    def ask(self, *message: Any, then: bytes = b"") -> None:
+        """Sends a message, and bytes that belong to it; `answer` must be called then.
 
         Raises:
             RunnerError: the last step has not ended there.
         """
         self._refuse_if_busy()
+        self._num_asked += 1
         with contextlib.suppress(ConnectionError):  # it is gone: see `answer`
-            self.link.send(message)
+            self._link.send((self._num_asked, *message))
+            if then:
+                self._link.send_bytes(then)
         self._arena.set_task(self._rank, MESSAGE, 0)
         self._go.release()
 
     def answer(self) -> Any:
         """The answer to it, or an error."""
-        try:
-            is_done, result = self.link.recv()
-        except (EOFError, ConnectionError):  # it is gone: whoever started both sees that, and ends this process, too
-            threading.Event().wait()
+        is_done, result = self._said(self._num_asked)
         return result if is_done else _error(*result)
 
+    def _said(self, number: int) -> Any:
+        """What it says with this number; Ctrl-C may have left other things unread."""
+        said: tuple[Any, ...] = (None,)
+        try:
+            while said[0] != number:
+                while not self._link.poll(LOOKS_EVERY_S):
+                    self._lookout.look()
+                said = self._link.recv()
+        except (EOFError, ConnectionError):
+            self._lookout.lost()
+        return said[1:]
+
     def replacement(self) -> Worker:
+        self.wait(0.0)  # it may have ended since
         return self  # whoever started it ends it
 
     def stop(self) -> None:
@@ -128,7 +172,11 @@ class RankCrew(Crew):
         rank: the device whose part of each step this process runs.
         links: to the processes of the other devices, in order; none where another process runs steps.
         wires: of this rank, where tensors go over these; by default they go through slots in the arena.
+        lookout: knows whether they are there.
+        first: the graph that they have from the beginning; by default the first that is loaded.
     """
+
+    heap: SharedHeap
 
     def __init__(
         self,
@@ -138,13 +186,19 @@ class RankCrew(Crew):
         rank: int = 0,
         links: Sequence[Connection[Any, Any]] = (),
         wires: Wires | None = None,
+        lookout: Lookout | None = None,
+        first: OpGraph | None = None,
     ) -> None:
         super().__init__(host.devices[:1] if links else ())
         self.here = (rank,)
-        self._arena, self._wires = arena, wires
+        self._arena, self._wires, self.heap = arena, wires, arena.heap
         self.has_slots, self.sends_wait = wires is None, wires is not None
+        self._lookout = lookout or Lookout()
+        self._graphs = [] if first is None else [first]  # as other ranks number them
+        self._layouts: dict[tuple[int, int], Layout] = {}  # by step and index, of results that others make
+        self._told: tuple[Any, ...] = ()  # what they follow
         self._others = [
-            RankWorker(device, other, arena, link)
+            RankWorker(device, other, arena, link, self._lookout)
             for other, (device, link) in enumerate(zip(host.devices[1:], links), start=1)
         ]
         self.workers += self._others
@@ -164,23 +218,52 @@ class RankCrew(Crew):
             self._arena.make_room(made.plan.num_transfers, slot_offsets(made.slots)[1])
         return dict(shared_channels(self._arena, made, self.here[0]))
 
-    def load(self, key: int, plan: Plan, options: dict[str, Any]) -> None:
-        self.ask("load", key, plan, options)
+    def look(self) -> None:
+        super().look()
+        self._lookout.look()
+
+    def load(self, key: int, graph: OpGraph, plan: Plan, options: dict[str, Any], residents: Placed) -> None:
+        if not self._others:
+            return
+        if not any(known is graph for known in self._graphs):
+            if self._graphs:
+                self.ask("add_graph", then=self._lookout.packed(graph))
+            self._graphs.append(graph)
+        number = next(k for k, known in enumerate(self._graphs) if known is graph)
+        self._lookout.note(key, graph, plan, options)
+        places = residents.places(plan.devices.tolist(), range(1, 1 + len(self._others)))
+        self.ask("load", key, number, plan, options, places)
+        self._told = ()
 
     def unload(self, key: int) -> None:
         if not any(worker.is_busy for worker in self._others):  # one that is stuck runs nothing any more
             self.ask("unload", key)
 
-    def results(self, key: int) -> dict[int, torch.Tensor]:
-        found: dict[int, torch.Tensor] = {}
-        for sent in self.ask("results", key):
-            found |= {int(index): value for index, value in safetensors.torch.load(sent).items()}
-        return found
+    def follow(self, spec: OptimizerSpec | None, asked: Asked) -> None:
+        into = None if asked.into is None else {name: self.heap.place(each) for name, each in asked.into.items()}
+        told = spec, into, frozenset(asked.fresh), asked.loss_scale
+        if told != self._told:
+            self.ask("follow", *told)
+            self._told = told
 
-    def job(self, device: int, key: int) -> Job:
-        return self._others[device - 1].job(key) if self._others else lambda _: None
+    def give(self, key: int, tensors: Mapping[int, torch.Tensor], dropped: list[int]) -> None:
+        if tensors or dropped:
+            places = {op: self.heap.place(tensor) for op, tensor in tensors.items()}
+            self.ask("give", key, places, [dropped.pop() for _ in range(len(dropped))])
+
+    def results(self, key: int, indices: Sequence[int]) -> dict[int, torch.Tensor]:
+        if unknown := [index for index in indices if (key, index) not in self._layouts]:
+            for found in self.ask("layouts", key, unknown):
+                self._layouts |= {(key, index): layout for index, layout in found.items()}
+        made = {index: self.heap.empty(self._layouts[key, index]) for index in indices}
+        self.ask("results", key, {index: self.heap.place(tensor) for index, tensor in made.items()})
+        return made
+
+    def job(self, device: int, key: int, part: int = 0) -> Job:
+        return self._others[device - 1].job(2 * key + part) if self._others else lambda _: None
 
     def is_hopeless(self) -> bool:
+        self._lookout.look()
         return self.sends_wait and self._arena.is_aborted
 
     def part(self, run: Job, channels: Mapping[int, Transport]) -> Job:
@@ -200,14 +283,16 @@ class RankCrew(Crew):
 
         return whole
 
-    def ask(self, *message: Any) -> list[Any]:
+    def ask(self, *message: Any, then: bytes = b"") -> list[Any]:
         """The answers of all other processes.
 
         Raises:
             RankFailed: one of them failed.
+            RunnerError: one is gone.
         """
+        self.look()
         for worker in self._others:
-            worker.ask(*message)
+            worker.ask(*message, then=then)
         answers = [worker.answer() for worker in self._others]
         for error in answers:
             if isinstance(error, RankFailed):
@@ -218,9 +303,17 @@ class RankCrew(Crew):
         if self.sends_wait:  # messages of the failed step are on the wires
             self.is_spent, self._is_settled = True, False
             return False
-        if self._others and not any(worker.is_busy for worker in self.workers):
+        have_ended = [worker.wait(0.0) for worker in self._others]  # of all: each is asked
+        self._is_settled = all(have_ended)
+        if not self._is_settled:
+            return False
+        if self._others and not self.workers[0].is_busy:
             self._arena.reset()
         return super().settle()
+
+    def stop(self) -> None:
+        super().stop()
+        self._lookout.close()
 
 
 class RankResidents(Residents):
@@ -275,7 +368,7 @@ def serve_rank(
     """
     crew = RankCrew(host, arena, rank=rank, wires=wires)
     threading.current_thread().name = f"rlplace {host.devices[rank].name}"  # as of a device's thread
-    served = _Rank(graph, host, crew, Residents(graph, host, seed=seed, is_apart=True))
+    served = _Rank(graph, host, crew, link, seed)
     go, done = arena.task_signals(rank)
     with as_device(host.devices[rank], crew.streams):
         while True:
@@ -289,33 +382,58 @@ def serve_rank(
                 except BaseException as error:
                     arena.abort()
                     arena.set_failed(rank)
-                    link.send(_told(error))
+                    link.send((MESSAGE, *_told(error)))
                 done.release()
                 if watch is not None:
                     watch.begin(rank)
                 continue
             try:
-                name, *given = link.recv()
+                number, name, *given = link.recv()
             except EOFError:
                 return
             try:
-                link.send((True, getattr(served, name)(*given)))
+                link.send((number, True, getattr(served, name)(*given)))
             except Exception as error:
-                link.send((False, _told(error)))
+                link.send((number, False, _told(error)))
 
 
 class _Rank:
     """One device: what the other process may ask for, by name."""
 
-    def __init__(self, graph: OpGraph, host: Host, crew: RankCrew, residents: Residents) -> None:
-        self._graph, self._host, self._crew, self._residents = graph, host, crew, residents
+    def __init__(self, graph: OpGraph, host: Host, crew: RankCrew, link: Connection[Any, Any], seed: int) -> None:
+        self._link = link
+        self._host, self._crew, self._here, self._heap = host, crew, crew.here[0], crew.heap
+        self._seed = seed
+        self._graphs: list[tuple[OpGraph, Residents]] = []
+        self._with(graph)
+        self._gradients = GradientsOut()
         self._steps: dict[int, PlacedStep] = {}
+        self._kept: dict[tuple[int, int], tuple[Any, ...]] = {}  # by step and its number, for its second part
 
-    def run(self, key: int, step: int) -> None:
-        self._steps[key].run_part(self._crew.here[0], step)
+    def run(self, task: int, number: int) -> None:
+        key, part = divmod(task, 2)
+        step = self._steps[key]
+        if not isinstance(step, TwoPartStep):
+            step.run_here(number)
+        elif part:
+            step.run_part(1, number, self._kept.pop((key, number)))
+        else:
+            self._kept[key, number] = step.run_part(0, number)
 
-    def load(self, key: int, plan: Plan, options: dict[str, Any]) -> None:
-        step = PlacedStep(self._graph, self._host, plan, self._residents, self._crew, **options)
+    def add_graph(self) -> None:
+        graph, program = self._link.recv()
+        self._with(dataclasses.replace(graph, program=program))
+
+    def load(
+        self, key: int, graph_number: int, plan: Plan, options: dict[str, Any], places: Mapping[int, Sequence[Place]]
+    ) -> None:
+        graph, residents = self._graphs[graph_number]
+        for op, told in places.items():
+            if plan.devices[op] == self._here:
+                residents.take(op, self._here, [self._heap.at(place) for place in told])
+        kind = PlacedStep if options["second"] is None else TwoPartStep
+        gradients = self._gradients if options.pop("hands_out") else None
+        step = kind(graph, self._host, plan, residents, self._crew, gradients=gradients, **options)
         step.load()
         self._steps[key] = step
 
@@ -323,19 +441,46 @@ class _Rank:
         if key in self._steps:
             self._steps.pop(key).unload()
 
-    def results(self, key: int) -> bytes:
-        # as bytes: a connection would send tensors by files of other processes
-        made = self._steps[key].own_results
-        return safetensors.torch.save({str(index): value.clone().contiguous() for index, value in made.items()})
+    def follow(
+        self, spec: OptimizerSpec | None, into: Mapping[str, Place] | None, fresh: frozenset[str], loss_scale: float
+    ) -> None:
+        if spec is not None:
+            for _, residents in self._graphs:
+                residents.set_options(spec)
+        tensors = None if into is None else {name: self._heap.at(place) for name, place in into.items()}
+        self._gradients.asked = Asked(tensors, fresh, loss_scale)
+
+    def give(self, key: int, places: Mapping[int, Place], dropped: Sequence[int]) -> None:
+        for number in dropped:
+            self._kept.pop((key, number), None)
+        step = self._steps[key]
+        assert isinstance(step, TwoPartStep)
+        own = {op: place for op, place in places.items() if step.plan.devices[op] == self._here}
+        step.take({op: self._heap.at(place) for op, place in own.items()})
+
+    def layouts(self, key: int, indices: Sequence[int]) -> dict[int, Layout]:
+        own = self._steps[key].own_results
+        return {index: Layout.of_copy(own[index]) for index in indices if index in own}
+
+    def results(self, key: int, places: Mapping[int, Place]) -> None:
+        step = self._steps[key]
+        own = {index: value for index, value in step.own_results.items() if index in places}
+        for index, value in own.items():
+            self._heap.at(places[index]).copy_(value)
+        if isinstance(step, TwoPartStep):
+            step.drop_results(own)
 
     def marks(self, key: int) -> tuple[dict[int, float], dict[int, float]]:
         return self._steps[key].own_marks
 
     def made(self) -> frozenset[Resident]:
-        return self._residents.made
+        return self._graphs[0][1].made
 
     def keep_only(self, needed: Collection[Resident]) -> bool:
-        return self._residents.keep_only(needed)
+        return self._graphs[0][1].keep_only(needed)
 
     def reset(self) -> None:
-        self._residents.reset()
+        self._graphs[0][1].reset()
+
+    def _with(self, graph: OpGraph) -> None:
+        self._graphs.append((graph, Residents(graph, self._host, seed=self._seed, is_apart=True)))

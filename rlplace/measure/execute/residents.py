@@ -21,8 +21,9 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import Updater, UpdateState, updater
-from rlplace.graphs.program import Update
-from rlplace.measure.execute.device_threads import torch_device
+from rlplace.graphs.program import OptimizerSpec, Update
+from rlplace.measure.execute.device_threads import Asked, torch_device
+from rlplace.measure.execute.shared_heap import Layout, Place, SharedHeap
 from rlplace.measure.hosts.host import Device, Host
 
 CPU = "cpu"
@@ -35,18 +36,22 @@ class Residents:
     """Tensors of source ops and states of updates, each made where it is first asked for and there until `keep_only`.
 
     Cores share one memory, so plans over cores share one set; the user's own tensors are copied, never touched.
-    Constants in the memory of the CPU, which no step writes, are the user's own: steps see their current values. A
-    dropped resident that is asked for again is as it was at capture: good enough to measure with, not to train with.
+    Constants in the memory of the CPU, which no step writes, are the user's own: steps see their current values, unless
+    tensors are in a heap. A dropped resident that is asked for again is as it was at capture: good enough to measure
+    with, not to train with.
 
     Args:
         graph: with its program.
         host: its devices.
         seed: of values that the graph does not hold.
         is_apart: whether cores have no memory in common.
+        heap: memory for all of them, which other processes see; None for this process's own.
     """
 
-    def __init__(self, graph: OpGraph, host: Host, *, seed: int = 0, is_apart: bool = False) -> None:
-        self._graph = graph
+    def __init__(
+        self, graph: OpGraph, host: Host, *, seed: int = 0, is_apart: bool = False, heap: SharedHeap | None = None
+    ) -> None:
+        self._graph, self._heap = graph, heap
         # cores share one memory, unless each has a process; parts of a GPU keep what is theirs apart
         self._homes = [device.name if is_apart or device.backend == "cuda" else CPU for device in host.devices]
         self._places = {home: torch_device(device) for home, device in zip(self._homes, host.devices, strict=True)}
@@ -62,8 +67,50 @@ class Residents:
             place = self._places[key[1]]
             with torch.inference_mode(False), cuda.settled(place):
                 original = self._original(op)
-                self._tensors[key] = original if self.is_own(op, device) else original.to(place, copy=True)
+                self._tensors[key] = original if self.is_own(op, device) else self.homed(original.to(place, copy=True))
         return self._tensors[key]
+
+    def homed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor, or where there is a heap and it is not there: its copy in the heap."""
+        return tensor if self._heap is None else self._heap.home(tensor)
+
+    def new_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A new tensor with any values, laid out as another one, where `homed` would have it."""
+        return torch.empty_like(tensor) if self._heap is None else self._heap.empty(Layout.of_copy(tensor))
+
+    def is_homed(self, tensor: torch.Tensor) -> bool:
+        """Whether that is the tensor itself."""
+        return self._heap is None or self._heap.place(tensor) is not None
+
+    def places(self, devices: Sequence[int], elsewhere: Collection[int]) -> dict[int, list[Place | None]]:
+        """By op, where the heap has the tensors of sources and the states of updates; without a heap, none.
+
+        Args:
+            devices: (N,) of a plan.
+            elsewhere: only those on these devices.
+        """
+        if self._heap is None:
+            return {}
+        found: dict[int, list[Place | None]] = {}
+        updates = (op for op, call in self._program.calls.items() if isinstance(call, Update))
+        for op in (*self._program.sources, *updates):
+            if (device := devices[op]) in elsewhere:
+                is_source = op in self._program.sources
+                own = [self.tensor(op, device)] if is_source else self.update_state(op, device).tensors
+                found[op] = [self._heap.place(tensor) for tensor in own]
+        return found
+
+    def take(self, op: int, device: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Has these, of another process, for source op or update `op` on `device`."""
+        if op in self._program.sources:
+            self.adopt(op, device, tensors[0])
+        else:
+            self.update_state(op, device).hold(tensors)
+
+    def set_options(self, spec: OptimizerSpec) -> None:
+        """Sets the options of the updates to come."""
+        for state in self._states.values():
+            state.spec = spec
 
     def updater(self, ops: Sequence[int], device: int) -> Updater:
         """The function that does the updates `ops` on `device`: it takes their gradients."""
@@ -83,7 +130,8 @@ class Residents:
             assert self._program.optimizer is not None
             parameter = self.tensor(self.updated(op), device)
             with torch.inference_mode(False), cuda.settled(self._places[key[1]]):
-                self._states[key] = UpdateState(self._program.optimizer, parameter)
+                self._states[key] = state = UpdateState(self._program.optimizer, parameter)
+                state.hold([self.homed(tensor) for tensor in state.tensors])
         return self._states[key]
 
     def adopt(self, op: int, device: int, value: torch.Tensor | UpdateState) -> None:
@@ -97,7 +145,7 @@ class Residents:
         """Whether source op `op` has on `device` the tensor of the user, and no copy of it."""
         source = self._program.sources[op]
         is_near = self.place(device).type == source.value.device.type == "cpu"
-        return is_near and source.kind == "constant" and not isinstance(source.value, FakeTensor)
+        return is_near and source.kind == "constant" and not isinstance(source.value, FakeTensor) and self._heap is None
 
     def place(self, device: int) -> torch.device:
         """Where the tensors of `device` are."""
@@ -182,42 +230,38 @@ class GradientsOut:
     """Where the gradients of a step go: to tensors, while `into` is active; else to updates, or nowhere.
 
     One is bound to the code of every step that shares its parameters.
+
+    Attributes:
+        asked: what the next step does with them.
     """
 
     def __init__(self) -> None:
-        self._into: Mapping[str, torch.Tensor] | None = None
-        self._fresh: Collection[str] = ()
-        self._loss_scale = 1.0
+        self.asked = Asked()
 
     @contextlib.contextmanager
     def into(
         self, tensors: Mapping[str, torch.Tensor], fresh: Collection[str], *, loss_scale: float = 1.0
     ) -> Iterator[None]:
-        """While active, gradients are added to tensors, and no parameter is updated.
-
-        Args:
-            tensors: by dotted name of their parameters; gradients of others are dropped.
-            fresh: names of those that hold nothing yet: they are overwritten.
-            loss_scale: the gradients are those of the loss times this.
-        """
-        self._into, self._fresh, self._loss_scale = tensors, fresh, loss_scale
+        """While active, gradients are added to tensors, as `Asked` says, and no parameter is updated."""
+        self.asked = Asked(tensors, fresh, loss_scale)
         try:
             yield
         finally:
-            self._into, self._fresh, self._loss_scale = None, (), 1.0
+            self.asked = Asked()
 
     def instead_of(self, update: Updater, names: Sequence[str]) -> Updater:
         """`update` of parameters `names`, which leaves them as they are while gradients are asked for."""
 
         def update_or_take(*gradients: torch.Tensor) -> None:
-            if self._into is None:
+            into, fresh, _ = self.asked
+            if into is None:
                 update(*gradients)
                 return
             for name, gradient in zip(names, gradients, strict=True):
-                if name in self._fresh:
-                    self._into[name].copy_(gradient)
-                elif name in self._into:
-                    self._into[name].add_(gradient)
+                if name in fresh:
+                    into[name].copy_(gradient)
+                elif name in into:
+                    into[name].add_(gradient)
 
         return update_or_take
 
@@ -226,7 +270,8 @@ class GradientsOut:
 
         def scaled_seed(*args: Any, **kwargs: Any) -> Any:
             made = seed(*args, **kwargs)
-            return made if self._loss_scale == 1.0 else made.mul_(self._loss_scale)
+            scale = self.asked.loss_scale
+            return made if scale == 1.0 else made.mul_(scale)
 
         return scaled_seed
 

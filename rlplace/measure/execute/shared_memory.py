@@ -22,6 +22,7 @@ import torch
 from rlplace.errors import RunnerError
 from rlplace.measure.execute.device_threads import Woken
 from rlplace.measure.execute.rank_programs import RankPrograms, Slots
+from rlplace.measure.execute.shared_heap import Layout, SharedHeap
 
 RECORD_BYTES = 512
 """Of a rank (two signals of 32 bytes), or of a transfer (one), then what goes with them."""
@@ -29,6 +30,8 @@ MOST_RANKS = 128
 MOST_RECORDS = 1 << 18
 SLOTS_AT = MOST_RECORDS * RECORD_BYTES
 """Where slots begin. Pages that nobody writes to take no memory."""
+HEAP_AT = 1 << 40
+"""Where the heap begins, behind all slots."""
 _SIGNAL_BYTES, _FACTS_AT = 32, 64
 _ALIGNED = 64
 """Slots begin at multiples of it, as PyTorch's own tensors do: kernels then take the same ways."""
@@ -54,19 +57,21 @@ def slot_offsets(slots: Slots) -> tuple[list[int], int]:
 
 
 class Arena:
-    """Signals, tasks and slots of the ranks of one machine, in a file without a name.
+    """Signals, tasks, slots and other tensors of the ranks of one machine, in a file without a name.
 
     Args:
         file: its descriptor.
 
     Attributes:
         file: to be inherited.
+        heap: for tensors that are no transfers.
         limit_bytes: most that slots may take.
         num_transfers: the most that any step so far has.
     """
 
     def __init__(self, file: int) -> None:
         self.file = file
+        self.heap = SharedHeap(file, HEAP_AT)
         self.limit_bytes = float("inf")
         self._records = mmap.mmap(file, SLOTS_AT)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._records))
@@ -229,9 +234,8 @@ class SharedChannel:
         self._arena.abort()
 
     def _announced(self, tensor: torch.Tensor) -> torch.Tensor:
-        like = torch.empty_like(tensor, device="meta")  # laid out as a copy of it would be
-        shape, stride = tuple(like.shape), like.stride()
-        name = str(tensor.dtype).removeprefix("torch.").encode()
+        dtype, shape, stride = Layout.of_copy(tensor)
+        name = str(dtype).removeprefix("torch.").encode()
         layout = f"{_LAYOUT} {2 * len(shape)}q"
         struct.pack_into(layout, self._view, self._facts_at, name, len(shape), *shape, *stride)
         return self._as_announced()
@@ -239,11 +243,5 @@ class SharedChannel:
     def _as_announced(self) -> torch.Tensor:
         name, num_dims = struct.unpack_from(_LAYOUT, self._view, self._facts_at)
         sizes = struct.unpack_from(f"{2 * num_dims}q", self._view, self._facts_at + struct.calcsize(_LAYOUT))
-        shape, stride = sizes[:num_dims], sizes[num_dims:]
         dtype: Any = getattr(torch, name.rstrip(b"\0").decode())
-        with torch.inference_mode(False):
-            if 0 in shape:
-                return torch.empty_strided(shape, stride, dtype=dtype)
-            count = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-            flat = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._at)
-            return flat.as_strided(shape, stride)
+        return Layout(dtype, sizes[:num_dims], sizes[num_dims:]).tensor(self._memory, self._at)

@@ -443,7 +443,8 @@ def _advice(explanation: Explanation) -> Iterator[Advice]:
             f"{fullest} is full to {_percent(fullness[fullest])}: leave room before you train for long, with a "
             f"smaller batch or {micro_batches}.",
         )
-    if step_s <= NEAR_BOUND * explanation.bound_s:
+    # a step far below the bound says that the bound's costs are wrong
+    if explanation.bound_s / NEAR_BOUND <= step_s <= NEAR_BOUND * explanation.bound_s:
         gap = _percent(max(step_s / explanation.bound_s - 1.0, 0.0))
         yield Advice("near-bound", f"Keep this placement: it is within {gap} of the bound ({explanation.bound}).")
     if path.transfer_s and path.transfer_s >= MUCH * explained_s:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -107,37 +107,50 @@ class LearnedHost:
                 )
 
     @classmethod
-    def of(cls, posterior: Posterior) -> LearnedHost:
-        """A posterior factor by factor, and the equations that say how factors depend on each other."""
+    def of(cls, posterior: Posterior, lines: Iterable[str] | None = None) -> LearnedHost:
+        """A posterior factor by factor, and the equations that say how factors depend on each other.
+
+        Args:
+            posterior: the host model.
+            lines: its meaning, in words; as `describe` has it by default.
+        """
         scales = posterior.scales
         before = (scales.untraced or scales).items
-        told = zip(before, posterior.mean.tolist(), posterior.deviation.tolist(), strict=True)
+        learned = zip(before, posterior.mean.tolist(), posterior.deviation.tolist(), strict=True)
         factors = tuple(
             LearnedFactor(item.kind, item.name, mean, deviation, item.deviation, item.median, item.mean)
-            for item, mean, deviation in told
+            for item, mean, deviation in learned
         )
         host, source = scales.problem.host, scales.problem.costs.source
         equations = tuple(
             Equation(_rounded(target), tuple(map(_rounded, slopes)))
             for slopes, target in zip(*(each.tolist() for each in posterior.equations()), strict=True)
         )
-        lines, tracing = tuple(describe(posterior)), scales.tracing
+        told = tuple(describe(posterior) if lines is None else lines)
         return cls(
-            host.name, host.fingerprint, source, scales.prior, factors, lines, equations=equations, tracing=tracing
+            host.name,
+            host.fingerprint,
+            source,
+            scales.prior,
+            factors,
+            told,
+            equations=equations,
+            tracing=scales.tracing,
         )
 
 
-def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> None:
+def save_posterior(posterior: Posterior, path: str | os.PathLike[str], lines: Iterable[str] | None = None) -> None:
     """Writes a host model as JSON, whole or not at all.
 
     Args:
         posterior: the host model.
         path: of the file, or of a run folder.
+        lines: its meaning, in words; as `describe` has it by default.
 
     Raises:
         FileProblem: the file cannot be written.
     """
-    learned = LearnedHost.of(posterior)
+    learned = LearnedHost.of(posterior, lines)
     write_json_atomic(_file(path), {"schema": learned.schema, **asdict(learned)})
 
 
@@ -283,7 +296,8 @@ def describe(posterior: Posterior, *, most: int = MOST) -> list[str]:
     late = [place for place in ranked[most:] if posterior.scales.items[place].kind in ("co-run", "moved")][:most]
     lines = [_line(posterior, place) for place in [*ranked[: max(most - len(late), 0)], *late]]
     if (tracing := posterior.scales.tracing) is not None:
-        cost = f"{tracing.added_s * 1e6:.1f} us an op, {max(tracing.share, 0.0):.1%} of a step"
+        share = f"{tracing.share:.1%} of a step" if tracing.share > 0 else "less of a step than its scatter shows"
+        cost = f"{tracing.added_s * 1e6:.1f} us an op, {share}"
         lines.append(f"learned in place, from {counted(tracing.num_steps, 'traced step')}; tracing takes {cost}")
     return lines
 
@@ -322,8 +336,14 @@ def _other(scales: Scales, item: Scale, low: float, middle: float, high: float) 
         ends = f"({low * given * 100:.0f} to {high * given * 100:.0f} %)"
         return f"a busy device slows another that shares its memory by {middle * given * 100:.0f} % {ends}"
     given = prior.overhead_s if item.kind == "overhead" else host.dispatch_s or prior.dispatch_s
+    if item.kind == "overhead" and middle * given < LEAST_TOLD_S:
+        return f"an op takes no longer than given (at most {high * given * 1e6:.1f} us)"
     what = "an op takes {} longer than given" if item.kind == "overhead" else "a launch takes {}"
     return f"{what.format(f'{middle * given * 1e6:.1f} us')} ({low * given * 1e6:.1f} to {high * given * 1e6:.1f} us)"
+
+
+LEAST_TOLD_S = 5e-8
+"""A launch that costs less reads as 0.0 us."""
 
 
 def _number(factor: float) -> str:

@@ -187,7 +187,7 @@ def check_threads(host: Host, *, where: str) -> None:
         host.name,
         "a host whose devices are threads of one process (`cores`)",
         where=where,
-        hint="Over processes, only `train`, `compare` and `measure` run placements so far, in worker processes.",
+        hint="Over processes, steps are measured in worker processes.",
     )
 
 

@@ -24,9 +24,12 @@ class Fleet:
     Args:
         packed: the setup of all of them.
         num_ranks: how many they are.
+        first: the first rank that it starts; 1 where this process is rank 0.
 
     Attributes:
         ranks: its processes.
+        arena: shared with them, where this process is rank 0.
+        links: to them, then.
         limit_bytes: memory that they may hold together, placements included; infinite until they are ready.
         held_bytes: their memory at the last look; what two of them share counts twice.
 
@@ -35,8 +38,11 @@ class Fleet:
         RunnerError: this system has no signals between processes.
     """
 
-    def __init__(self, packed: Packed, num_ranks: int = 1) -> None:
+    arena: Arena
+
+    def __init__(self, packed: Packed, num_ranks: int = 1, *, first: int = 0) -> None:
         self.ranks: list[WorkerProcess] = []
+        self.links: list[Connection[Any, Any]] = []
         self.limit_bytes, self.held_bytes = float("inf"), 0
         self._gone: int | None = None
         with contextlib.ExitStack() as sent, contextlib.ExitStack() as failed:
@@ -50,8 +56,11 @@ class Fleet:
                 sent.callback(os.close, store)
                 links = [(0, arena.file, store, *(ours for ours, _ in ends))]
                 links += [(rank, arena.file, store, theirs) for rank, (_, theirs) in enumerate(ends, start=1)]
-            for link in links:
+            for link in links[first:]:
                 self.ranks.append(WorkerProcess(packed, link))
+            if first:
+                file, *ours = map(os.dup, (links[0][1], *links[0][3:]))
+                self.arena, self.links = Arena(file), [Connection(end) for end in ours]
             failed.pop_all()
 
     @property
@@ -126,6 +135,10 @@ class Fleet:
         """Ends all of them and lets go of everything."""
         for rank in self.ranks:
             rank.close()
+        for each in self.links:
+            each.close()
+        if self.links:
+            self.arena.close()
 
     def _first_gone(self, *, is_ending: bool = False) -> int | None:
         """The rank that was seen to end first; one on its way out may count only if nothing is asked any more."""

@@ -19,12 +19,10 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from rlplace.errors import RlplaceError, RunnerError
 from rlplace.graphs import Grouping, OpGraph
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.program import Origin
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.host import Host
@@ -48,7 +46,7 @@ from rlplace.measure.isolate.messages import (
     Trace,
     torch_settings,
 )
-from rlplace.measure.isolate.packing import Packed
+from rlplace.measure.isolate.packing import Packed, without_model
 from rlplace.measure.isolate.worker import FROM_OUTSIDE, CannotIsolate, ending, op_at_fault
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline, single_device_plan
@@ -462,12 +460,7 @@ class IsolatedRunner:
         return other
 
 
-def without_model(origin: Origin) -> Origin:
-    """The part of the user's objects that placements need: how the batch is cut."""
-    return Origin(nn.Module(), (), {}, None, autocast=origin.autocast, micro=origin.micro)
-
-
-def packed_setup(problem: Problem, *, seed: int = 0, memory_limit_bytes: int | None = None) -> Packed:
+def packed_setup(problem: Problem, *, seed: int = 0, memory_limit_bytes: float | None = None) -> Packed:
     """The packed `Setup` of a worker.
 
     Raises:
@@ -487,14 +480,14 @@ def num_ranks(host: Host) -> int:
     return host.num_devices if host.processes else 1
 
 
-def started(packed: Packed, count: int = 1) -> Fleet:
-    """A worker, with so many ranks, not yet ready.
+def started(packed: Packed, count: int = 1, *, first: int = 0) -> Fleet:
+    """A worker, with so many ranks, of which it starts those from the first on, not yet ready.
 
     Raises:
         CannotIsolate: there is no memory for the tensors, or there are too many processes or open files.
     """
     try:
-        return Fleet(packed, count)
+        return Fleet(packed, count, first=first)
     except (OSError, RunnerError) as error:
         raise CannotIsolate(f"it cannot be started: {error}") from error
 

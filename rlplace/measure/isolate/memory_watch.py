@@ -28,14 +28,16 @@ def resident_bytes(process: int) -> int:
         return 0
 
 
-def room_bytes(host: Host, asked: int | None = None) -> float:
+def room_bytes(host: Host, asked: float | None = None) -> float:
     """The bytes that placements on the host's cores may take in this process beside its present memory: the free memory
     of the machine and its control group, never more than the host's figure.
 
     Args:
         host: its CPU devices' memory; a pool counts once.
-        asked: a smaller limit.
+        asked: a smaller limit; infinite, there is none.
     """
+    if asked == math.inf:
+        return math.inf
     pools: dict[str, int] = {}
     for device in host.devices:
         if device.backend == "cpu":

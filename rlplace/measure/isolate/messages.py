@@ -62,8 +62,9 @@ class Setup:
     """That the worker may use."""
     settings: tuple[Any, ...]
     """Of PyTorch in the process that asks (`torch_settings`)."""
-    memory_limit_bytes: int | None
-    """Most bytes that placements may take beside the memory of a worker that is ready; None is the machine's memory."""
+    memory_limit_bytes: float | None
+    """Most bytes that placements may take beside the memory of a worker that is ready; None is the machine's memory,
+    infinite no limit."""
 
 
 @dataclass(frozen=True)

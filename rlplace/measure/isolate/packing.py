@@ -9,6 +9,7 @@ Ops travel by name, with the modules and libraries that must be loaded there to 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import io
 import json
@@ -26,9 +27,13 @@ from typing import Any, cast
 
 import cloudpickle
 import torch
+from torch import nn
 from torch._library.custom_ops import OPDEFS, CustomOpDef
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from rlplace.graphs import Program
+from rlplace.graphs.program import Origin
 
 _ALIGNED = 64
 """Bytes that tensors begin at multiples of."""
@@ -102,6 +107,31 @@ class Packed:
         return self._storages.setdefault(storage._cdata, (len(self._storages), storage))[0]
 
 
+def packed_alone(obj: Any) -> bytes:
+    """One object as bytes that a connection sends to a process that this one started, which receives the object.
+
+    Raises:
+        Exception: any error of its pickling: a part of it belongs to this process alone.
+    """
+    into = io.BytesIO()
+    _Packer(into).dump(obj)
+    return into.getvalue()
+
+
+def without_values(program: Program) -> Program:
+    """A program for a process that gets its parameters, inputs and constants in another way, and no model of it."""
+    alike = {
+        op: dataclasses.replace(source, value=_fake(*_described(source.value)), held=None)
+        for op, source in program.sources.items()
+    }
+    return dataclasses.replace(program, sources=alike, origin=without_model(program.origin), folded=())
+
+
+def without_model(origin: Origin) -> Origin:
+    """The part of the user's objects that placements need: how the batch is cut."""
+    return Origin(nn.Module(), (), {}, None, autocast=origin.autocast, micro=origin.micro)
+
+
 class Unpacked:
     """The other side of `Packed`: its tensors are private copies of shared pages, made where they are written to.
 
@@ -153,18 +183,20 @@ def shared_file(num_bytes: int) -> int:
 class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles objects that cannot be imported elsewhere by value, ops by name, and storages by number."""
 
-    def __init__(self, into: io.BytesIO, number_of: Callable[[torch.UntypedStorage], int]) -> None:
+    def __init__(self, into: io.BytesIO, number_of: Callable[[torch.UntypedStorage], int] | None = None) -> None:
         super().__init__(into)
         self._number_of = number_of
 
     def persistent_id(self, obj: Any) -> tuple[int, torch.dtype | None] | None:
+        if self._number_of is None:
+            return None
         if isinstance(obj, torch.storage.TypedStorage):
             return self._number_of(obj._untyped_storage), obj.dtype
         return (self._number_of(obj), None) if isinstance(obj, torch.UntypedStorage) else None
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, FakeTensor):
-            return _fake, (tuple(obj.shape), obj.stride(), obj.dtype, str(obj.device), obj.requires_grad)
+            return _fake, _described(obj)
         found = reduced(obj)
         return super().reducer_override(obj) if found is None else found
 
@@ -180,6 +212,10 @@ class _Unpacker(pickle.Unpickler):
         if dtype is None:
             return storage
         return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+
+
+def _described(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype, str, bool]:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device), tensor.requires_grad
 
 
 def _fake(

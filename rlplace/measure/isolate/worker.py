@@ -304,9 +304,7 @@ def stacks_of(text: str) -> list[list[Frame]]:
     return stacks[first : first + 1] + stacks[:first] + stacks[first + 1 :]
 
 
-def op_at_fault(
-    text: str, graph: OpGraph, host: Host, plan: Plan, *, is_stuck: bool = False, is_traced: bool = False
-) -> str:
+def op_at_fault(text: str, graph: OpGraph, host: Host, plan: Plan, *, is_stuck: bool = False, **options: Any) -> str:
     """The op that ran, with its device and the user's line below it, in words; "" where the stacks do not tell.
 
     Args:
@@ -315,7 +313,7 @@ def op_at_fault(
         host: the devices.
         plan: the plans that ran.
         is_stuck: whether the step hung: then threads that wait for another's tensor are not at fault.
-        is_traced: whether it was traced: its code has other lines.
+        options: of its code, which has other lines where it was traced, say.
     """
     for stack in stacks_of(text):
         frames = [frame for frame in stack if frame[0] != distributed.__file__]  # which waits as the op's own line does
@@ -323,7 +321,7 @@ def op_at_fault(
             placed = _PLACED.match(file)
             if placed is not None and not (is_stuck and depth == 0 and not host.processes):
                 has_slots = host.processes and not host.sends_wait
-                code = StepCode(graph, host, plan, is_traced=is_traced, has_slots=has_slots, sends_wait=host.sends_wait)
+                code = StepCode(graph, host, plan, has_slots=has_slots, sends_wait=host.sends_wait, **options)
                 _, words = code.item_words(int(placed["device"]), line)
                 if is_stuck and depth == 0 and words.startswith(WAITING):
                     break

@@ -127,6 +127,9 @@ class Agent:
     def say(self) -> list[str]:
         """Why measuring ended early, if it did, and the learned factors of the host, a line each; the surest first."""
         lines = describe(self.posterior)
+        if not self._is_better:  # what tracing cost is said anyway
+            lines = ["the fit predicts plans that it has not seen worse than the given figures, and is not used"]
+            lines += describe(self._posterior, most=0)
         if self.is_done:
             gain, least = self._gains[-1], self._config.least_gain
             expected = f"more were expected to shorten the step by {gain:.2%}, less than {least:.2%}"
@@ -135,7 +138,7 @@ class Agent:
 
     def save(self, path: Path) -> None:
         """Writes the learned host model, as `load_learned_host` reads it."""
-        save_posterior(self.posterior, path)
+        save_posterior(self.posterior, path, self.say())
 
     def figures(self) -> dict[str, float]:
         """Figures for a tracker after a batch: how well the last one was predicted, and how much was learned."""

@@ -333,7 +333,7 @@ def search_all(
                 else "the host is as profiled, as far as the measured steps tell"
             )
             if run.log is not None:
-                run.log.keep_learned(problem.graph.fingerprint, LearnedHost.of(learned.posterior))
+                run.log.keep_learned(problem.graph.fingerprint, LearnedHost.of(learned.posterior, learned.say()))
 
     keepers = {name: MethodKeeper(session, name, keep_learned) for name in options}
     if evaluator.is_measured:

@@ -18,8 +18,8 @@ from rlplace.export.placed.placed_module import backward_ops
 from rlplace.graphs.capturing.capture import CapturedModule, as_call, capture_module
 from rlplace.graphs.interpreter import require_program
 from rlplace.measure.execute.device_threads import Crew
-from rlplace.measure.execute.placed_step import TwoPartStep
 from rlplace.measure.execute.residents import Residents
+from rlplace.measure.execute.two_part_step import TwoPartStep
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Plan
 

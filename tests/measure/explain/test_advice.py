@@ -165,6 +165,12 @@ def test_every_rule_has_a_case_and_they_are_asked_in_order() -> None:
     assert advise_on(replace(roomy, bound_s=0.5)).rule == "transfers"
 
 
+@pytest.mark.parametrize(("bound_s", "is_near"), [(0.94, False), (0.96, True), (1.04, True), (1.1, False)])
+def test_a_step_far_below_the_bound_is_not_near_it(bound_s: float, is_near: bool) -> None:
+    """The bound's costs are wrong there."""
+    assert (advise_on(replace(PLAIN, bound_s=bound_s)).rule == "near-bound") == is_near
+
+
 def test_an_even_split_is_compared_with_eager_too() -> None:
     split, single = Alternative(DATA_PARALLEL, 0.6, "estimated"), Alternative(ONE_DEVICE, 1.0, "measured")
     assert advise_on(beside(single, split)).rule == "data-parallel"  # as `rlplace advise` has it

@@ -164,6 +164,19 @@ def test_where_everything_fails_there_is_no_answer() -> None:
     assert result.history == []
 
 
+@pytest.mark.slow
+def test_a_fit_that_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what its traced steps cost; its factors are not told."""
+    monkeypatch.setattr(HostModel, "held_out_errors", lambda self: (0.1, 0.2))
+    agent = traced(HiddenTruth(PROBLEM, is_traced=True), 4)
+    agent._missed = np.array([0.0, 9.0])  # the fits missed plans that the given figures did not
+    agent.learn([], [])
+    first, tracing = agent.say()[-2:]
+    assert "is not used" in first
+    assert "tracing takes" in tracing
+    assert not agent.posterior.mean.any()
+
+
 def test_a_measurer_that_leaves_plans_out_is_named() -> None:
     class Lazy(HiddenTruth):
         def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
