@@ -13,6 +13,7 @@ import pytest
 import torch
 from core_hosts import core_host
 from naive_plan import naive_plan, random_devices
+from rank_threads import rank_threads
 from tiny_workloads import TEXTS, TINY
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -25,6 +26,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import OPTIMIZERS, torch_optimizer
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
+from rlplace.measure.execute.rank_processes import RankResidents
 from rlplace.measure.execute.residents import Residents
 from rlplace.workloads import CATALOG, Workload, build, parse_workload
 
@@ -103,9 +105,16 @@ def placed_equals(graph: OpGraph, eager: Eager, first_state: dict[str, Tensor], 
     assert len(set(plan.devices.tolist())) == 2
     residents = Residents(graph, HOST)
     placed = PlacedStep(graph, HOST, plan, residents, crew)
+    with rank_threads(graph, HOST) as ranks:
+        shared = PlacedStep(graph, HOST, plan, RankResidents(graph, HOST, ranks), ranks)
+        losses = []
+        for step, _ in enumerate(eager.losses):
+            shared.run(step)
+            losses.append(shared.result)
     for step, loss in enumerate(eager.losses):
         placed.run(step)
         assert relative(placed.result, loss) <= 1e-5
+        assert torch.equal(losses[step], placed.result), "over shared memory it is the same to the bit"
         if step > 0:
             continue
         for op, source in require_program(graph).sources.items():

@@ -5,6 +5,7 @@ Ops that do not fit on a device together are timed one by one (`isolated_s`), on
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -29,9 +30,10 @@ from rlplace.graphs.optimizers import UpdateState, updater
 from rlplace.graphs.program import Ref, Update, map_refs
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.metered_step import MeteredStep
-from rlplace.measure.execute.device_threads import Crew, Job, cycles_to_launch, torch_device
+from rlplace.measure.execute.device_threads import Channel, Crew, CudaChannel, Job, cycles_to_launch, torch_device
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents, limited_memory, seeded
+from rlplace.measure.execute.shared_memory import Arena, SharedChannel
 from rlplace.measure.hosts.host import Device, Host, Link
 from rlplace.measure.problem import capacity_bytes, single_device_peak_bytes, single_device_plan
 from rlplace.measure.timing.race import Watch
@@ -52,7 +54,8 @@ def profile_links(host: Host, *, repeats: int = 15) -> Host:
     Tensors are passed there and back through the runner's own channels, waking the other threads included. Between
     cores the same tensor comes back, as in a step fresh from the other's cache: half a round trip is one transfer, and
     pairs of the same two kinds share figures. Where one is a GPU each ordered pair is measured, parts of one GPU for
-    each other: the answer is a small tensor, and half the time of two small ones is the answer's.
+    each other: the answer is a small tensor, and half the time of two small ones is the answer's. Between cores that
+    are processes the tensors go through slots in shared memory, as in a step, though here two threads pass them.
 
     A route is as slow as its slowest link, so a link that several routes share has the best that any of them showed:
     the most bandwidth, the least latency. Where that says more of a pair than it showed, the pair needs a link of its
@@ -68,7 +71,7 @@ def profile_links(host: Host, *, repeats: int = 15) -> Host:
         source, destination = host.device(route.source), host.device(route.destination)
         pair = _alike(source, destination)
         if pair not in measured:
-            measured[pair] = _measure(source, destination, repeats)
+            measured[pair] = _measure(source, destination, repeats, by_slots=host.processes)
         for link in route.links:
             figures[link].append(measured[pair])
     best = {
@@ -84,10 +87,11 @@ def _alike(source: Device, destination: Device) -> object:
     return tuple(ends) if "cuda" in (source.backend, destination.backend) else frozenset(ends)
 
 
-def _measure(source: Device, destination: Device, repeats: int) -> tuple[float, float]:
+def _measure(source: Device, destination: Device, repeats: int, *, by_slots: bool) -> tuple[float, float]:
     """(latency_s, bandwidth_bytes_per_s) of transfers from `source` to `destination`."""
     if "cuda" not in (source.backend, destination.backend):
-        return line(SIZES_BYTES, [_round_s(size, size, source, destination, repeats) / 2 for size in SIZES_BYTES])
+        rounds_s = [_round_s(size, size, source, destination, repeats, by_slots=by_slots) for size in SIZES_BYTES]
+        return line(SIZES_BYTES, [seconds / 2 for seconds in rounds_s])
     rounds_s = [_round_s(size, GPU_SIZES_BYTES[0], source, destination, repeats) for size in GPU_SIZES_BYTES]
     return line(GPU_SIZES_BYTES, [seconds - rounds_s[0] / 2 for seconds in rounds_s])
 
@@ -108,11 +112,20 @@ def line(sizes_bytes: tuple[int, ...], seconds: list[float]) -> tuple[float, flo
     return max(seconds[0] - sizes_bytes[0] * per_byte, 0.0), 1.0 / per_byte
 
 
-def _round_s(size: int, answer_size: int, source: Device, destination: Device, repeats: int) -> float:
+def _round_s(
+    size: int, answer_size: int, source: Device, destination: Device, repeats: int, *, by_slots: bool = False
+) -> float:
     """Median seconds of a transfer of `size` bytes and one of `answer_size` bytes back: of the same, if as large."""
     crew = Crew((source, destination))
-    there = crew.streams.channel(source, destination)
-    back = crew.streams.channel(destination, source)
+    there: Channel | SharedChannel
+    back: Channel | SharedChannel
+    if by_slots:
+        with contextlib.closing(Arena.new(2)) as arena:
+            arena.make_room(2, size + answer_size)
+            slots = arena.slots(size + answer_size)
+            there, back = SharedChannel(arena, 0, slots, 0), SharedChannel(arena, 1, slots, size)
+    else:
+        there, back = crew.streams.channel(source, destination), crew.streams.channel(destination, source)
     place, answering = torch_device(source), torch_device(destination)
     with cuda.settled(place), cuda.settled(answering):
         original = torch.ones(size, dtype=torch.uint8, device=place)
@@ -125,7 +138,8 @@ def _round_s(size: int, answer_size: int, source: Device, destination: Device, r
             there.send(original)
             back.wait_ready()
             back.take()
-            back.wait_arrived()
+            if isinstance(back, CudaChannel):
+                back.wait_arrived()
             if place.type == "cuda":
                 cuda.await_stream(cuda.current_stream(place))
             samples.append(time.perf_counter() - begin)
@@ -134,7 +148,8 @@ def _round_s(size: int, answer_size: int, source: Device, destination: Device, r
         for _ in range(repeats + 3):
             there.wait_ready()
             taken = there.take()
-            there.wait_arrived()  # on a GPU the answer is sent after it: both on one stream
+            if isinstance(there, CudaChannel):
+                there.wait_arrived()  # the answer is sent after it: both on one stream
             back.send(taken if answer_size == size else answer)
 
     def give_up() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 
 import numpy as np
 import plain_gpus
 import pytest
-from core_hosts import core_host
+import torch
+from core_hosts import core_host, process_host
 
 from rlplace import cuda
 from rlplace.measure.costs import profile as links
 from rlplace.measure.costs.profile import GPU_SIZES_BYTES, SIZES_BYTES, line, profile_links
+from rlplace.measure.execute.shared_memory import SharedChannel
 from rlplace.measure.hosts.detect import gpu_host
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 
@@ -22,13 +25,17 @@ class Wires:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, bandwidth: dict[tuple[str, str], float] | float) -> None:
         self.bandwidth, self.latency_s = bandwidth, 5e-6
         self.asked: list[tuple[str, str, int]] = []
+        self.by_slots: set[bool] = set()
         monkeypatch.setattr(links, "_round_s", self.round_s)
 
     def one_way_s(self, size: int, source: str, destination: str) -> float:
         rate = self.bandwidth if isinstance(self.bandwidth, float) else self.bandwidth[source, destination]
         return self.latency_s + size / rate
 
-    def round_s(self, size: int, answer_size: int, source: Device, destination: Device, repeats: int) -> float:
+    def round_s(
+        self, size: int, answer_size: int, source: Device, destination: Device, repeats: int, *, by_slots: bool = False
+    ) -> float:
+        self.by_slots.add(by_slots)
         self.asked.append((source.name, destination.name, size))
         there = self.one_way_s(size, source.name, destination.name)
         return there + self.one_way_s(answer_size, destination.name, source.name)
@@ -43,6 +50,7 @@ def test_a_line_through_the_sizes_gives_latency_and_bandwidth(monkeypatch: pytes
         assert link.bandwidth_bytes_per_s == pytest.approx(2e9)
         assert link.latency_s == pytest.approx(5e-6)
     assert wires.asked == [("cpu:0", "cpu:1", size) for size in SIZES_BYTES], "one pair of kinds is measured once"
+    assert wires.by_slots == {False}
     assert host.fingerprint == before.fingerprint
     assert host.routes == before.routes
 
@@ -59,6 +67,36 @@ def test_real_copies_give_usable_figures() -> None:
         assert np.isfinite(link.bandwidth_bytes_per_s)
         assert 1e6 <= link.bandwidth_bytes_per_s <= 2e12
         assert link.latency_s >= 0
+
+
+def test_tensors_between_processes_go_through_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is sent by the threads of both devices, in turn, from the source's own memory into the slot of its way."""
+    sent: list[tuple[str, int]] = []
+    taken: list[bool] = []
+    send, take = SharedChannel.send, SharedChannel.take
+
+    def watched_send(self: SharedChannel, tensor: torch.Tensor) -> None:
+        sent.append((threading.current_thread().name, tensor.numel()))
+        send(self, tensor)
+
+    def watched_take(self: SharedChannel) -> torch.Tensor:
+        found = take(self)
+        taken.append(bool((found == 1).all()))
+        return found
+
+    monkeypatch.setattr(SharedChannel, "send", watched_send)
+    monkeypatch.setattr(SharedChannel, "take", watched_take)
+    before = process_host(2)
+    host = profile_links(before, repeats=2)
+    assert sent == [(f"rlplace cpu:{k % 2}", size) for size in SIZES_BYTES for k in range(2 * (2 + 3))]
+    assert len(taken) == len(sent)
+    assert all(taken)
+    assert host.fingerprint == before.fingerprint
+    for link in host.links:
+        assert 1e6 <= link.bandwidth_bytes_per_s <= 2e12
+    sent.clear()
+    profile_links(core_host(2), repeats=2)
+    assert not sent, "threads pass them without slots"
 
 
 NVLINK = {("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")}
