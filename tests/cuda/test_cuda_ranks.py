@@ -5,6 +5,7 @@ Losses must be those of one CPU core, to the bit. `test_cuda_mutants` takes ever
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,15 +63,13 @@ def swapped(made: RankPrograms) -> RankPrograms | None:
             one, other = (int(graph.tensor_bytes[plan.transfer_tensor[k]]) for k in (a, b))
             if (source[a], to[a]) != (source[b], to[b]) or one == other:
                 continue
-            program = list(made.programs[to[a]])
+            merged = list(made.merged)
             first, second = (
-                next(at for at, each in enumerate(program) if (each.kind, each.item) == ("receive", graph.num_ops + k))
+                next(at for at, (_, each) in enumerate(merged) if each[:2] == ("receive", graph.num_ops + k))
                 for k in (a, b)
             )
-            program[first], program[second] = program[second], program[first]
-            programs = [tuple(program) if rank == to[a] else each for rank, each in enumerate(made.programs)]
-            parts: dict[str, Any] = {name: getattr(made, name) for name in RankPrograms.__dataclass_fields__}
-            return RankPrograms(**{**parts, "programs": tuple(programs)})
+            merged[first], merged[second] = merged[second], merged[first]
+            return replace(made, merged=tuple(merged))
     return None
 
 

@@ -72,7 +72,7 @@ def test_it_profiles_here_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatc
 
 
 def test_where_no_worker_can_be_had_it_warns_and_profiles_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_worker(*_: object) -> None:
+    def no_worker(*_: object, **__: object) -> None:
         raise OSError("too many open files")
 
     monkeypatch.setattr(profiling, "profile_costs", stub)
