@@ -16,13 +16,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from torch.distributed import FileStore
 
 from gpu_stages.subject import Subject, subject
 from gpu_stages.verdict import Verdict
 from rlplace.measure import Plan, resolve_host
 from rlplace.measure.execute.device_threads import Crew
-from rlplace.measure.execute.distributed import Wires, connect
+from rlplace.measure.execute.distributed import Wires, connect, store_in
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.rank_processes import RankCrew, RankResidents, serve_rank
 from rlplace.measure.execute.residents import Residents
@@ -84,7 +83,7 @@ def _losses_and_s(placed: Subject, plan: Plan, residents: Residents, crew: Crew)
 
 
 def _wires(placed: Subject, rank: int, store: int) -> Wires:
-    return connect(placed.host, rank, FileStore(f"/proc/self/fd/{store}", placed.host.num_devices))
+    return connect(placed.host, rank, store_in(store, placed.host.num_devices))
 
 
 @contextmanager

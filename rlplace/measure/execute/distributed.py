@@ -116,6 +116,22 @@ def connect(host: Host, rank: int, store: Store, *, interface: str = "lo") -> Wi
     return wires
 
 
+def store_in(file: int, count: int) -> Store:
+    """A store in a file without a name, where so many ranks find each other.
+
+    PyTorch opens the file by its path whenever it uses the store, and once more, to write, when the garbage collector
+    comes to it. So the path must mean this file for as long as the process lives: a descriptor of it is never closed.
+
+    Args:
+        file: its descriptor.
+        count: ranks.
+    """
+    from torch._C._distributed_c10d import FileStore
+
+    store: Store = FileStore(f"/proc/self/fd/{os.dup(file)}", count)
+    return store
+
+
 def make_group(pair: tuple[int, int], rank: int, place: torch.device, store: Store, interface: str) -> Group:
     """A rank's end of the process group of a pair; the default group of `torch.distributed` stays the user's."""
     from torch._C._distributed_c10d import PrefixStore

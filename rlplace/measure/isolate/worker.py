@@ -36,7 +36,7 @@ from rlplace.graphs.program import Origin
 from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.execute import distributed
 from rlplace.measure.execute.device_threads import Crew
-from rlplace.measure.execute.distributed import Wires, connect
+from rlplace.measure.execute.distributed import Wires, connect, store_in
 from rlplace.measure.execute.launch_code import WAITING, StepCode
 from rlplace.measure.execute.rank_processes import RankCrew, RankResidents, serve_rank
 from rlplace.measure.execute.residents import Residents, limited_memory
@@ -382,11 +382,7 @@ def _problem(setup: Setup) -> Problem:
 
 def _wires(host: Host, rank: int, store: int) -> Wires | None:
     """The wires of a rank to others that it has no memory in common with; the ranks find each other in a file."""
-    if not host.sends_wait:
-        return None
-    from torch._C._distributed_c10d import FileStore
-
-    return connect(host, rank, FileStore(f"/proc/self/fd/{store}", host.num_devices))
+    return connect(host, rank, store_in(store, host.num_devices)) if host.sends_wait else None
 
 
 class _Rank:

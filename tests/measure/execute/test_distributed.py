@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from rlplace.graphs import capture
 from rlplace.measure.execute.device_threads import Crew
-from rlplace.measure.execute.distributed import Wires, connect
+from rlplace.measure.execute.distributed import Wires, connect, store_in
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.rank_processes import RankResidents
 from rlplace.measure.hosts.host import Host
@@ -50,3 +52,18 @@ def test_losses_are_those_of_threads_to_the_bit(name: str, num_devices: int) -> 
             step.unload()
             assert found == expected.losses
     crew.stop()
+
+
+def test_a_store_that_ends_late_writes_into_no_other_file(tmp_path: Path) -> None:
+    """Its end opens its path again, when the descriptor that it was made of may be that of another file."""
+    file = os.memfd_create("rlplace")
+    store = store_in(file, 1)
+    store.set("name", "value")
+    other = tmp_path / "other"
+    other.write_text("of the user")
+    os.dup2(another := os.open(other, os.O_RDWR), file)
+    assert store.get("name") == b"value"
+    del store
+    assert other.read_text() == "of the user"
+    for each in (file, another):
+        os.close(each)
