@@ -343,7 +343,7 @@ def _other(scales: Scales, item: Scale, low: float, middle: float, high: float) 
 
 
 LEAST_TOLD_S = 5e-8
-"""A launch that costs less reads as 0.0 us."""
+"""An overhead of an op below this would read as 0.0 us."""
 
 
 def _number(factor: float) -> str:

@@ -187,7 +187,7 @@ def check_threads(host: Host, *, where: str) -> None:
         host.name,
         "a host whose devices are threads of one process (`cores`)",
         where=where,
-        hint="Over processes, steps are measured in worker processes.",
+        hint="Placements on a host of processes are measured in worker processes only: leave out `in_process`.",
     )
 
 
