@@ -30,6 +30,7 @@ class Fleet:
         ranks: its processes.
         arena: shared with them, where this process is rank 0.
         links: to them, then.
+        store: descriptor of a file where the ranks find each other, then.
         limit_bytes: memory that they may hold together, placements included; infinite until they are ready.
         held_bytes: their memory at the last look; what two of them share counts twice.
 
@@ -39,6 +40,7 @@ class Fleet:
     """
 
     arena: Arena
+    store: int
 
     def __init__(self, packed: Packed, num_ranks: int = 1, *, first: int = 0) -> None:
         self.ranks: list[WorkerProcess] = []
@@ -59,7 +61,7 @@ class Fleet:
             for link in links[first:]:
                 self.ranks.append(WorkerProcess(packed, link))
             if first:
-                file, *ours = map(os.dup, (links[0][1], *links[0][3:]))
+                file, self.store, *ours = map(os.dup, links[0][1:])
                 self.arena, self.links = Arena(file), [Connection(end) for end in ours]
             failed.pop_all()
 
@@ -139,6 +141,7 @@ class Fleet:
             each.close()
         if self.links:
             self.arena.close()
+            os.close(self.store)
 
     def _first_gone(self, *, is_ending: bool = False) -> int | None:
         """The rank that was seen to end first; one on its way out may count only if nothing is asked any more."""

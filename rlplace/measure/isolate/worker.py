@@ -38,7 +38,7 @@ from rlplace.measure.execute import distributed
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.distributed import Wires, connect, store_in
 from rlplace.measure.execute.launch_code import WAITING, StepCode
-from rlplace.measure.execute.rank_processes import RankCrew, RankResidents, serve_rank
+from rlplace.measure.execute.rank_processes import RankCrew, serve_rank
 from rlplace.measure.execute.residents import Residents, limited_memory
 from rlplace.measure.execute.shared_memory import Arena
 from rlplace.measure.hosts.host import Host
@@ -437,7 +437,8 @@ class _Worker:
         if self._arena is not None:
             others = [Connection(file) for file in link[3:]]
             ranks = RankCrew(problem.host, self._arena, links=others, wires=_wires(problem.host, 0, link[2]))
-            crew, residents = ranks, RankResidents(problem.graph, problem.host, ranks, seed=setup.seed)
+            residents = Residents(problem.graph, problem.host, seed=setup.seed, is_apart=True, ask=ranks.ask)
+            crew = ranks
         self._problem, self._crew, self._memory_limit_bytes = problem, crew, setup.memory_limit_bytes
         self._origin, self._connection, self._board = origin, connection, board
         self._room = Room(board)

@@ -11,7 +11,7 @@ import torch
 from core_hosts import core_host
 from naive_plan import naive_plan, random_devices
 from placed_steps import HOST, NUM_STEPS, alternating, run_placed, single
-from rank_threads import rank_threads
+from rank_threads import rank_residents, rank_threads
 from small_models import CASES, Dropouts, mean_square, random
 from torch import Tensor, nn
 
@@ -22,7 +22,7 @@ from rlplace.measure.execute import device_threads
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.launch_code import StepCode
 from rlplace.measure.execute.placed_step import PlacedStep
-from rlplace.measure.execute.rank_processes import RankCrew, RankResidents
+from rlplace.measure.execute.rank_processes import RankCrew
 from rlplace.measure.execute.shared_memory import Arena, SharedChannel
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Plan
@@ -35,7 +35,7 @@ def _seeded() -> None:
 
 def run_ranks(graph: OpGraph, host: Host, plan: Plan, crew: RankCrew, *, is_traced: bool = False) -> PlacedStep:
     """A step with residents of its own, as they were at capture."""
-    residents = RankResidents(graph, host, crew)
+    residents = rank_residents(graph, host, crew)
     residents.reset()
     return PlacedStep(graph, host, plan, residents, crew, is_traced=is_traced)
 
@@ -192,7 +192,7 @@ def test_residents_are_kept_apart_and_dropped_everywhere() -> None:
     case = CASES["linear"]()
     graph = capture(case.model, case.inputs, case.loss_fn, "adam")
     with rank_threads(graph, HOST) as ranks:
-        residents = RankResidents(graph, HOST, ranks)
+        residents = rank_residents(graph, HOST, ranks)
         step = PlacedStep(graph, HOST, naive_plan(graph, alternating(graph, 2)), residents, ranks)
         step.load()
         assert residents.made == step.needs
@@ -205,7 +205,7 @@ def test_gangs_are_refused() -> None:
     graph, host = capture(nn.Linear(4, 2), torch.ones(3, 4)), core_host(2, has_gang=True)
     plan = naive_plan(graph, np.arange(graph.num_ops, dtype=np.int32) % 3)
     with rank_threads(graph, host) as ranks, pytest.raises(InvalidValue, match="Gangs need threads"):
-        PlacedStep(graph, host, plan, RankResidents(graph, host, ranks), ranks).load()
+        PlacedStep(graph, host, plan, rank_residents(graph, host, ranks), ranks).load()
 
 
 def test_code_waits_for_a_copy_where_it_is_first_read_and_frees_it_before_it_sends() -> None:
