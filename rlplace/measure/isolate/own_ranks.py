@@ -124,7 +124,8 @@ class OwnCrew(RankCrew):
             super().run(jobs, step, on_error=on_error, deadline_s=deadline_s)
         except TimeoutError as error:
             late = [op for op, worker in zip(self._ops(), self.workers, strict=True) if worker.is_busy and op]
-            raise TimeoutError(": ".join((str(error), *late[:1]))) from None
+            said = f"the step did not end within {deadline_s:g} s: {late[0]}" if late else str(error)
+            raise TimeoutError(said) from None
 
     def _ops(self) -> list[str]:
         """By rank, the op that its process is in, in words; empty where its stacks do not tell."""
