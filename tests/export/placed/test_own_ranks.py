@@ -17,7 +17,7 @@ import pytest
 import torch
 from core_hosts import core_host, process_host
 from faulty_ops import GO, TOLD, Told
-from loops import apart, batches, captured, classifier
+from loops import apart, batches, captured, classifier, in_a_fork
 from naive_plan import naive_plan
 from placed_steps import alternating
 from rank_threads import rank_threads
@@ -25,7 +25,7 @@ from small_models import mean_square
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlplace.errors import FileProblem, RunnerError
+from rlplace.errors import FileProblem, RunnerError, UserError
 from rlplace.export import PlacedModel, to_module
 from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Host, Placement
@@ -33,6 +33,7 @@ from rlplace.measure.execute.device_threads import GRACE_S, Worker
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.rank_processes import RankWorker
 from rlplace.measure.isolate.own_ranks import OwnCrew
+from rlplace.measure.isolate.worker import CannotIsolate, WorkerProcess
 
 Loop = Callable[[OpGraph, Host, Path], list[Tensor]]
 
@@ -270,6 +271,45 @@ def test_the_thread_of_the_first_rank_is_not_replaced_while_it_is_stuck() -> Non
         while first.is_busy:
             crew.settle()
         crew.run([lambda _: None] * 2, 2, on_error=woken.set, deadline_s=60)
+
+
+def test_a_fork_reads_the_state_and_ends_no_process() -> None:
+    graph, ((x, labels),) = captured(classifier(), "adam"), batches(1)
+    step = PlacedModel(graph, process_host(2), apart(graph))
+    step(x, targets=labels)
+    error, message = in_a_fork(lambda: step(x, targets=labels))
+    assert error is UserError
+    assert "forked" in message
+    assert in_a_fork(lambda: step.state_dict()["second.weight"]) == step.state_dict()["second.weight"].tolist()
+
+    def close() -> Tensor:
+        step.close()
+        return torch.zeros(1)
+
+    assert in_a_fork(close) == [0.0]
+    step(x, targets=labels)
+    step.close()
+
+
+def test_a_process_that_cannot_start_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of three does not get ready."""
+    started: list[WorkerProcess] = []
+    await_ready = WorkerProcess.await_ready
+
+    def fail(process: WorkerProcess) -> None:
+        started.append(process)
+        if len(started) == 2:
+            raise CannotIsolate("no room")
+        await_ready(process)
+
+    monkeypatch.setattr(WorkerProcess, "await_ready", fail)
+    graph, num_files = captured(classifier()), num_open_files()
+    with pytest.raises(CannotIsolate, match="no room"):
+        PlacedModel(graph, process_host(4), apart(graph))
+    gc.collect()
+    assert len(started) == 2
+    assert all(is_gone(process.pid) for process in started)
+    assert num_open_files() <= num_files
 
 
 def num_open_files() -> int:

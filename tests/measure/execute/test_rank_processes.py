@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.optimizers import OPTIMIZERS
 from rlplace.measure.execute import device_threads
-from rlplace.measure.execute.device_threads import Crew
+from rlplace.measure.execute.device_threads import Asked, Crew
 from rlplace.measure.execute.launch_code import StepCode
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.rank_processes import RankCrew
@@ -199,6 +201,46 @@ def test_residents_are_kept_apart_and_dropped_everywhere() -> None:
         assert {home for _, home in residents.made} == {"cpu:0", "cpu:1"}
         residents.keep_only(())
         assert residents.made == frozenset()
+
+
+def test_ranks_are_told_once_what_they_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again when an option, a tensor for gradients or the scale of the loss is another."""
+    graph = capture(nn.Linear(4, 2), torch.ones(3, 4), mean_square, "adam")
+    spec, told = OPTIMIZERS["adam"], []
+    with rank_threads(graph, HOST) as ranks:
+        ask = ranks.ask
+        monkeypatch.setattr(ranks, "ask", lambda *message: told.append(message[0]) or ask(*message))
+        gradient = ranks.heap.home(torch.zeros(2, 4))
+        other = ranks.heap.home(torch.zeros(2, 4))
+        for asked in (Asked(), Asked({"weight": gradient}, frozenset()), Asked({"weight": gradient}, {"weight"})):
+            told.clear()
+            for _ in range(2):
+                ranks.follow(spec, asked)
+            assert told == ["follow"]
+        for changed in (
+            (replace(spec, lr=0.5), asked),
+            (spec, asked),
+            (spec, Asked({"weight": other}, {"weight"})),
+            (spec, Asked({"weight": other}, {"weight"}, 2.0)),
+        ):
+            told.clear()
+            ranks.follow(*changed)
+            assert told == ["follow"]
+
+
+def test_a_busy_rank_is_refused_before_any_other_is_sent_a_message() -> None:
+    """Else the others would answer what nobody waits for."""
+    graph, host = capture(nn.Linear(4, 2), torch.ones(3, 4)), core_host(3)
+    with rank_threads(graph, host) as ranks:
+        first, second = ranks.workers[1:]
+        sent: list[bytes] = []
+        first.ask, ask = lambda packed: sent.append(packed) or ask(packed), first.ask
+        second.is_busy = True
+        with pytest.raises(RunnerError, match="cpu:2 is still busy"):
+            ranks.ask("made")
+        assert sent == []
+        second.is_busy = False
+        assert ranks.ask("made") == [frozenset(), frozenset()]
 
 
 def test_gangs_are_refused() -> None:

@@ -44,14 +44,14 @@ SMALL = 256 << 20
 class NaivePlanner:
     """Plans that put each op where it is told."""
 
-    def __init__(self, graph: OpGraph) -> None:
-        self.graph = graph
+    def __init__(self, graph: OpGraph, num_devices: int = 2) -> None:
+        self.graph, self.num_devices = graph, num_devices
 
     def plan(self, devices: NDArray[np.int32]) -> Plan:
         return naive_plan(self.graph, devices)
 
     def retime(self, plan: Plan) -> Measurement:
-        return Measurement("ok", 1.0, peak_bytes=(0, 0))
+        return Measurement("ok", 1.0, peak_bytes=(0,) * self.num_devices)
 
 
 def apart_host() -> Host:
@@ -67,7 +67,8 @@ def problem_of(graph: OpGraph, host: Host | None = None) -> Problem:
 
 
 def runner_of(graph: OpGraph, host: Host | None = None, **options: object) -> IsolatedRunner:
-    return IsolatedRunner(problem_of(graph, host), NaivePlanner(graph), limits=PATIENT, **options)
+    problem = problem_of(graph, host)
+    return IsolatedRunner(problem, NaivePlanner(graph, problem.host.num_devices), limits=PATIENT, **options)
 
 
 def training() -> OpGraph:
