@@ -86,7 +86,7 @@ def updates_of(graph: OpGraph) -> set[int]:
 
 def linear_weight(graph: OpGraph) -> torch.Tensor:
     """As it was at capture."""
-    return require_program(graph).sources[graph.names.index("weight")].value
+    return require_program(graph).sources[graph.names.index("weight")].value.detach()
 
 
 def test_others_are_asked_for_what_they_have_and_do_it_too() -> None:
