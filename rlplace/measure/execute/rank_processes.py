@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pickle
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -267,7 +266,7 @@ class RankCrew(Crew):
         if self.sends_wait:  # messages of the failed step are on the wires
             self.is_spent, self._is_settled = True, False
             return False
-        have_ended = [worker.wait(0.0) for worker in self.workers]  # of all: each is asked
+        have_ended = [not worker.is_busy or worker.wait(0.0) for worker in self.workers]  # of all: each is asked
         self._is_settled = all(have_ended)
         if not self._is_settled:
             return False
@@ -349,7 +348,7 @@ class _Rank:
             self._kept[key, number] = kept
 
     def add_graph(self, packed: bytes) -> None:
-        graph, program = pickle.loads(packed)
+        graph, program = self._crew.heap.unpacked(packed)
         self._with(dataclasses.replace(graph, program=program))
 
     def load(self, key: int, graph_number: int, plan: Plan, options: dict[str, Any], held: Held) -> None:

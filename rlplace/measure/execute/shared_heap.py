@@ -136,7 +136,7 @@ class SharedHeap:
 
     def unpacked(self, packed: bytes) -> Any:
         """The message that another process packed, with the tensors themselves."""
-        unpickler = pickle.Unpickler(io.BytesIO(packed))
+        unpickler = pickle.Unpickler(io.BytesIO(packed))  # noqa: S301 - of a process that this one started, or that started it
         unpickler.persistent_load = self.at  # type: ignore[method-assign]
         return unpickler.load()
 
