@@ -185,10 +185,11 @@ class WorkerProcess:
             time.sleep(_STACKS_WITHIN_S / 10)
 
     def stacks(self) -> str:
-        """The stacks of its threads."""
-        # not by `read`: this file and the worker's have one position
+        """The stacks of its threads, once: at its end, older ones would be taken for the last."""
         file = self._stacks.fileno()
-        return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", errors="replace")
+        text = os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", errors="replace")
+        os.ftruncate(file, os.lseek(file, 0, os.SEEK_SET))  # the worker's end has the same position
+        return text
 
     def has_lost_siblings(self) -> bool:
         """Whether the kernel ended a process for want of memory since this one began, perhaps this one."""
