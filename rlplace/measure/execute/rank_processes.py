@@ -78,7 +78,7 @@ class RankWorker(Worker):
         if not self.is_busy:
             return True
         has_ended = super().wait(0.0 if self._crew.why else timeout_s, is_hopeless)
-        if has_ended and self._arena.is_aborted and self._report is not None and self._link.poll():
+        if has_ended and self._arena.has_failed(self._rank) and self._report is not None:
             self._report(_error(*self._said(MESSAGE)))
         return has_ended
 
@@ -315,6 +315,7 @@ def serve_rank(
                     pass
                 except BaseException as error:
                     arena.abort()
+                    arena.set_failed(rank)
                     link.send((MESSAGE, *_told(error)))
                 done.release()
                 if watch is not None:

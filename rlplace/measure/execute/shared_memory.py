@@ -36,7 +36,7 @@ _SIGNAL_BYTES, _FACTS_AT = 32, 64
 _ALIGNED = 64
 """Slots begin at multiples of it, as PyTorch's own tensors do: kernels then take the same ways."""
 _ABORTED_AT = (MOST_RANKS - 1) * RECORD_BYTES
-_LAYOUT, _TASK = "32s q", "q q"
+_LAYOUT, _TASK = "32s q", "q q ?"
 
 
 Signal = Any
@@ -107,12 +107,20 @@ class Arena:
 
     def set_task(self, rank: int, key: int, step: int) -> None:
         """Says what a rank is to do next."""
-        struct.pack_into(_TASK, self._records, rank * RECORD_BYTES + _FACTS_AT, key, step)
+        struct.pack_into(_TASK, self._records, rank * RECORD_BYTES + _FACTS_AT, key, step, False)
 
     def task(self, rank: int) -> tuple[int, int]:
         """What a rank is to do: the key and the number of a step."""
-        key, step = struct.unpack_from(_TASK, self._records, rank * RECORD_BYTES + _FACTS_AT)
+        key, step, _ = struct.unpack_from(_TASK, self._records, rank * RECORD_BYTES + _FACTS_AT)
         return key, step
+
+    def set_failed(self, rank: int) -> None:
+        """Says that a rank has an error to tell."""
+        struct.pack_into(_TASK, self._records, rank * RECORD_BYTES + _FACTS_AT, 0, 0, True)
+
+    def has_failed(self, rank: int) -> bool:
+        """Whether it has."""
+        return bool(struct.unpack_from(_TASK, self._records, rank * RECORD_BYTES + _FACTS_AT)[2])
 
     def make_room(self, num_transfers: int, num_bytes: int) -> None:
         """Makes signals of transfers and memory for slots, before ranks use them.

@@ -28,7 +28,7 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate.fleet import Fleet
 from rlplace.measure.isolate.isolated_runner import packed_setup, started
 from rlplace.measure.isolate.packing import packed_alone, without_values
-from rlplace.measure.isolate.worker import FROM_OUTSIDE, ending, op_at_fault
+from rlplace.measure.isolate.worker import FROM_OUTSIDE, ending, ops_at_fault
 from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.timing.race import LOOKS_EVERY_S
 
@@ -139,11 +139,13 @@ class OwnCrew(RankCrew):
             return [""] * self._host.num_devices
         graph, plan, options = self._steps[task // 2]
         lines = {name: value for name, value in options.items() if name != "seed"}
-        return [op_at_fault(text, graph, self._host, plan, **lines) for text in (own, *self.fleet.stacks())]
+        return ops_at_fault([own, *self.fleet.stacks()], graph, self._host, plan, **lines)
 
     def _death(self) -> str:
         """Which process ended, how, and in which op; ends the others."""
         ops, fleet = self._ops(), self.fleet
+        for each in fleet.ranks:  # all at once: each takes some time
+            each.kill()
         fleet.end()
         gone, rank = fleet.ranks[fleet.gone], 1 + fleet.gone
         is_short, code = gone.has_lost_siblings(), gone.return_code

@@ -199,7 +199,7 @@ def test_a_part_that_failed_on_ranks_leaves_nothing_behind(served: list[Any]) ->
     with rank_threads(captured.graph, HOST) as ranks:
         step = ranks_step(captured, ranks, 1)
         expected, kept = step.run_first(sources_of(captured, "input", [given]), 0)
-        with pytest.raises(RunnerError, match="size|shape"):
+        with pytest.raises(RunnerError, match=r"size|shape"):
             step.run_first(sources_of(captured, "input", [torch.ones(3, 7, dtype=torch.float64)]), 1)
         outputs, _ = step.run_first(sources_of(captured, "input", [given]), 2)
         assert torch.equal(outputs[0], expected[0])
