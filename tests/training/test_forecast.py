@@ -50,7 +50,8 @@ def test_each_part_is_the_steps_that_it_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "is_traced", "placements"), [(None, True, 4), (None, False, 12), (0, False, 0), (0, True, 0), (8, True, 8)]
+    ("count", "is_traced", "placements"),
+    [(None, True, 4), (None, False, 12), (0, False, 0), (0, True, 0), (8, True, 8)],
 )
 def test_fewer_traced_placements_do_and_their_code_is_made_twice(
     count: int | None, is_traced: bool, placements: int
