@@ -45,7 +45,7 @@ class Fleet:
     def __init__(self, packed: Packed, num_ranks: int = 1, *, first: int = 0) -> None:
         self.ranks: list[WorkerProcess] = []
         self.links: list[Connection[Any, Any]] = []
-        self.limit_bytes, self.held_bytes = float("inf"), 0
+        self.limit_bytes, self.held_bytes, self._room_bytes = float("inf"), 0, 0.0
         self._gone: int | None = None
         with contextlib.ExitStack() as sent, contextlib.ExitStack() as failed:
             failed.callback(self.close)
@@ -88,9 +88,9 @@ class Fleet:
         """
         for rank in self.ranks:
             rank.await_ready()
-        room_bytes = self.ranks[0].limit_bytes - self.ranks[0].held_bytes
+        self._room_bytes = self.ranks[0].limit_bytes - self.ranks[0].held_bytes
         self.look_at_memory()
-        self.limit_bytes = self.held_bytes + room_bytes
+        self.limit_bytes = self.held_bytes + self._room_bytes
 
     def look_at_memory(self) -> bool:
         """Whether it holds more than it may."""
@@ -110,7 +110,7 @@ class Fleet:
 
     def ran_out_of_memory(self) -> bool:
         """Whether it was ended for want of memory: near its limit when last looked at, or by the kernel's count."""
-        return self.held_bytes > 0.8 * self.limit_bytes or self.ranks[0].has_lost_siblings()
+        return self.held_bytes > self.limit_bytes - 0.2 * self._room_bytes or self.ranks[0].has_lost_siblings()
 
     @property
     def gone(self) -> int:
