@@ -205,7 +205,7 @@ POLL_S = 1e-3
 
 def torch_device(device: Device) -> torch.device:
     """The PyTorch device behind a `Device`: every CPU core is `cpu`, every part of a GPU is that GPU."""
-    parsed = cuda.parse_name(device.name) if device.backend == "cuda" else None
+    parsed = cuda.parse_name(device.local_name) if device.backend == "cuda" else None
     return torch.device("cpu") if parsed is None else torch.device("cuda", parsed[0])
 
 

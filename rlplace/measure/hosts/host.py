@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Backend = Literal["cpu", "cuda", "simulated"]
 DispatchOrder = Literal["plan", "request"]
-HostKind = Literal["auto", "cores", "procs", "cuda", "cuda-procs"]
-"""Kinds of host that this machine can be."""
+HostKind = Literal["auto", "cores", "procs", "cuda", "cuda-procs", "nodes"]
+"""Kinds of host that this machine can be; `nodes` is all machines on which torchrun runs this command."""
 
 
 def _printable(name: str) -> str:
@@ -76,6 +76,15 @@ class Device:
     """CPU cores to which the device's thread is pinned; on the CPU an op has one thread per core."""
     members: tuple[str, ...] = ()
     """A gang: names of the devices that are busy whenever this one runs an op."""
+    machine: Printable = ""
+    """Name of its machine, where a host has several; `""` is this machine."""
+    address: Printable = ""
+    """Of that machine on the network between them; it may change while the machine is the same."""
+
+    @property
+    def local_name(self) -> str:
+        """Its name on its own machine: `cpu:0` of `a/cpu:0`."""
+        return self.name.removeprefix(f"{self.machine}/") if self.machine else self.name
 
     def __post_init__(self) -> None:
         refuse_if(
@@ -259,6 +268,8 @@ class Host:
         }
         if self.processes:
             facts["processes"] = True
+        if any(device.machine for device in self.devices):
+            facts["machines"] = [device.machine for device in self.devices]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def device(self, name: str) -> Device:
