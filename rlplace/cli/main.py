@@ -137,13 +137,13 @@ def _with_others() -> Iterator[None]:
 
 def _follow(arguments: Sequence[str]) -> int:
     """What every rank of torchrun but the first does: it works for the first one until that one's command is over."""
-    from rlplace.measure.costs.machine_links import serve_links
+    from rlplace.measure.hosts.fresh_ranks import serve
     from rlplace.measure.isolate.keeper import keep
 
     try:
         with _sigterm_as_ctrl_c(Event()):
             nodes = join()
-            serve_links(nodes)
+            serve(nodes)
             if arguments[:1] == ["doctor"]:
                 from rlplace.doctor.machines import look_at_machines
 

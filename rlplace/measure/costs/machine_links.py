@@ -1,31 +1,22 @@
-"""Link figures between machines: `measured_links` has the ranks of torchrun pass tensors by the wires that steps use.
-
-Each rank does so in a process of its own, which is gone then: neither a GPU's memory nor a broken connection stays.
-`serve_links` is what the other ranks do meanwhile.
-"""
+"""Link figures between machines: `measured_links` has the ranks of torchrun pass tensors by the wires that steps use."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import torch
 
-import rlplace
 from rlplace import cuda
-from rlplace.errors import RunnerError
 from rlplace.measure.execute.distributed import Wire, Wires, connect
 from rlplace.measure.hosts.detect import nodes_host
+from rlplace.measure.hosts.fresh_ranks import FreshRanks
 from rlplace.measure.hosts.nodes import Nodes, join
 from rlplace.measure.timing.threads import keep_freed_memory, pin_current_thread
 
@@ -38,8 +29,6 @@ LEAST_ROUNDS, MOST_ROUNDS, WARMUP = 3, 20, 2
 IS_DUPLEX = 0.75
 """Share of the bandwidth that is left where both directions are used at once, from which on it counts as undivided."""
 WITHIN_S = 600.0
-_LOOKS_EVERY_S = 0.2
-_ASKED = "links"
 
 
 def line(sizes_bytes: tuple[int, ...], seconds: list[float]) -> tuple[float, float]:
@@ -82,78 +71,15 @@ def measured_links(nodes: Nodes) -> dict[tuple[str, str], Figures]:
     """By source and destination, figures of each two machines, and of ranks within one; called by rank 0.
 
     Raises:
-        RunnerError: the processes that measure failed.
+        RunnerError: a rank failed.
     """
-    number = nodes.store.add(_ASKED, 1)
-    with subprocess.Popen(_command(), env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-        try:
-            code = _await(process, lambda: bool(nodes.store.check([_failed(number)])))
-        finally:
-            process.kill()
-        said = process.stdout.read() if process.stdout is not None else b""
-    if code != 0:
-        why = "a rank failed, see above" if code is not None else f"they did not end within {WITHIN_S:g} s"
-        raise RunnerError(f"the links between machines cannot be measured: {why}. `rlplace doctor` looks at them")
-    return {(source, destination): Figures(*each) for source, destination, *each in json.loads(said)}
+    with contextlib.closing(FreshRanks(nodes, "links")) as ranks:
+        rows = ranks.answer(WITHIN_S)
+    return {(source, destination): Figures(*each) for source, destination, *each in rows}
 
 
-def serve_links(nodes: Nodes) -> threading.Thread:
-    """A thread of any other rank, which takes part whenever rank 0 measures, until the command is over."""
-
-    def serve() -> None:
-        done = 0
-        try:
-            while not nodes.is_over:
-                if nodes.store.add(_ASKED, 0) > done:
-                    done += 1
-                    with subprocess.Popen(
-                        _command(), env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-                    ) as process:
-                        try:
-                            code = _await(process, lambda: nodes.is_over)
-                        finally:
-                            process.kill()
-                    if code != 0:
-                        nodes.store.set(_failed(done), nodes.machine)
-                time.sleep(_LOOKS_EVERY_S)
-        except RuntimeError:  # torchrun's store is gone: it ends this process
-            return
-
-    thread = threading.Thread(target=serve, name="rlplace links", daemon=True)
-    thread.start()
-    return thread
-
-
-def _failed(number: int) -> str:
-    return f"{_ASKED}/{number}/failed"
-
-
-def _await(process: subprocess.Popen[bytes], is_hopeless: Callable[[], bool]) -> int | None:
-    """Its exit code; None where it did not end in time, 1 where there is nothing to wait for."""
-    until_s = time.monotonic() + WITHIN_S
-    while time.monotonic() < until_s:
-        try:
-            return process.wait(_LOOKS_EVERY_S)
-        except subprocess.TimeoutExpired:
-            if is_hopeless():
-                return 1
-    return None
-
-
-def _command() -> list[str]:
-    here = os.getcwd()
-    path = [str(Path(rlplace.__file__).parents[1]), *(os.path.abspath(each) for each in sys.path if each)]
-    kept = [each for each in dict.fromkeys(path) if each == path[0] or each != here]
-    code = f"import sys; sys.path[:] = {kept!r}; from rlplace.measure.costs.machine_links import main; main()"
-    return [sys.executable, "-P", "-c", code]
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "TORCHELASTIC_USE_AGENT_STORE": "True"}  # none of these processes keeps a store
-
-
-def main() -> None:
-    """One rank's part; rank 0 writes the figures of all to stdout, as JSON."""
+def main(answers: TextIO) -> None:
+    """One rank's part; rank 0 answers with the figures of all."""
     keep_freed_memory()
     torch.set_num_threads(1)
     nodes = join()
@@ -167,7 +93,7 @@ def main() -> None:
     ]
     found = nodes.gather("figures", own)
     if nodes.rank == 0:
-        print(json.dumps([row for rows in found for row in rows]), flush=True)
+        print(json.dumps([row for rows in found for row in rows]), file=answers, flush=True)
     nodes.gather("done", 1)  # a rank whose groups are gone would break the others' connections
 
 
