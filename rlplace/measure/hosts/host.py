@@ -208,7 +208,8 @@ class Host:
     ) -> Host:
         """This machine: all CUDA GPUs. With `cores`, or without a GPU, all CPU cores; see `detect_host`.
 
-        With `procs` or `cuda-procs` each device is a process, else a thread.
+        With `procs` or `cuda-procs` each device is a process, else a thread. `nodes` is all machines on which torchrun
+        runs this program.
         """
         from rlplace.measure.hosts.detect import detect_host
 
