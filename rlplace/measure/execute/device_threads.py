@@ -549,8 +549,8 @@ class Crew:
         """Of a step, by index, results that other processes made."""
         return {}
 
-    def ask(self, *message: Any) -> list[Any]:
-        """The answers of the other processes to a message."""
+    def marks(self, key: int) -> list[tuple[dict[int, float], dict[int, float]]]:
+        """Of a traced step, when items began and ended in each other process, by the clock of this one."""
         return []
 
     def is_hopeless(self) -> bool:
