@@ -65,7 +65,7 @@ def problem_of(graph: OpGraph, host: Host) -> Problem:
 
 
 def training(num_parts: int = 1) -> OpGraph:
-    cut = {"micro_batches": num_parts, "loss": "mean"} if num_parts > 1 else {}
+    cut = {"micro_batches": num_parts, "loss": "accumulated"} if num_parts > 1 else {}
     return capture(case().model, case().inputs, case().loss_fn, "adam", **cut)
 
 
