@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # a PyTorch without `torch.distributed` runs everything else
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Of the environment, as torchrun sets them."""
 START = (
-    "Start the same command on each machine, with its number as N: torchrun --nnodes 2 --node-rank N --nproc-per-node 1 "
-    "--master-addr ADDRESS --master-port 29400 -m rlplace train WORKLOAD --host nodes (docs/machines.md)."
+    "Start the same command on each machine, with its number as N: torchrun --nnodes 2 --node-rank N "
+    "--nproc-per-node 1 --master-addr ADDRESS --master-port 29400 -m rlplace train WORKLOAD --host nodes (docs/machines.md)."
 )
 COMES_WITHIN_S = 300.0
 """Seconds for all ranks to start Python and import PyTorch, and for each message between them."""
