@@ -110,6 +110,7 @@ def main() -> int:
             subprocess.Popen(
                 command(names[machine], machine, cores, words, options),
                 stdout=None if machine == "a" else sys.stderr,
+                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},  # it would look for names of addresses
                 start_new_session=True,
             )
             for machine, cores in zip(ADDRESSES, options.cores, strict=True)
