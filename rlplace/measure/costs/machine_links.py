@@ -111,9 +111,7 @@ def _measure(rank: int, pair: tuple[int, int], wires: Wires) -> dict[tuple[int, 
         _answer(_Ends(wires[b, a], wires[a, b]))
         return {}
     ends = _Ends(wires[a, b], wires[b, a])
-    there, back, both = ({}, {}, {})
-    for rounds, mode in ((there, _THERE), (back, _BACK), (both, _BOTH)):
-        rounds.update(_rounds(ends, mode))
+    there, back, both = (dict(_rounds(ends, mode)) for mode in (_THERE, _BACK, _BOTH))
     ends.tell(0, 0, 0)
     small_s = (there[NET_SIZES_BYTES[0]] + back[NET_SIZES_BYTES[0]]) / 4  # of one small message
     shared = line(tuple(both), list(both.values()))[1]
