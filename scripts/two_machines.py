@@ -3,8 +3,8 @@
     python scripts/two_machines.py --rate 200mbit -- -m rlplace train nmt@small --host nodes --budget 60
 
 The machines are called a (rank 0, 10.77.0.1) and b (10.77.0.2); they reach each other and nothing else. It needs root,
-`ip`, `tc` and `unshare` (Linux). Namespaces and processes are gone at the end, also after Ctrl-C or a time-out. The exit
-code is the first one that is not 0; 77 where this system cannot do it.
+`ip`, `tc` and `unshare` (Linux). Namespaces and processes are gone at the end, also after Ctrl-C or a time-out. The
+exit code is the first one that is not 0; 77 where this system cannot do it.
 """
 
 import argparse
@@ -110,6 +110,7 @@ def main() -> int:
             subprocess.Popen(
                 command(names[machine], machine, cores, words, options),
                 stdout=None if machine == "a" else sys.stderr,
+                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},  # it would look for names of addresses
                 start_new_session=True,
             )
             for machine, cores in zip(ADDRESSES, options.cores, strict=True)

@@ -25,7 +25,7 @@ LEAST_BYTES_PER_S, MOST_BYTES_PER_S = 1e6, 2e12
 """No link of a machine is slower or faster."""
 ENOUGH_S, LONGEST_S = 0.5, 1.0
 """Tensors of one size are passed for about so long; a size that takes longer once is left out."""
-LEAST_ROUNDS, MOST_ROUNDS, WARMUP = 3, 20, 2
+LEAST_ROUNDS, MOST_ROUNDS, WARMUP = 3, 100, 2
 IS_DUPLEX = 0.75
 """Share of the bandwidth that is left where both directions are used at once, from which on it counts as undivided."""
 WITHIN_S = 600.0

@@ -49,7 +49,7 @@ def detected(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         num_parts: int | None = None,
         with_cpu: bool | None = None,
     ) -> Host:
-        is_cpu = kind in ("cores", "procs")
+        is_cpu = kind in ("cores", "procs", "nodes")
         assert (num_parts is None) == is_cpu
         calls.append((kind, *((num_devices, cores_per_device) if is_cpu else (num_parts, with_cpu)), gangs))
         return HERE
