@@ -22,6 +22,7 @@ PROGRAMS = ("ip", "tc", "unshare", "taskset")
 SKIPPED = 77
 ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2"}
 PORT = 29400
+UNITS = {"gbit": 1e9, "mbit": 1e6, "kbit": 1e3}
 
 
 def why_not() -> str:
@@ -62,7 +63,10 @@ def two_namespaces(rate: str) -> Iterator[dict[str, str]]:
 
 def shape(namespace: str, device: str, rate: str) -> None:
     """Limits what a device sends."""
-    bucket = ("rate", rate, "burst", "32kb", "latency", "50ms")
+    unit = next((each for each in UNITS if rate.endswith(each)), "")
+    bits_per_s = float(rate.removesuffix(unit)) * UNITS.get(unit, 1.0)
+    burst = max(int(bits_per_s / 8 * 1e-3), 32 << 10)  # of a millisecond: what comes in one piece is not limited
+    bucket = ("rate", rate, "burst", str(burst), "latency", "50ms")
     run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *bucket)
 
 

@@ -283,8 +283,7 @@ class DistributedChannel:
             with self._wire.using():
                 self._strides = self._receive_strides()
         self._post()
-        if not self._is_gpu:
-            self.post_ahead()
+        self.post_ahead()
         tensor, self._posted = self._posted, None
         assert tensor is not None
         if self._is_gpu:
@@ -293,7 +292,7 @@ class DistributedChannel:
 
     def post_ahead(self) -> None:
         """Posts the receives that come next, as far as the layout of their tensors is known."""
-        for each in self.ahead:
+        for each in () if self._is_gpu else self.ahead:  # NCCL's would keep others from their turn
             if each._strides is not None:
                 each._post()
 
