@@ -56,6 +56,7 @@ from rlplace.measure.timing.host_runner import (
     HostRunner,
     Planner,
     all_lost,
+    error_of,
     lost_of,
     status_of,
     with_timelines,
@@ -623,5 +624,6 @@ def _in_worker(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s
         if isinstance(answer, Fault) and answer.is_from_outside:
             answer = ask(packed)
     if isinstance(answer, Fault):
-        raise error_of(host, answer) if answer.status == "lost" else RunnerError(answer.why)
+        lost = Measurement("lost", math.inf, why=answer.why)
+        raise error_of(host, lost) if answer.status == "lost" else RunnerError(answer.why)
     return cast(Costs, answer.result)
