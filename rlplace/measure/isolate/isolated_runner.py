@@ -594,9 +594,9 @@ def _in_workers(graph: OpGraph, host: Host, request: Profile, say: Say, longest_
         if new:
             part = host.part(new)
             costs = _in_worker(graph, part, request, say, longest_s)
+            scratch = costs.workspace_bytes
             for d, device in enumerate(part.devices):
-                known = costs.workspace_bytes
-                columns[device.kind] = costs.op_time_s[:, d], None if known is None else known[:, d]
+                columns[device.kind] = costs.op_time_s[:, d], None if scratch is None else scratch[:, d]
     times_s, workspaces = zip(*(columns[device.kind] for device in host.devices), strict=True)
     known = [each for each in workspaces if each is not None]
     is_known = len(known) == host.num_devices
