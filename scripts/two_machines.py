@@ -62,7 +62,7 @@ def two_namespaces(rate: str) -> Iterator[dict[str, str]]:
 
 def shape(namespace: str, device: str, rate: str) -> None:
     """Limits what a device sends."""
-    bucket = ("rate", rate, "burst", "128kb", "latency", "50ms")
+    bucket = ("rate", rate, "burst", "32kb", "latency", "50ms")
     run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *bucket)
 
 

@@ -192,7 +192,7 @@ def _joined() -> Nodes:
             hint=START,
         )
     from torch._C._distributed_c10d import PrefixStore
-    from torch.distributed import rendezvous
+    from torch.distributed.rendezvous import rendezvous
 
     rank, num_ranks, local_rank, num_local = (int(os.environ[name]) for name in VARIABLES[:4])
     try:

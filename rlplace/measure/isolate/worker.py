@@ -346,8 +346,8 @@ def op_at_fault(text: str, graph: OpGraph, host: Host, plan: Plan, *, is_stuck: 
         for depth, (file, line, _) in enumerate(frames):
             placed = _PLACED.match(file)
             if placed is not None and not (is_stuck and depth == 0 and not host.processes):
-                has_slots = host.processes and not host.sends_wait
-                code = StepCode(graph, host, plan, has_slots=has_slots, sends_wait=host.sends_wait, **options)
+                ways = {"has_slots": host.processes and not host.is_wired, "is_wired": host.is_wired}
+                code = StepCode(graph, host, plan, sends_wait=host.sends_wait, **ways, **options)
                 _, words = code.item_words(int(placed["device"]), line)
                 if is_stuck and depth == 0 and words.startswith(WAITING):
                     break
@@ -418,7 +418,7 @@ def _problem(setup: Setup) -> Problem:
 def _wires(host: Host, rank: int, store: int, meeting: Meeting) -> Wires | None:
     """The wires of a rank to others that it has no memory in common with; the ranks find each other in a file, or in
     torchrun's store."""
-    if not host.sends_wait:
+    if not host.is_wired:
         return None
     if meeting:
         return connect(host, rank, torchrun_store(meeting[0]), interface=meeting[1])

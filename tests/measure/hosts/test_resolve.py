@@ -166,6 +166,7 @@ def test_a_step_runs_over_processes_of_cores_or_of_whole_gpus(monkeypatch: pytes
 def test_sends_wait_between_processes_without_a_memory_in_common() -> None:
     words = ("procs:2", "cores:2", "4xV100-pcie-procs", "4xV100-pcie", "procs:1")
     assert [resolve_host(word).sends_wait for word in words] == [False, False, True, False, False]
+    assert [resolve_host(word).is_wired for word in words] == [False, False, True, False, False]
 
 
 def test_threads_refuse_devices_that_are_processes() -> None:
