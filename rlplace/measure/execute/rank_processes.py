@@ -37,7 +37,7 @@ from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.rank_programs import RankPrograms
 from rlplace.measure.execute.residents import GradientsOut, Resident, Residents
 from rlplace.measure.execute.shared_heap import Layout, Place, SharedHeap
-from rlplace.measure.execute.shared_memory import Arena, shared_channels, slot_offsets
+from rlplace.measure.execute.shared_memory import Arena, Signal, shared_channels, slot_offsets
 from rlplace.measure.execute.two_part_step import TwoPartStep
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.problem import Plan
@@ -95,7 +95,7 @@ class LinkTasks:
         self._task = MESSAGE, 0
         self._has_ended = self._has_failed = False
 
-    def task_signals(self, _: int) -> tuple[LinkSignal, LinkSignal]:
+    def task_signals(self, _: int) -> tuple[Signal, Signal]:
         return LinkSignal(self._start, self._await_start), LinkSignal(self._end, self._await_end)
 
     def set_task(self, _: int, key: int, step: int) -> None:
@@ -195,7 +195,7 @@ class RankWorker(Worker):
         machine."""
         if isinstance(self._arena, Arena):
             return 0.0
-        found = []
+        found: list[tuple[float, float]] = []
         for _ in range(_NUM_ASKED):
             begin_s = time.perf_counter()
             self.ask("now_s")

@@ -346,8 +346,9 @@ def op_at_fault(text: str, graph: OpGraph, host: Host, plan: Plan, *, is_stuck: 
         for depth, (file, line, _) in enumerate(frames):
             placed = _PLACED.match(file)
             if placed is not None and not (is_stuck and depth == 0 and not host.processes):
-                ways = {"has_slots": host.processes and not host.is_wired, "is_wired": host.is_wired}
-                code = StepCode(graph, host, plan, sends_wait=host.sends_wait, **ways, **options)
+                ways: dict[str, Any] = {"has_slots": host.processes and not host.is_wired}
+                ways |= {"is_wired": host.is_wired, "sends_wait": host.sends_wait}
+                code = StepCode(graph, host, plan, **(ways | options))
                 _, words = code.item_words(int(placed["device"]), line)
                 if is_stuck and depth == 0 and words.startswith(WAITING):
                     break
