@@ -288,7 +288,7 @@ class RankCrew(Crew):
         self.here = (rank,)
         self._arena, self._wires, self.heap = arena, wires, arena.heap
         self.has_slots, self.is_wired = wires is None, wires is not None
-        self.sends_wait = self.is_wired and host.sends_wait
+        self.sends_wait = any(wire.stream is not None for wire in (wires or {}).values())
         self._lookout = lookout or Lookout()
         self._graphs = [] if first is None else [first]  # as other ranks number them
         self._layouts: dict[tuple[int, int], Layout] = {}  # by step and index, of results that others make
