@@ -538,6 +538,10 @@ class Crew:
         """Of a step, by index, results that other processes made."""
         return {}
 
+    def ask(self, *message: Any) -> list[Any]:
+        """The answers of the other processes to a message."""
+        return []
+
     def marks(self, key: int) -> list[tuple[dict[int, float], dict[int, float]]]:
         """Of a traced step, when items began and ended in each other process, by the clock of this one."""
         return []
