@@ -202,7 +202,7 @@ POLL_S = 1e-3
 
 def torch_device(device: Device) -> torch.device:
     """The PyTorch device behind a `Device`: every CPU core is `cpu`, every part of a GPU is that GPU."""
-    parsed = cuda.parse_name(device.name) if device.backend == "cuda" else None
+    parsed = cuda.parse_name(device.local_name) if device.backend == "cuda" else None
     return torch.device("cpu") if parsed is None else torch.device("cuda", parsed[0])
 
 
@@ -395,12 +395,13 @@ class Crew:
         streams: of its GPUs.
         here: the devices whose code runs in this process.
         has_slots: whether tensors go from device to device through slots, which the plan assigns.
+        is_wired: whether they go as messages.
         heap: memory that other processes of the host see; None where there are none.
         sends_wait: whether a send may wait for its receive.
         is_spent: whether it can run nothing any more: another one is needed.
     """
 
-    has_slots = sends_wait = is_spent = False
+    has_slots = is_wired = sends_wait = is_spent = False
     heap: SharedHeap | None = None
 
     def __init__(self, devices: Sequence[Device]) -> None:
@@ -539,6 +540,10 @@ class Crew:
 
     def ask(self, *message: Any) -> list[Any]:
         """The answers of the other processes to a message."""
+        return []
+
+    def marks(self, key: int) -> list[tuple[dict[int, float], dict[int, float]]]:
+        """Of a traced step, when items began and ended in each other process, by the clock of this one."""
         return []
 
     def is_hopeless(self) -> bool:

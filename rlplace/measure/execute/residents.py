@@ -309,7 +309,7 @@ def gpu_capacities(devices: Iterable[Device]) -> dict[torch.device, int]:
     capacities: dict[torch.device, int] = defaultdict(int)
     for device in devices:
         if device.backend == "cuda":
-            index, _ = cuda.parse_name(device.name) or (0, 0)
+            index, _ = cuda.parse_name(device.local_name) or (0, 0)
             capacities[torch.device("cuda", index)] += max(device.memory_bytes - device.context_bytes, 0)
     return dict(capacities)
 

@@ -51,7 +51,7 @@ def crew_of(graph: OpGraph, host: Host, *, seed: int = 0) -> Crew:
     if not host.processes or host.num_devices == 1:
         return Crew(host.devices)
     refuse_if(
-        host.sends_wait,
+        host.is_wired,
         "host",
         host.name,
         "a host whose GPUs are threads of one process (`cuda`)",
@@ -83,7 +83,7 @@ class OwnCrew(RankCrew):
         costs = Costs(np.zeros((graph.num_ops, host.num_devices)), "estimated")  # nobody asks for them
         problem = Problem(sent, host, costs, Grouping(np.zeros(graph.num_ops, dtype=np.int32)))
         with closing(packed_setup(problem, seed=seed, memory_limit_bytes=float("inf"))) as packed:
-            self.fleet = started(packed, host.num_devices, first=1)
+            self.fleet = started(packed, host.devices, first=1)
         self._close = weakref.finalize(self, _closed, self.fleet, os.getpid())
         try:
             self.fleet.await_ready()
