@@ -251,13 +251,16 @@ class RankCrew(Crew):
             places = {op: self.heap.place(tensor) for op, tensor in tensors.items()}
             self.ask("give", key, places, [dropped.pop() for _ in range(len(dropped))])
 
-    def results(self, key: int, indices: Sequence[int]) -> dict[int, torch.Tensor]:
+    def results(self, key: int, makers: Mapping[int, int], made: Sequence[Any]) -> dict[int, torch.Tensor]:
+        indices = [index for index, maker in makers.items() if maker not in self.here]
+        if not indices:
+            return {}
         if unknown := [index for index in indices if (key, index) not in self._layouts]:
             for found in self.ask("layouts", key, unknown):
                 self._layouts |= {(key, index): layout for index, layout in found.items()}
-        made = {index: self.heap.empty(self._layouts[key, index]) for index in indices}
-        self.ask("results", key, {index: self.heap.place(tensor) for index, tensor in made.items()})
-        return made
+        copies = {index: self.heap.empty(self._layouts[key, index]) for index in indices}
+        self.ask("results", key, {index: self.heap.place(tensor) for index, tensor in copies.items()})
+        return copies
 
     def job(self, device: int, key: int, part: int = 0) -> Job:
         return self._others[device - 1].job(2 * key + part) if self._others else lambda _: None
