@@ -559,8 +559,8 @@ class Crew:
         """The devices whose parameters and states are in the memory of this process."""
         return range(host.num_devices)
 
-    def ask(self, *message: Any) -> list[Any]:
-        """The answers of the other processes to a message."""
+    def marks(self, key: int) -> list[tuple[dict[int, float], dict[int, float]]]:
+        """Of a traced step, when items began and ended in each other process, by the clock of this one."""
         return []
 
     def is_hopeless(self) -> bool:

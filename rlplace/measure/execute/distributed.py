@@ -132,6 +132,18 @@ def store_in(file: int, count: int) -> Store:
     return store
 
 
+def torchrun_store(prefix: str) -> Store:
+    """The store of torchrun, which started this process or one that this one was started by.
+
+    Args:
+        prefix: of keys that nobody else uses.
+    """
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return PrefixStore(prefix, TCPStore(address, port, is_master=False, timeout=LATEST, wait_for_workers=False))
+
+
 def make_group(pair: tuple[int, int], rank: int, place: torch.device, store: Store, interface: str) -> Group:
     """A rank's end of the process group of a pair; the default group of `torch.distributed` stays the user's."""
     from torch._C._distributed_c10d import PrefixStore

@@ -258,7 +258,7 @@ class PlacedStep:
         if len(self._crew.here) < self._host.num_devices:
             marks = Marks([HostClock()] * self._host.num_devices, started_s=marks.started_s)
             marks.renew(self._graph.num_ops + self.plan.num_transfers)
-            for told in (self.own_marks, *self._crew.ask("marks", self._key)):
+            for told in (self.own_marks, *self._crew.marks(self._key)):
                 for known, seconds in zip((marks.begin, marks.end), told, strict=True):
                     for item, at_s in seconds.items():  # a transfer begins when both of its ends are there
                         known[item] = max(at_s, known[item] or at_s)

@@ -1,7 +1,8 @@
-"""Steps whose devices are processes of this machine: `RankCrew` runs them, `serve_rank` is the work of one process.
+"""Steps whose devices are processes: `RankCrew` runs them, `serve_rank` is the work of one process.
 
-The first device is a thread of the process that runs steps. It tells the other processes by a signal in shared memory
-what to run (`Arena`), and all else by messages: each is answered before the next one.
+The first device is a thread of the process that runs steps. It tells the other processes by a signal what to run: in
+shared memory (`Arena`), or over the network to those of other machines (`LinkTasks`). All else goes by messages: each
+is answered before the next one.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -73,10 +75,81 @@ class Lookout:
         """No steps are run any more."""
 
 
+class LinkSignal(NamedTuple):
+    """A signal by messages, as a semaphore has it: one side releases it, the other takes it."""
+
+    release: Callable[[], None]
+    acquire: Callable[..., bool]
+
+
+class LinkTasks:
+    """The tasks of a rank on another machine, as `Arena` has them: each side has one of these.
+
+    Args:
+        link: between the rank and the process that runs steps.
+        lost: called there when the rank is gone.
+    """
+
+    def __init__(self, link: Connection[Any, Any], lost: Callable[[], NoReturn] | None = None) -> None:
+        self._link, self._lost = link, lost
+        self._task = MESSAGE, 0
+        self._has_ended = self._has_failed = False
+
+    def task_signals(self, _: int) -> tuple[LinkSignal, LinkSignal]:
+        return LinkSignal(self._start, self._await_start), LinkSignal(self._end, self._await_end)
+
+    def set_task(self, _: int, key: int, step: int) -> None:
+        self._task, self._has_ended, self._has_failed = (key, step), False, False
+
+    def task(self, _: int) -> tuple[int, int]:
+        return self._task
+
+    def set_failed(self, _: int) -> None:
+        self._has_failed = True
+
+    def has_failed(self, _: int) -> bool:
+        self._look(0.0)
+        return self._has_failed
+
+    def _start(self) -> None:
+        with contextlib.suppress(OSError):  # it is gone: see `_look`
+            self._link.send(self._task)
+
+    def _await_start(self) -> bool:
+        self._task, self._has_failed = self._link.recv(), False
+        return True
+
+    def _end(self) -> None:
+        self._link.send((_ENDED, self._has_failed))
+
+    def _await_end(self, *, timeout: float) -> bool:
+        self._look(timeout)
+        has_ended, self._has_ended = self._has_ended, False
+        return has_ended
+
+    def _look(self, timeout_s: float) -> None:
+        """Waits for the end of its part; Ctrl-C may have left answers unread before it."""
+        until_s = time.monotonic() + timeout_s
+        try:
+            while not self._has_ended and self._link.poll(max(until_s - time.monotonic(), 0.0)):
+                what, *told = self._link.recv()
+                if what == _ENDED:
+                    self._has_ended, self._has_failed = True, told[0]
+        except (EOFError, OSError):
+            assert self._lost is not None
+            self._lost()
+
+
+_ENDED = "ended"
+"""In the place of the number of an answer."""
+
+
 class RankWorker(Worker):
     """The process of another device, as the worker of a crew."""
 
-    def __init__(self, device: Device, rank: int, arena: Arena, link: Connection[Any, Any], lookout: Lookout) -> None:
+    def __init__(
+        self, device: Device, rank: int, arena: Arena | LinkTasks, link: Connection[Any, Any], lookout: Lookout
+    ) -> None:
         self.device, self._link, self._lookout = device, link, lookout
         self._num_asked = 0
         self.is_busy, self.suspended_s = False, 0.0
@@ -112,6 +185,24 @@ class RankWorker(Worker):
             self._report(_error(*self._said(MESSAGE)))
         return has_ended
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether its part of the step that runs has ended with an error."""
+        return self.is_busy and self._arena.has_failed(self._rank)
+
+    def clock_s(self) -> float:
+        """How much more its clock shows than the one here, as its quickest answer tells (Cristian 1989); 0 on this
+        machine."""
+        if isinstance(self._arena, Arena):
+            return 0.0
+        found = []
+        for _ in range(_NUM_ASKED):
+            begin_s = time.perf_counter()
+            self.ask("now_s")
+            there_s, end_s = self.answer(), time.perf_counter()
+            found.append((end_s - begin_s, there_s - (begin_s + end_s) / 2))
+        return min(found)[1]
+
     def ask(self, *message: Any, then: bytes = b"") -> None:
         """Sends a message, and bytes that belong to it; `answer` must be called then.
 
@@ -120,12 +211,12 @@ class RankWorker(Worker):
         """
         self._refuse_if_busy()
         self._num_asked += 1
-        with contextlib.suppress(ConnectionError):  # it is gone: see `answer`
+        self._arena.set_task(self._rank, MESSAGE, 0)
+        self._go.release()
+        with contextlib.suppress(OSError):  # it is gone: see `answer`
             self._link.send((self._num_asked, *message))
             if then:
                 self._link.send_bytes(then)
-        self._arena.set_task(self._rank, MESSAGE, 0)
-        self._go.release()
 
     def answer(self) -> Any:
         """The answer to it, or an error."""
@@ -140,7 +231,7 @@ class RankWorker(Worker):
                 while not self._link.poll(LOOKS_EVERY_S):
                     self._lookout.look()
                 said = self._link.recv()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
             self._lookout.lost()
         return said[1:]
 
@@ -150,6 +241,10 @@ class RankWorker(Worker):
 
     def stop(self) -> None:
         """Nothing: whoever started it ends it."""
+
+
+_NUM_ASKED = 8
+"""Times that another machine is asked what its clock shows."""
 
 
 def _error(message: str, op: str, is_out_of_memory: bool) -> RankFailed:
@@ -198,9 +293,10 @@ class RankCrew(Crew):
         self._layouts: dict[tuple[int, int], Layout] = {}  # by step and index, of results that others make
         self._told: tuple[Any, ...] = ()  # what they follow
         self._others = [
-            RankWorker(device, other, arena, link, self._lookout)
+            RankWorker(device, other, _tasks(host, other, arena, link, self._lookout.lost), link, self._lookout)
             for other, (device, link) in enumerate(zip(host.devices[1:], links), start=1)
         ]
+        self._has_far = any(is_far(host, other) for other in range(1, host.num_devices))
         self.workers += self._others
 
     def channels(self, made: RankPrograms, host: Host, *, is_traced: bool = False) -> dict[int, Transport]:
@@ -255,6 +351,9 @@ class RankCrew(Crew):
         indices = [index for index, maker in makers.items() if maker not in self.here]
         if not indices:
             return {}
+        if self._has_far:
+            told = {index: each for found in self.ask("copies", key, indices) for index, each in found.items()}
+            return {index: layout.tensor(memory, 0) for index, (layout, memory) in told.items()}
         if unknown := [index for index in indices if (key, index) not in self._layouts]:
             for found in self.ask("layouts", key, unknown):
                 self._layouts |= {(key, index): layout for index, layout in found.items()}
@@ -262,12 +361,20 @@ class RankCrew(Crew):
         self.ask("results", key, {index: self.heap.place(tensor) for index, tensor in copies.items()})
         return copies
 
+    def marks(self, key: int) -> list[tuple[dict[int, float], dict[int, float]]]:
+        told = self.ask("marks", key)
+        ahead_s = [worker.clock_s() for worker in self._others]
+        return [
+            tuple({item: at_s - by_s for item, at_s in known.items()} for known in both)  # type: ignore[misc]
+            for both, by_s in zip(told, ahead_s, strict=True)
+        ]
+
     def job(self, device: int, key: int, part: int = 0) -> Job:
         return self._others[device - 1].job(2 * key + part) if self._others else lambda _: None
 
     def is_hopeless(self) -> bool:
         self._lookout.look()
-        return self.sends_wait and self._arena.is_aborted
+        return self.sends_wait and (self._arena.is_aborted or any(worker.has_failed for worker in self._others))
 
     def part(self, run: Job, channels: Mapping[int, Transport]) -> Job:
         if not self.sends_wait:
@@ -346,6 +453,17 @@ class RankResidents(Residents):
         super().reset()
 
 
+def is_far(host: Host, rank: int) -> bool:
+    """Whether a rank is on another machine than the process that runs steps."""
+    return host.devices[rank].machine != host.devices[0].machine
+
+
+def _tasks(
+    host: Host, rank: int, arena: Arena, link: Connection[Any, Any], lost: Callable[[], NoReturn] | None = None
+) -> Arena | LinkTasks:
+    return LinkTasks(link, lost) if is_far(host, rank) else arena
+
+
 def serve_rank(
     graph: OpGraph,
     host: Host,
@@ -363,7 +481,7 @@ def serve_rank(
         graph: with its program.
         host: with that device.
         rank: its index.
-        arena: shared by all ranks.
+        arena: shared by all ranks, or of this one alone on another machine.
         link: to the process that runs steps (`RankCrew`).
         seed: of values that the graph does not hold.
         watch: told, between steps, that one may begin.
@@ -372,28 +490,29 @@ def serve_rank(
     crew = RankCrew(host, arena, rank=rank, wires=wires)
     threading.current_thread().name = f"rlplace {host.devices[rank].name}"  # as of a device's thread
     served = _Rank(graph, host, crew, link, seed)
-    go, done = arena.task_signals(rank)
-    with as_device(host.devices[rank], crew.streams):
+    tasks = _tasks(host, rank, arena, link)
+    go, done = tasks.task_signals(rank)
+    with as_device(host.devices[rank], crew.streams), contextlib.suppress(EOFError, ConnectionError, TimeoutError):
         while True:
             go.acquire()
-            key, step = arena.task(rank)
+            key, step = tasks.task(rank)
             if key != MESSAGE:
+                failure: Told | None = None
                 try:
                     served.run(key, step)
                 except Woken:
                     pass
                 except BaseException as error:
+                    failure = _told(error)
                     arena.abort()
-                    arena.set_failed(rank)
-                    link.send((MESSAGE, *_told(error)))
+                    tasks.set_failed(rank)
                 done.release()
+                if failure is not None:
+                    link.send((MESSAGE, *failure))
                 if watch is not None:
                     watch.begin(rank)
                 continue
-            try:
-                number, name, *given = link.recv()
-            except EOFError:
-                return
+            number, name, *given = link.recv()
             try:
                 link.send((number, True, getattr(served, name)(*given)))
             except Exception as error:
@@ -473,8 +592,21 @@ class _Rank:
         if isinstance(step, TwoPartStep):
             step.drop_results(own)
 
+    def copies(self, key: int, indices: Sequence[int]) -> dict[int, tuple[Layout, bytearray]]:
+        """Of `results`, the bytes, for a process that has no memory in common with this one."""
+        made = {}
+        for index, value in self._steps[key].own_results.items():
+            if index in indices:
+                layout = Layout.of_copy(value)
+                made[index] = layout, bytearray(max(layout.extent * layout.dtype.itemsize, 1))
+                layout.tensor(made[index][1], 0).copy_(value)
+        return made
+
     def marks(self, key: int) -> tuple[dict[int, float], dict[int, float]]:
         return self._steps[key].own_marks
+
+    def now_s(self) -> float:
+        return time.perf_counter()
 
     def made(self) -> frozenset[Resident]:
         return self._graphs[0][1].made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, field, replace
 from functools import cached_property
 from itertools import permutations
@@ -207,7 +208,8 @@ class Host:
     ) -> Host:
         """This machine: all CUDA GPUs. With `cores`, or without a GPU, all CPU cores; see `detect_host`.
 
-        With `procs` or `cuda-procs` each device is a process, else a thread.
+        With `procs` or `cuda-procs` each device is a process, else a thread. `nodes` is all machines on which torchrun
+        runs this program.
         """
         from rlplace.measure.hosts.detect import detect_host
 
@@ -228,6 +230,16 @@ class Host:
                 for route in self.routes
             ),
         )
+
+    def part(self, devices: Sequence[int]) -> Host:
+        """Some of its devices, with the links and routes between them."""
+        kept = tuple(self.devices[device] for device in devices)
+        names = {device.name for device in kept}
+        routes = tuple(route for route in self.routes if {route.source, route.destination} <= names)
+        used = {link for route in routes for link in route.links}
+        slowdown = self.corun_slowdown and tuple(tuple(self.corun_slowdown[d][e] for e in devices) for d in devices)
+        links = tuple(link for link in self.links if link.name in used)
+        return replace(self, devices=kept, links=links, routes=routes, corun_slowdown=slowdown)
 
     @property
     def num_devices(self) -> int:

@@ -7,8 +7,6 @@ the facts of every rank, of which `nodes_host` makes the devices of a host. No o
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import functools
 import json
 import os
 import platform
@@ -24,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace import __version__
-from rlplace.errors import InvalidValue, RunnerError
+from rlplace.errors import InvalidValue, RunnerError, check_known, refuse_if
+from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.timing.threads import usable_cores
 
 if TYPE_CHECKING:  # a PyTorch without `torch.distributed` runs everything else
@@ -32,6 +31,10 @@ if TYPE_CHECKING:  # a PyTorch without `torch.distributed` runs everything else
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Of the environment, as torchrun sets them."""
+START = (
+    "Start the same command on each machine, with its number as N: torchrun --nnodes 2 --node-rank N --nproc-per-node 1 "
+    "--master-addr ADDRESS --master-port 29400 -m rlplace train WORKLOAD --host nodes (docs/machines.md)."
+)
 COMES_WITHIN_S = 300.0
 """Seconds for all ranks to start Python and import PyTorch, and for each message between them."""
 _LOOKS_EVERY_S = 0.02
@@ -131,7 +134,34 @@ def under_torchrun() -> bool:
     return all(name in os.environ for name in VARIABLES)
 
 
-@functools.cache
+_JOINED: list[Nodes] = []
+"""What `join` returned in this process."""
+
+
+def is_here(device: Device) -> bool:
+    """Whether a device is of the machine of this process, as far as is known here.
+
+    A device that names its machine counts only where this process has joined the others.
+    """
+    return not device.machine or any(nodes.machine == device.machine for nodes in _JOINED)
+
+
+def check_machines(host: Host, *, where: str) -> None:
+    """Refuses a host some of whose machines run no process of torchrun.
+
+    Raises:
+        InvalidValue: this process was not started by torchrun, or a machine is not one of those that were.
+    """
+    named = dict.fromkeys(device.machine for device in host.devices if device.machine)
+    if not named:
+        return
+    refuse_if(not under_torchrun(), "host", host.name, "a host of this machine alone", where=where, hint=START)
+    refuse_if(not host.processes, "processes", False, "true on a host with machines", where=where)
+    for known in _JOINED:
+        for name in named:
+            check_known(f"machine in devices of {where}", name, known.machines)
+
+
 def join() -> Nodes:
     """This process among the others of torchrun; all of them must call this, and get the same facts.
 
@@ -139,13 +169,18 @@ def join() -> Nodes:
         InvalidValue: torchrun did not start this process, or an interface that is named does not exist.
         RunnerError: a rank did not come.
     """
+    if not _JOINED:
+        _JOINED.append(_joined())
+    return _JOINED[0]
+
+
+def _joined() -> Nodes:
     if missing := [name for name in VARIABLES if name not in os.environ]:
         raise InvalidValue(
             "host",
             "nodes",
             f"a process that torchrun started ({', '.join(missing)} not set)",
-            hint="Start the same command on each machine: torchrun --nnodes 2 --node-rank 0 --nproc-per-node 1 "
-            "--master-addr ADDRESS --master-port 29400 -m rlplace train WORKLOAD --host nodes (docs/machines.md).",
+            hint=START,
         )
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed import rendezvous
@@ -249,6 +284,8 @@ def _is_loopback(address: str) -> bool:
 
 def interfaces() -> dict[str, str]:
     """The network interfaces of this machine that have an address: IPv4, or else IPv6."""
+    import fcntl  # not on every system
+
     found: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():

@@ -20,12 +20,12 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import RlplaceError, RunnerError
+from rlplace.errors import DeviceLost, RlplaceError, RunnerError
 from rlplace.graphs import Grouping, OpGraph
 from rlplace.graphs.interpreter import require_program
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs
-from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.isolate.fleet import Fleet
 from rlplace.measure.isolate.messages import (
@@ -170,7 +170,7 @@ def wait_for(
                 why = f"the worker did nothing for {BETWEEN_S:g} s between steps"
                 return Fault(IDLE, "error", why, is_from_outside=True)
             running_s = time.monotonic()
-    except (EOFError, ConnectionError):
+    except (EOFError, ConnectionError, TimeoutError):
         return _dead(process, request, problem)
 
 
@@ -187,6 +187,8 @@ def _dead(process: Fleet, request: Request, problem: Problem) -> Fault:
     if len(process.ranks) > 1:  # the others wait for it
         process.write_stacks()
     process.end()
+    if process.lost is not None:
+        return Fault(process.board.contender, "lost", str(process.lost))
     return_code = process.ranks[process.gone].return_code
     contender, how, name = process.board.contender, ending(return_code), _name(process, problem, process.gone)
     stacks = process.stacks()
@@ -294,7 +296,8 @@ class IsolatedRunner:
             traced = partial(self._traced, num_steps=protocol.num_traced)
             found = with_timelines(plans, found, protocol, deadline_s, traced)
         except RlplaceError as error:
-            if (lost := lost_of(self._problem.host, error)) is None:
+            lost = error if isinstance(error, DeviceLost) else lost_of(self._problem.host, error)
+            if lost is None:
                 raise
         else:
             if (lost := lost_of(self._problem.host)) is None:
@@ -423,7 +426,7 @@ class IsolatedRunner:
 
     def _start(self, broken: Fleet | None) -> Fleet:
         """A worker that is ready, in the place of a broken one."""
-        process = started(self._packed, num_ranks(self._problem.host))
+        process = started(self._packed, ranks(self._problem.host))
         self.num_started += 1
         if broken is not None:
             process.board.carry(broken.board)
@@ -475,19 +478,22 @@ def packed_setup(problem: Problem, *, seed: int = 0, memory_limit_bytes: float |
     return packed
 
 
-def num_ranks(host: Host) -> int:
-    """How many processes run a step on a host."""
-    return host.num_devices if host.processes else 1
+def ranks(host: Host) -> tuple[Device, ...]:
+    """The device of each process that runs steps on a host; the first one of all if a single process does."""
+    return host.devices if host.processes else host.devices[:1]
 
 
-def started(packed: Packed, count: int = 1, *, first: int = 0) -> Fleet:
-    """A worker, with so many ranks, of which it starts those from the first on, not yet ready.
+def started(packed: Packed, devices: Sequence[Device], *, first: int = 0) -> Fleet:
+    """A worker, with a rank for each device, of which it starts those from the first on, not yet ready.
 
     Raises:
         CannotIsolate: there is no memory for the tensors, or there are too many processes or open files.
+        DeviceLost: another machine does not answer.
     """
     try:
-        return Fleet(packed, count, first=first)
+        return Fleet(packed, devices, first=first)
+    except DeviceLost:
+        raise
     except (OSError, RunnerError) as error:
         raise CannotIsolate(f"it cannot be started: {error}") from error
 
@@ -571,13 +577,33 @@ def profile_isolated(
     say = on_progress or (lambda _: None)
     if is_isolated(isolated):
         try:
-            return _in_worker(graph, host, Profile(num_steps, warmup, most_s), say, longest_s)
+            return _in_workers(graph, host, Profile(num_steps, warmup, most_s), say, longest_s)
         except CannotIsolate as error:
             _warn("ops are profiled", error)
     return profile_costs(graph, host, num_steps=num_steps, warmup=warmup, most_s=most_s, on_progress=say)
 
 
+def _in_workers(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s: float) -> Costs:
+    """Costs of all devices; a worker on each machine profiles the kinds of device that no machine before it has."""
+    columns: dict[str, tuple[NDArray[np.float64], NDArray[np.int64] | None]] = {}  # by kind
+    for machine in dict.fromkeys(device.machine for device in host.devices):
+        new = [d for d, each in enumerate(host.devices) if each.machine == machine and each.kind not in columns]
+        if len(new) == host.num_devices:
+            return _in_worker(graph, host, request, say, longest_s)
+        if new:
+            part = host.part(new)
+            costs = _in_worker(graph, part, request, say, longest_s)
+            for d, device in enumerate(part.devices):
+                known = costs.workspace_bytes
+                columns[device.kind] = costs.op_time_s[:, d], None if known is None else known[:, d]
+    times_s, workspaces = zip(*(columns[device.kind] for device in host.devices), strict=True)
+    known = [each for each in workspaces if each is not None]
+    is_known = len(known) == host.num_devices
+    return Costs(np.stack(times_s, axis=1), "profiled", np.stack(known, axis=1) if is_known else None)
+
+
 def _in_worker(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s: float) -> Costs:
+    """Costs of devices of one machine, by a worker there."""
     # nothing is known of its ops yet, and nothing is placed
     problem = Problem(
         graph,
@@ -588,7 +614,7 @@ def _in_worker(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s
 
     def ask(packed: Packed) -> Done | Fault:
         """The answer of one worker, which is ended then."""
-        with closing(started(packed)) as process:
+        with closing(started(packed, host.devices[:1])) as process:
             process.await_ready()
             return wait_for(process, request, problem, (), lambda board: longest_s if board.is_made else MAKING_S, say)
 
@@ -597,5 +623,5 @@ def _in_worker(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s
         if isinstance(answer, Fault) and answer.is_from_outside:
             answer = ask(packed)
     if isinstance(answer, Fault):
-        raise RunnerError(answer.why)
+        raise error_of(host, answer) if answer.status == "lost" else RunnerError(answer.why)
     return cast(Costs, answer.result)

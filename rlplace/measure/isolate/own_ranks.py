@@ -85,7 +85,7 @@ class OwnRanks(Lookout):
         problem = Problem(sent, host, costs, Grouping(np.zeros(graph.num_ops, dtype=np.int32)))
         packed = packed_setup(problem, seed=seed, memory_limit_bytes=float("inf"))
         try:
-            self.fleet = started(packed, host.num_devices, first=1)
+            self.fleet = started(packed, host.devices, first=1)
             try:
                 self.fleet.await_ready()
             except BaseException:

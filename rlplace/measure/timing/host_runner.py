@@ -32,6 +32,7 @@ from rlplace.measure.execute.placed_step import PlacedStep, resident_bytes
 from rlplace.measure.execute.residents import Resident, Residents, limited_memory
 from rlplace.measure.execute.traced_ops import TracingCosts, tracing_costs
 from rlplace.measure.hosts.host import Device, Host
+from rlplace.measure.hosts.nodes import is_here
 from rlplace.measure.hosts.resolve import check_runs_here, check_threads
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline
@@ -546,7 +547,7 @@ def lost_of(host: Host, error: BaseException | None = None) -> DeviceLost | None
         error: of the step or the worker.
     """
     usable = set(usable_cores())
-    without = {device.name: sorted(set(device.cores) - usable) for device in host.devices}
+    without = {device.name: sorted(set(device.cores) - usable) for device in filter(is_here, host.devices)}
     names = tuple(name for name, cores in without.items() if cores)
     if names:
         cores = sorted({core for missing in without.values() for core in missing})
