@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from core_hosts import core_host
 from naive_plan import naive_plan
-from spmd_threads import eager, in_ranks, reader, reader_batches, reader_graph, scattered
+from spmd_ranks import eager, in_ranks, reader, reader_batches, reader_graph, scattered
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from core_hosts import core_host
 from numpy.typing import NDArray
 from run_folders import placed_run
-from spmd_threads import eager, reader, reader_batches, reader_graph, scattered
+from spmd_ranks import eager, launched, reader, reader_batches, reader_graph, scattered
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
 from rlplace.cli.main import main
@@ -29,7 +27,7 @@ WORK = """
 import sys
 sys.path.insert(0, {tests!r})
 from torch.nn import functional
-from spmd_threads import reader, reader_batches
+from spmd_ranks import reader, reader_batches
 
 def work():
     rows, late, labels = reader_batches(1)[0]
@@ -63,16 +61,6 @@ def exported(path: Path, num_ranks: int, micro_batches: int = 1) -> RunFolder:
     run = run_of(path, graph, core_host(num_ranks), scattered(graph, num_ranks, seed=num_ranks).devices, cut)
     assert main(["export", str(run.root), "--format", "torchrun", "--workload", "a_work_of_ranks:work"]) == 0
     return run
-
-
-def launched(program: Path, num_ranks: int, *arguments: str) -> str:
-    """What a program prints that torchrun starts, on the loopback interface."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", str(num_ranks), str(program), *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
 
 
 def losses_of(run: RunFolder, num_ranks: int, *arguments: str) -> list[float]:

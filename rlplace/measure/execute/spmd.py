@@ -107,7 +107,7 @@ class SpmdCrew(Crew):
         """
         self.look()
         try:
-            with torch.inference_mode(), contextlib.nullcontext() if not self._stream else cuda.using(self._stream):
+            with torch.inference_mode(), _on(self._stream):
                 jobs[self.here[0]](step)
                 if self._stream is not None:
                     cuda.await_stream(self._stream)
@@ -163,6 +163,11 @@ class SpmdCrew(Crew):
                 (wire.send if source == self.here[0] else wire.receive)(row).wait()
                 if wire.stream is not None:
                     cuda.await_stream(wire.stream)
+
+
+def _on(stream: cuda.Stream | None) -> contextlib.AbstractContextManager[object]:
+    """While active, the calling thread launches on a stream, where there is one."""
+    return contextlib.nullcontext() if stream is None else cuda.using(stream)
 
 
 def _nobody_waits() -> None:

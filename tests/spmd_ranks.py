@@ -1,10 +1,14 @@
-"""Ranks of torchrun as threads of one process, and a model whose parts lie on all of them."""
+"""Ranks as threads of one process, or as torchrun starts them, and a model whose parts lie on all of them."""
 
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -40,6 +44,16 @@ def in_ranks(count: int, work: Callable[[Nodes], Result]) -> list[Result]:
     if errors:
         raise errors[0]
     return [found[rank] for rank in range(count)]
+
+
+def launched(program: Path, num_ranks: int, *arguments: str) -> str:
+    """What a program prints that torchrun starts, on the loopback interface."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command += ["--nproc-per-node", str(num_ranks), str(program), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
 
 
 class Reader(nn.Module):
