@@ -112,17 +112,23 @@ def _interfaces(nodes: Nodes) -> Finding:
 def _versions(nodes: Nodes) -> Finding:
     packages = dict.fromkeys(name for each in nodes.facts for name in each.versions)
     by_package = {name: [each.versions.get(name, "none") for each in nodes.facts] for name in packages}
-    differ = {name: dict(zip((each.machine for each in nodes.facts), found, strict=True))
-              for name, found in by_package.items() if len(set(found)) > 1}
-    told = "; ".join(f"{name}: " + ", ".join(f"{a} has {v}" for a, v in found.items()) for name, found in differ.items())
+    differ = {
+        name: dict(zip((each.machine for each in nodes.facts), found, strict=True))
+        for name, found in by_package.items()
+        if len(set(found)) > 1
+    }
+    told = "; ".join(
+        f"{name}: " + ", ".join(f"{a} has {v}" for a, v in found.items()) for name, found in differ.items()
+    )
     same = ", ".join(f"{name} {found[0]}" for name, found in by_package.items())
     return first_of("versions", told or f"{same} on every machine", (bool(differ), "fail", "install the same on all"))
 
 
 def _reached(rows: list[dict[str, Any]], unreached: list[dict[str, Any]]) -> Finding:
     if unreached:
-        told = "; ".join(f"{row['source']} cannot reach {row['destination']} ({row['address']}): {row['why']}"
-                         for row in unreached)
+        told = "; ".join(
+            f"{row['source']} cannot reach {row['destination']} ({row['address']}): {row['why']}" for row in unreached
+        )
         remedy = "open all TCP ports between these machines: gloo, NCCL and rlplace listen on ports that are free"
         return Finding("reach", "fail", told, remedy)
     if not rows:

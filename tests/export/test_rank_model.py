@@ -152,9 +152,9 @@ def test_after_a_failure_no_step_runs() -> None:
 
     def work(nodes: Nodes) -> None:
         step = RankModel(graph, scattered(graph, 1), nodes)
-        with pytest.raises(RunnerError, match="op 'embedding'.* on here/cpu:0: IndexError"):
+        with pytest.raises(RunnerError, match=r"op 'embedding'.* on here/cpu:0: IndexError"):
             step(rows + 100, late, targets=labels)
-        with pytest.raises(RunnerError, match="a step failed on this rank.*max-restarts"):
+        with pytest.raises(RunnerError, match=r"a step failed on this rank.*max-restarts"):
             step(rows, late, targets=labels)
 
     in_ranks(1, work)
@@ -166,7 +166,7 @@ def test_one_rank_saves_no_file() -> None:
     def work(nodes: Nodes) -> None:
         step = RankModel(graph, scattered(graph, 1), nodes)
         for refused in (step.save, step.load):
-            with pytest.raises(UserError, match="torch.distributed.checkpoint.save"):
+            with pytest.raises(UserError, match=r"torch\.distributed\.checkpoint\.save"):
                 refused("file")
 
     in_ranks(1, work)
@@ -258,6 +258,6 @@ def test_a_checkpoint_before_the_first_step_is_its_beginning(tmp_path: Path) -> 
         found.append(float(step.backward(rows, late, targets=labels)))
         optimizer.step()
     assert found == pytest.approx(eager(model, batches)[0], rel=TOLERANCE)
-    with pytest.raises(InvalidValue, match="over `step.parameters"):
+    with pytest.raises(InvalidValue, match=r"over `step\.parameters"):
         step.checkpoint(torch.optim.AdamW(model.parameters()))
     step.close()

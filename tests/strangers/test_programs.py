@@ -25,7 +25,9 @@ PIPELINE = _TEMPLATE.format_map(
         "reduce": "mean",
     }
 )
-TORCHRUN = torchrun._TEMPLATE.format_map(dict.fromkeys(re.findall(r"(?<!{){(\w+)", torchrun._TEMPLATE), "1") | {"cut": ""})
+TORCHRUN = torchrun._TEMPLATE.format_map(
+    dict.fromkeys(re.findall(r"(?<!{){(\w+)", torchrun._TEMPLATE), "1") | {"cut": ""}
+)
 PROGRAMS = {
     "step.py": script("mine:make", default_size="small", seed=0),
     "pipeline.py": PIPELINE,
