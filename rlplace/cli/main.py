@@ -131,8 +131,10 @@ def _with_others() -> Iterator[None]:
     nodes = join()
     try:
         yield
-    finally:
-        nodes.end()
+    except BaseException as error:
+        nodes.end(has_failed=not isinstance(error, SystemExit) or bool(error.code))
+        raise
+    nodes.end()
 
 
 def _follow(arguments: Sequence[str]) -> int:
@@ -149,12 +151,12 @@ def _follow(arguments: Sequence[str]) -> int:
 
                 look_at_machines(nodes)
             keep(nodes)
+            return int(nodes.has_failed)
     except RlplaceError as error:
         say(f"rlplace: rank {os.environ['RANK']} failed: {error}")
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 @contextmanager

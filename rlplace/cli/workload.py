@@ -471,7 +471,7 @@ def measure(
         batch: how the batch of a step is cut
         storing: whether measurements are kept
         placement: a placement file; without one, everything runs on the best single device
-        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2` or `cuda+cpu`
+        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, or `nodes` (under torchrun)
         seed: of random ops
         workload_seed: of the workload's weights and inputs
         timeline: write a Chrome trace of a measured and of a simulated step here; a picture of the measured one if the
@@ -515,7 +515,7 @@ def fidelity(
         placing: where ops may run
         batch: how the batch of a step is cut
         storing: whether measurements are kept
-        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2` or `cuda+cpu`
+        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, or `nodes` (under torchrun)
         placements: how many unseen placements
         fit: how many other placements the simulator is calibrated on first
         seed: of the placements that are drawn, and of random ops

@@ -441,7 +441,7 @@ class FarReplicas:
 
 
 def replica_main(answers: TextIO, *, share: str, default_size: Size, seed: int, **options: Any) -> None:
-    """The process of one of `FarReplicas`: rank 0 reads lines from stdin and answers each with the seconds of a step."""
+    """The process of one of `FarReplicas`: rank 0 answers each line on stdin with the seconds of a step."""
     import torch.distributed as dist
 
     nodes = join()

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlplace.doctor.system import Check, Finding, System, first_of
 from rlplace.measure.hosts.nodes import Nodes, join, under_torchrun
-from rlplace.say import format_bytes, format_seconds
+from rlplace.say import counted, format_bytes, format_seconds
 
 CONNECTS_WITHIN_S = 5.0
 PINGS = 20
@@ -101,35 +101,32 @@ def _look(nodes: Nodes, rank: int, port: int) -> dict[str, Any]:
 def _interfaces(nodes: Nodes) -> Finding:
     firsts = [nodes.facts[nodes.ranks_of(machine)[0]] for machine in nodes.machines]
     told = ", ".join(
-        f"{each.machine}: {each.num_local} {'rank' if each.num_local == 1 else 'ranks'}, {each.interface} {each.address}"
-        for each in firsts
+        f"{each.machine}: {counted(each.num_local, 'rank')}, {each.interface} {each.address}" for each in firsts
     )
-    is_alone = len(firsts) > 1 and any(each.address.startswith("127.") for each in firsts)
-    remedy = "name the interface between the machines: GLOO_SOCKET_IFNAME=NAME for torchrun, on each of them"
-    return first_of("machines", told, (is_alone, "fail", remedy))
+    return Finding("machines", "ok", told)
 
 
 def _versions(nodes: Nodes) -> Finding:
-    packages = dict.fromkeys(name for each in nodes.facts for name in each.versions)
-    by_package = {name: [each.versions.get(name, "none") for each in nodes.facts] for name in packages}
-    differ = {
-        name: dict(zip((each.machine for each in nodes.facts), found, strict=True))
-        for name, found in by_package.items()
-        if len(set(found)) > 1
+    by_machine = {each.machine: each.versions for each in nodes.facts}
+    by_package = {
+        name: {machine: versions.get(name, "none") for machine, versions in by_machine.items()}
+        for name in nodes.facts[0].versions
     }
     told = "; ".join(
-        f"{name}: " + ", ".join(f"{a} has {v}" for a, v in found.items()) for name, found in differ.items()
+        f"{name}: {', '.join(f'{machine} has {version}' for machine, version in found.items())}"
+        for name, found in by_package.items()
+        if len({*found.values()}) > 1
     )
-    same = ", ".join(f"{name} {found[0]}" for name, found in by_package.items())
-    return first_of("versions", told or f"{same} on every machine", (bool(differ), "fail", "install the same on all"))
+    same = ", ".join(f"{name} {version}" for name, version in nodes.facts[0].versions.items())
+    return first_of("versions", told or f"{same} on every machine", (bool(told), "fail", "install the same on all"))
 
 
 def _reached(rows: list[dict[str, Any]], unreached: list[dict[str, Any]]) -> Finding:
     if unreached:
-        told = "; ".join(
-            f"{row['source']} cannot reach {row['destination']} ({row['address']}): {row['why']}" for row in unreached
-        )
-        remedy = "open all TCP ports between these machines: gloo, NCCL and rlplace listen on ports that are free"
+        told = "; ".join(f"{row['source']} cannot reach {row['destination']} ({row['address']}): {row['why']}"
+                         for row in unreached)
+        remedy = "open all TCP ports between these machines (gloo, NCCL and rlplace listen on ports that are free), or "
+        remedy += "name the interface between them on each: GLOO_SOCKET_IFNAME=NAME"
         return Finding("reach", "fail", told, remedy)
     if not rows:
         return Finding("reach", "ok", "one machine")

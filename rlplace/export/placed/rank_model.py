@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 import torch
 from torch import nn

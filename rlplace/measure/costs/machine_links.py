@@ -1,4 +1,4 @@
-"""Link figures between machines: `measured_links` has the ranks of torchrun pass tensors by the wires that steps use."""
+"""Link figures between machines: `measured_links` has ranks of torchrun pass tensors by the wires that steps use."""
 
 from __future__ import annotations
 

@@ -122,7 +122,12 @@ class StepCode:
             return "", ""
         op = item if item < n else int(graph.tensor_op[int(self._plan.transfer_tensor[item - n])])
         what, place = "op" if item < n else WAITING, self._host.devices[device].name
-        return graph.names[op], f"{what} {graph.names[op]!r} ({graph.targets[op]}) on {place}"
+        words = f"{what} {graph.names[op]!r} ({graph.targets[op]}) on {place}"
+        if item >= n:
+            source, to = int(self._plan.devices[op]), int(self._plan.transfer_destination[item - n])
+            peer = self._host.devices[to if device == source else source].name
+            words += f" ({'to' if device == source else 'from'} {peer})"
+        return graph.names[op], words
 
     def _device_source(self, device: int) -> tuple[str, tuple[int, ...]]:
         words = Expressions(self._program, device, self.constants)

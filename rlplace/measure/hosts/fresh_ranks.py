@@ -1,6 +1,6 @@
 """`FreshRanks`: a job that all ranks of torchrun do together, each in a process of its own, which is gone afterwards.
 
-Rank 0 starts it; the others do their part in a thread of `serve`. So what a job leaves behind (connections, memory of
+Rank 0 starts it; the others do their part in threads of `serve`. So what a job leaves behind (connections, memory of
 a GPU, default groups of `torch.distributed`) disappears with it, and one that crashes ends no process of torchrun.
 """
 
@@ -93,29 +93,28 @@ class FreshRanks:
         self._process.close()
 
 
-def serve(nodes: Nodes) -> threading.Thread:
-    """A thread of any other rank, which takes part in all jobs until the command of rank 0 is over."""
+def serve(nodes: Nodes) -> None:
+    """Has threads of any other rank take part in all jobs, until the command of rank 0 is over."""
 
     def follow() -> None:
-        done, store = 0, nodes.store
+        done = 0
         with contextlib.suppress(RuntimeError):  # torchrun's store is gone: it ends this process
             while not nodes.is_over:
-                if store.add(_COUNT, 0) > done:
+                if nodes.store.add(_COUNT, 0) > done:
                     done += 1
-                    key = f"{_COUNT}/{done}"
-                    process = _Process(store.get(key).decode())
-                    try:
-                        while process.running.poll() is None and not store.check([f"{key}/over"]) and not nodes.is_over:
-                            time.sleep(_LOOKS_EVERY_S)
-                        if process.running.poll():
-                            store.set(f"{key}/failed", nodes.facts[nodes.rank].machine)
-                    finally:
-                        process.close()
+                    threading.Thread(target=_take_part, args=(nodes, f"{_COUNT}/{done}"), daemon=True).start()
                 time.sleep(_LOOKS_EVERY_S)
 
-    thread = threading.Thread(target=follow, name="rlplace jobs", daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=follow, name="rlplace jobs", daemon=True).start()
+
+
+def _take_part(nodes: Nodes, key: str) -> None:
+    store = nodes.store
+    with contextlib.suppress(RuntimeError), contextlib.closing(_Process(store.get(key).decode())) as process:
+        while process.running.poll() is None and not store.check([f"{key}/over"]) and not nodes.is_over:
+            time.sleep(_LOOKS_EVERY_S)
+        if process.running.poll():
+            store.set(f"{key}/failed", nodes.facts[nodes.rank].machine)
 
 
 _CODE = """

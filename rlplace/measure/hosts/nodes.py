@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # a PyTorch without `torch.distributed` runs everything else
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Of the environment, as torchrun sets them."""
 START = (
-    "Start the same command on each machine, with its number as N: torchrun --nnodes 2 --node-rank N --nproc-per-node 1 "
-    "--master-addr ADDRESS --master-port 29400 -m rlplace train WORKLOAD --host nodes (docs/machines.md)."
+    "Start the same command on each machine, with its number as N: torchrun --nnodes 2 --node-rank N "
+    "--nproc-per-node 1 --master-addr ADDRESS --master-port 29400 -m rlplace train WORKLOAD --host nodes (docs/machines.md)."
 )
 COMES_WITHIN_S = 300.0
 """Seconds for all ranks to start Python and import PyTorch, and for each message between them."""
@@ -115,16 +115,24 @@ class Nodes:
         """
         return _gather(self.store, self.rank, self.num_ranks, name, value)
 
-    def end(self) -> None:
-        """Tells all ranks that the command is over; without effect where it is known."""
+    def end(self, *, has_failed: bool = False) -> None:
+        """Tells all ranks that the command of rank 0 is over."""
         with contextlib.suppress(RuntimeError):  # the store may be gone
-            self.store.set(_OVER, "1")
+            self.store.set(_OVER, "failed" if has_failed else "done")
 
     @property
     def is_over(self) -> bool:
         """Whether the command of rank 0 has ended; also true where torchrun's store is gone."""
         try:
             return bool(self.store.check([_OVER]))
+        except RuntimeError:
+            return True
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the command that is over has failed: then each rank has, and torchrun may start all of them again."""
+        try:
+            return bool(self.store.get(_OVER) != b"done")
         except RuntimeError:
             return True
 

@@ -37,6 +37,7 @@ class Fleet:
         ranks: its processes.
         arena: shared with them, where this process is rank 0.
         links: to them, then.
+        meeting: where its ranks find each other; empty on one machine.
         limit_bytes: memory that they may hold together, placements included; infinite until they are ready. Of several
             machines, this is about the fullest.
         held_bytes: their memory at the last look; what two of them share counts twice.
@@ -48,6 +49,7 @@ class Fleet:
     """
 
     arena: Arena
+    meeting: Meeting
 
     def __init__(self, packed: Packed, devices: Sequence[Device], *, first: int = 0) -> None:
         self.ranks: list[WorkerProcess] = []
@@ -68,7 +70,7 @@ class Fleet:
             for machine, there in far.items():
                 self._keepers[machine] = Keeper(machine, there)
             prefix = f"rlplace/fleet/{uuid4().hex}"
-            meeting: Meeting = (prefix, join().interface) if far else ()
+            self.meeting = (prefix, join().interface) if far else ()
             links: list[Link] = [()]
             names: list[Sequence[str]] = [()]  # of connections of ranks on other machines, to the first
             if len(devices) > 1:
@@ -93,7 +95,7 @@ class Fleet:
                     keeper = self._keepers[device.machine]
                     self.ranks.append(FarWorker(keeper, packed, rank, names[rank], prefix))
                 else:
-                    self.ranks.append(WorkerProcess(packed, links[rank], meeting=meeting))
+                    self.ranks.append(WorkerProcess(packed, links[rank], meeting=self.meeting))
             if first:
                 file, *ours = map(os.dup, (links[0][1], *links[0][3:]))
                 self.arena, self.links = Arena(file), [Connection(end) for end in ours]

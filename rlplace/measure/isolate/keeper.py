@@ -7,9 +7,9 @@ rank 0 makes all connections, to the address of the chosen interface; both sides
     rank 0's process                             keeper of a machine
       |  ---- "" ---------------------------->  |   for each fleet: it ends its workers there with this connection
       |  ---- a name ------------------------>  |   for each worker: connections that it inherits, for messages
-      |  ---- a method of `_Kept` ----------->  |   on the connection of the fleet, any number of times
-      |  <------------- True, result  ---------  |
-      |  <------------- False, why ------------  |
+      |  ---- number, a method of `_Kept` --->  |   on the connection of the fleet, any number of times
+      |  <------------- number, True, result --  |
+      |  <------------- number, False, why ----  |
 
 A keeper reads no packed object, and runs no op: whatever a placement does ends a worker, and not its keeper.
 """
@@ -23,7 +23,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, NamedTuple
@@ -113,12 +113,12 @@ class _Kept:
     def serve(self) -> None:
         """Answers until the other side closes the connection, or is gone."""
         while True:
-            name, *given = self._connection.recv()
-            answer: tuple[bool, Any]
+            number, name, *given = self._connection.recv()
+            answer: tuple[int, bool, Any]
             try:
-                answer = True, getattr(self, name)(*given)
+                answer = number, True, getattr(self, name)(*given)
             except Exception as error:
-                answer = False, f"{type(error).__name__}: {error}"
+                answer = number, False, f"{type(error).__name__}: {error}"
             self._connection.send(answer)
 
     def lacks(self, name: str, index: Section) -> bool:
@@ -214,7 +214,8 @@ class Keeper:
         self.lost: DeviceLost | None = None
         self._states: dict[int, State] = {}
         self._looked_s = 0.0
-        self._is_looking, self._suspensions = False, Suspensions()
+        self._num_asked, self._look = 0, 0  # the number of the look that was not answered yet; 0: it was
+        self._suspensions = Suspensions()
         self._connection = self._open("")
 
     def connect(self) -> tuple[Connection[Any, Any], str]:
@@ -258,28 +259,29 @@ class Keeper:
         """
         if self.lost is not None:
             return None
-        with self._losing():
-            if self._is_looking:  # its answer comes first
-                self._take_look()
-            self._connection.send((name, *given))
+        try:
+            number = self._send(name, *given)
             for each in then:
                 self._connection.send_bytes(each)
-            return self._answer()
-        return None
+            return self._answer(number)
+        except _FAILURES as error:
+            self.lost = self._loss(error)
+            return None
 
     def state(self, rank: int) -> State:
         """A worker, as it was a moment ago: this waits for nothing, but asks for the next time."""
         now_s = time.monotonic()
         if self.lost is None:
-            with self._losing():
+            try:
                 self._looked_s += self._suspensions.look()
-                if self._is_looking and self._connection.poll():
-                    self._take_look()
-                if not self._is_looking and now_s > self._looked_s + LOOKS_EVERY_S / 2:
-                    self._connection.send(("look",))
-                    self._is_looking, self._looked_s = True, now_s
-                elif self._is_looking and now_s > self._looked_s + ANSWERS_WITHIN_S:
+                if self._look and self._connection.poll():
+                    self._answer(self._look)
+                if not self._look and now_s > self._looked_s + LOOKS_EVERY_S / 2:
+                    self._look, self._looked_s = self._send("look"), now_s
+                elif self._look and now_s > self._looked_s + ANSWERS_WITHIN_S:
                     raise TimeoutError(f"no answer within {ANSWERS_WITHIN_S:g} s")
+            except _FAILURES as error:
+                self.lost = self._loss(error)
         return self._states.get(rank, State())
 
     def look(self) -> None:
@@ -290,23 +292,30 @@ class Keeper:
         """Lets go of it: it ends its workers."""
         self._connection.close()
 
-    def _take_look(self) -> None:
-        self._note(self._answer())
-        self._is_looking = False
+    def _send(self, name: str, *given: Any) -> int:
+        self._num_asked += 1
+        self._connection.send((self._num_asked, name, *given))
+        return self._num_asked
 
     def _note(self, told: dict[int, State]) -> None:
         now_s = time.monotonic()
         self._states |= {rank: each._replace(clock_s=now_s - each.clock_s) for rank, each in told.items()}
 
-    def _answer(self) -> Any:
-        _await(self._connection)
-        is_done, result = self._connection.recv()
+    def _answer(self, wanted: int) -> Any:
+        """What was answered to this number; Ctrl-C may have left other answers unread."""
+        number = 0
+        while number != wanted:
+            _await(self._connection)
+            number, is_done, result = self._connection.recv()
+            if number == self._look:
+                self._look = 0
+                self._note(result if is_done else {})
         if not is_done:
             raise RunnerError(f"machine {self._machine!r}: {result}")
         return result
 
     def _open(self, name: str) -> Connection[Any, Any]:
-        with self._losing():
+        try:
             port = int(self._nodes.store.get(_PORT.format(self._machine)))
             opened = socket.create_connection((self._address, port), timeout=ANSWERS_WITHIN_S)
             connection = _proved(opened, self._nodes.secret, asks_first=False)
@@ -314,19 +323,14 @@ class Keeper:
             if name:  # it is known there from now on
                 _await(connection)
                 connection.recv()
-            return connection
-        assert self.lost is not None
-        raise self.lost
-
-    @contextlib.contextmanager
-    def _losing(self) -> Iterator[None]:
-        """While active, a connection that fails means that the machine is lost."""
-        try:
-            yield
         except (*_FAILURES, RuntimeError) as error:  # of torchrun's store: RuntimeError
-            why = str(error) or "its connection was closed"
-            said = f"machine {self._machine!r} ({self._address}) does not answer, or torchrun ended there: {why}"
-            self.lost = DeviceLost(self._devices, said)
+            raise self._loss(error) from error
+        return connection
+
+    def _loss(self, error: BaseException) -> DeviceLost:
+        why = str(error) or "its connection was closed"
+        said = f"machine {self._machine!r} ({self._address}) does not answer, or torchrun ended there: {why}"
+        return DeviceLost(self._devices, said)
 
 
 class FarWorker(WorkerProcess):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -30,21 +31,29 @@ def gloo(host: Host) -> partial[Wires]:
     return partial(lambda rank: connect(host, rank, store))
 
 
+def on_machines(host: Host) -> Host:
+    """The host with its first device on one machine, all others on another: these are told by messages what to do."""
+    devices = (replace(device, machine="b" if k else "a") for k, device in enumerate(host.devices))
+    return replace(host, devices=tuple(devices))
+
+
 @pytest.mark.parametrize("name", ["linear", "batch_norm_train", "channels_last", "tied", "lstm", "attention"])
 @pytest.mark.parametrize("num_devices", [2, 3])
-def test_losses_are_those_of_threads_to_the_bit(name: str, num_devices: int) -> None:
+@pytest.mark.parametrize("has_machines", [False, True])
+def test_losses_are_those_of_threads_to_the_bit(name: str, num_devices: int, has_machines: bool) -> None:
     torch.manual_seed(0)
     case = CASES[name]()
     graph = capture(case.model, case.inputs, case.loss_fn, "adamw", targets=case.targets)
     host, generator = core_host(num_devices), np.random.default_rng(num_devices)
     crew = Crew(host.devices)
-    with rank_threads(graph, host, wires=gloo(host)) as ranks:
+    apart = on_machines(host) if has_machines else host
+    with rank_threads(graph, apart, wires=gloo(host)) as ranks:
         for _ in range(3):
             plan = naive_plan(graph, random_devices(graph, num_devices, generator), generator)
             expected, _ = run_placed(graph, host, plan, crew)
-            residents = RankResidents(graph, host, ranks)
+            residents = RankResidents(graph, apart, ranks)
             residents.reset()
-            step = PlacedStep(graph, host, plan, residents, ranks)
+            step = PlacedStep(graph, apart, plan, residents, ranks)
             found: list[Tensor] = []
             for number in range(NUM_STEPS):
                 step.run(number)

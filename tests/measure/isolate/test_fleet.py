@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 import torch
 from core_hosts import core_host, process_host
 from faulty_ops import FAULTS, faulty_graph
+from machines import machines
 from naive_plan import naive_plan, random_devices
 from numpy.typing import NDArray
 from small_models import CASES
@@ -75,15 +77,20 @@ def training() -> OpGraph:
     return capture(case.model, case.inputs, case.loss_fn, "adam")
 
 
-HOSTS = {"slots": process_host, "gloo": lambda _: apart_host()}
-"""By what carries tensors between ranks."""
+@contextlib.contextmanager
+def host_with(way: str) -> Iterator[Host]:
+    """Two devices between which tensors go through slots in shared memory, by gloo, or by gloo between machines."""
+    if way == "machines":
+        with machines() as made:
+            yield made.host
+    else:
+        yield {"slots": process_host(2), "gloo": apart_host()}[way]
 
 
-@pytest.fixture(scope="module", params=HOSTS)
+@pytest.fixture(scope="module", params=("slots", "gloo", "machines"))
 def runner(request: pytest.FixtureRequest) -> Iterator[IsolatedRunner]:
-    made = runner_of(training(), HOSTS[request.param](2))
-    yield made
-    made.close()
+    with host_with(request.param) as host, contextlib.closing(runner_of(training(), host)) as made:
+        yield made
 
 
 def mixed(runner: IsolatedRunner, seed: int = 0) -> Plan:
@@ -207,9 +214,11 @@ def raced() -> dict[str, Measurement]:
 
 
 @pytest.mark.slow
-def test_faults_of_ranks_without_a_memory_in_common() -> None:
+@pytest.mark.parametrize("way", ["gloo", "machines"])
+def test_faults_of_ranks_without_a_memory_in_common(way: str) -> None:
     """Their messages are lost in a step that failed, so each fault costs the processes, but no other plan."""
-    found = race_faults(("raise", "hang", "kill"), apart_host())
+    with host_with(way) as host:
+        found = race_faults(("raise", "hang", "kill"), host)
     statuses = {name: outcome.status for name, outcome in found.items()}
     assert statuses == {"raise": "error", "hang": "timeout", "kill": "error", "first": "ok", "second": "ok"}
     assert "op 'faulty_4' (" in found["hang"].why
@@ -261,4 +270,4 @@ def test_threads_of_one_process_refuse_a_host_of_processes() -> None:
 
 
 def test_a_fleet_has_a_process_for_each_device_with_a_launcher_of_its_own() -> None:
-    assert [wait_module.num_ranks(host) for host in (core_host(2), process_host(2), process_host(4))] == [1, 2, 4]
+    assert [len(wait_module.ranks(host)) for host in (core_host(2), process_host(2), process_host(4))] == [1, 2, 4]
