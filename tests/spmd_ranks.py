@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.hosts.nodes import Nodes, RankFacts
 from rlplace.measure.problem import Plan
+from rlplace.workloads.configs import Loss
 
 Result = TypeVar("Result")
 
@@ -94,10 +95,13 @@ def reader_batches(count: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     ]
 
 
-def reader_graph(model: nn.Module, micro_batches: int = 1, optimizer: str | None = "adamw") -> OpGraph:
+def reader_graph(
+    model: nn.Module, micro_batches: int = 1, optimizer: str | None = "adamw", loss: Loss = "auto"
+) -> OpGraph:
     rows, late, labels = reader_batches(1)[0]
-    dims = {"micro_batches": micro_batches, "batch_dims": (0, 0, 0)} if micro_batches > 1 else {}
-    return capture(model, (rows, late), functional.cross_entropy, optimizer, targets=labels, **dims)
+    cut: dict[str, Any] = {"micro_batches": micro_batches, "batch_dims": (0, 0, 0), "loss": loss}
+    options = cut if micro_batches > 1 else {}
+    return capture(model, (rows, late), functional.cross_entropy, optimizer, targets=labels, **options)
 
 
 def scattered(graph: OpGraph, num_devices: int, seed: int = 0) -> Plan:

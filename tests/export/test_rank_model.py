@@ -21,6 +21,7 @@ from rlplace.export import PlacedModel, RankModel, to_rank
 from rlplace.export.placed import rank_model
 from rlplace.measure import Placement
 from rlplace.measure.hosts.nodes import Nodes
+from rlplace.workloads.configs import Loss
 
 TOLERANCE = 1e-10
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -103,9 +104,10 @@ def test_an_own_loop_clips_the_gradients_of_all_ranks_together(norm_type: float)
     assert_close(merged([state for *_, state in found]), model.state_dict())
 
 
-def test_a_rank_reads_the_parts_of_a_batch_that_it_names_and_no_others() -> None:
+@pytest.mark.parametrize("loss", ["separate", "joined"])
+def test_a_rank_reads_the_parts_of_a_batch_that_it_names_and_no_others(loss: Loss) -> None:
     model, batches = reader(), reader_batches(2)
-    graph = reader_graph(model, micro_batches=3)
+    graph = reader_graph(model, micro_batches=3, loss=loss)
     plan = naive_plan(graph, np.where(graph.colocation >= 0, 0, np.maximum(graph.micro_batch, 0)))
 
     def work(nodes: Nodes) -> tuple[list[float], tuple[Any, ...]]:
@@ -123,7 +125,9 @@ def test_a_rank_reads_the_parts_of_a_batch_that_it_names_and_no_others() -> None
     found = in_ranks(3, work)
     for rank, (losses, reads) in enumerate(found):
         assert losses == pytest.approx(eager(model, batches)[0], rel=TOLERANCE)
-        assert reads == ((((slice(2 * rank, 2 * rank + 2),),),) * 3)
+        own_samples = ((slice(2 * rank, 2 * rank + 2),),)
+        of_labels = own_samples if loss == "separate" else ((...,), (), ())[rank]  # one loss, of the whole batch
+        assert reads == (own_samples, own_samples, of_labels)
 
 
 def test_a_batch_that_is_not_cut_is_read_by_one_rank() -> None:

@@ -81,7 +81,7 @@ class RankModel(PlacedModel):
             gradients = [each.grad for each in self.parameters() if each.grad is not None]
             own = get_total_norm(gradients, norm_type)
             norms = torch.tensor(self._ranks.gather(float(own)), dtype=torch.float64)
-            norm = torch.linalg.vector_norm(norms, norm_type)
+            norm: torch.Tensor = torch.linalg.vector_norm(norms, norm_type)
             clip_grads_with_norm_(self.parameters(), max_norm, norm.to(own))
             return norm
 

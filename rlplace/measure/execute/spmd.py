@@ -135,7 +135,7 @@ class SpmdCrew(Crew):
         numbers = torch.full((len(self._nodes.facts),), value, dtype=torch.float64, device=self._place)
         for rank in range(len(numbers)):
             self._share(numbers[rank : rank + 1], rank)
-        return numbers.tolist()  # type: ignore[no-any-return]
+        return numbers.tolist()
 
     def _layout(self, key: int, index: int, own: torch.Tensor | None) -> Layout:
         """That of a result, which the rank that makes it tells the others once."""

@@ -145,12 +145,7 @@ class WorkerProcess:
         ends = (messages, alive, shared, self.board.file, self._stacks.fileno())
         try:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-c",
-                    _code(ends, packed.index, has_folder, link=link, meeting=meeting, cores=cores),
-                ],
+                [sys.executable, "-P", "-c", _code(ends, packed.index, has_folder, link=link, meeting=meeting, cores=cores)],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what ops print must not mix with what a command prints there
                 pass_fds=(*ends, *(file for file in link[1:] if file >= 0)),
