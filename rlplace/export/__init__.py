@@ -1,7 +1,7 @@
 """Export: a placement as a model that runs, and a run as a file of some format.
 
-`place`, `to_step`, `to_module` and `to_rank` make a step or a module that runs (`placed`), and `check_export` compares a
-step with plain PyTorch. `FORMATS` in `formats` is the table of file formats: a new one is a row there. `device_map`,
+`place`, `to_step`, `to_module` and `to_rank` make a step or a module that runs (`placed`), and `check_export` compares
+it with plain PyTorch. `FORMATS` in `formats` is the table of file formats: a new one is a row there. `device_map`,
 `pipeline` and `torchrun` write long ones.
 """
 
