@@ -13,7 +13,7 @@ from rlplace.workloads import build_for
 
 WHERE = "torchrun"
 
-_TEMPLATE = '''"""Trains {workload} as placed in placement.json beside this file, a process a device (rlplace {version}).
+_TEMPLATE = '''"""Trains {workload} as placement.json beside this file says, a process a device (rlplace {version}).
 
     torchrun --standalone --nproc-per-node {num_ranks} torchrun.py --steps 10 --checkpoints saved
 
