@@ -213,7 +213,7 @@ def main() -> None:
         found |= {stage: rows for stage, rows in json.loads(kept.read_text()).items() if stage in found}
     for stage in options.stages:
         for rate in options.rates:
-            for workload, count in ((("naps", 1),) if stage == "sleeping" else REAL if stage == "real" else RACED):
+            for workload, count in (("naps", 1),) if stage == "sleeping" else REAL if stage == "real" else RACED:
                 named = f"{workload} K={count}" if count > 1 else workload
                 if stage == "sleeping":
                     row = staged(rate, stage, seed=options.seed)

@@ -3,8 +3,8 @@
     python scripts/two_machines.py --rate 200mbit -- -m rlplace train nmt@small --host nodes --budget 60
 
 The machines are called a (rank 0, 10.77.0.1) and b (10.77.0.2); they reach each other and nothing else. It needs root,
-`ip`, `tc` and `unshare` (Linux). Namespaces and processes are gone at the end, also after Ctrl-C or a time-out. The exit
-code is the first one that is not 0; 77 where this system cannot do it.
+`ip`, `tc` and `unshare` (Linux). Namespaces and processes are gone at the end, also after Ctrl-C or a time-out. The
+exit code is the first one that is not 0; 77 where this system cannot do it.
 """
 
 import argparse
@@ -22,6 +22,7 @@ PROGRAMS = ("ip", "tc", "unshare", "taskset")
 SKIPPED = 77
 ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2"}
 PORT = 29400
+UNITS = {"gbit": 1e9, "mbit": 1e6, "kbit": 1e3}
 
 
 def why_not() -> str:
@@ -62,7 +63,10 @@ def two_namespaces(rate: str) -> Iterator[dict[str, str]]:
 
 def shape(namespace: str, device: str, rate: str) -> None:
     """Limits what a device sends."""
-    bucket = ("rate", rate, "burst", "128kb", "latency", "50ms")
+    unit = next((each for each in UNITS if rate.endswith(each)), "")
+    bits_per_s = float(rate.removesuffix(unit)) * UNITS.get(unit, 1.0)
+    burst = max(int(bits_per_s / 8 * 1e-3), 32 << 10)  # of a millisecond: what comes in one piece is not limited
+    bucket = ("rate", rate, "burst", str(burst), "latency", "50ms")
     run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *bucket)
 
 
@@ -110,6 +114,7 @@ def main() -> int:
             subprocess.Popen(
                 command(names[machine], machine, cores, words, options),
                 stdout=None if machine == "a" else sys.stderr,
+                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},  # it would look for names of addresses
                 start_new_session=True,
             )
             for machine, cores in zip(ADDRESSES, options.cores, strict=True)

@@ -43,7 +43,7 @@ def check_machines(system: System) -> Iterator[Finding]:
             yield Finding(f"link {source} to {destination}", "ok", found)
 
 
-MACHINES = Check("machines", check_machines, needs="torch")
+MACHINES = Check("machines", check_machines)
 
 
 def look_at_machines(nodes: Nodes) -> list[dict[str, Any]]:
@@ -123,8 +123,9 @@ def _versions(nodes: Nodes) -> Finding:
 
 def _reached(rows: list[dict[str, Any]], unreached: list[dict[str, Any]]) -> Finding:
     if unreached:
-        told = "; ".join(f"{row['source']} cannot reach {row['destination']} ({row['address']}): {row['why']}"
-                         for row in unreached)
+        told = "; ".join(
+            f"{row['source']} cannot reach {row['destination']} ({row['address']}): {row['why']}" for row in unreached
+        )
         remedy = "open all TCP ports between these machines (gloo, NCCL and rlplace listen on ports that are free), or "
         remedy += "name the interface between them on each: GLOO_SOCKET_IFNAME=NAME"
         return Finding("reach", "fail", told, remedy)

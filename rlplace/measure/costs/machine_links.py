@@ -25,7 +25,7 @@ LEAST_BYTES_PER_S, MOST_BYTES_PER_S = 1e6, 2e12
 """No link of a machine is slower or faster."""
 ENOUGH_S, LONGEST_S = 0.5, 1.0
 """Tensors of one size are passed for about so long; a size that takes longer once is left out."""
-LEAST_ROUNDS, MOST_ROUNDS, WARMUP = 3, 20, 2
+LEAST_ROUNDS, MOST_ROUNDS, WARMUP = 3, 100, 2
 IS_DUPLEX = 0.75
 """Share of the bandwidth that is left where both directions are used at once, from which on it counts as undivided."""
 WITHIN_S = 600.0
@@ -111,15 +111,14 @@ def _measure(rank: int, pair: tuple[int, int], wires: Wires) -> dict[tuple[int, 
         _answer(_Ends(wires[b, a], wires[a, b]))
         return {}
     ends = _Ends(wires[a, b], wires[b, a])
-    there, back, both = ({}, {}, {})
-    for rounds, mode in ((there, _THERE), (back, _BACK), (both, _BOTH)):
-        rounds.update(_rounds(ends, mode))
+    there, back, both = (dict(_rounds(ends, mode)) for mode in (_THERE, _BACK, _BOTH))
     ends.tell(0, 0, 0)
-    small_s = (there[NET_SIZES_BYTES[0]] + back[NET_SIZES_BYTES[0]]) / 4  # of one small message
+    small_s = min(there[NET_SIZES_BYTES[0]], back[NET_SIZES_BYTES[0]]) / 2  # of one small message, undisturbed
     shared = line(tuple(both), list(both.values()))[1]
     found = {}
     for way, rounds in ((pair, there), ((b, a), back)):
-        latency_s, bandwidth = line(tuple(rounds), [seconds - small_s for seconds in rounds.values()])
+        seconds = [small_s, *(each - small_s for each in list(rounds.values())[1:])]
+        latency_s, bandwidth = line(tuple(rounds), seconds)
         found[way] = Figures(latency_s, bandwidth, min(shared, bandwidth))
     return found
 

@@ -62,7 +62,7 @@ def profile_links(host: Host, *, repeats: int = 15) -> Host:
     """
     keep_freed_memory()
     routes = {(route.source, route.destination): route for route in host.routes}
-    is_far = any(device.machine for device in host.devices) and host.sends_wait
+    is_far = any(device.machine for device in host.devices) and host.is_wired
     between = measured_links(join()) if is_far else {}
     measured: dict[object, tuple[float, float]] = {}
     figures: dict[str, list[tuple[float, float]]] = defaultdict(list)

@@ -398,12 +398,13 @@ class Crew:
         streams: of its GPUs.
         here: the devices whose code runs in this process.
         has_slots: whether tensors go from device to device through slots, which the plan assigns.
+        is_wired: whether they go as messages.
         heap: memory that other processes of the host see; None where there are none.
         sends_wait: whether a send may wait for its receive.
         is_spent: whether it can run nothing any more: another one is needed.
     """
 
-    has_slots = sends_wait = is_spent = False
+    has_slots = is_wired = sends_wait = is_spent = False
     heap: SharedHeap | None = None
 
     def __init__(self, devices: Sequence[Device]) -> None:

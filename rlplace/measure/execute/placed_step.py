@@ -107,6 +107,7 @@ class PlacedStep:
             hands_out=gradients is not None,
             second=second,
             has_slots=crew.has_slots,
+            is_wired=crew.is_wired,
             sends_wait=crew.sends_wait,
             devices=crew.here,
         )

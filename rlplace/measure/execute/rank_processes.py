@@ -37,7 +37,7 @@ from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.rank_programs import RankPrograms
 from rlplace.measure.execute.residents import GradientsOut, Resident, Residents
 from rlplace.measure.execute.shared_heap import Layout, Place, SharedHeap
-from rlplace.measure.execute.shared_memory import Arena, shared_channels, slot_offsets
+from rlplace.measure.execute.shared_memory import Arena, Signal, shared_channels, slot_offsets
 from rlplace.measure.execute.two_part_step import TwoPartStep
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.problem import Plan
@@ -95,7 +95,7 @@ class LinkTasks:
         self._task = MESSAGE, 0
         self._has_ended = self._has_failed = False
 
-    def task_signals(self, _: int) -> tuple[LinkSignal, LinkSignal]:
+    def task_signals(self, _: int) -> tuple[Signal, Signal]:
         return LinkSignal(self._start, self._await_start), LinkSignal(self._end, self._await_end)
 
     def set_task(self, _: int, key: int, step: int) -> None:
@@ -195,7 +195,7 @@ class RankWorker(Worker):
         machine."""
         if isinstance(self._arena, Arena):
             return 0.0
-        found = []
+        found: list[tuple[float, float]] = []
         for _ in range(_NUM_ASKED):
             begin_s = time.perf_counter()
             self.ask("now_s")
@@ -287,7 +287,8 @@ class RankCrew(Crew):
         super().__init__(host.devices[:1] if links else ())
         self.here = (rank,)
         self._arena, self._wires, self.heap = arena, wires, arena.heap
-        self.has_slots, self.sends_wait = wires is None, wires is not None
+        self.has_slots, self.is_wired = wires is None, wires is not None
+        self.sends_wait = any(wire.stream is not None for wire in (wires or {}).values())
         self._lookout = lookout or Lookout()
         self._graphs = [] if first is None else [first]  # as other ranks number them
         self._layouts: dict[tuple[int, int], Layout] = {}  # by step and index, of results that others make
@@ -374,15 +375,17 @@ class RankCrew(Crew):
 
     def is_hopeless(self) -> bool:
         self._lookout.look()
-        return self.sends_wait and (self._arena.is_aborted or any(worker.has_failed for worker in self._others))
+        return self.is_wired and (self._arena.is_aborted or any(worker.has_failed for worker in self._others))
 
     def part(self, run: Job, channels: Mapping[int, Transport]) -> Job:
-        if not self.sends_wait:
+        if not self.is_wired:
             return run
         sent = [channel for channel in channels.values() if isinstance(channel, DistributedChannel)]
         place = next((wire.place for wire in (self._wires or {}).values()), torch.device("cpu"))
 
         def whole(step: int) -> None:
+            for channel in sent[:1]:
+                channel.post_ahead()
             run(step)
             for channel in sent:
                 channel.settle()
@@ -410,7 +413,7 @@ class RankCrew(Crew):
         return answers
 
     def settle(self) -> bool:
-        if self.sends_wait:  # messages of the failed step are on the wires
+        if self.is_wired:  # messages of the failed step are on the wires
             self.is_spent, self._is_settled = True, False
             return False
         have_ended = [worker.wait(0.0) for worker in self._others]  # of all: each is asked

@@ -251,9 +251,14 @@ class Host:
         return any(device.backend == "simulated" for device in self.devices)
 
     @cached_property
-    def sends_wait(self) -> bool:
-        """Whether its devices are processes without a memory in common: then a send may wait for its receive."""
+    def is_wired(self) -> bool:
+        """Whether its devices are processes without a memory in common: tensors go as messages."""
         return self.processes and int(self.shares_memory.sum()) < self.num_devices * (self.num_devices - 1)
+
+    @property
+    def sends_wait(self) -> bool:
+        """Whether a send may wait for its receive, as NCCL's between GPUs do; gloo's between CPUs do not."""
+        return self.is_wired and any(device.backend != "cpu" for device in self.devices)
 
     @cached_property
     def shares_memory(self) -> NDArray[np.bool_]:

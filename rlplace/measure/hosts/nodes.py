@@ -33,7 +33,8 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 """Of the environment, as torchrun sets them."""
 START = (
     "Start the same command on each machine, with its number as N: torchrun --nnodes 2 --node-rank N "
-    "--nproc-per-node 1 --master-addr ADDRESS --master-port 29400 -m rlplace train WORKLOAD --host nodes (docs/machines.md)."
+    "--nproc-per-node 1 --master-addr ADDRESS --master-port 29400 -m rlplace train WORKLOAD --host nodes "
+    "(docs/machines.md)."
 )
 COMES_WITHIN_S = 300.0
 """Seconds for all ranks to start Python and import PyTorch, and for each message between them."""
@@ -191,7 +192,7 @@ def _joined() -> Nodes:
             hint=START,
         )
     from torch._C._distributed_c10d import PrefixStore
-    from torch.distributed import rendezvous
+    from torch.distributed.rendezvous import rendezvous
 
     rank, num_ranks, local_rank, num_local = (int(os.environ[name]) for name in VARIABLES[:4])
     try:

@@ -159,7 +159,7 @@ def check_present(host: Host) -> None:
     if host.is_simulated:
         return
     where = f"host {host.name!r}"
-    kinds = {"part of a GPU" if "/" in device.name else device.backend for device in host.devices}
+    kinds = {"part of a GPU" if "/" in device.local_name else device.backend for device in host.devices}
     refuse_if(
         host.processes and kinds not in ({"cpu"}, {"cuda"}),
         "processes",

@@ -97,8 +97,8 @@ class Fleet:
                 else:
                     self.ranks.append(WorkerProcess(packed, links[rank], meeting=self.meeting))
             if first:
-                file, *ours = map(os.dup, (links[0][1], *links[0][3:]))
-                self.arena, self.links = Arena(file), [Connection(end) for end in ours]
+                file, *own = map(os.dup, (links[0][1], *links[0][3:]))
+                self.arena, self.links = Arena(file), [Connection(end) for end in own]
             failed.pop_all()
 
     @property
@@ -189,7 +189,9 @@ class Fleet:
         """Ends all of them and lets go of everything."""
         for rank in self.ranks:
             rank.close()
-        for each in (*self._keepers.values(), *self.links):
+        for keeper in self._keepers.values():
+            keeper.close()
+        for each in self.links:
             each.close()
         if self.links:
             self.arena.close()

@@ -56,6 +56,7 @@ from rlplace.measure.timing.host_runner import (
     HostRunner,
     Planner,
     all_lost,
+    error_of,
     lost_of,
     status_of,
     with_timelines,
@@ -593,9 +594,9 @@ def _in_workers(graph: OpGraph, host: Host, request: Profile, say: Say, longest_
         if new:
             part = host.part(new)
             costs = _in_worker(graph, part, request, say, longest_s)
+            scratch = costs.workspace_bytes
             for d, device in enumerate(part.devices):
-                known = costs.workspace_bytes
-                columns[device.kind] = costs.op_time_s[:, d], None if known is None else known[:, d]
+                columns[device.kind] = costs.op_time_s[:, d], None if scratch is None else scratch[:, d]
     times_s, workspaces = zip(*(columns[device.kind] for device in host.devices), strict=True)
     known = [each for each in workspaces if each is not None]
     is_known = len(known) == host.num_devices
@@ -623,5 +624,6 @@ def _in_worker(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s
         if isinstance(answer, Fault) and answer.is_from_outside:
             answer = ask(packed)
     if isinstance(answer, Fault):
-        raise error_of(host, answer) if answer.status == "lost" else RunnerError(answer.why)
+        lost = Measurement("lost", math.inf, why=answer.why)
+        raise error_of(host, lost) if answer.status == "lost" else RunnerError(answer.why)
     return cast(Costs, answer.result)

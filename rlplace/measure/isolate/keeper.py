@@ -365,7 +365,7 @@ class FarWorker(WorkerProcess):
         return self._pid
 
     def look_at_memory(self) -> int:
-        self.held_bytes = self._keeper.state(self._rank).held_bytes or self.held_bytes
+        self.held_bytes = self._state().held_bytes or self.held_bytes
         return self.held_bytes
 
     def write_stacks(self) -> None:
@@ -375,32 +375,36 @@ class FarWorker(WorkerProcess):
         return self._keeper.ask("stacks", self._rank) or ""
 
     def has_lost_siblings(self) -> bool:
-        return self._keeper.state(self._rank).has_lost_siblings
+        return self._state().has_lost_siblings
 
     @property
     def return_code(self) -> int:
-        return self._keeper.state(self._rank).return_code or 0
+        return self._state().return_code or 0
 
     @property
     def has_ended(self) -> bool:
         """Whether it is gone, or its machine is lost."""
-        state = self._keeper.state(self._rank)
-        if state.board:
-            self.board.follow(state.board, later_s=state.clock_s)
-        return state.return_code is not None or self._keeper.lost is not None
+        return self._state().return_code is not None or self._keeper.lost is not None
 
     @property
     def is_stopped(self) -> bool:
-        return self._keeper.state(self._rank).is_stopped
+        return self._state().is_stopped
 
     def end(self) -> None:
         self._keeper.ask("end", self._rank, self.has_closed())
         self._keeper.look()
+        self._state()
 
     def close(self) -> None:
         self.end()
         self.connection.close()
         self.board.close()
+
+    def _state(self) -> State:
+        state = self._keeper.state(self._rank)
+        if state.board:
+            self.board.follow(state.board, later_s=state.clock_s)
+        return state
 
 
 def _proved(opened: socket.socket, secret: bytes, *, asks_first: bool) -> Connection[Any, Any]:

@@ -48,7 +48,7 @@ def crew_of(graph: OpGraph, host: Host, *, seed: int = 0) -> Crew:
     if not host.processes or host.num_devices == 1:
         return Crew(host.devices)
     refuse_if(
-        host.sends_wait,
+        host.is_wired,
         "host",
         host.name,
         "a host whose GPUs are threads of one process (`cuda`)",

@@ -145,7 +145,12 @@ class WorkerProcess:
         ends = (messages, alive, shared, self.board.file, self._stacks.fileno())
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _code(ends, packed.index, has_folder, link=link, meeting=meeting, cores=cores)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-c",
+                    _code(ends, packed.index, has_folder, link=link, meeting=meeting, cores=cores),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what ops print must not mix with what a command prints there
                 pass_fds=(*ends, *(file for file in link[1:] if file >= 0)),
@@ -341,8 +346,9 @@ def op_at_fault(text: str, graph: OpGraph, host: Host, plan: Plan, *, is_stuck: 
         for depth, (file, line, _) in enumerate(frames):
             placed = _PLACED.match(file)
             if placed is not None and not (is_stuck and depth == 0 and not host.processes):
-                has_slots = host.processes and not host.sends_wait
-                code = StepCode(graph, host, plan, has_slots=has_slots, sends_wait=host.sends_wait, **options)
+                ways: dict[str, Any] = {"has_slots": host.processes and not host.is_wired}
+                ways |= {"is_wired": host.is_wired, "sends_wait": host.sends_wait}
+                code = StepCode(graph, host, plan, **(ways | options))
                 _, words = code.item_words(int(placed["device"]), line)
                 if is_stuck and depth == 0 and words.startswith(WAITING):
                     break
@@ -413,7 +419,7 @@ def _problem(setup: Setup) -> Problem:
 def _wires(host: Host, rank: int, store: int, meeting: Meeting) -> Wires | None:
     """The wires of a rank to others that it has no memory in common with; the ranks find each other in a file, or in
     torchrun's store."""
-    if not host.sends_wait:
+    if not host.is_wired:
         return None
     if meeting:
         return connect(host, rank, torchrun_store(meeting[0]), interface=meeting[1])

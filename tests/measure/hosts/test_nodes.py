@@ -83,7 +83,8 @@ def test_each_rank_is_a_device_of_its_machine() -> None:
     assert [device.cores for device in host.devices] == [(0,), (1,), (0,)]
     assert host.shares_memory.tolist() == [[False, True, False], [True, False, False], [False] * 3]
     assert host.processes
-    assert host.sends_wait
+    assert host.is_wired
+    assert not host.sends_wait, "gloo does not wait"
     links = {(route.source, route.destination): route.links for route in host.routes}
     assert links["a/cpu:1", "b/cpu:0"] == ("a up", "b down", "a/cpu:1->b/cpu:0")
     assert links["b/cpu:0", "a/cpu:0"] == ("b up", "a down", "b/cpu:0->a/cpu:0")
@@ -93,7 +94,7 @@ def test_each_rank_is_a_device_of_its_machine() -> None:
 
 def test_ranks_of_one_machine_share_its_memory() -> None:
     host = nodes_host(facts_of(["a", "a"]))
-    assert not host.sends_wait
+    assert not host.is_wired
     assert all(route.blocks_source for route in host.routes), "the source copies into memory that both share"
 
 

@@ -49,7 +49,7 @@ def detected(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         num_parts: int | None = None,
         with_cpu: bool | None = None,
     ) -> Host:
-        is_cpu = kind in ("cores", "procs")
+        is_cpu = kind in ("cores", "procs", "nodes")
         assert (num_parts is None) == is_cpu
         calls.append((kind, *((num_devices, cores_per_device) if is_cpu else (num_parts, with_cpu)), gangs))
         return HERE
@@ -166,6 +166,7 @@ def test_a_step_runs_over_processes_of_cores_or_of_whole_gpus(monkeypatch: pytes
 def test_sends_wait_between_processes_without_a_memory_in_common() -> None:
     words = ("procs:2", "cores:2", "4xV100-pcie-procs", "4xV100-pcie", "procs:1")
     assert [resolve_host(word).sends_wait for word in words] == [False, False, True, False, False]
+    assert [resolve_host(word).is_wired for word in words] == [False, False, True, False, False]
 
 
 def test_threads_refuse_devices_that_are_processes() -> None:

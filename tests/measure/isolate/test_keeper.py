@@ -198,7 +198,10 @@ def test_ops_are_profiled_where_a_kind_of_device_is(two: Machines) -> None:
 def test_a_stranger_starts_nothing_and_disturbs_nobody(two: Machines) -> None:
     keeper = Keeper(two.nodes.facts[1].machine, ["cpu:1"])
     port = int(two.nodes.store.get(f"port of the keeper/{two.nodes.facts[1].machine}"))
-    with socket.create_connection(("127.0.0.1", port)) as silent, socket.create_connection(("127.0.0.1", port)) as wrong:
+    with (
+        socket.create_connection(("127.0.0.1", port)) as silent,
+        socket.create_connection(("127.0.0.1", port)) as wrong,
+    ):
         with contextlib.closing(Connection(os.dup(wrong.fileno()))) as connection, pytest.raises(AuthenticationError):
             answer_challenge(connection, b"a guess")
         assert keeper.ask("look") == {}
