@@ -43,7 +43,7 @@ class SpmdCrew(Crew):
         RuntimeError: a rank did not come, or cannot be reached.
     """
 
-    sends_wait = True
+    is_wired = True
 
     def __init__(self, host: Host, nodes: Nodes) -> None:
         super().__init__(())
@@ -51,6 +51,7 @@ class SpmdCrew(Crew):
         self._nodes, self._place = nodes, torch_device(host.devices[nodes.rank])
         # before it is pinned: threads that carry messages may use any core
         self._wires = connect(host, nodes.rank, nodes.store, interface=nodes.interface)
+        self.sends_wait = any(wire.stream is not None for wire in self._wires.values())
         with as_device(host.devices[nodes.rank], self.streams) as stream:
             self._stream = stream
         # they stay as long as the code of their step: both ends must have sent the same messages
@@ -91,11 +92,14 @@ class SpmdCrew(Crew):
         return lambda _: None
 
     def part(self, run: Job, channels: Mapping[int, Transport]) -> Job:
+        sent = [channel for channel in channels.values() if isinstance(channel, DistributedChannel)]
+
         def whole(step: int) -> None:
+            for channel in sent[:1]:
+                channel.post_ahead()
             run(step)
-            for channel in channels.values():
-                if isinstance(channel, DistributedChannel):
-                    channel.settle()
+            for channel in sent:
+                channel.settle()
 
         return whole
 
