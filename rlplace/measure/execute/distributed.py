@@ -335,11 +335,7 @@ class DistributedChannel:
         if self._is_gpu:
             self._header = cuda.pinned_like(header)
             header = cuda.copy(self._header.copy_(header), self._wire.place)
-        work = self._wire.send(header, self._tags[0])
-        if not self._is_gpu:
-            self._works.append(work)  # which may wait for its receive
-        else:
-            work.wait()
+        self._keep(self._wire.send(header, self._tags[0]))  # gloo would wait for its receive
 
     def _receive_strides(self) -> tuple[int, ...]:
         header = torch.empty(len(self._shape), dtype=torch.int64, device=self._wire.place)
