@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def inference():
     return work()[:2]
 """
 TESTS = str(Path(__file__).resolve().parents[1])
+TWO_MACHINES = Path(__file__).resolve().parents[2] / "scripts" / "two_machines.py"
 TOLERANCE = 1e-10
 
 
@@ -64,7 +66,10 @@ def exported(path: Path, num_ranks: int, micro_batches: int = 1) -> RunFolder:
 
 
 def losses_of(run: RunFolder, num_ranks: int, *arguments: str) -> list[float]:
-    printed = launched(run.path("torchrun.py"), num_ranks, *arguments)
+    return losses_in(launched(run.path("torchrun.py"), num_ranks, *arguments))
+
+
+def losses_in(printed: str) -> list[float]:
     return [float(line.split()[1]) for line in printed.splitlines() if line[:1].isdigit()]
 
 
@@ -104,6 +109,24 @@ def test_a_checkpoint_of_four_ranks_goes_on_with_two_on_cores_and_in_plain_pytor
     assert found == pytest.approx(losses[6:], rel=TOLERANCE)
     for name, value in trained.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_two_machines_train_as_eager_does(folder: Path, micro_batches: int) -> None:
+    run = exported(folder / "run", 2, micro_batches)
+    words = ["--cores", "0", "0", "--limit", "300", "--", str(run.path("torchrun.py")), "--steps", "3"]
+    command = [sys.executable, str(TWO_MACHINES), *words, "--checkpoints", str(folder / "kept")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    if done.returncode == 77:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr[-4000:]
+    losses, trained = eager(reader(), reader_batches(1) * 3)
+    assert losses_in(done.stdout) == pytest.approx(losses, rel=TOLERANCE)
+    state = {"model": {name: torch.zeros_like(value) for name, value in trained.state_dict().items()}}
+    dcp.load(state, checkpoint_id=folder / "kept" / "3")
+    torch.testing.assert_close(state["model"], dict(trained.state_dict()), rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_the_script_says_how_it_is_started(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
