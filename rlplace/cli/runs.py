@@ -67,7 +67,7 @@ def train(
     track: str = TrainConfig.track,
     overwrite: bool = False,
     in_process: bool = False,
-    trace: bool = TrainConfig.is_traced,
+    no_trace: bool = False,
     cluster: str = TrainConfig.cluster,
     json: bool = False,
     quiet: bool = False,
@@ -101,8 +101,8 @@ def train(
         track: Weights & Biases: disabled, offline or online
         overwrite: replace an existing run folder
         in_process: measure placements in this process instead of a worker: for debuggers; one that crashes ends it
-        trace: with --no-trace, `learned` learns from step times alone; by default, placements that it measures on a
-            real host also run a traced step, from whose timeline it learns
+        no_trace: on a real host, plans that calibrate the simulator, or that `learned` measures, run no traced step,
+            from whose timeline they learn otherwise
         cluster: whose machines measure, or search on a simulated host: off (this one alone), auto (the Ray cluster that
             runs here, else one that is started here), or the ADDRESS of one
         json: print the result as one JSON object on stdout; the table goes to stderr
@@ -188,7 +188,7 @@ def train(
             total_s=total,
             evaluations=evaluations,
             track=track,
-            is_traced=trace,
+            is_traced=not no_trace,
             cluster=cluster,
             search=search,
             learn=learn,

@@ -178,7 +178,7 @@ def _answered(name: str, trial: Trial, timer: TrueTimer) -> Row:
 
 
 LINES = 3
-"""Facts that an agent learned about the host; a row names the surest."""
+"""Facts that an agent learned about the host; a row names the surest, and what tracing cost."""
 TRACED_COSTS = "traced-costs"
 SURVEY = 0.1
 """Share of the simulated placements for the plans that are only traced."""
@@ -342,7 +342,9 @@ def _learned(trial: Trial, **changes: bool) -> Answer:
     result = learn_host(
         trial.problem, trial.meter, trial.budget, seed=trial.seed, config=config, is_traced=trial.is_traced
     )
-    return Answer(result.plan, result.evaluations, "; ".join(result.say()[:LINES]))
+    lines = result.say()
+    cost = lines[LINES:][-1:] if trial.is_traced else []  # the last line
+    return Answer(result.plan, result.evaluations, "; ".join([*lines[:LINES], *cost]))
 
 
 ROWS: Mapping[str, Callable[[Trial], Answer]] = {

@@ -16,7 +16,7 @@ from typing import Any
 from rlplace.cluster import reach
 from rlplace.compare.comparison import Comparison, Row
 from rlplace.compare.equal_budgets import OP_ORDER, CompareConfig, check_measured, compare
-from rlplace.compare.hidden_truth import ROWS, TrueConfig, compare_true
+from rlplace.compare.hidden_truth import ROWS, TRACED_COSTS, TrueConfig, compare_true
 from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines
 from rlplace.errors import FileProblem, InvalidValue, check_known, refuse_if
 from rlplace.files import os_errors
@@ -40,9 +40,20 @@ def split_methods(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     Raises:
         UnknownName: no such method.
-        InvalidValue: nothing is named.
+        InvalidValue: nothing is named, or a row that there is with a hidden truth alone.
     """
-    words = method_words(text, (OP_ORDER, *METHODS, *BASELINES))
+    known = OP_ORDER, *METHODS, *BASELINES
+    for word in (word.strip() for word in text.split(",")):
+        options = "--true KIND:SEED --measured N" + " --trace" * (word == TRACED_COSTS)
+        refuse_if(
+            word in ROWS and word not in known,
+            "methods",
+            word,
+            "methods that need no hidden truth",
+            where="compare",
+            hint=f"This one goes with `{options}`.",
+        )
+    words = method_words(text, known)
     words = ("all", *BASELINES) if "all" in words else words
     return tuple(word for word in words if word not in BASELINES), tuple(word for word in words if word in BASELINES)
 

@@ -168,7 +168,7 @@ def calibrated(
 
     Args:
         problem: as profiled, on a host of this machine.
-        count: how many placements to measure; at least 6 are, or 2 that are traced.
+        count: how many placements to measure, at least 6, or 2 that are traced.
         seed: of the draws.
         say: told the learned factors, the error before and after, and whether the fit is used.
         prior: how far the host may be from the profile.
@@ -188,7 +188,7 @@ def calibrated(
     start = majority_devices(problem, eft(problem))
     least, generator = LEAST_TRACED if is_traced else LEAST, np.random.default_rng(seed)
     surveys = draw_spread(problem, simulator, generator, SURVEYS) if is_traced else np.zeros((0, len(start)), np.int32)
-    num_mixed = max(count, least) - len(surveys)
+    num_mixed = count - len(surveys)
     mixed, _ = draw_mix(problem, start, num_mixed + bool(len(surveys)), generator)
     plans = plans_of(problem, simulator, np.concatenate((surveys, mixed[len(mixed) - num_mixed :])))
     names = {plan.fingerprint for plan in plans}
@@ -196,8 +196,7 @@ def calibrated(
     kept = [(plan, outcome) for plan, outcome in told if plan.fingerprint in names]
     known = Known(problem, [plan for plan, _ in kept], [outcome for _, outcome in kept])
     if len(kept) < least:
-        few = f", not {count}: fewer say too little" if count < len(plans) else ""
-        say(f"measuring {len(plans)} placements to calibrate the simulator on{few}")
+        say(f"measuring {len(plans)} placements to calibrate the simulator on")
         with contextlib.ExitStack() as own:
             if evaluator is None:
                 evaluator = Evaluator(problem, simulator, seed=seed, log=log, isolated=isolated)

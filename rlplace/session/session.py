@@ -9,6 +9,7 @@ library reads), and `races` (the measurements of each method). Every other file 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sqlite3
 import time
 import zlib
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, refuse_if
+from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UserError, refuse_if
 from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, parse_json
 from rlplace.graphs import OpGraph
 from rlplace.measure import Costs, Host, Placement, Plan, Problem
@@ -50,6 +51,7 @@ from rlplace.session.session_records import (
 from rlplace.session.setup import CutOptions, ProblemOptions
 from rlplace.store import MeasurementStore
 from rlplace.store.database import RUN, Connected, open_for_reading, open_for_writing, open_in_memory, told, transaction
+from rlplace.workloads import parse_kept_workload
 
 EVERY_S = 5.0
 """So long at least between two writes of results that are still changing ..."""
@@ -666,11 +668,20 @@ def read_explanation(folder: Path) -> Explanation:
         InvalidValue, UnknownName: a malformed file.
     """
     with Session.read(folder) as session:
-        explanation = session.explanation
+        explanation, request = session.explanation, session.fact("request", Request)
     if explanation is None:
+        own = [] if request is None else _named_again(request.workload)
+        command = shlex.join(["rlplace", "train", *own, "--resume", str(folder)])
         raise FileProblem(
-            folder,
-            "this run has no explanation: it stopped before its end. Go on with it: "
-            f"`rlplace train --resume {folder}`.",
+            folder, f"this run has no explanation: it stopped before its end. Go on with it: `{command}`."
         )
     return explanation
+
+
+def _named_again(kept: str) -> list[str]:
+    """The word that names a run's workload again where it goes on, unless the run folder is believed."""
+    try:
+        parse_kept_workload(kept, None, where="", command="")
+    except UserError:
+        return [kept]
+    return []

@@ -69,7 +69,6 @@ def forecast(
         return Durations(heuristics_s=heuristics_s, search_s=0.0 if config.evaluations else config.budget_s)
     load_s = LOAD_S_PER_OP * graph.num_ops
     num_kinds = 0 if is_profiled else len({device.kind for device in host.devices})
-    num_calibrated = max(config.num_calibrated, _least(config)) if config.num_calibrated else 0
     warmup = RaceProtocol().warmup if config.total_s is None else 1
     rounds, num_raced = config.search.table_rounds, num_rows
     profiling_s = num_kinds * (PROFILED_STEPS * step_s + load_s)
@@ -80,7 +79,7 @@ def forecast(
         )
     return Durations(
         profiling_s=profiling_s,
-        calibration_s=num_calibrated * (CALIBRATION_STEPS * step_s + load_s * (1 + config.is_traced)),
+        calibration_s=config.num_calibrated * (CALIBRATION_STEPS * step_s + load_s * (1 + config.is_traced)),
         heuristics_s=heuristics_s,
         search_s=config.budget_s,
         table_s=num_raced * ((rounds + warmup) * step_s + load_s),
@@ -109,15 +108,15 @@ def within(
     if (total_s := config.total_s) is not None:
         each_s = CALIBRATION_STEPS * step_s + LOAD_S_PER_OP * graph.num_ops * (1 + config.is_traced)
         room = int(CALIBRATION_SHARE * total_s / max(each_s, 1e-9))
-        count = min(config.num_calibrated, room) if room >= _least(config) else 0
+        count = min(config.num_calibrated, room) if room >= least_calibrated(config) else 0
         config = dataclasses.replace(config, search=dataclasses.replace(config.search, num_calibrated=count))
         others = dataclasses.replace(expected(config), search_s=0.0, heuristics_s=HEURISTICS_S)
         config = searching_within(config, total_s - others.total_s)
     return config, expected(config)
 
 
-def _least(config: TrainConfig) -> int:
-    """Placements that are calibrated on, at least."""
+def least_calibrated(config: TrainConfig) -> int:
+    """Placements that are calibrated on, at least, where any are."""
     return LEAST_TRACED if config.is_traced else LEAST
 
 

@@ -16,6 +16,7 @@ from rlplace.policy import LEARNERS, POLICIES, LearnConfig
 from rlplace.policy.policies import check_fit
 from rlplace.search import METHODS, Method, register_method
 from rlplace.training.config import AgentConfig, TrainConfig
+from rlplace.training.forecast import least_calibrated
 
 LEARNED, POLICY, GUIDED, SCHEDULE = "learned", "policy", "guided", "schedule"
 PORTFOLIO = "portfolio"
@@ -77,9 +78,9 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
 
     Raises:
         UnknownName: no such method, policy, learner, reward or rule.
-        InvalidValue: evaluations on a host that is measured or beside a budget of time, a guide, a policy, a learner or
-            options of one for a method that takes none, the learner cannot teach the policy, or the policy takes no
-            weights.
+        InvalidValue: evaluations on a host that is measured or beside a budget of time, too few placements to
+            calibrate on, a guide, a policy, a learner or options of one for a method that takes none, the learner
+            cannot teach the policy, or the policy takes no weights.
         FileProblem: the file of priors or of weights cannot be read, or it is of another kind of policy.
     """
     load_priors(config.search.priors)
@@ -121,6 +122,13 @@ def check_names(config: TrainConfig, *, is_simulated: bool = False) -> None:
             _changed(config.agent),
             f"none with method {asked}",
             f"The agent is the method `{LEARNED}`.",
+        ),
+        (
+            0 < config.num_calibrated < least_calibrated(config),
+            "num_calibrated",
+            config.num_calibrated,
+            f"at least {least_calibrated(config)}, or 0 for no calibration",
+            "Traced steps tell more: without --no-trace, 2 are enough." if not config.is_traced else "",
         ),
         (not has_policy and config.learn.policy is not None, "policy", config.learn.policy, none_learns, own_policy),
         (not has_policy and config.learn.learner is not None, "learner", config.learn.learner, none_learns, own_policy),

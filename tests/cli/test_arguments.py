@@ -112,7 +112,7 @@ def test_help_shows_the_options_of_a_day_and_help_all_every_one(
     assert "--json" in short or "--json" not in whole
     if command == "train":
         daily = {"--host", "--budget", "--total", "--run", "--resume", "--method", "--micro-batches", "--pin", "--seed"}
-        assert daily <= short
+        assert daily | {"--no-trace"} <= short
         assert {"--priors", "--agent.batch", "--ppo.flips", "--in-process", "--exclude"} <= whole - short
 
 

@@ -148,6 +148,8 @@ def test_pins_hold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["nmt", "--methods", "aneal"], ["aneal", "anneal"]),
+        (["nmt", "--methods", "traced-costs"], ["traced-costs", "--true KIND:SEED --measured N --trace"]),
+        (["nmt", "--methods", "calibrated"], ["calibrated", "--true KIND:SEED --measured N`"]),
         (["nmt", "--methods", " , "], ["methods"]),
         (["nmt", "--objective", "maxload"], ["maxload", "max-load"]),
         (["nmt", "--objective", "max-load", "--host", "4xV100-pcie"], ["max-load", "published"]),

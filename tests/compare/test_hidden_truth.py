@@ -168,6 +168,7 @@ def test_the_command_measures_with_timelines(capsys: pytest.CaptureFixture[str])
         ("traced-costs", "ok", 4),
         ("learned", "ok", 4),
     ]
+    assert "tracing takes" in told["rows"][1]["why"]
     assert "with timelines" in said.err
     assert main(["compare", TINY, "--host", "4xV100-pcie", "--trace", "--measured", "4"]) == 2
     assert "--true" in capsys.readouterr().err

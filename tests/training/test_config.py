@@ -109,6 +109,11 @@ def test_what_does_not_fit_is_refused_where_it_would_learn() -> None:
         (TrainConfig(search=SearchConfig(method="anneal"), learn=LearnConfig(init="pretrained")), "learn is 'init'"),
         (TrainConfig(learn=LearnConfig(ppo=PPOConfig(flips=3.0))), "learn is 'ppo', expected none with method learned"),
         (TrainConfig(search=SearchConfig(method="policy"), agent=AgentConfig(batch=5)), "agent is 'batch'"),
+        (TrainConfig(search=SearchConfig(num_calibrated=1)), "num_calibrated is 1, expected at least 2, or 0"),
+        (
+            TrainConfig(search=SearchConfig(num_calibrated=3), is_traced=False),
+            "num_calibrated is 3, expected at least 6, or 0",
+        ),
     ],
 )
 def test_options_that_the_method_does_not_have_are_refused(config: TrainConfig, message: str) -> None:

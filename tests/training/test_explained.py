@@ -19,6 +19,7 @@ from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.session.folder import RunFolder
 from rlplace.session.session import Session, read_explanation
+from rlplace.session.session_records import Request
 from rlplace.training.outputs import data_parallel, explain_run
 
 ROWS = [
@@ -73,6 +74,17 @@ def test_a_cut_batch_is_dealt_out_by_simulation() -> None:
 def test_a_run_without_an_explanation_says_what_to_do(tmp_path: Path) -> None:
     Session.open(RunFolder.create(tmp_path / "run")).close()
     with pytest.raises(FileProblem, match=r"no explanation: .* `rlplace train --resume .*run`"):
+        read_explanation(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("workload", "named"),
+    [("nmt@small", "train --resume"), ("mine:work", "train mine:work --resume")],
+)
+def test_a_run_of_an_own_function_without_one_names_it_again(tmp_path: Path, workload: str, named: str) -> None:
+    with Session.open(RunFolder.create(tmp_path / "run")) as session:
+        session.keep(request=Request(workload, "2xK80", "0" * 16, "small"))
+    with pytest.raises(FileProblem, match=f"`rlplace {named} .*run`"):
         read_explanation(tmp_path / "run")
 
 

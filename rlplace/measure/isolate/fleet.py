@@ -38,6 +38,7 @@ class Fleet:
         arena: shared with them, where this process is rank 0.
         links: to them, then.
         meeting: where its ranks find each other; empty on one machine.
+        store: descriptor of a file where the ranks find each other, where this process is rank 0.
         limit_bytes: memory that they may hold together, placements included; infinite until they are ready. Of several
             machines, this is about the fullest.
         held_bytes: their memory at the last look; what two of them share counts twice.
@@ -50,6 +51,7 @@ class Fleet:
 
     arena: Arena
     meeting: Meeting
+    store: int
 
     def __init__(self, packed: Packed, devices: Sequence[Device], *, first: int = 0) -> None:
         self.ranks: list[WorkerProcess] = []
@@ -97,7 +99,7 @@ class Fleet:
                 else:
                     self.ranks.append(WorkerProcess(packed, links[rank], meeting=self.meeting))
             if first:
-                file, *own = map(os.dup, (links[0][1], *links[0][3:]))
+                file, self.store, *own = map(os.dup, links[0][1:])
                 self.arena, self.links = Arena(file), [Connection(end) for end in own]
             failed.pop_all()
 
@@ -195,6 +197,7 @@ class Fleet:
             each.close()
         if self.links:
             self.arena.close()
+            os.close(self.store)
 
     def _look(self) -> None:
         """Sees that all are there: one that starts waits for the others.

@@ -13,7 +13,7 @@ import torch
 from core_hosts import core_host
 from naive_plan import naive_plan, random_devices
 from placed_steps import NUM_STEPS, run_placed
-from rank_threads import rank_threads
+from rank_threads import rank_residents, rank_threads
 from small_models import CASES
 from torch import Tensor
 
@@ -21,7 +21,6 @@ from rlplace.graphs import capture
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.distributed import Wires, connect, store_in
 from rlplace.measure.execute.placed_step import PlacedStep
-from rlplace.measure.execute.rank_processes import RankResidents
 from rlplace.measure.hosts.host import Host
 
 
@@ -51,7 +50,7 @@ def test_losses_are_those_of_threads_to_the_bit(name: str, num_devices: int, has
         for _ in range(3):
             plan = naive_plan(graph, random_devices(graph, num_devices, generator), generator)
             expected, _ = run_placed(graph, host, plan, crew)
-            residents = RankResidents(graph, apart, ranks)
+            residents = rank_residents(graph, apart, ranks)
             residents.reset()
             step = PlacedStep(graph, apart, plan, residents, ranks)
             found: list[Tensor] = []
