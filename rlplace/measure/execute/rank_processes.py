@@ -68,13 +68,13 @@ class LinkTasks:
     def __init__(self, link: Connection[Any, Any], lost: Callable[[], NoReturn] | None = None) -> None:
         self._link, self._lost = link, lost
         self._task = MESSAGE, 0
-        self._has_ended = self._has_failed = False
+        self._is_running = self._has_failed = False
 
     def task_signals(self, _: int) -> tuple[Signal, Signal]:
         return LinkSignal(self._start, self._await_start), LinkSignal(self._end, self._await_end)
 
     def set_task(self, _: int, key: int, step: int) -> None:
-        self._task, self._has_ended, self._has_failed = (key, step), False, False
+        self._task, self._is_running, self._has_failed = (key, step), key != MESSAGE, False
 
     def task(self, _: int) -> tuple[int, int]:
         return self._task
@@ -99,17 +99,16 @@ class LinkTasks:
 
     def _await_end(self, *, timeout: float) -> bool:
         self._look(timeout)
-        has_ended, self._has_ended = self._has_ended, False
-        return has_ended
+        return not self._is_running
 
     def _look(self, timeout_s: float) -> None:
         """Waits for the end of its part; Ctrl-C may have left answers unread before it."""
         until_s = time.monotonic() + timeout_s
         try:
-            while not self._has_ended and self._link.poll(max(until_s - time.monotonic(), 0.0)):
+            while self._is_running and self._link.poll(max(until_s - time.monotonic(), 0.0)):
                 what, *told = self._link.recv()
                 if what == _ENDED:
-                    self._has_ended, self._has_failed = True, told[0]
+                    self._is_running, self._has_failed = False, told[0]
         except (EOFError, OSError):
             assert self._lost is not None
             self._lost()

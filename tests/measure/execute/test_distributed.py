@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from core_hosts import core_host
+from faulty_ops import faulty_graph
 from naive_plan import naive_plan, random_devices
 from placed_steps import NUM_STEPS, run_placed
 from rank_threads import rank_residents, rank_threads
 from small_models import CASES
 from torch import Tensor
 
+from rlplace.errors import RunnerError
 from rlplace.graphs import capture
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.distributed import Wires, connect, store_in
@@ -60,6 +62,16 @@ def test_losses_are_those_of_threads_to_the_bit(name: str, num_devices: int, has
             step.unload()
             assert found == expected.losses
     crew.stop()
+
+
+def test_a_rank_on_another_machine_tells_its_error() -> None:
+    graph, host = faulty_graph(("raise",)), core_host(2)
+    plan = naive_plan(graph, np.array([0, 1, 1], dtype=np.int32))
+    with rank_threads(graph, on_machines(host), wires=gloo(host)) as ranks:
+        step = PlacedStep(graph, on_machines(host), plan, RankResidents(graph, on_machines(host), ranks), ranks)
+        with pytest.raises(RunnerError, match=r"op 'faulty' \(.*\) on cpu:1: ValueError: boom") as raised:
+            step.run()
+        assert raised.value.op == "faulty"
 
 
 def test_a_store_that_ends_late_writes_into_no_other_file(tmp_path: Path) -> None:
