@@ -68,7 +68,7 @@ def test_a_rank_on_another_machine_tells_its_error() -> None:
     graph, host = faulty_graph(("raise",)), core_host(2)
     plan = naive_plan(graph, np.array([0, 1, 1], dtype=np.int32))
     with rank_threads(graph, on_machines(host), wires=gloo(host)) as ranks:
-        step = PlacedStep(graph, on_machines(host), plan, RankResidents(graph, on_machines(host), ranks), ranks)
+        step = PlacedStep(graph, on_machines(host), plan, rank_residents(graph, on_machines(host), ranks), ranks)
         with pytest.raises(RunnerError, match=r"op 'faulty' \(.*\) on cpu:1: ValueError: boom") as raised:
             step.run()
         assert raised.value.op == "faulty"
