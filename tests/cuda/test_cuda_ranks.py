@@ -15,12 +15,12 @@ from fake_gpus.gpu_plans import MODELS, Setting, gpu_host, setting_of
 from fake_gpus.late_queues import POLICIES, Policy
 from fake_gpus.plan_runs import LATEST_S, judged, machine_installed
 from fake_gpus.vector_clocks import Actor, StreamActor
+from rank_threads import rank_residents
 
 from rlplace.errors import RunnerError
 from rlplace.graphs.optimizers import OPTIMIZERS
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.execute import launch_code
-from rlplace.measure.execute.rank_processes import RankResidents
 from rlplace.measure.execute.rank_programs import RankPrograms, rank_programs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
@@ -123,11 +123,12 @@ def test_a_process_touches_no_gpu_but_its_own(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(machine.order, "use", note)
         with fake_ranks(machine, setting) as crew:
             problem = problem_of(setting)
-            residents = RankResidents(setting.graph, setting.host, crew)
+            residents = rank_residents(setting.graph, setting.host, crew)
             protocol = RaceProtocol(warmup=1, min_rounds=2, max_rounds=2, num_traced=1)
             simulator = Simulator(problem, threads=1)
             runner = HostRunner(problem, simulator, protocol=protocol, crew=crew, residents=residents)
-            found = runner.measure_plans(setting.plans)
+            runner.measure_plans(setting.plans[:1])
+            found = runner.measure_plans(setting.plans)  # once more: what is there already is set back first
             runner.close()
     assert [each.status for each in found] == ["ok"] * len(setting.plans), found
     is_run = ~setting.graph.is_source

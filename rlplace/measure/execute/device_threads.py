@@ -20,7 +20,7 @@ import torch
 from rlplace import cuda
 from rlplace.errors import RunnerError, UserError
 from rlplace.measure.execute.rank_programs import RankPrograms
-from rlplace.measure.execute.shared_heap import Place, SharedHeap
+from rlplace.measure.execute.shared_heap import SharedHeap
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.problem import Plan
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions
@@ -43,11 +43,8 @@ class Transport(Protocol):
         """Wakes all that wait in the step, which is given up."""
 
 
-class Placed(Protocol):
-    """Tensors that stay on devices from step to step, as other processes are told of them."""
-
-    def places(self, devices: Sequence[int], elsewhere: Collection[int]) -> dict[int, list[Place | None]]:
-        """By op, where the heap has them; `Residents` says more."""
+Held = Mapping[int, Any]
+"""By op, what all processes share: the tensor of a source, or the state of an update."""
 
 
 class Asked(NamedTuple):
@@ -528,7 +525,7 @@ class Crew:
         if self._is_stopped:
             raise RunnerError("its threads were ended (`close`), so nothing can run on them any more; make a new one")
 
-    def load(self, key: int, graph: OpGraph, plan: Plan, options: dict[str, Any], residents: Placed) -> None:
+    def load(self, key: int, graph: OpGraph, plan: Plan, options: dict[str, Any], held: Held) -> None:
         """Loads a step in the other processes, where the crew has some."""
 
     def unload(self, key: int) -> None:
@@ -536,15 +533,6 @@ class Crew:
 
     def follow(self, spec: OptimizerSpec | None, asked: Asked) -> None:
         """Tells the other processes the options of updates, and where gradients go, in the steps to come."""
-
-    def give(self, key: int, tensors: Mapping[int, torch.Tensor], dropped: list[int]) -> None:
-        """Gives the other processes tensors of the heap for sources, by op, in the next part of a step in two parts.
-
-        Args:
-            key: of the step.
-            tensors: stay until that part has ended, and those of a first part until its second has.
-            dropped: steps whose second part will not run; it is emptied.
-        """
 
     def results(self, key: int, makers: Mapping[int, int], made: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Of a step, by index, results that other processes made.
@@ -559,6 +547,10 @@ class Crew:
     def held(self, host: Host) -> Sequence[int]:
         """The devices whose parameters and states are in the memory of this process."""
         return range(host.num_devices)
+
+    def ask(self, *message: Any) -> list[Any]:
+        """The answers of the other processes to a message."""
+        return []
 
     def marks(self, key: int) -> list[tuple[dict[int, float], dict[int, float]]]:
         """Of a traced step, when items began and ended in each other process, by the clock of this one."""

@@ -146,7 +146,8 @@ class PlacedStep:
             self._channels = self._crew.channels(self._code.ranks, self._host, is_traced=self._is_traced)
             self._signals = [locked() for _ in range(self._code.signals.count)]
             self._is_held = True
-            self._crew.load(self._key, self._graph, self.plan, self._options, self._residents)
+            held = self._residents.held(self.plan.devices.tolist(), self._crew.here)
+            self._crew.load(self._key, self._graph, self.plan, self._options, held)
             self._jobs = [
                 self._bind(device) if device in self._crew.here else self._crew.job(device, self._key)
                 for device in range(self._host.num_devices)
@@ -183,7 +184,7 @@ class PlacedStep:
             self.load()
         return self._run(self._jobs, step, deadline_s)
 
-    def _run(self, jobs: Sequence[Job], step: int, deadline_s: float) -> float:
+    def _run(self, jobs: Sequence[Job], step: int, deadline_s: float = 600.0) -> float:
         self._marks.started_s = time.perf_counter()
         try:
             self._crew.run(list(jobs), step, on_error=self._abort, deadline_s=deadline_s)
@@ -191,24 +192,31 @@ class PlacedStep:
             raise self._explained(error) from error.__cause__
         return time.perf_counter() - self._marks.started_s
 
-    def run_here(self, number: int, job: Job | None = None) -> None:
+    def run_part(self, part: int, number: int, kept: tuple[Any, ...] = ()) -> tuple[Any, ...]:
         """Runs what a rank has of a step on the calling thread, beside the other ranks.
 
         Args:
+            part: of a step in two parts (`TwoPartStep`), 0 or 1; else 0.
             number: of the step.
-            job: what it is; all of it by default.
+            kept: by the rank's first part.
+
+        Returns:
+            What the rank's second part needs of the first.
 
         Raises:
             RunnerError: an op failed.
         """
+        here = self._crew.here[0]
+        self._kept[here].extend([kept] * part)
         try:
-            (job or self._jobs[self._crew.here[0]])(number)
+            (self._namespaces[here]["second"] if part else self._jobs[here])(number)
         except Woken:
             raise
         except Exception as error:
             failed = RunnerError(f"{type(error).__name__}: {error}")
             failed.__cause__ = error
             raise self._explained(failed) from error
+        return self._kept[here].pop() if self._kept[here] else ()
 
     @property
     def own_results(self) -> dict[int, torch.Tensor]:

@@ -182,22 +182,6 @@ def check_present(host: Host) -> None:
             )
 
 
-def check_threads(host: Host, *, where: str) -> None:
-    """Refuses a host whose devices are processes, where the threads of one process run steps.
-
-    Raises:
-        InvalidValue: it is one.
-    """
-    refuse_if(
-        host.processes,
-        "host",
-        host.name,
-        "a host whose devices are threads of one process (`cores`)",
-        where=where,
-        hint="Placements on a host of processes are measured in worker processes only: leave out `in_process`.",
-    )
-
-
 def check_runs_here(host: Host, *, where: str = "measure", instead: str = "simulate instead") -> None:
     """Refuses a host that is not of this machine, before anything is run on it.
 

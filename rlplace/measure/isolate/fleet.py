@@ -38,6 +38,7 @@ class Fleet:
         arena: shared with them, where this process is rank 0.
         links: to them, then.
         meeting: where its ranks find each other; empty on one machine.
+        store: descriptor of a file where the ranks find each other, where this process is rank 0.
         limit_bytes: memory that they may hold together, placements included; infinite until they are ready. Of several
             machines, this is about the fullest.
         held_bytes: their memory at the last look; what two of them share counts twice.
@@ -50,11 +51,12 @@ class Fleet:
 
     arena: Arena
     meeting: Meeting
+    store: int
 
     def __init__(self, packed: Packed, devices: Sequence[Device], *, first: int = 0) -> None:
         self.ranks: list[WorkerProcess] = []
         self.links: list[Connection[Any, Any]] = []
-        self.limit_bytes, self.held_bytes = float("inf"), 0
+        self.limit_bytes, self.held_bytes, self._room_bytes = float("inf"), 0, 0.0
         self._limits: dict[str, float] = {}  # by machine
         self._machines = [device.machine for device in devices[first:]]
         self._keepers: dict[str, Keeper] = {}  # by machine, of others
@@ -97,7 +99,7 @@ class Fleet:
                 else:
                     self.ranks.append(WorkerProcess(packed, links[rank], meeting=self.meeting))
             if first:
-                file, *own = map(os.dup, (links[0][1], *links[0][3:]))
+                file, self.store, *own = map(os.dup, links[0][1:])
                 self.arena, self.links = Arena(file), [Connection(end) for end in own]
             failed.pop_all()
 
@@ -129,6 +131,7 @@ class Fleet:
         firsts = {machine: self.ranks[self._machines.index(machine)] for machine in self._machines}
         room_bytes = {machine: first.limit_bytes - first.held_bytes for machine, first in firsts.items()}
         self._limits = {machine: held + room_bytes[machine] for machine, held in self._held().items()}
+        self._room_bytes = min(room_bytes.values())
         self.look_at_memory()
 
     def look_at_memory(self) -> bool:
@@ -157,7 +160,7 @@ class Fleet:
 
     def ran_out_of_memory(self) -> bool:
         """Whether it was ended for want of memory: near its limit when last looked at, or by the kernel's count."""
-        return self.held_bytes > 0.8 * self.limit_bytes or self.ranks[self.gone].has_lost_siblings()
+        return self.held_bytes > self.limit_bytes - 0.2 * self._room_bytes or self.ranks[self.gone].has_lost_siblings()
 
     @property
     def gone(self) -> int:
@@ -195,6 +198,7 @@ class Fleet:
             each.close()
         if self.links:
             self.arena.close()
+            os.close(self.store)
 
     def _look(self) -> None:
         """Sees that all are there: one that starts waits for the others.

@@ -47,7 +47,7 @@ from rlplace.measure.isolate.messages import (
     torch_settings,
 )
 from rlplace.measure.isolate.packing import Packed, without_model
-from rlplace.measure.isolate.worker import FROM_OUTSIDE, CannotIsolate, ending, op_at_fault
+from rlplace.measure.isolate.worker import FROM_OUTSIDE, CannotIsolate, ending, ops_at_fault
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline, single_device_plan
 from rlplace.measure.timing.eager_step import EagerRecipe, Other
@@ -100,8 +100,7 @@ def describe(
     if plan is None:
         return "plain PyTorch"
     is_traced = isinstance(request, Trace | Profile)
-    op = op_at_fault(stacks, graph, host, plan, is_stuck=is_stuck, is_traced=is_traced)
-    waiting = [op_at_fault(each, graph, host, plan, is_traced=is_traced) for each in beside]
+    op, *waiting = ops_at_fault([stacks, *beside], graph, host, plan, is_stuck=is_stuck, is_traced=is_traced)
     said = f"{who}, {op}" if op else who
     return f"{said}; meanwhile in {', '.join(filter(None, waiting))}" if any(waiting) else said
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,11 +34,11 @@ from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
 from rlplace.measure.costs.profile import profile_costs
-from rlplace.measure.execute import distributed
+from rlplace.measure.execute import distributed, shared_memory
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.distributed import Wires, connect, store_in, torchrun_store
 from rlplace.measure.execute.launch_code import WAITING, StepCode
-from rlplace.measure.execute.rank_processes import RankCrew, RankResidents, serve_rank
+from rlplace.measure.execute.rank_processes import RankCrew, serve_rank
 from rlplace.measure.execute.residents import Residents, limited_memory
 from rlplace.measure.execute.shared_memory import Arena
 from rlplace.measure.hosts.host import Host
@@ -211,10 +211,11 @@ class WorkerProcess:
             time.sleep(_STACKS_WITHIN_S / 10)
 
     def stacks(self) -> str:
-        """The stacks of its threads."""
-        # not by `read`: this file and the worker's have one position
+        """The stacks of its threads, once: at its end, older ones would be taken for the last."""
         file = self._stacks.fileno()
-        return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", errors="replace")
+        text = os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", errors="replace")
+        os.ftruncate(file, os.lseek(file, 0, os.SEEK_SET))  # the worker's end has the same position
+        return text
 
     def has_lost_siblings(self) -> bool:
         """Whether the kernel ended a process for want of memory since this one began, perhaps this one."""
@@ -248,6 +249,10 @@ class WorkerProcess:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel, for as long as its device takes
                 self._process.wait(_ENDS_WITHIN_S)
+
+    def kill(self) -> None:
+        """Ends it at once, if it is there."""
+        self._process.kill()
 
     def close(self) -> None:
         """Ends it and lets go of everything."""
@@ -298,6 +303,8 @@ FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.
 _THREAD = re.compile(r"^(?P<current>Current thread|Thread) 0x", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _PLACED = re.compile(r"<placed step, device (?P<device>\d+)>\Z")
+_TRANSPORTS = (distributed.__file__, shared_memory.__file__)
+"""They wait and copy as the line of an op does."""
 
 Frame = tuple[str, int, str]
 """File, line and function."""
@@ -330,26 +337,32 @@ def stacks_of(text: str) -> list[list[Frame]]:
     return stacks[first : first + 1] + stacks[:first] + stacks[first + 1 :]
 
 
-def op_at_fault(text: str, graph: OpGraph, host: Host, plan: Plan, *, is_stuck: bool = False, **options: Any) -> str:
-    """The op that ran, with its device and the user's line below it, in words; "" where the stacks do not tell.
+def ops_at_fault(
+    texts: Sequence[str], graph: OpGraph, host: Host, plan: Plan, *, is_stuck: bool = False, **options: Any
+) -> list[str]:
+    """The op that ran in each process, with its device and the user's line below it, in words; "" where the stacks do
+    not tell.
 
     Args:
-        text: of `faulthandler`.
+        texts: of `faulthandler`.
         graph: with its program.
         host: the devices.
         plan: the plans that ran.
         is_stuck: whether the step hung: then threads that wait for another's tensor are not at fault.
         options: of its code, which has other lines where it was traced, say.
     """
+    ways = {"has_slots": host.processes and not host.is_wired, "is_wired": host.is_wired, "sends_wait": host.sends_wait}
+    code = cache(partial(StepCode, graph, host, plan, **(ways | options)))  # takes long, if there are many ops
+    return [_op_at_fault(text, host, code, is_stuck) for text in texts]
+
+
+def _op_at_fault(text: str, host: Host, code: Callable[[], StepCode], is_stuck: bool) -> str:
     for stack in stacks_of(text):
-        frames = [frame for frame in stack if frame[0] != distributed.__file__]  # which waits as the op's own line does
+        frames = [frame for frame in stack if frame[0] not in _TRANSPORTS]
         for depth, (file, line, _) in enumerate(frames):
             placed = _PLACED.match(file)
             if placed is not None and not (is_stuck and depth == 0 and not host.processes):
-                ways: dict[str, Any] = {"has_slots": host.processes and not host.is_wired}
-                ways |= {"is_wired": host.is_wired, "sends_wait": host.sends_wait}
-                code = StepCode(graph, host, plan, **(ways | options))
-                _, words = code.item_words(int(placed["device"]), line)
+                _, words = code().item_words(int(placed["device"]), line)
                 if is_stuck and depth == 0 and words.startswith(WAITING):
                     break
                 within = (each for each in frames[:depth] if not ("/torch/" in each[0] or each[0].startswith("<")))
@@ -487,8 +500,8 @@ class _Worker:
         if self._arena is not None:
             others = [Connection(file) for file in link[3:]]
             wires = _wires(problem.host, 0, link[2], meeting)
-            ranks = RankCrew(problem.host, self._arena, links=others, wires=wires)
-            crew, residents = ranks, RankResidents(problem.graph, problem.host, ranks, seed=setup.seed)
+            crew = ranks = RankCrew(problem.host, self._arena, links=others, wires=wires)
+            residents = Residents(problem.graph, problem.host, seed=setup.seed, is_apart=True, ask=ranks.ask)
         self._problem, self._crew, self._memory_limit_bytes = problem, crew, setup.memory_limit_bytes
         self._origin, self._connection, self._board = origin, connection, board
         self._room = Room(board)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
 from rlplace import cuda
-from rlplace.errors import DeviceLost, RlplaceError, RunnerError
+from rlplace.errors import DeviceLost, RlplaceError, RunnerError, refuse_if
 from rlplace.graphs import OpGraph
 from rlplace.measure.execute.device_threads import Crew, Worker
 from rlplace.measure.execute.placed_step import PlacedStep, resident_bytes
@@ -33,7 +33,7 @@ from rlplace.measure.execute.residents import Resident, Residents, limited_memor
 from rlplace.measure.execute.traced_ops import TracingCosts, tracing_costs
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.nodes import is_here
-from rlplace.measure.hosts.resolve import check_runs_here, check_threads
+from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.timing.eager_step import EagerRecipe, Other
@@ -78,7 +78,8 @@ class HostRunner:
         reference: its plan.
 
     Raises:
-        InvalidValue: a simulated host, a host with a device that this machine lacks, or a graph without a program.
+        InvalidValue: a simulated host, a host with a device that this machine lacks, or with a process for each, or a
+            graph without a program.
     """
 
     def __init__(
@@ -107,8 +108,14 @@ class HostRunner:
         self._is_fatal = is_fatal
         self._with_model = with_model or (lambda: self.problem.graph)
         self._saw_numbers = False  # whether a first step returned no NaN: the model itself is fine then
-        if crew is None:
-            check_threads(problem.host, where="measure in this process")
+        refuse_if(
+            crew is None and problem.host.processes,
+            "host",
+            problem.host.name,
+            "a host whose devices are threads of one process (`cores`)",
+            where="measure in this process",
+            hint="Placements on a host of processes are measured in worker processes only: leave out `in_process`.",
+        )
         self._crew = crew or Crew(problem.host.devices)
         self._residents = residents or Residents(problem.graph, problem.host, seed=seed)
         self._loaded = LoadedPlans(problem.graph, problem.host, self._residents)

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 import torch
 from core_hosts import core_host
+from faulty_ops import faulty_graph
 from naive_plan import naive_plan, random_devices
 from placed_steps import NUM_STEPS, run_placed
-from rank_threads import rank_threads
+from rank_threads import rank_residents, rank_threads
 from small_models import CASES
 from torch import Tensor
 
+from rlplace.errors import RunnerError
 from rlplace.graphs import capture
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.distributed import Wires, connect, store_in
 from rlplace.measure.execute.placed_step import PlacedStep
-from rlplace.measure.execute.rank_processes import RankResidents
 from rlplace.measure.hosts.host import Host
 
 
@@ -51,7 +52,7 @@ def test_losses_are_those_of_threads_to_the_bit(name: str, num_devices: int, has
         for _ in range(3):
             plan = naive_plan(graph, random_devices(graph, num_devices, generator), generator)
             expected, _ = run_placed(graph, host, plan, crew)
-            residents = RankResidents(graph, apart, ranks)
+            residents = rank_residents(graph, apart, ranks)
             residents.reset()
             step = PlacedStep(graph, apart, plan, residents, ranks)
             found: list[Tensor] = []
@@ -61,6 +62,16 @@ def test_losses_are_those_of_threads_to_the_bit(name: str, num_devices: int, has
             step.unload()
             assert found == expected.losses
     crew.stop()
+
+
+def test_a_rank_on_another_machine_tells_its_error() -> None:
+    graph, host = faulty_graph(("raise",)), core_host(2)
+    plan = naive_plan(graph, np.array([0, 1, 1], dtype=np.int32))
+    with rank_threads(graph, on_machines(host), wires=gloo(host)) as ranks:
+        step = PlacedStep(graph, on_machines(host), plan, rank_residents(graph, on_machines(host), ranks), ranks)
+        with pytest.raises(RunnerError, match=r"op 'faulty' \(.*\) on cpu:1: ValueError: boom") as raised:
+            step.run()
+        assert raised.value.op == "faulty"
 
 
 def test_a_store_that_ends_late_writes_into_no_other_file(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from rlplace.measure.hosts.host_file import Wiring, lay_routes, save_host
 from rlplace.measure.hosts.resolve import (
     HOST_WORDS,
     check_present,
-    check_threads,
     describe_hosts,
     list_presets,
     resolve_host,
@@ -167,12 +166,6 @@ def test_sends_wait_between_processes_without_a_memory_in_common() -> None:
     words = ("procs:2", "cores:2", "4xV100-pcie-procs", "4xV100-pcie", "procs:1")
     assert [resolve_host(word).sends_wait for word in words] == [False, False, True, False, False]
     assert [resolve_host(word).is_wired for word in words] == [False, False, True, False, False]
-
-
-def test_threads_refuse_devices_that_are_processes() -> None:
-    check_threads(resolve_host("cores"), where="a placed step")
-    with pytest.raises(InvalidValue, match="a placed step: host is 'procs'"):
-        check_threads(resolve_host("procs"), where="a placed step")
 
 
 def test_the_cpu_is_asked_for_as_cores() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 import signal
@@ -45,14 +46,14 @@ SMALL = 256 << 20
 class NaivePlanner:
     """Plans that put each op where it is told."""
 
-    def __init__(self, graph: OpGraph) -> None:
-        self.graph = graph
+    def __init__(self, graph: OpGraph, num_devices: int = 2) -> None:
+        self.graph, self.num_devices = graph, num_devices
 
     def plan(self, devices: NDArray[np.int32]) -> Plan:
         return naive_plan(self.graph, devices)
 
     def retime(self, plan: Plan) -> Measurement:
-        return Measurement("ok", 1.0, peak_bytes=(0, 0))
+        return Measurement("ok", 1.0, peak_bytes=(0,) * self.num_devices)
 
 
 def apart_host() -> Host:
@@ -62,13 +63,14 @@ def apart_host() -> Host:
 
 
 def problem_of(graph: OpGraph, host: Host | None = None) -> Problem:
-    op_time_s = np.where(graph.is_source, 0.0, 1.0)
-    costs = Costs(np.repeat(op_time_s[:, None], 2, axis=1), "estimated")
-    return Problem(graph, host or process_host(2), costs, group_ops(graph, op_time_s, 8))
+    op_time_s, host = np.where(graph.is_source, 0.0, 1.0), host or process_host(2)
+    costs = Costs(np.repeat(op_time_s[:, None], host.num_devices, axis=1), "estimated")
+    return Problem(graph, host, costs, group_ops(graph, op_time_s, 8))
 
 
 def runner_of(graph: OpGraph, host: Host | None = None, **options: object) -> IsolatedRunner:
-    return IsolatedRunner(problem_of(graph, host), NaivePlanner(graph), limits=PATIENT, **options)
+    problem = problem_of(graph, host)
+    return IsolatedRunner(problem, NaivePlanner(graph, problem.host.num_devices), limits=PATIENT, **options)
 
 
 def training() -> OpGraph:
@@ -184,16 +186,17 @@ def test_a_rank_that_stopped_alone_is_named_and_the_fleet_replaced(
     assert runner.num_started == before + 1
 
 
-def race_faults(kinds: Sequence[str], host: Host) -> dict[str, Measurement]:
-    """Faults on the second rank, and two harmless plans, in one race."""
+def race_faults(kinds: Sequence[str], host: Host, around: Sequence[int] = (0,)) -> dict[str, Measurement]:
+    """Faults on the second rank, all else on ranks around it, and two harmless plans, in one race."""
+    num_files = len(os.listdir("/proc/self/fd"))
     graph = faulty_graph()
     plans = {}
     for kind in kinds:
-        devices = np.zeros(graph.num_ops, dtype=np.int32)
+        devices = np.resize(np.array(around, dtype=np.int32), graph.num_ops)
         devices[1 + FAULTS.index(kind)] = 1
         plans[kind] = naive_plan(graph, devices)
     for name, last in (("first", 0), ("second", 1)):
-        devices = np.zeros(graph.num_ops, dtype=np.int32)
+        devices = np.resize(np.array(around, dtype=np.int32), graph.num_ops)
         devices[-1] = last
         plans[name] = naive_plan(graph, devices)
     reference = np.zeros(graph.num_ops, dtype=np.int32)
@@ -204,6 +207,8 @@ def race_faults(kinds: Sequence[str], host: Host) -> dict[str, Measurement]:
     finally:
         runner.close()
     assert all(is_gone(pid) for pid in last)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= num_files, "no file stays open"
     return dict(zip(plans, found, strict=True))
 
 
@@ -211,6 +216,19 @@ def race_faults(kinds: Sequence[str], host: Host) -> dict[str, Measurement]:
 def raced() -> dict[str, Measurement]:
     """Every fault."""
     return race_faults(FAULTS, process_host(2))
+
+
+@pytest.mark.slow
+def test_faults_among_four_ranks() -> None:
+    found = race_faults(("raise", "hang", "allocate", "kill"), process_host(4), around=(0, 2, 3))
+    statuses = {name: outcome.status for name, outcome in found.items()}
+    faults = {"raise": "error", "hang": "timeout", "allocate": "oom", "kill": "error"}
+    assert statuses == {**faults, "first": "ok", "second": "ok"}
+    for kind in ("raise", "hang", "allocate"):
+        assert f"op 'faulty_{FAULTS.index(kind)}' (" in found[kind].why
+        assert "on cpu:1" in found[kind].why
+    assert "the worker of cpu:1 was ended from outside (SIGKILL)" in found["kill"].why
+    assert f"meanwhile in the transfer of op 'faulty_{FAULTS.index('kill')}'" in found["kill"].why
 
 
 @pytest.mark.slow

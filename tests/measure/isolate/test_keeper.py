@@ -22,6 +22,7 @@ from faulty_ops import faulty_graph
 from machines import Machines, machines
 from naive_plan import naive_plan, random_devices
 from placed_steps import NUM_STEPS, run_eager
+from rank_threads import rank_residents
 from small_models import Case, mean_square, random
 from torch import nn
 
@@ -32,7 +33,7 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.execute.distributed import connect, torchrun_store
 from rlplace.measure.execute.placed_step import PlacedStep
-from rlplace.measure.execute.rank_processes import RankCrew, RankResidents
+from rlplace.measure.execute.rank_processes import RankCrew
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate import keeper as keeper_module
 from rlplace.measure.isolate.fleet import Fleet
@@ -89,8 +90,11 @@ def is_gone(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            found += map(int, task.read_text().split())
+    return found
 
 
 @pytest.mark.slow
@@ -104,11 +108,11 @@ def test_steps_over_machines_train_as_plain_pytorch(two: Machines, num_parts: in
         prefix, interface = fleet.meeting
         wires = connect(host, 0, torchrun_store(prefix), interface=interface)
         fleet.await_ready()
-        crew = RankCrew(host, fleet.arena, links=fleet.links, wires=wires, first=graph)
+        crew = RankCrew(host, fleet.arena, links=fleet.links, wires=wires)
         for _ in range(3):
             plan = naive_plan(graph, random_devices(graph, 2, generator), generator)
             assert plan.num_transfers > 0
-            residents = RankResidents(graph, host, crew)
+            residents = rank_residents(graph, host, crew)
             residents.reset()
             step = PlacedStep(graph, host, plan, residents, crew, is_traced=True)
             for number in range(NUM_STEPS):

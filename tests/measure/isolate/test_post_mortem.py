@@ -53,15 +53,15 @@ def test_the_line_of_generated_code_names_the_op() -> None:
     plan = naive_plan(graph, np.array([0, 1, 0], dtype=np.int32))
     items = StepCode(graph, host, plan).line_items[1]
     dump = DUMP.format(line=items.index(1) + 1)
-    said = post_mortem.op_at_fault(dump, graph, host, plan)
+    (said,) = post_mortem.ops_at_fault([dump], graph, host, plan)
     assert said.startswith("op 'faulty' (")
     assert said.endswith("on cpu:1, /home/me/ops.py:12 in misbehave")
-    assert post_mortem.op_at_fault(DUMP.format(line=10_000), graph, host, plan) == ""
-    assert post_mortem.op_at_fault("", graph, host, plan) == ""
+    assert post_mortem.ops_at_fault([DUMP.format(line=10_000)], graph, host, plan) == [""]
+    assert post_mortem.ops_at_fault([""], graph, host, plan) == [""]
 
 
 def test_threads_that_wait_are_not_why_a_step_is_stuck() -> None:
     graph, host = faulty_graph(("hang",)), core_host(2)
     plan = naive_plan(graph, np.array([0, 1, 0], dtype=np.int32))
     waits = 'Thread 0x1 (most recent call first):\n  File "<placed step, device 1>", line 2 in run\n'
-    assert post_mortem.op_at_fault(waits, graph, host, plan, is_stuck=True) == ""
+    assert post_mortem.ops_at_fault([waits], graph, host, plan, is_stuck=True) == [""]
