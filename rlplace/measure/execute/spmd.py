@@ -16,7 +16,7 @@ import torch
 
 from rlplace import cuda
 from rlplace.errors import RunnerError
-from rlplace.measure.execute.device_threads import Crew, Job, Placed, Transport, as_device, torch_device
+from rlplace.measure.execute.device_threads import Crew, Held, Job, Transport, as_device, torch_device
 from rlplace.measure.execute.distributed import DistributedChannel, connect, distributed_channels
 from rlplace.measure.execute.rank_programs import RankPrograms
 from rlplace.measure.execute.shared_heap import Layout
@@ -76,7 +76,7 @@ class SpmdCrew(Crew):
             self._channels[made] = sent
         return dict(self._channels[made])
 
-    def load(self, key: int, graph: OpGraph, plan: Plan, options: dict[str, Any], residents: Placed) -> None:
+    def load(self, key: int, graph: OpGraph, plan: Plan, options: dict[str, Any], held: Held) -> None:
         if key in self._numbers:
             return
         self._numbers[key] = number = len(self._numbers)
