@@ -74,10 +74,7 @@ def _losses_and_s(placed: Subject, plan: Plan, residents: Residents, crew: Crew)
 def _ranks(placed: Subject) -> Iterator[RankCrew]:
     """A crew whose devices but the first are processes."""
     count = placed.host.num_devices
-    with (
-        closing(packed_setup(placed.problem)) as packed,
-        closing(started(packed, placed.host.devices, first=1)) as fleet,
-    ):
+    with closing(packed_setup(placed.problem)) as packed, closing(started(packed, count, first=1)) as fleet:
         wires = connect(placed.host, 0, store_in(fleet.store, count))
         fleet.await_ready()
         crew = RankCrew(placed.host, fleet.arena, links=fleet.links, wires=wires)

@@ -166,10 +166,8 @@ class RankWorker(Worker):
             return 0.0
         found: list[tuple[float, float]] = []
         for _ in range(_NUM_ASKED):
-            number, packed = self._crew.numbered("now_s")
             begin_s = time.perf_counter()
-            self.ask(packed)
-            there_s, end_s = self.answer(number), time.perf_counter()
+            there_s, end_s = self._crew.ask_one(self, "now_s"), time.perf_counter()
             found.append((end_s - begin_s, there_s - (begin_s + end_s) / 2))
         return min(found)[1]
 
@@ -201,10 +199,6 @@ class RankWorker(Worker):
         """Nothing: whoever started it ends it."""
 
 
-_NUM_ASKED = 8
-"""Times that another machine is asked what its clock shows."""
-
-
 def _error(message: str, op: str, is_out_of_memory: bool) -> RankFailed:
     error = RankFailed(message, op=op)
     error.__cause__ = MemoryError(message) if is_out_of_memory else None
@@ -214,6 +208,10 @@ def _error(message: str, op: str, is_out_of_memory: bool) -> RankFailed:
 def _told(error: BaseException) -> Told:
     message = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
     return message, getattr(error, "op", ""), cuda.is_out_of_memory(error)
+
+
+_NUM_ASKED = 8
+"""Times that another machine is asked what its clock shows."""
 
 
 class RankCrew(Crew):
@@ -354,11 +352,6 @@ class RankCrew(Crew):
 
         return whole
 
-    def numbered(self, *message: Any) -> tuple[int, bytes]:
-        """The next number of a message, and both packed."""
-        self._num_asked += 1
-        return self._num_asked, self.heap.packed((self._num_asked, *message))
-
     def ask(self, *message: Any) -> list[Any]:
         """The answers of all other processes.
 
@@ -370,14 +363,21 @@ class RankCrew(Crew):
         for worker in self._others:  # before any of them is sent anything
             worker.wait(0.0)  # a step that was late may have ended since
             worker._refuse_if_busy()
-        number, packed = self.numbered(*message)
+        self._num_asked += 1
+        packed = self.heap.packed((self._num_asked, *message))
         for worker in self._others:
             worker.ask(packed)
-        answers = [worker.answer(number) for worker in self._others]
+        answers = [worker.answer(self._num_asked) for worker in self._others]
         for error in answers:
             if isinstance(error, RankFailed):
                 raise error
         return answers
+
+    def ask_one(self, worker: RankWorker, *message: Any) -> Any:
+        """The answer of one other process."""
+        self._num_asked += 1
+        worker.ask(self.heap.packed((self._num_asked, *message)))
+        return worker.answer(self._num_asked)
 
     def settle(self) -> bool:
         if self.is_wired:  # messages of the failed step are on the wires

@@ -351,8 +351,9 @@ def ops_at_fault(
         is_stuck: whether the step hung: then threads that wait for another's tensor are not at fault.
         options: of its code, which has other lines where it was traced, say.
     """
-    ways = {"has_slots": host.processes and not host.is_wired, "is_wired": host.is_wired, "sends_wait": host.sends_wait}
-    code = cache(partial(StepCode, graph, host, plan, **(ways | options)))  # takes long, if there are many ops
+    ways: dict[str, Any] = {"has_slots": host.processes and not host.is_wired, "is_wired": host.is_wired}
+    made = partial(StepCode, graph, host, plan, sends_wait=host.sends_wait, **(ways | options))
+    code = cache(made)  # takes long, if there are many ops
     return [_op_at_fault(text, host, code, is_stuck) for text in texts]
 
 
@@ -500,8 +501,9 @@ class _Worker:
         if self._arena is not None:
             others = [Connection(file) for file in link[3:]]
             wires = _wires(problem.host, 0, link[2], meeting)
-            crew = ranks = RankCrew(problem.host, self._arena, links=others, wires=wires)
+            ranks = RankCrew(problem.host, self._arena, links=others, wires=wires)
             residents = Residents(problem.graph, problem.host, seed=setup.seed, is_apart=True, ask=ranks.ask)
+            crew = ranks
         self._problem, self._crew, self._memory_limit_bytes = problem, crew, setup.memory_limit_bytes
         self._origin, self._connection, self._board = origin, connection, board
         self._room = Room(board)
