@@ -178,6 +178,11 @@ class Fleet:
         return next((keeper.lost for keeper in self._keepers.values() if keeper.lost is not None), None)
 
     @property
+    def is_cut(self) -> bool:
+        """Whether a machine does not answer, perhaps for a moment."""
+        return any(keeper.is_cut for keeper in self._keepers.values())
+
+    @property
     def stopped(self) -> int | None:
         """The first rank that a signal stopped, and none has continued."""
         return next((index for index, rank in enumerate(self.ranks) if rank.is_stopped), None)
