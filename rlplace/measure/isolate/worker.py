@@ -360,6 +360,9 @@ def ops_at_fault(
 def _op_at_fault(text: str, host: Host, code: Callable[[], StepCode], is_stuck: bool) -> str:
     for stack in stacks_of(text):
         frames = [frame for frame in stack if frame[0] not in _TRANSPORTS]
+        waits = host.is_wired and len(frames) < len(stack)
+        if is_stuck and waits:
+            continue
         for depth, (file, line, _) in enumerate(frames):
             placed = _PLACED.match(file)
             if placed is not None and not (is_stuck and depth == 0 and not host.processes):
@@ -368,6 +371,8 @@ def _op_at_fault(text: str, host: Host, code: Callable[[], StepCode], is_stuck: 
                     break
                 within = (each for each in frames[:depth] if not ("/torch/" in each[0] or each[0].startswith("<")))
                 own = (", {}:{} in {}".format(*each) for each in within)
+                if waits and words and not words.startswith(WAITING):
+                    words = f"the wait for an input of {words}"
                 return f"{words}{next(own, '')}" if words else ""
     return ""
 

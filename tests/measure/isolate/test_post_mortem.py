@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from core_hosts import core_host
+from core_hosts import core_host, process_host
 from faulty_ops import faulty_graph
 from naive_plan import naive_plan
 
+from rlplace.measure.execute import distributed
 from rlplace.measure.execute.launch_code import StepCode
 from rlplace.measure.isolate import worker as post_mortem
 
@@ -65,3 +68,11 @@ def test_threads_that_wait_are_not_why_a_step_is_stuck() -> None:
     plan = naive_plan(graph, np.array([0, 1, 0], dtype=np.int32))
     waits = 'Thread 0x1 (most recent call first):\n  File "<placed step, device 1>", line 2 in run\n'
     assert post_mortem.ops_at_fault([waits], graph, host, plan, is_stuck=True) == [""]
+    host = process_host(2)
+    host = replace(host, devices=tuple(replace(device, memory_pool="") for device in host.devices))
+    items = StepCode(graph, host, plan, is_wired=True).line_items[1]
+    waits = f'Thread 0x1 (most recent call first):\n  File "{distributed.__file__}", line 5 in settle\n'
+    waits += f'  File "<placed step, device 1>", line {items.index(1) + 1} in run\n'
+    assert post_mortem.ops_at_fault([waits], graph, host, plan, is_stuck=True) == [""]
+    (said,) = post_mortem.ops_at_fault([waits], graph, host, plan)
+    assert said.startswith("the wait for an input of op 'faulty' (")
