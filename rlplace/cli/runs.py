@@ -85,8 +85,8 @@ def train(
         learn: how the method `policy` learns
         agent: how the method `learned` explores
         host: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2x4`, `cuda`, `cuda/2` (each GPU as two
-            devices), `cuda+cpu`, `procs`, `procs:2`, `cuda-procs` (a process for each device), `nodes` (under torchrun),
-            a preset, or a host file; `rlplace hosts` lists all of them
+            devices), `cuda+cpu`, `procs`, `procs:2`, `cuda-procs` (a process for each device), `nodes` (under
+            torchrun), a preset, or a host file; `rlplace hosts` lists all of them
         budget: search time of the method and `portfolio` together, e.g. 90, 150s, 5m; the rest comes on top
         total: limit of the whole run except capturing. Profiling, calibration and the final table shrink to fit, and
             the search gets the rest, at most `--budget`
