@@ -32,8 +32,6 @@ from rlplace.measure.isolate.worker import FROM_OUTSIDE, ending, ops_at_fault
 from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.timing.race import LOOKS_EVERY_S
 
-_SEEN_WITHIN_S = 10.0
-"""After a process closed its end, its exit status must be there."""
 _STATE = (
     "but parameters and optimizer state are in this process, too: `save` or `state_dict` still gives them (the step "
     "that failed may have changed some of them). Make a new placed model, and load them there"
@@ -107,8 +105,7 @@ class OwnCrew(RankCrew):
             raise RunnerError(self.why)
 
     def lost(self) -> NoReturn:
-        until_s = time.monotonic() + _SEEN_WITHIN_S
-        while time.monotonic() < until_s:
+        for _ in range(100):  # it closed its end, and its exit status comes soon
             self.watch()
             time.sleep(LOOKS_EVERY_S)
         raise RunnerError("a process of the placed model does not answer any more")
