@@ -106,7 +106,8 @@ def test_the_python_about_training_runs(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_the_python_about_processes_runs() -> None:
+def test_the_python_about_processes_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLPLACE_IN_PROCESS", raising=False)
     names: dict[str, Any] = {}
     for block in blocks(ROOT / "docs" / "processes.md", "python"):
         exec(compile(block, "processes.md", "exec"), names)
