@@ -470,7 +470,7 @@ def program_table(program: dict[str, Any]) -> Table:
         for row in program["program"]
     ]
     title = f"rank {program['rank']}: {program['device']}; {counted(len(rows), 'instruction')}"
-    return plain_table(("<", "<tensors", "<of", ">bytes", "<", ">slot"), rows, title=title, collapse_padding=True)
+    return plain_table(("<", "<tensors", "of", ">bytes", "<", ">slot"), rows, title=title, collapse_padding=True)
 
 
 def _first_of(names: Sequence[str], between: str) -> str:
