@@ -171,7 +171,7 @@ def markdown(facts: dict[str, Any], found: dict[str, dict[str, Any]]) -> str:
     text = [
         f"# Steps over two machines\n\n{as_markdown(facts)}\n",
         "Network namespaces, a core each, gloo; `tc tbf` limits each direction of the link to the rate.\n"
-        "The load is that of the minute before, of everything else on these cores: figures of an idle machine have none.\n",
+        "The load is that of the minute before, of everything else on these cores; an idle machine has none.\n",
     ]
     rows = [
         (what, rate, len(row["measured_s"]), *(f"{error:.1%}" for error in errors(row)), f"{row['load']:.1f}")
