@@ -76,7 +76,9 @@ def command(namespace: str, machine: str, cores: str, words: list[str], options:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
     torchrun += ["--node-rank", str(list(ADDRESSES).index(machine)), "--nproc-per-node", str(options.ranks)]
     torchrun += ["--master-addr", ADDRESSES["a"], "--master-port", str(PORT), "--max-restarts", str(options.restarts)]
-    return ["ip", "netns", "exec", namespace, *named, "taskset", "--cpu-list", cores, *torchrun, *words]
+    module = words[: words[0] == "-m"]
+    words = words[len(module) + (words[len(module)] == "--") :]  # torchrun takes no option behind its own `--`
+    return ["ip", "netns", "exec", namespace, *named, "taskset", "--cpu-list", cores, *torchrun, *module, "--", *words]
 
 
 def later(when: str, names: dict[str, str]) -> threading.Thread:

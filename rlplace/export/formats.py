@@ -226,6 +226,7 @@ FORMATS = Registry[ExportFormat](
         "device_map": "rlplace.export.device_map:DEVICE_MAP",
         "pipeline": "rlplace.export.pipeline:PIPELINE",
         "torchrec": "rlplace.export.device_map:TABLES",
+        "torchrun": "rlplace.export.torchrun:TORCHRUN",
     },
     group="rlplace.export_formats",
     entry_type=ExportFormat,

@@ -534,9 +534,19 @@ class Crew:
     def follow(self, spec: OptimizerSpec | None, asked: Asked) -> None:
         """Tells the other processes the options of updates, and where gradients go, in the steps to come."""
 
-    def results(self, key: int, indices: Sequence[int]) -> dict[int, torch.Tensor]:
-        """Of a step, by index, results that other processes made."""
+    def results(self, key: int, makers: Mapping[int, int], made: Sequence[Any]) -> dict[int, torch.Tensor]:
+        """Of a step, by index, results that other processes made.
+
+        Args:
+            key: of the step.
+            makers: by index of the results that are wanted, the device that makes each.
+            made: all results, as far as this process has them.
+        """
         return {}
+
+    def held(self, host: Host) -> Sequence[int]:
+        """The devices whose parameters and states are in the memory of this process."""
+        return range(host.num_devices)
 
     def ask(self, *message: Any) -> list[Any]:
         """The answers of the other processes to a message."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, cast
@@ -118,8 +118,7 @@ class PlacedStep:
         self._compiled = {
             device: compile(self._code.sources[device], _file_name(device), "exec") for device in crew.here
         }
-        made_elsewhere = [plan.devices[graph.tensor_op[self._program.base(ref)]] for ref, _ in self._code.results]
-        self._elsewhere = [index for index, device in enumerate(made_elsewhere) if device not in crew.here]
+        self._makers = [int(plan.devices[graph.tensor_op[self._program.base(ref)]]) for ref, _ in self._code.results]
         self._namespaces: dict[int, dict[str, Any]] = {}  # by device
         self._jobs: list[Job] = []
         self._channels: dict[int, Transport] = {}
@@ -244,13 +243,14 @@ class PlacedStep:
             RunnerError: the step is not loaded.
         """
         self._require_loaded()
-        self._fetch(self._elsewhere)
+        self._fetch(range(len(self._makers)))
         values = iter(self._results)
         return pytree.tree_map_only(Ref, lambda _: next(values), self._program.result)
 
-    def _fetch(self, indices: Sequence[int]) -> None:
-        """Gets these results from other ranks."""
-        for index, value in (self._crew.results(self._key, indices) if indices else {}).items():
+    def _fetch(self, indices: Iterable[int]) -> None:
+        """Gets these results from the ranks that made them."""
+        makers = {index: self._makers[index] for index in indices}
+        for index, value in self._crew.results(self._key, makers, self._results).items():
             self._results[index] = value
 
     def timeline(self, *, has_memory: bool = True) -> Timeline:

@@ -304,16 +304,19 @@ class RankCrew(Crew):
             self.ask("follow", told)
             self._told = told
 
-    def results(self, key: int, indices: Sequence[int]) -> dict[int, torch.Tensor]:
+    def results(self, key: int, makers: Mapping[int, int], made: Sequence[Any]) -> dict[int, torch.Tensor]:
+        indices = [index for index, maker in makers.items() if maker not in self.here]
+        if not indices:
+            return {}
         if self._has_far:
             told = {index: each for found in self.ask("copies", key, indices) for index, each in found.items()}
             return {index: layout.tensor(memory, 0) for index, (layout, memory) in told.items()}
         if unknown := [index for index in indices if (key, index) not in self._layouts]:
             for found in self.ask("layouts", key, unknown):
                 self._layouts |= {(key, index): layout for index, layout in found.items()}
-        made = {index: self.heap.empty(self._layouts[key, index]) for index in indices}
-        self.ask("results", key, made)
-        return made
+        copies = {index: self.heap.empty(self._layouts[key, index]) for index in indices}
+        self.ask("results", key, copies)
+        return copies
 
     def marks(self, key: int) -> list[tuple[dict[int, float], dict[int, float]]]:
         told = self.ask("marks", key)

@@ -47,6 +47,7 @@ class Residents:
         is_apart: whether cores have no memory in common.
         ask: for the answers of other processes, which have the residents of their own devices.
         heap: memory for all of them, which other processes see; None for this process's own.
+        devices: those whose tensors are asked for; all by default.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class Residents:
         is_apart: bool = False,
         ask: Callable[..., list[Any]] = lambda *_: [],
         heap: SharedHeap | None = None,
+        devices: Collection[int] | None = None,
     ) -> None:
         self._graph, self._ask, self._heap = graph, ask, heap
         # cores share one memory, unless each has a process; parts of a GPU keep what is theirs apart
         self._homes = [device.name if is_apart or device.backend == "cuda" else CPU for device in host.devices]
-        self._places = {home: torch_device(device) for home, device in zip(self._homes, host.devices, strict=True)}
+        held = range(host.num_devices) if devices is None else devices
+        self._places = {self._homes[index]: torch_device(host.devices[index]) for index in held}
         self._program = require_program(graph)
         self._seed = seed
         self._tensors: dict[Resident, torch.Tensor] = {}

@@ -126,7 +126,7 @@ class TwoPartStep(PlacedStep):
         return set(others.values())
 
     def _taken(self, begin: int, end: int) -> Iterator[torch.Tensor]:
-        self._fetch([index for index in self._elsewhere if begin <= index < end])
+        self._fetch(range(begin, end))
         for index in range(begin, end):
             yield self._results[index]
             self._results[index] = None

@@ -28,6 +28,8 @@ JOBS = {
 """By name, the import of a function `main` of the job's options, which are plain data; other code is never run."""
 _ENDS_WITHIN_S = 10.0
 _LOOKS_EVERY_S = 0.2
+LOST_AFTER_S = 20.0
+"""A rank that gives no sign of itself for so long is lost."""
 _COUNT = "jobs"
 
 
@@ -49,6 +51,7 @@ class FreshRanks:
         self._key = f"{_COUNT}/{nodes.store.add(_COUNT, 0) + 1}"
         nodes.store.set(self._key, asked)
         nodes.store.add(_COUNT, 1)
+        self._signs = dict.fromkeys(range(1, nodes.num_ranks), (0, time.monotonic()))  # by rank: the last, and when
         self._process = _Process(asked)
 
     def tell(self, word: str) -> None:
@@ -72,11 +75,14 @@ class FreshRanks:
         said: list[bytes] = []
         reader = threading.Thread(target=lambda: said.append(self._process.answers.readline()), daemon=True)
         reader.start()
-        until_s = time.monotonic() + within_s
+        now_s = time.monotonic()
+        until_s = now_s + within_s
+        self._signs = {rank: (count, now_s) for rank, (count, _) in self._signs.items()}
         while True:
             reader.join(_LOOKS_EVERY_S)
             if not reader.is_alive():
                 break
+            self._look_for_signs()
             if self._nodes.store.check([f"{self._key}/failed"]):
                 where = self._nodes.store.get(f"{self._key}/failed").decode()
                 raise RunnerError(f"the {self._job} of {where} failed: see its messages")
@@ -85,6 +91,18 @@ class FreshRanks:
         if not said[0]:
             raise RunnerError(f"the {self._job} of rank 0 ended with exit code {self._process.running.wait()}")
         return json.loads(said[0])
+
+    def _look_for_signs(self) -> None:
+        now_s = time.monotonic()
+        for rank, (count, at_s) in self._signs.items():
+            found = self._nodes.store.add(f"{self._key}/signs/{rank}", 0)
+            if found > count:
+                self._signs[rank] = found, now_s
+            elif now_s > at_s + LOST_AFTER_S:
+                where = f"rank {rank} on {self._nodes.facts[rank].machine!r}"
+                raise RunnerError(
+                    f"{where} gave no sign for {LOST_AFTER_S:g} s: its machine, or torchrun there, is gone"
+                )
 
     def close(self) -> None:
         """Ends the job on all ranks."""
@@ -112,6 +130,7 @@ def _take_part(nodes: Nodes, key: str) -> None:
     store = nodes.store
     with contextlib.suppress(RuntimeError), contextlib.closing(_Process(store.get(key).decode())) as process:
         while process.running.poll() is None and not store.check([f"{key}/over"]) and not nodes.is_over:
+            store.add(f"{key}/signs/{nodes.rank}", 1)
             time.sleep(_LOOKS_EVERY_S)
         if process.running.poll():
             store.set(f"{key}/failed", nodes.facts[nodes.rank].machine)

@@ -33,7 +33,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 """Of the environment, as torchrun sets them."""
 START = (
     "Start the same command on each machine, with its number as N: torchrun --nnodes 2 --node-rank N "
-    "--nproc-per-node 1 --master-addr ADDRESS --master-port 29400 -m rlplace train WORKLOAD --host nodes "
+    "--nproc-per-node 1 --master-addr ADDRESS --master-port 29400 -m -- rlplace train WORKLOAD --host nodes "
     "(docs/machines.md)."
 )
 COMES_WITHIN_S = 300.0

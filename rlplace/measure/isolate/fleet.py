@@ -56,7 +56,7 @@ class Fleet:
     def __init__(self, packed: Packed, devices: Sequence[Device], *, first: int = 0) -> None:
         self.ranks: list[WorkerProcess] = []
         self.links: list[Connection[Any, Any]] = []
-        self.limit_bytes, self.held_bytes = float("inf"), 0
+        self.limit_bytes, self.held_bytes, self._room_bytes = float("inf"), 0, 0.0
         self._limits: dict[str, float] = {}  # by machine
         self._machines = [device.machine for device in devices[first:]]
         self._keepers: dict[str, Keeper] = {}  # by machine, of others
@@ -131,6 +131,7 @@ class Fleet:
         firsts = {machine: self.ranks[self._machines.index(machine)] for machine in self._machines}
         room_bytes = {machine: first.limit_bytes - first.held_bytes for machine, first in firsts.items()}
         self._limits = {machine: held + room_bytes[machine] for machine, held in self._held().items()}
+        self._room_bytes = min(room_bytes.values())
         self.look_at_memory()
 
     def look_at_memory(self) -> bool:
@@ -159,7 +160,7 @@ class Fleet:
 
     def ran_out_of_memory(self) -> bool:
         """Whether it was ended for want of memory: near its limit when last looked at, or by the kernel's count."""
-        return self.held_bytes > 0.8 * self.limit_bytes or self.ranks[self.gone].has_lost_siblings()
+        return self.held_bytes > self.limit_bytes - 0.2 * self._room_bytes or self.ranks[self.gone].has_lost_siblings()
 
     @property
     def gone(self) -> int:
@@ -175,6 +176,11 @@ class Fleet:
     def lost(self) -> DeviceLost | None:
         """The error that says which machine does not answer any more, if one does not."""
         return next((keeper.lost for keeper in self._keepers.values() if keeper.lost is not None), None)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a machine does not answer, perhaps for a moment."""
+        return any(keeper.is_cut for keeper in self._keepers.values())
 
     @property
     def stopped(self) -> int | None:

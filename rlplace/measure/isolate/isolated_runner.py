@@ -115,7 +115,8 @@ def wait_for(
 ) -> Done | Fault:
     """The worker's answer; where it ended, by itself or from here, the fault of the plan that ran.
 
-    Time in which this process or the worker was suspended is no contender's: its limit begins again.
+    Time in which this process or the worker was suspended, or a machine cut off, is no contender's: its limit begins
+    again.
 
     Args:
         process: a worker that is ready.
@@ -160,6 +161,8 @@ def wait_for(
                     why += describe(request, problem, contender, "")
                     return Fault(contender, "error", why, is_from_outside=True)
                 continue
+            elif process.is_cut:
+                not_before_s = time.monotonic()
             elif board.is_at_work:
                 allowed_s = limit_s(board)
                 if time.monotonic() > max(board.begin_s, not_before_s) + allowed_s:
@@ -212,6 +215,8 @@ def _ended(
     contender = process.board.contender
     process.write_stacks()
     process.end()
+    if process.lost is not None:
+        return Fault(contender, "lost", str(process.lost))
     stacks = "".join(process.stacks())
     return Fault(contender, status, why + describe(request, problem, contender, stacks, is_stuck=is_stuck))
 

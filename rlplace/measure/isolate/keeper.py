@@ -39,6 +39,8 @@ from rlplace.measure.timing.threads import usable_cores
 
 ANSWERS_WITHIN_S = 20.0
 """A machine whose keeper does not answer for so long is lost."""
+_CUT_S = 1.0
+"""After which it is cut off: its network may come back."""
 _ENDS_EVERY_S = 0.5
 _CHUNK_BYTES = 1 << 22
 _PORT = "port of the keeper/{}"
@@ -283,6 +285,11 @@ class Keeper:
             except _FAILURES as error:
                 self.lost = self._loss(error)
         return self._states.get(rank, State())
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it has not answered for a while, when it was last looked at."""
+        return self._look > 0 and time.monotonic() > self._looked_s + _CUT_S
 
     def look(self) -> None:
         """Waits for the present state of its workers."""

@@ -13,7 +13,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,9 +31,6 @@ from rlplace.measure.isolate.packing import packed_alone, without_values
 from rlplace.measure.isolate.worker import FROM_OUTSIDE, ending, ops_at_fault
 from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.timing.race import LOOKS_EVERY_S
-
-_SEEN_WITHIN_S = 10.0
-"""After a process closed its end, its exit status must be there."""
 
 
 def crew_of(graph: OpGraph, host: Host, *, seed: int = 0) -> Crew:
@@ -85,11 +82,10 @@ class OwnCrew(RankCrew):
         with closing(packed_setup(problem, seed=seed, memory_limit_bytes=float("inf"))) as packed:
             self.fleet = started(packed, host.devices, first=1)
         self._close = weakref.finalize(self, _closed, self.fleet, os.getpid())
-        try:
+        with ExitStack() as failed:
+            failed.callback(self._close)
             self.fleet.await_ready()
-        except BaseException:
-            self._close()
-            raise
+            failed.pop_all()
         super().__init__(host, self.fleet.arena, links=self.fleet.links)
 
     def watch(self) -> None:
@@ -99,8 +95,7 @@ class OwnCrew(RankCrew):
             raise RunnerError(self.why)
 
     def lost(self) -> NoReturn:
-        until_s = time.monotonic() + _SEEN_WITHIN_S
-        while time.monotonic() < until_s:
+        for _ in range(100):  # it closed its end, and its exit status comes soon
             self.watch()
             time.sleep(LOOKS_EVERY_S)
         raise RunnerError("a process of the placed model does not answer any more")

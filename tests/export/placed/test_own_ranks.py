@@ -296,11 +296,11 @@ def test_a_process_that_cannot_start_leaves_none_behind(monkeypatch: pytest.Monk
     started: list[WorkerProcess] = []
     await_ready = WorkerProcess.await_ready
 
-    def fail(process: WorkerProcess) -> None:
+    def fail(process: WorkerProcess, *given: Any) -> None:
         started.append(process)
         if len(started) == 2:
             raise CannotIsolate("no room")
-        await_ready(process)
+        await_ready(process, *given)
 
     monkeypatch.setattr(WorkerProcess, "await_ready", fail)
     graph, num_files = captured(classifier()), num_open_files()

@@ -39,6 +39,7 @@ from rlplace.measure.isolate import keeper as keeper_module
 from rlplace.measure.isolate.fleet import Fleet
 from rlplace.measure.isolate.isolated_runner import IsolatedRunner, packed_setup, profile_isolated
 from rlplace.measure.isolate.keeper import Keeper
+from rlplace.measure.isolate.messages import TimeLimits
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.timing.race import RaceProtocol
@@ -176,6 +177,33 @@ def test_a_machine_that_does_not_answer_is_lost_after_a_while(monkeypatch: pytes
             os.kill(made.others[1].pid, signal.SIGCONT)
     assert measured.status == "lost"
     assert "no answer within 2 s" in measured.why
+
+
+@pytest.mark.slow
+def test_time_in_which_a_machine_is_cut_off_is_no_placements(two: Machines) -> None:
+    graph = training()
+    limits = TimeLimits(least_s=3.0, longest_s=3.0)
+    with contextlib.closing(IsolatedRunner(problem_of(graph, two.host), NaivePlanner(graph), limits=limits)) as runner:
+        assert runner._process is not None
+        board, pids = runner._process.board, (two.others[1].pid, runner._process.ranks[1].pid)
+
+        def cut_it() -> None:
+            while board.best_s == 0.0:
+                time.sleep(0.001)
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(8.0)
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+        cutter = threading.Thread(target=cut_it)
+        cutter.start()
+        plan = naive_plan(graph, random_devices(graph, 2, np.random.default_rng(0)))
+        long = RaceProtocol(warmup=1, min_rounds=10**6, max_rounds=10**6)
+        (measured,) = runner.measure_plans([plan], protocol=long, deadline_s=time.monotonic() + 16.0)
+        cutter.join()
+        assert measured.ok, measured.why
+        assert runner.num_started == 1
 
 
 def other_kind(host: Host) -> Host:
