@@ -329,7 +329,8 @@ def workloads(json: bool = False) -> None:
             print_result(f"{row['name']:13} {size:6} {counted}  {options}")
         if not row["is_installed"]:
             print_result(f"{'':13} needs pip install 'rlplace[{row['extra']}]'")
-    print_result("several as one: multi:NAME[@...][*WEIGHT],NAME,...; your own: package.module:function, or a graph file")
+    own = "your own: package.module:function, or a graph file"
+    print_result(f"several as one: multi:NAME[@...][*WEIGHT],NAME,...; {own}")
 
 
 def bench(subject: tyro.conf.Positional[str] = "simulator", quick: bool = False, json: bool = False) -> None:
