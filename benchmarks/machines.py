@@ -9,6 +9,7 @@ one core of one machine, in one race). Needs root and an idle machine of two cor
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -169,28 +170,38 @@ def markdown(facts: dict[str, Any], found: dict[str, dict[str, Any]]) -> str:
     """The page."""
     text = [
         f"# Steps over two machines\n\n{as_markdown(facts)}\n",
-        "Network namespaces, a core each, gloo; `tc tbf` limits each direction of the link to the rate.\n",
+        "Network namespaces, a core each, gloo; `tc tbf` limits each direction of the link to the rate.\n"
+        "The load is that of the minute before, of everything else on these cores; an idle machine has none.\n",
     ]
     rows = [
-        (what, rate, len(row["measured_s"]), *(f"{error:.1%}" for error in errors(row)))
+        (what, rate, len(row["measured_s"]), *(f"{error:.1%}" for error in errors(row)), f"{row['load']:.1f}")
         for stage in ("sleeping", "real")
         for (what, rate), row in ((key.split(", "), row) for key, row in found[stage].items())
     ]
-    head = ("step", "rate", "placements", "median error", "largest error")
-    text += ["\n## Simulated against measured\n\n", table(head, *rows), "\n"]
+    head = ("step", "rate", "placements", "median error", "largest error", "load before")
+    text += ["\n## Simulated against measured\n\n", table(head, *rows)]
     raced = []
     for key, row in found["race"].items():
         medians = {name: float(np.median(each)) for name, each in row["samples_s"].items()}
         best = min((name for name in medians if name.startswith("ddp")), key=medians.__getitem__)
         times = (f"{medians[name] * 1e3:.1f}" for name in ("placed", best, "one core"))
         shown = (*times, best, ratio(row["samples_s"], best), ratio(row["samples_s"], "one core"))
-        raced.append((*key.split(", "), *shown, f"{row['share_of_first']:.0%}", f"{row['sent_bytes'] / 1e6:.2f}"))
+        raced.append(
+            (
+                *key.split(", "),
+                *shown,
+                f"{row['share_of_first']:.0%}",
+                f"{row['sent_bytes'] / 1e6:.2f}",
+                f"{row['load']:.1f}",
+            )
+        )
     head = (
         *("workload", "rate", "placed, ms", "best DDP, ms", "one core, ms", "best DDP", "placed / DDP"),
-        *("placed / one core", "work on a", "sent, MB"),
+        *("placed / one core", "work on a", "sent, MB", "load before"),
     )
-    text += [f"## Raced, {FINAL.max_rounds} rounds\n\n", table(head, *raced)]
-    text.append("\nRatios are medians over the rounds, with quartiles. Above 1, the other machine does not pay.\n")
+    if raced:
+        text += [f"\n## Raced, {FINAL.max_rounds} rounds\n\n", table(head, *raced)]
+        text.append("\nRatios are medians over the rounds, with quartiles. Above 1, the other machine does not pay.\n")
     return "".join(text)
 
 
@@ -215,13 +226,14 @@ def main() -> None:
         for rate in options.rates:
             for workload, count in (("naps", 1),) if stage == "sleeping" else REAL if stage == "real" else RACED:
                 named = f"{workload} K={count}" if count > 1 else workload
+                load = os.getloadavg()[0]
                 if stage == "sleeping":
                     row = staged(rate, stage, seed=options.seed)
                 elif stage == "real":
                     row = fidelity(rate, workload, count)
                 else:
                     row = staged(rate, stage, workload=workload, count=count, evaluations=options.evaluations)
-                found[stage][f"{named}, {rate}"] = row
+                found[stage][f"{named}, {rate}"] = row | {"load": load}
                 save(options.name, {"schema": 1, **facts, **found}, markdown(facts, found), indent=None)
 
 

@@ -94,6 +94,11 @@ def say(message: str) -> None:
     print(clean_lines(message), file=sys.stderr, flush=True)
 
 
+def print_result(message: str) -> None:
+    """Lines of a result, on stdout, without control characters."""
+    print(clean_lines(message), flush=True)
+
+
 def _drop(_: str) -> None:
     pass
 

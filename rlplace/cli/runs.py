@@ -85,7 +85,8 @@ def train(
         learn: how the method `policy` learns
         agent: how the method `learned` explores
         host: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2x4`, `cuda`, `cuda/2` (each GPU as two
-            devices), `cuda+cpu`, `nodes` (under torchrun), a preset, or a host file; `rlplace hosts` lists all of them
+            devices), `cuda+cpu`, `procs`, `procs:2`, `cuda-procs` (a process for each device), `nodes` (under
+            torchrun), a preset, or a host file; `rlplace hosts` lists all of them
         budget: search time of the method and `portfolio` together, e.g. 90, 150s, 5m; the rest comes on top
         total: limit of the whole run except capturing. Profiling, calibration and the final table shrink to fit, and
             the search gets the rest, at most `--budget`
@@ -262,7 +263,8 @@ def place(
         placing: where ops may run; given with a run folder, instead of all that the run had
         grouping: how ops are grouped; a run folder says so itself
         batch: how the batch of a step is cut; likewise
-        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file
+        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, `procs:2`, `cuda-procs`, a preset, or a
+            host file
         evaluations: placements to simulate, by default 16 for a workload; with 1 the policy's first guess is taken
         seconds: search of a run's step for so long, by default 5s where no evaluations are given
         method: any method of `rlplace compare`; by default `schedule`, for a run `portfolio`

@@ -523,7 +523,7 @@ class Crew:
             RunnerError: they cannot any more, and why.
         """
         if self._is_stopped:
-            raise RunnerError("its threads were ended (`close`), so nothing can run on them any more; make a new one")
+            raise RunnerError("it was closed (`close`), so nothing can run on it any more; make a new one")
 
     def load(self, key: int, graph: OpGraph, plan: Plan, options: dict[str, Any], held: Held) -> None:
         """Loads a step in the other processes, where the crew has some."""

@@ -69,18 +69,18 @@ def detect_host(
         "a word for devices of this machine",
         hint="PyTorch sees no GPU here (`rlplace doctor` tells why). Use `cores`: the cores of the CPU.",
     )
-    host = _core_host(num_devices, cores_per_device or 1, gangs=gangs)
+    host = _core_host(kind, num_devices, cores_per_device, gangs=gangs)
     return host.as_processes(host.name.replace("cores", "procs")) if kind == "procs" else host
 
 
-def _core_host(num_devices: int | None, cores_per_device: int, *, gangs: bool) -> Host:
-    cores = usable_cores()
+def _core_host(kind: str, num_devices: int | None, asked_cores: int | None, *, gangs: bool) -> Host:
+    cores, cores_per_device = usable_cores(), asked_cores or 1
     if num_devices is None:
         num_devices = max(1, min(MAX_CORE_DEVICES, len(cores) // cores_per_device))
     refuse_if(
         num_devices < 1 or cores_per_device < 1 or num_devices * cores_per_device > len(cores),
         "host",
-        f"cores:{num_devices}x{cores_per_device}",
+        f"{kind}:{num_devices}{f'x{asked_cores}' if asked_cores else ''}",
         f"at most {len(cores)} cores in all",
         hint="Ask for fewer devices or fewer cores a device.",
     )

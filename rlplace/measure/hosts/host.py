@@ -186,7 +186,8 @@ class Host:
     def _check_processes(self) -> None:
         """Nothing of one process may be shared by two devices."""
         gangs = [device.name for device in self.devices if device.members]
-        refuse_if(gangs, "devices", gangs, "no gangs", hint="Gangs need threads: use `cores`, or `processes: false`.")
+        hint = "Gangs need threads: leave out `--gangs`, or use `cores` (in a host file `processes: false`)."
+        refuse_if(gangs, "devices", gangs, "no gangs", hint=hint)
         launchers = Counter(device.dispatcher for device in self.devices if device.dispatcher)
         shared = [name for name, count in launchers.items() if count > 1]
         refuse_if(shared, "dispatcher", shared, "a launcher for each device", hint="Each device is a process.")

@@ -72,6 +72,13 @@ def resolve_host(text: str | Host, *, gangs: bool = False) -> Host:
         return resolve_host(text.removesuffix(AS_PROCESSES)).as_processes(text)
     if is_host_file(text):
         return load_host(text)
+    refuse_if(
+        AS_PROCESSES in text and text.startswith(("cores", "auto-")),
+        "host",
+        text,
+        f"`procs{text.replace(AS_PROCESSES, '').removeprefix('cores').removeprefix('auto')}`",
+        hint="`procs` is `cores` with a process for each device; `cuda-procs` is so of `cuda`.",
+    )
     if _GPUS.match(text) or text in ("cores", "procs", "nodes") or text.startswith(_CORE_WORDS):
         return _detect(text, gangs)
     refuse_if(
@@ -197,7 +204,7 @@ def check_runs_here(host: Host, *, where: str = "measure", instead: str = "simul
         host.is_simulated,
         "host",
         host.name,
-        "a host of this machine (`auto`, `cores`, `cuda`)",
+        "a host of this machine (`auto`, `cores`, `procs`, `cuda`)",
         where=where,
         hint=f"A simulated host has no devices to run on: {instead}.",
     )

@@ -22,7 +22,7 @@ from rlplace.measure.hosts.nodes import is_here, join
 from rlplace.measure.isolate.keeper import FarWorker, Keeper
 from rlplace.measure.isolate.messages import Board
 from rlplace.measure.isolate.packing import Packed
-from rlplace.measure.isolate.worker import CannotIsolate, Link, Meeting, WorkerProcess, ending
+from rlplace.measure.isolate.worker import Link, Meeting, WorkerProcess
 
 
 class Fleet:
@@ -98,6 +98,8 @@ class Fleet:
                     self.ranks.append(FarWorker(keeper, packed, rank, names[rank], prefix))
                 else:
                     self.ranks.append(WorkerProcess(packed, links[rank], meeting=self.meeting))
+                if len(devices) > 1:
+                    self.ranks[-1].name = f"the worker of {device.name}"
             if first:
                 file, self.store, *own = map(os.dup, links[0][1:])
                 self.arena, self.links = Arena(file), [Connection(end) for end in own]
@@ -217,7 +219,7 @@ class Fleet:
         if (lost := self.lost) is not None:
             raise lost
         self.ranks[gone].await_ready()
-        raise CannotIsolate(f"a process of it ended while others started: {ending(self.ranks[gone].return_code)}")
+        raise self.ranks[gone].ended_early()
 
     def _first_gone(self, *, is_ending: bool = False) -> int | None:
         """The rank that was seen to end first; one on its way out may count only if nothing is asked any more."""

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from typing import cast
 
@@ -156,7 +156,7 @@ def wait_for(
                 if not_before_s > running_s + STOPPED_S:
                     contender = board.contender if board.is_at_work else IDLE
                     process.end()
-                    why = f"{_name(process, problem, stopped)} was stopped by a signal (SIGSTOP), and not continued "
+                    why = f"{process.ranks[stopped].name} was stopped by a signal (SIGSTOP), and not continued "
                     why += f"within {STOPPED_S:g} s, in "
                     why += describe(request, problem, contender, "")
                     return Fault(contender, "error", why, is_from_outside=True)
@@ -193,7 +193,7 @@ def _dead(process: Fleet, request: Request, problem: Problem) -> Fault:
     if process.lost is not None:
         return Fault(process.board.contender, "lost", str(process.lost))
     return_code = process.ranks[process.gone].return_code
-    contender, how, name = process.board.contender, ending(return_code), _name(process, problem, process.gone)
+    contender, how, name = process.board.contender, ending(return_code), process.ranks[process.gone].name
     stacks = process.stacks()
     who = describe(request, problem, contender, stacks.pop(process.gone), beside=stacks)
     if -return_code not in FROM_OUTSIDE:
@@ -201,11 +201,6 @@ def _dead(process: Fleet, request: Request, problem: Problem) -> Fault:
     if process.ran_out_of_memory():
         return Fault(contender, "oom", f"{name} was ended for want of memory ({how}) in {who}")
     return Fault(contender, "error", f"{name} was ended from outside ({how}) in {who}", is_from_outside=True)
-
-
-def _name(process: Fleet, problem: Problem, rank: int) -> str:
-    """A process of a worker in words."""
-    return "the worker" if len(process.ranks) == 1 else f"the worker of {problem.host.devices[rank].name}"
 
 
 def _ended(
@@ -431,17 +426,13 @@ class IsolatedRunner:
 
     def _start(self, broken: Fleet | None) -> Fleet:
         """A worker that is ready, in the place of a broken one."""
-        process = started(self._packed, ranks(self._problem.host))
+        self._process = None
+        with nullcontext() if broken is None else closing(broken):
+            process = ready(self._packed, ranks(self._problem.host))
+            if broken is not None:
+                process.board.carry(broken.board)
         self.num_started += 1
-        if broken is not None:
-            process.board.carry(broken.board)
-            broken.close()
         self._process = process
-        try:
-            process.await_ready()
-        except BaseException:  # what it says when it is ready would be taken for an answer
-            self._drop(process)
-            raise
         return process
 
     def _drop(self, process: Fleet) -> None:
@@ -488,19 +479,34 @@ def ranks(host: Host) -> tuple[Device, ...]:
     return host.devices if host.processes else host.devices[:1]
 
 
-def started(packed: Packed, devices: Sequence[Device], *, first: int = 0) -> Fleet:
-    """A worker, with a rank for each device, of which it starts those from the first on, not yet ready.
+def ready(packed: Packed, devices: Sequence[Device], *, first: int = 0, is_second: bool = False) -> Fleet:
+    """A worker that can be asked; a second one if the first was ended from outside while it started.
+
+    Args:
+        packed: its setup.
+        devices: of its ranks.
+        first: the first rank that it starts.
+        is_second: whether it is that second one.
 
     Raises:
-        CannotIsolate: there is no memory for the tensors, or there are too many processes or open files.
+        CannotIsolate: it cannot read its setup, or it ended; there is no memory for the tensors, or there are too many
+            processes or open files.
         DeviceLost: another machine does not answer.
     """
     try:
-        return Fleet(packed, devices, first=first)
+        process = Fleet(packed, devices, first=first)
     except DeviceLost:
         raise
     except (OSError, RunnerError) as error:
         raise CannotIsolate(f"it cannot be started: {error}") from error
+    try:
+        process.await_ready()
+    except BaseException as error:  # Ctrl-C, too
+        process.close()
+        if is_second or not (isinstance(error, CannotIsolate) and error.is_from_outside):
+            raise
+        return ready(packed, devices, first=first, is_second=True)
+    return process
 
 
 VARIABLE = "RLPLACE_IN_PROCESS"
@@ -535,12 +541,18 @@ def make_runner(
         try:
             return IsolatedRunner(problem, planner, reference=reference, seed=seed)
         except CannotIsolate as error:
-            _warn("placements are measured", error)
+            _warn("placements are measured", error, problem.host)
     return HostRunner(problem, planner, reference=reference, seed=seed)
 
 
-def _warn(what: str, error: CannotIsolate) -> None:
-    """Says why work runs in this process, to the caller of the function that decided so."""
+def _warn(what: str, error: CannotIsolate, host: Host) -> None:
+    """Says why work runs in this process, to the caller of the function that decided so.
+
+    Raises:
+        CannotIsolate: the host's devices are processes, so nothing runs in this one.
+    """
+    if host.processes:
+        raise error
     warnings.warn(
         f"{what} in this process, as no worker can be had: {error}. An op that crashes will end this process.",
         RuntimeWarning,
@@ -584,7 +596,7 @@ def profile_isolated(
         try:
             return _in_workers(graph, host, Profile(num_steps, warmup, most_s), say, longest_s)
         except CannotIsolate as error:
-            _warn("ops are profiled", error)
+            _warn("ops are profiled", error, host)
     return profile_costs(graph, host, num_steps=num_steps, warmup=warmup, most_s=most_s, on_progress=say)
 
 
@@ -619,8 +631,7 @@ def _in_worker(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s
 
     def ask(packed: Packed) -> Done | Fault:
         """The answer of one worker, which is ended then."""
-        with closing(started(packed, host.devices[:1])) as process:
-            process.await_ready()
+        with closing(ready(packed, host.devices[:1])) as process:
             return wait_for(process, request, problem, (), lambda board: longest_s if board.is_made else MAKING_S, say)
 
     with closing(packed_setup(problem)) as packed:

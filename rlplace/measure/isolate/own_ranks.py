@@ -13,7 +13,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,11 +26,16 @@ from rlplace.measure.execute.device_threads import Crew, Held, Job
 from rlplace.measure.execute.rank_processes import MESSAGE, RankCrew
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.isolate.fleet import Fleet
-from rlplace.measure.isolate.isolated_runner import packed_setup, started
+from rlplace.measure.isolate.isolated_runner import packed_setup, ready
 from rlplace.measure.isolate.packing import packed_alone, without_values
 from rlplace.measure.isolate.worker import FROM_OUTSIDE, ending, ops_at_fault
 from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.timing.race import LOOKS_EVERY_S
+
+_STATE = (
+    "but parameters and optimizer state are in this process, too: `save` or `state_dict` still gives them (the step "
+    "that failed may have changed some of them). Make a new placed model, and load them there"
+)
 
 
 def crew_of(graph: OpGraph, host: Host, *, seed: int = 0) -> Crew:
@@ -80,13 +85,18 @@ class OwnCrew(RankCrew):
         costs = Costs(np.zeros((graph.num_ops, host.num_devices)), "estimated")  # nobody asks for them
         problem = Problem(sent, host, costs, Grouping(np.zeros(graph.num_ops, dtype=np.int32)))
         with closing(packed_setup(problem, seed=seed, memory_limit_bytes=float("inf"))) as packed:
-            self.fleet = started(packed, host.devices, first=1)
+            self.fleet = ready(packed, host.devices, first=1)
         self._close = weakref.finalize(self, _closed, self.fleet, os.getpid())
-        with ExitStack() as failed:
-            failed.callback(self._close)
-            self.fleet.await_ready()
-            failed.pop_all()
         super().__init__(host, self.fleet.arena, links=self.fleet.links)
+
+    def look(self) -> None:
+        super().look()
+        if busy := [worker.device.name for worker in self.workers if worker.is_busy and not worker.wait(0.0)]:
+            op = "".join(f" in {op}" for op in self._late()[:1])
+            raise RunnerError(
+                f"{busy[0]} is still busy with a step that did not end in time{op}. No step can run until that has "
+                f"ended, {_STATE}; `close` ends the processes of this one"
+            )
 
     def watch(self) -> None:
         if not self.why and self.fleet.has_ended:
@@ -118,9 +128,13 @@ class OwnCrew(RankCrew):
         try:
             super().run(jobs, step, on_error=on_error, deadline_s=deadline_s)
         except TimeoutError as error:
-            late = [op for op, worker in zip(self._ops(), self.workers, strict=True) if worker.is_busy and op]
+            late = self._late()
             said = f"the step did not end within {deadline_s:g} s: {late[0]}" if late else str(error)
             raise TimeoutError(said) from None
+
+    def _late(self) -> list[str]:
+        """The ops of ranks that have not ended, in words."""
+        return [op for op, worker in zip(self._ops(), self.workers, strict=True) if worker.is_busy and op]
 
     def _ops(self) -> list[str]:
         """By rank, the op that its process is in, in words; empty where its stacks do not tell."""
@@ -149,8 +163,7 @@ class OwnCrew(RankCrew):
         said = f" in {op}" * bool(op) + f"; meanwhile in {waiting}" * bool(waiting)
         return (
             f"the process of {self._host.devices[rank].name} {how} ({ending(code)}){said}. No step can run any more, "
-            "but parameters and optimizer state are in this process, too: `save` or `state_dict` still gives them (the "
-            "step that failed may have changed some of them). Make a new placed model, and load them there"
+            f"{_STATE}"
         )
 
 

@@ -98,6 +98,9 @@ this machine; empty where all are on one machine."""
 class CannotIsolate(RunnerError):
     """No worker can be started for this program, and why."""
 
+    is_from_outside = False
+    """Whether another process ended it while it started."""
+
 
 class WorkerProcess:
     """A fresh interpreter that holds a `HostRunner`; it is started by a command, so nothing of this process is forked.
@@ -113,6 +116,7 @@ class WorkerProcess:
         has_folder: whether modules of the current folder can be imported there; by default if any was here.
 
     Attributes:
+        name: for messages.
         board: the board of the worker.
         connection: for messages.
         limit_bytes: memory that it may hold, placements included; infinite until it is ready.
@@ -121,6 +125,8 @@ class WorkerProcess:
     Raises:
         OSError: there is no memory for the tensors, or no process can be started.
     """
+
+    name = "the worker"
 
     def __init__(
         self,
@@ -191,10 +197,18 @@ class WorkerProcess:
             message = self.connection.recv()
         except (EOFError, OSError) as error:
             self.end()
-            raise CannotIsolate(f"the worker ended while it started: {ending(self.return_code)}") from error
+            raise self.ended_early() from error
         if isinstance(message, Fault):
             raise CannotIsolate(message.why)
         self.limit_bytes = self.look_at_memory() + message.result
+
+    def ended_early(self) -> CannotIsolate:
+        """The error of one that ended before it was ready."""
+        is_from_outside, how = -self.return_code in FROM_OUTSIDE, ending(self.return_code)
+        words = "was ended from outside" if is_from_outside else "ended"
+        error = CannotIsolate(f"{self.name} {words} ({how}) while it started")
+        error.is_from_outside = is_from_outside
+        return error
 
     def look_at_memory(self) -> int:
         """Its memory now."""

@@ -114,7 +114,7 @@ class HostRunner:
             problem.host.name,
             "a host whose devices are threads of one process (`cores`)",
             where="measure in this process",
-            hint="Placements on a host of processes are measured in worker processes only: leave out `in_process`.",
+            hint="Processes are measured in workers: leave out `in_process`, and RLPLACE_IN_PROCESS.",
         )
         self._crew = crew or Crew(problem.host.devices)
         self._residents = residents or Residents(problem.graph, problem.host, seed=seed)

@@ -94,6 +94,22 @@ def test_malformed_cores(detected: list[object], kind: str, end: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("cores-procs", ""),
+        ("cores-procs:2", ":2"),
+        ("cores:2-procs", ":2"),
+        ("cores:2x4-procs", ":2x4"),
+        ("auto-procs", ""),
+    ],
+)
+def test_threads_that_were_meant_as_processes(detected: list[object], word: str, meant: str) -> None:
+    with pytest.raises(InvalidValue, match=f"host is '{word}', expected `procs{meant}`"):
+        resolve_host(word)
+    assert detected == []
+
+
+@pytest.mark.parametrize(
     "word",
     [
         "cuda-procs/2",
