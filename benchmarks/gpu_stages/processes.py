@@ -18,7 +18,8 @@ from rlplace.measure.execute.distributed import connect, store_in
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.rank_processes import RankCrew
 from rlplace.measure.execute.residents import Residents
-from rlplace.measure.isolate.isolated_runner import IsolatedRunner, packed_setup, started
+from rlplace.measure.isolate.fleet import Fleet
+from rlplace.measure.isolate.isolated_runner import IsolatedRunner, packed_setup
 from rlplace.measure.timing.race import RaceProtocol
 
 NUM_PLANS, NUM_STEPS, NUM_TIMED = 3, 3, 20
@@ -74,7 +75,7 @@ def _losses_and_s(placed: Subject, plan: Plan, residents: Residents, crew: Crew)
 def _ranks(placed: Subject) -> Iterator[RankCrew]:
     """A crew whose devices but the first are processes."""
     count = placed.host.num_devices
-    with closing(packed_setup(placed.problem)) as packed, closing(started(packed, count, first=1)) as fleet:
+    with closing(packed_setup(placed.problem)) as packed, closing(Fleet(packed, placed.host.devices, first=1)) as fleet:
         wires = connect(placed.host, 0, store_in(fleet.store, count))
         fleet.await_ready()
         crew = RankCrew(placed.host, fleet.arena, links=fleet.links, wires=wires)

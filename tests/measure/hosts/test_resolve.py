@@ -321,7 +321,7 @@ def test_such_a_host_can_be_looked_at_and_simulated_once_it_says_so(
     host = gpus("cuda:0", "cuda:1")
     save_host(host, tmp_path / "lab.json")
     assert main(["hosts", str(tmp_path / "lab.json")]) == 0
-    assert "cuda:1" in capsys.readouterr().err
+    assert "cuda:1" in capsys.readouterr().out
     check_present(
         dataclasses.replace(
             host, devices=tuple(dataclasses.replace(device, backend="simulated") for device in host.devices)
