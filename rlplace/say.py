@@ -1,4 +1,4 @@
-"""Text for people: numbers with three digits and a unit, and lines of progress on stderr."""
+"""Text for people: numbers with three digits and a unit, lines of progress on stderr, and of results on stdout."""
 
 from __future__ import annotations
 

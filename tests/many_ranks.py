@@ -64,7 +64,7 @@ def at_once(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60.0)
+        thread.join(120.0)
     if errors:
         raise errors[0]
     assert not any(thread.is_alive() for thread in threads)

@@ -6,20 +6,21 @@ import copy
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from many_ranks import at_once, facts_of, nodes_of
 from naive_plan import naive_plan, random_devices
 from torch import Tensor, nn
 from torch.nn import functional
 
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.hosts.nodes import Nodes, RankFacts
+from rlplace.measure.hosts.nodes import Nodes
 from rlplace.measure.problem import Plan
 from rlplace.workloads.configs import Loss
 
@@ -28,23 +29,7 @@ Result = TypeVar("Result")
 
 def in_ranks(count: int, work: Callable[[Nodes], Result]) -> list[Result]:
     """What `work` returns in each of some ranks, which run at once."""
-    store, found, errors = torch.distributed.HashStore(), dict[int, Result](), list[BaseException]()
-    facts = tuple(RankFacts("here", "127.0.0.1", "lo", rank, count, (), 1 << 34, "a CPU") for rank in range(count))
-
-    def run(rank: int) -> None:
-        try:
-            found[rank] = work(Nodes(rank, count, rank, count, "here", "127.0.0.1", "lo", store, b"", facts))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    if errors:
-        raise errors[0]
-    return [found[rank] for rank in range(count)]
+    return at_once([partial(work, nodes) for nodes in nodes_of(facts_of(["here"] * count, cores=()))])
 
 
 def launched(program: Path, num_ranks: int, *arguments: str) -> str:

@@ -344,6 +344,7 @@ def bench(subject: tyro.conf.Positional[str] = "simulator", quick: bool = False,
     check_known("benchmark", subject, ("simulator",))
     from rlplace.measure.simulate.bench_simulator import bench_simulator
 
-    result = bench_simulator(is_quick=quick, on_row=lambda row: say(str(row)))
+    tell = say if json else print_result
+    result = bench_simulator(is_quick=quick, on_row=lambda row: tell(str(row)))
     if json:
         print_json({"schema": 1, **result})

@@ -195,6 +195,20 @@ def distributed_channels(
     return channels
 
 
+def over_wires(run: Callable[[int], None], channels: Mapping[int, object]) -> Callable[[int], None]:
+    """A rank's part of a step with its messages: the first receives are posted before it, and all are over after it."""
+    sent = [channel for channel in channels.values() if isinstance(channel, DistributedChannel)]
+
+    def whole(step: int) -> None:
+        for channel in sent[:1]:
+            channel.post_ahead()
+        run(step)
+        for channel in sent:
+            channel.settle()
+
+    return whole
+
+
 class DistributedChannel:
     """One transfer of a plan, at one of its ends, used once a step.
 

@@ -33,7 +33,7 @@ from rlplace.measure.execute.device_threads import (
     Worker,
     as_device,
 )
-from rlplace.measure.execute.distributed import DistributedChannel, Wires, distributed_channels
+from rlplace.measure.execute.distributed import Wires, distributed_channels, over_wires
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.rank_programs import RankPrograms
 from rlplace.measure.execute.residents import GradientsOut, Resident, Residents
@@ -336,15 +336,11 @@ class RankCrew(Crew):
     def part(self, run: Job, channels: Mapping[int, Transport]) -> Job:
         if not self.is_wired:
             return run
-        sent = [channel for channel in channels.values() if isinstance(channel, DistributedChannel)]
+        run_all = over_wires(run, channels)
         place = next((wire.place for wire in (self._wires or {}).values()), torch.device("cpu"))
 
         def whole(step: int) -> None:
-            for channel in sent[:1]:
-                channel.post_ahead()
-            run(step)
-            for channel in sent:
-                channel.settle()
+            run_all(step)
             # a receive whose sender has failed does not end
             while place.type == "cuda" and not cuda.is_done(cuda.current_stream(place)):
                 if self._arena.is_aborted:

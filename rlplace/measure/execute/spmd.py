@@ -17,7 +17,7 @@ import torch
 from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.measure.execute.device_threads import Crew, Held, Job, Transport, as_device, torch_device
-from rlplace.measure.execute.distributed import DistributedChannel, connect, distributed_channels
+from rlplace.measure.execute.distributed import DistributedChannel, connect, distributed_channels, over_wires
 from rlplace.measure.execute.rank_programs import RankPrograms
 from rlplace.measure.execute.shared_heap import Layout
 from rlplace.measure.hosts.host import Host
@@ -92,16 +92,7 @@ class SpmdCrew(Crew):
         return lambda _: None
 
     def part(self, run: Job, channels: Mapping[int, Transport]) -> Job:
-        sent = [channel for channel in channels.values() if isinstance(channel, DistributedChannel)]
-
-        def whole(step: int) -> None:
-            for channel in sent[:1]:
-                channel.post_ahead()
-            run(step)
-            for channel in sent:
-                channel.settle()
-
-        return whole
+        return over_wires(run, channels)
 
     def run(self, jobs: list[Job], step: int, *, on_error: Callable[[], None], deadline_s: float) -> None:
         """Runs this rank's own job on the calling thread; there is no deadline for those of other ranks.
