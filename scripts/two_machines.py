@@ -30,7 +30,12 @@ def why_not() -> str:
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         return f"there is no {', '.join(missing)}"
-    return "this needs root" if os.geteuid() != 0 else ""
+    if os.geteuid() != 0:
+        return "this needs root"
+    probe = f"rlplace-{os.getpid()}-probe"
+    made = subprocess.run(("ip", "netns", "add", probe), capture_output=True, text=True, check=False)
+    subprocess.run(("ip", "netns", "del", probe), capture_output=True, check=False)
+    return made.stderr.strip() if made.returncode else ""
 
 
 def run(*words: str) -> None:
@@ -81,6 +86,12 @@ def command(namespace: str, machine: str, cores: str, words: list[str], options:
     return ["ip", "netns", "exec", namespace, *named, "taskset", "--cpu-list", cores, *torchrun, *module, "--", *words]
 
 
+def environment() -> dict[str, str]:
+    """Of torchrun: interfaces that are named here are not there."""
+    kept = {name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")}
+    return {"TORCH_CPP_LOG_LEVEL": "ERROR", **kept}  # it would look for names of addresses
+
+
 def later(when: str, names: dict[str, str]) -> threading.Thread:
     """Runs the shell command of `--at` when its time has come; A and B are the namespaces there."""
     seconds, _, line = when.partition(":")
@@ -116,7 +127,7 @@ def main() -> int:
             subprocess.Popen(
                 command(names[machine], machine, cores, words, options),
                 stdout=None if machine == "a" else sys.stderr,
-                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},  # it would look for names of addresses
+                env=environment(),
                 start_new_session=True,
             )
             for machine, cores in zip(ADDRESSES, options.cores, strict=True)

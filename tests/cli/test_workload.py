@@ -173,9 +173,8 @@ def test_micro_batches_are_tried_and_people_read_the_verdict(capsys: pytest.Capt
     words = ["advise", WORKLOAD, "--host", "4xV100-pcie", "--micro-batches", "2", "--seconds", "2"]
     assert main(words) == 0
     said = capsys.readouterr()
-    assert said.out == ""
     assert "2 micro-batches:" in said.err
-    assert "expected step" in said.err
+    assert "expected step" in said.out
 
 
 @pytest.mark.slow

@@ -104,10 +104,11 @@ def connect(host: Host, rank: int, store: Store, *, interface: str = "lo") -> Wi
     Raises:
         RuntimeError: a rank did not come, or cannot be reached.
     """
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    # that messages of one group run in order, which is as it must be
-    os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0")
     place = torch_device(host.devices[rank])
+    if place.type == "cuda":
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+        # that messages of one group run in order, which is as it must be
+        os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0")
     wires = {}
     for pair in permutations(range(host.num_devices), 2):
         if rank not in pair:
