@@ -373,17 +373,21 @@ def ops_at_fault(
 
 def _op_at_fault(text: str, host: Host, code: Callable[[], StepCode], is_stuck: bool) -> str:
     for stack in stacks_of(text):
-        frames = [frame for frame in stack if frame[0] not in _TRANSPORTS]
-        waits = host.is_wired and len(frames) < len(stack)
-        if is_stuck and waits:
-            continue
-        for depth, (file, line, _) in enumerate(frames):
+        frames: list[Frame] = []  # above, but for those of transports
+        waits = False
+        for file, line, name in stack:
             placed = _PLACED.match(file)
-            if placed is not None and not (is_stuck and depth == 0 and not host.processes):
+            if file in _TRANSPORTS:  # what runs a whole program is below it, and no wait
+                waits = host.is_wired
+            elif placed is None:
+                frames.append((file, line, name))
+            elif is_stuck and (waits or not (frames or host.processes)):
+                break
+            else:
                 _, words = code().item_words(int(placed["device"]), line)
-                if is_stuck and depth == 0 and words.startswith(WAITING):
+                if is_stuck and not frames and words.startswith(WAITING):
                     break
-                within = (each for each in frames[:depth] if not ("/torch/" in each[0] or each[0].startswith("<")))
+                within = (each for each in frames if not ("/torch/" in each[0] or each[0].startswith("<")))
                 own = (", {}:{} in {}".format(*each) for each in within)
                 if waits and words and not words.startswith(WAITING):
                     words = f"the wait for an input of {words}"

@@ -76,3 +76,11 @@ def test_threads_that_wait_are_not_why_a_step_is_stuck() -> None:
     assert post_mortem.ops_at_fault([waits], graph, host, plan, is_stuck=True) == [""]
     (said,) = post_mortem.ops_at_fault([waits], graph, host, plan)
     assert said.startswith("the wait for an input of op 'faulty' (")
+    within = "Thread 0x1 (most recent call first):\n"
+    within += f'  File "<placed step, device 1>", line {items.index(1) + 1} in run\n'
+    within += f'  File "{distributed.__file__}", line 5 in whole\n'  # it runs the program, and is no wait of it
+    (said,) = post_mortem.ops_at_fault([within], graph, host, plan)
+    assert said.startswith("op 'faulty' (")
+    hung = within.replace(":\n", ':\n  File "/home/me/ops.py", line 12 in misbehave\n', 1)
+    (said,) = post_mortem.ops_at_fault([hung], graph, host, plan, is_stuck=True)
+    assert said.startswith("op 'faulty' (")
