@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlplace.graphs.grouping.groups import Grouping, group_ops
     from rlplace.graphs.interpreter import StepResult, run_graph
     from rlplace.graphs.opgraph import BACKWARD, FORWARD, PHASES, UPDATE, OpGraph
-    from rlplace.graphs.program import OptimizerSpec, Program
+    from rlplace.graphs.program import OptimizerSpec, Program, SplitPlan
 
 __all__ = [
     "BACKWARD",
@@ -32,6 +32,7 @@ __all__ = [
     "OpGraph",
     "OptimizerSpec",
     "Program",
+    "SplitPlan",
     "StepResult",
     "capture",
     "group_ops",
