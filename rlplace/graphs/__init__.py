@@ -2,8 +2,8 @@
 (`Grouping`).
 
 `capturing` makes a graph of a model, `micro_batching` of a model whose batch is cut, `formats` of a file; `grouping`
-says which ops move together. Names are imported when they are first used: running a step does not need the modules that
-capture one, which take seconds to import.
+says which ops move together; `splitting` splits ops into shards. Names are imported when they are first used: running a
+step does not need the modules that capture one, which take seconds to import.
 """
 
 from __future__ import annotations

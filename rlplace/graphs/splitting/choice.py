@@ -20,7 +20,7 @@ from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.constants import module_of
 from rlplace.graphs.capturing.lower import tensor_bytes
 from rlplace.graphs.capturing.portable import attention
-from rlplace.graphs.splitting.dimensions import PRODUCTS, Atom, Dim, Dimensions, leaves, shows
+from rlplace.graphs.splitting.dimensions import PRODUCTS, Atom, Dim, Dimensions, argument, leaves, shows
 from rlplace.graphs.program import SplitPlan
 
 aten = torch.ops.aten
@@ -141,11 +141,11 @@ class _Roles:
         if node.target in PRODUCTS:
             self._add_product(node)
         elif node.target is aten.embedding.default:
-            rows, columns = of[node.args[0]]  # type: ignore[index]
+            rows, columns = of[argument(node, 0)]
             self._mark("rows", node, rows)
             self._mark("columns", node, columns)
         elif node.target is aten.index_select.default:
-            self._mark("routed", node, of[node][int(node.args[1])])  # type: ignore[call-overload]
+            self._mark("routed", node, of[node][int(argument(node, 1))])
             self._mark("whole", node, *use.whole)
         else:
             if node.target is attention:
@@ -154,9 +154,9 @@ class _Roles:
 
     def _add_product(self, node: Node) -> None:
         of = self._dimensions.of
-        one, other = (node.args[position] for position in PRODUCTS[node.target])  # type: ignore[index]
-        are_parameters = [shows(each) in self._parameters for each in (one, other)]  # type: ignore[arg-type]
-        rows, columns, summed = of[one][-2], of[other][-1], of[one][-1]  # type: ignore[index]
+        one, other = (argument(node, position) for position in PRODUCTS[node.target])  # type: ignore[index]
+        are_parameters = [shows(each) in self._parameters for each in (one, other)]
+        rows, columns, summed = of[one][-2], of[other][-1], of[one][-1]
         if not any(are_parameters):
             self._mark("heads", node, *self._dimensions.uses[node].batch)
             self._mark("whole", node, rows, columns, summed)

@@ -132,6 +132,11 @@ _SAME_SHAPE = {
 }  # fmt: skip
 """Ops by elements that do not say so by their tags."""
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default}
+def argument(node: Node, position: int, default: Any = None) -> Any:
+    """An argument of an op, by its position."""
+    return node.args[position] if len(node.args) > position else default
+
+
 PRODUCTS = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2), aten.bmm.default: (0, 1), aten.baddbmm.default: (1, 2)}
 """Positions of the factors."""
 
@@ -274,17 +279,17 @@ class Dimensions:
         rank = source.meta["val"].dim()
         order = list(range(rank))
         if node.target in (aten.t.default, aten.transpose.int):
-            one, other = (0, rank - 1) if node.target is aten.t.default else (int(d) % rank for d in node.args[1:3])  # type: ignore[call-overload]
+            one, other = (int(argument(node, k, k - 1)) % rank for k in (1, 2))
             order[one], order[other] = order[other], order[one]
         elif node.target is aten.permute.default:
-            order = [dim % rank for dim in node.args[1]]  # type: ignore[union-attr, operator]
+            order = [int(dim) % rank for dim in argument(node, 1)]
         elif node.target is aten.unsqueeze.default:
-            order.insert(int(node.args[1]) % (rank + 1), -1)  # type: ignore[call-overload]
+            order.insert(int(argument(node, 1)) % (rank + 1), -1)
         else:  # squeeze
             order = [dim for dim in order if self.of[source][dim]]
             if len(order) != len(shape):  # some dimension of size 1 stays
-                gone = node.args[1]
-                which = {int(dim) % rank for dim in (gone if isinstance(gone, (list, tuple)) else [gone])}  # type: ignore[call-overload]
+                gone = argument(node, 1)
+                which = {int(dim) % rank for dim in (gone if isinstance(gone, (list, tuple)) else [gone])}
                 order = [dim for dim in range(rank) if dim not in which or self.of[source][dim]]
         return self.labelled([(source, range(rank))], [(order, shape)])
 
@@ -297,8 +302,8 @@ class Dimensions:
 
     def _pieces(self, node: Node) -> Use | None:
         """`split` into equal pieces: the number of the piece is the outer factor of the dimension."""
-        source: Any = node.args[0]
-        dim = int(node.args[2]) if len(node.args) > 2 else 0  # type: ignore[call-overload]
+        source = argument(node, 0)
+        dim = int(argument(node, 2, 0))
         values = node.meta["val"]
         dim %= values[0].dim()
         if len({value.shape for value in values}) > 1 or values[0].shape[dim] == 1:
@@ -310,8 +315,8 @@ class Dimensions:
         return Use([(source, self.of[source])], [out] * len(values), piece=(1, dim), whole=[number], same=same)
 
     def _slice(self, node: Node) -> Use:
-        source: Any = node.args[0]
-        dim = int(node.args[1]) if len(node.args) > 1 else 0  # type: ignore[call-overload]
+        source = argument(node, 0)
+        dim = int(argument(node, 1, 0))
         before, after = source.meta["val"].shape, node.meta["val"].shape
         dim %= len(before)
         labels: list[Any] = list(range(len(before)))
@@ -322,25 +327,25 @@ class Dimensions:
         )
 
     def _select(self, node: Node) -> Use:
-        source: Any = node.args[0]
+        source = argument(node, 0)
         rank, shape = source.meta["val"].dim(), node.meta["val"].shape
-        dim = int(node.args[1]) % rank  # type: ignore[call-overload]
+        dim = int(argument(node, 1)) % rank
         kept = [d for d in range(rank) if d != dim]
         return self.labelled([(source, range(rank))], [(kept, shape)], whole=(dim,))
 
     def _unbind(self, node: Node) -> Use:
-        source: Any = node.args[0]
+        source = argument(node, 0)
         rank = source.meta["val"].dim()
-        dim = int(node.args[1]) % rank if len(node.args) > 1 else 0  # type: ignore[call-overload]
+        dim = int(argument(node, 1, 0)) % rank
         kept = [d for d in range(rank) if d != dim]
         outs = [(kept, value.shape) for value in node.meta["val"]]
         return self.labelled([(source, range(rank))], outs, whole=(dim,))
 
     def _padded(self, node: Node) -> Use:
         """The backward of `slice` and of `select`: zeros around what it reads."""
-        source: Any = node.args[0]
+        source = argument(node, 0)
         shape = node.meta["val"].shape
-        dim = int(node.args[2]) % len(shape)  # type: ignore[call-overload]
+        dim = int(argument(node, 2)) % len(shape)
         out: list[Any] = list(range(len(shape)))
         labels = [*out[:dim], *out[dim + 1 :]]
         if node.target is aten.slice_backward.default:
@@ -350,9 +355,9 @@ class Dimensions:
         return self.labelled([(source, labels)], [(out, shape)], whole=whole, sizes=1)
 
     def _cat(self, node: Node) -> Use | None:
-        tensors: Any = node.args[0]
+        tensors = argument(node, 0)
         shape = node.meta["val"].shape
-        dim = int(node.args[1]) % len(shape) if len(node.args) > 1 else 0  # type: ignore[call-overload]
+        dim = int(argument(node, 1, 0)) % len(shape)
         if any(one.meta["val"].dim() != len(shape) for one in tensors):
             return None
         sizes = {one.meta["val"].shape[dim] for one in tensors}
@@ -370,17 +375,17 @@ class Dimensions:
         return self.labelled(ins, [(labels, shape)], whole=(dim, *(("of", k) for k in range(len(tensors)))))
 
     def _stack(self, node: Node) -> Use:
-        tensors: Any = node.args[0]
+        tensors = argument(node, 0)
         shape = node.meta["val"].shape
-        dim = int(node.args[1]) % len(shape) if len(node.args) > 1 else 0  # type: ignore[call-overload]
+        dim = int(argument(node, 1, 0)) % len(shape)
         labels = [label for label in range(len(shape)) if label != dim]
         return self.labelled([(one, labels) for one in tensors], [(range(len(shape)), shape)], whole=(dim,))
 
     def _reduce(self, node: Node) -> Use | None:
         """Sums, means, maxima: only a sum over a split dimension is a sum over shards."""
-        source: Any = node.args[0]
+        source = argument(node, 0)
         rank, value = source.meta["val"].dim(), node.meta["val"]
-        given: Any = node.args[1] if len(node.args) > 1 else None
+        given = argument(node, 1)
         dims = range(rank) if given is None or given == [] else given if isinstance(given, (list, tuple)) else [given]
         gone = {int(dim) % rank for dim in dims if rank}
         has_rank = isinstance(value, torch.Tensor) and value.dim() == rank
@@ -397,15 +402,15 @@ class Dimensions:
         position = 1 if node.target in (aten._softmax.default, aten._log_softmax.default) else 2
         shape = node.meta["val"].shape
         read = node.all_input_nodes
-        dim = int(node.args[position]) % len(shape)  # type: ignore[call-overload]
+        dim = int(argument(node, position)) % len(shape)
         return self.labelled([(one, range(len(shape))) for one in read], [(range(len(shape)), shape)], whole=(dim,))
 
     def _norm(self, node: Node) -> Use:
         """Layer norm, forward and backward."""
-        source: Any = node.args[0]
+        source = argument(node, 0)
         shape = source.meta["val"].shape
         all_, is_forward = range(len(shape)), node.target is aten.native_layer_norm.default
-        normed: Any = node.args[1 if is_forward else 2]
+        normed = argument(node, 1 if is_forward else 2)
         lead, tail = all_[: len(shape) - len(normed)], all_[len(shape) - len(normed) :]
         stats = [*lead, *(("one", d) for d in tail)]
         values, places = node.meta["val"], {}
@@ -428,7 +433,7 @@ class Dimensions:
     def _product(self, node: Node) -> Use:
         is_batched = node.target in (aten.bmm.default, aten.baddbmm.default)
         b = "b" if is_batched else ""
-        one, other = (node.args[position] for position in PRODUCTS[node.target])  # type: ignore[index]
+        one, other = (argument(node, position) for position in PRODUCTS[node.target])  # type: ignore[index]
         ins, read = [f"{b}ik", f"{b}kj"], [one, other]
         if len(node.args) > 2 and isinstance(node.args[0], Node):  # a bias first
             ins.insert(0, f"{b}ij"[-node.args[0].meta["val"].dim() :])
@@ -441,11 +446,11 @@ class Dimensions:
     def _attention(self, node: Node) -> Use:
         """By batch and heads; a head of keys and values serves a group of those of queries."""
         is_forward = node.target is attention
-        query, key, value = node.args[:3] if is_forward else node.args[1:4]
-        heads, groups = self.of[query][1], self.of[key][1]  # type: ignore[index]
+        query, key, value = (argument(node, position + (not is_forward)) for position in range(3))
+        heads, groups = self.of[query][1], self.of[key][1]
         group = math.prod(leaf.size for leaf in leaves(heads)) // math.prod(leaf.size for leaf in leaves(groups))
         unify(heads, [*groups, *([Atom(group)] if group > 1 else [])])
-        mask: Any = node.args[3 if is_forward else 6]
+        mask = argument(node, 3 if is_forward else 6)
         g = "g" if group > 1 else "h"
         masked = "bhnm"[4 - mask.meta["val"].dim() :] if isinstance(mask, Node) else ""
         keys = f"b{g}me,b{g}me"
@@ -463,48 +468,50 @@ class Dimensions:
 
     def _embedding(self, node: Node) -> Use:
         """The width of what is looked up is another dimension than that of the table: it is gathered at once."""
-        table, indices = node.args[:2]
-        rank = indices.meta["val"].dim()  # type: ignore[union-attr]
+        table, indices = argument(node, 0), argument(node, 1)
+        rank = indices.meta["val"].dim()
         shape = node.meta["val"].shape
-        use = self.labelled([(table, ("row", "width")), (indices, range(rank))], [((*range(rank), "width"), shape)])  # type: ignore[list-item]
+        use = self.labelled(
+            [(table, ("row", "width")), (indices, range(rank))], [((*range(rank), "width"), shape)]
+        )
         self.of[node] = (*use.outs[0][:-1], *fresh(shape[-1:]))  # type: ignore[index]
         return use
 
     def _embedding_backward(self, node: Node) -> Use:
-        grad, indices = node.args[:2]
-        rank = indices.meta["val"].dim()  # type: ignore[union-attr]
+        grad, indices = argument(node, 0), argument(node, 1)
+        rank = indices.meta["val"].dim()
         shape = node.meta["val"].shape
         inner = fresh(shape[1:])
-        own = (*self.of[indices], *inner)  # type: ignore[index]
+        own = (*self.of[indices], *inner)
         use = self.labelled(
-            [(indices, range(rank))], [(("row", "width"), shape)], summed=range(rank)  # type: ignore[list-item]
+            [(indices, range(rank))], [(("row", "width"), shape)], summed=range(rank)
         )
         use.outs = [(use.outs[0][0], *inner)]  # type: ignore[index]
-        use.ins.insert(0, (grad, own))  # type: ignore[arg-type]
+        use.ins.insert(0, (grad, own))
         return use
 
     def _index_select(self, node: Node) -> Use:
-        source, dim, index = node.args
-        rank, shape = source.meta["val"].dim(), node.meta["val"].shape  # type: ignore[union-attr]
+        source, dim, index = (argument(node, position) for position in range(3))
+        rank, shape = source.meta["val"].dim(), node.meta["val"].shape
         labels: list[Any] = list(range(rank))
         out = [*labels]
-        out[int(dim) % rank] = "picked"  # type: ignore[call-overload]
+        out[int(dim) % rank] = "picked"
         return self.labelled(
-            [(source, labels), (index, ("picked",))],  # type: ignore[list-item]
+            [(source, labels), (index, ("picked",))],
             [(out, shape)],
-            whole=(int(dim) % rank, "picked"),  # type: ignore[call-overload]
+            whole=(int(dim) % rank, "picked"),
         )
 
     def _index_add(self, node: Node) -> Use | None:
-        base, dim, index, source = node.args[:4]
+        base, dim, index, source = (argument(node, position) for position in range(4))
         shape = node.meta["val"].shape
         labels: list[Any] = list(range(len(shape)))
         read = [*labels]
-        read[int(dim) % len(shape)] = "picked"  # type: ignore[call-overload]
+        read[int(dim) % len(shape)] = "picked"
         return self.labelled(
-            [(base, labels), (index, ("picked",)), (source, read)],  # type: ignore[list-item]
+            [(base, labels), (index, ("picked",)), (source, read)],
             [(labels, shape)],
-            whole=(int(dim) % len(shape), "picked"),  # type: ignore[call-overload]
+            whole=(int(dim) % len(shape), "picked"),
         )
 
 

@@ -34,7 +34,7 @@ from rlplace.graphs.capturing.trace import Trace
 from rlplace.graphs.program import Shard, SplitPlan, SplitReport
 from rlplace.graphs.splitting import shard_ops
 from rlplace.graphs.splitting.choice import SoftmaxLoss, choose, is_forward, softmax_losses
-from rlplace.graphs.splitting.dimensions import PRODUCTS, Atom, Dims, Dimensions, Use, leaves
+from rlplace.graphs.splitting.dimensions import PRODUCTS, Atom, Dimensions, Dims, Use, argument, leaves
 
 aten = torch.ops.aten
 
@@ -119,10 +119,43 @@ def split_trace(trace: Trace, plan: SplitPlan) -> Trace:
 _LINEAR_IN_FIRST = {
     aten.mul.Scalar, aten.div.Scalar, aten.neg.default, aten.sum.default, aten.sum.dim_IntList, aten.mean.default,
     aten.mean.dim, aten.clone.default, aten.index_select.default, aten.slice_backward.default,
-    aten.select_backward.default, aten.div.Tensor,
+    aten.select_backward.default,
 }  # fmt: skip
 """Ops of a partial value and of whole ones whose results for the shards add up to that of the whole."""
+_LINEAR_IN_ALL = {aten.add.Tensor, aten.sub.Tensor, aten.cat.default, aten.stack.default}
+"""Ops that are linear in all that they read."""
+_ADDING = {aten.sum.default, aten.sum.dim_IntList, aten.index_add.default}
+"""Ops whose sums are smaller, or fewer, than what they read: a product for one of them is made by every shard."""
 _UNBIASED = {aten.addmm.default: aten.mm.default, aten.baddbmm.default: aten.bmm.default}
+
+
+def _is_view(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and is_view(node.target)
+
+
+def _may_be_linear(node: Node) -> bool:
+    """Whether an op may be linear in what it reads, for which it depends on what else it reads."""
+    target = node.target
+    if target is aten.mul.Tensor:
+        one, other = node.args[:2]
+        is_scale = not isinstance(other, Node) or other.meta["val"].dim() == 0
+        return is_scale or (one is not other and all(user.target in _ADDING for user in node.users))
+    return _is_view(node) or target in _LINEAR_IN_FIRST or target in _LINEAR_IN_ALL or target is aten.index_add.default
+
+
+def _is_linear(node: Node, partial: set[Node]) -> bool:
+    """Whether an op is linear in the partial values that it reads together."""
+    target, first = node.target, node.args[0]
+    if not _may_be_linear(node):
+        return False
+    if target is aten.mul.Tensor:
+        return len(partial) == 1
+    if target is aten.index_add.default:
+        return node.args[3] in partial and partial <= {first, node.args[3]}
+    if target in _LINEAR_IN_ALL:
+        given = first if isinstance(first, (list, tuple)) else node.args[:2]
+        return partial == set(given)  # a number would be added once for each shard
+    return partial == {first}
 
 
 class _Rewriting:
@@ -336,7 +369,7 @@ class _Rewriting:
     # Ops
 
     def _add(self, node: Node) -> None:
-        if node.target is operator.getitem and isinstance(self._values.get(node.args[0]), _Several):  # type: ignore[arg-type]
+        if node.target is operator.getitem and isinstance(self._values.get(argument(node, 0)), _Several):
             self._add_item(node)
             return
         if node in self._losses and self._add_loss(node, self._losses[node]):
@@ -372,7 +405,8 @@ class _Rewriting:
         self._values[node] = _Several((made,)) if is_several else _Value("whole", (made,), node)
 
     def _add_item(self, node: Node) -> None:
-        several, index = self._values[node.args[0]], node.args[1]  # type: ignore[index]
+        source, index = argument(node, 0), argument(node, 1)
+        several = self._values[source]
         assert isinstance(several, _Several) and isinstance(index, int)
         shards = range(len(several.nodes)) if several.kinds else (-1,)
         nodes = tuple(
@@ -458,37 +492,24 @@ class _Rewriting:
     def _add_partial(self, node: Node) -> bool:
         """Adds an op that is linear in the partial values that it reads once for each shard; returns whether it is."""
         target: Any = node.target
-        partial = {
-            one for one in node.all_input_nodes if isinstance(v := self._values[one], _Value) and v.kind == "partial"
-        }
-        tensors = node.args[0] if isinstance(node.args[0], (list, tuple)) else node.args[:2]
-        is_view_op = isinstance(target, torch._ops.OpOverload) and is_view(target)
-        if isinstance(node.meta.get("val"), (list, tuple)) or any(
-            not isinstance(self._values[one], _Value) for one in node.all_input_nodes
+        values = {one: self._values[one] for one in node.all_input_nodes}
+        if isinstance(node.meta.get("val"), (list, tuple)) or not all(isinstance(v, _Value) for v in values.values()):
+            return False
+        partial = {one for one in values if self._value(one).kind == "partial"}
+        if not _is_linear(node, partial):
+            return False
+        # an op that moves bytes pays only where no other op needs the sum of what it reads
+        if not _is_view(node) and any(
+            self._value(one).whole is not None or not all(map(_may_be_linear, one.users)) for one in partial
         ):
             return False
-        first = {node.args[0]} if isinstance(node.args[0], Node) else set()
-        both = {one for one in tensors if isinstance(one, Node)}
-        fits = (
-            ((is_view_op or target in _LINEAR_IN_FIRST) and partial == first)
-            or (target is aten.mul.Tensor and len(partial) == 1 and node.args[0] is not node.args[1])
-            or (target in (aten.add.Tensor, aten.sub.Tensor) and partial == both and len(node.args) == 2)
-            or (target in (aten.cat.default, aten.stack.default) and partial == both)
-            or (target is aten.index_add.default and node.args[3] in partial and partial <= {node.args[0], node.args[3]})
-        )
-        if not fits:
-            return False
-        if target in (aten.add.Tensor, aten.sub.Tensor) and not all(isinstance(one, Node) for one in node.args[:2]):
-            return False  # a number would be added once for each shard
-        shards = range(self._plan.num_shards)
-        wholes = {one: self._whole(self._value(one), node) for one in node.all_input_nodes if one not in partial}
+        wholes = {one: self._whole(self._value(one), node) for one in values if one not in partial}
         made = []
-        for index in shards:
-            args, kwargs = torch.fx.node.map_arg(
-                (node.args, node.kwargs), lambda one: wholes[one] if one in wholes else self._value(one).nodes[index]
-            )
+        for index in range(self._plan.num_shards):
+            local = {one: wholes[one] if one in wholes else self._value(one).nodes[index] for one in values}
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), local.__getitem__)
             if target is aten.index_add.default and index and node.args[0] in wholes:
-                base: torch.Tensor = wholes[node.args[0]].meta["val"]
+                base: torch.Tensor = args[0].meta["val"]
                 options = {"dtype": base.dtype, "device": base.device}
                 zeros = self._call(node, aten.zeros.default, (list(base.shape),), options, shard=index)
                 args = (zeros, *args[1:])
@@ -509,8 +530,8 @@ class _Rewriting:
         """A lookup in a table that is split by rows; other ops are refused."""
         if node.target is not aten.embedding.default:
             return False
-        table, indices = (self._value(one) for one in node.args[:2])  # type: ignore[arg-type]
-        layout = layout_of(self._dimensions.of[node.args[0]], atom)  # type: ignore[index]
+        table, indices = self._value(argument(node, 0)), self._value(argument(node, 1))
+        layout = layout_of(self._dimensions.of[argument(node, 0)], atom)
         if layout != _Layout(0, 1, 1) or table.atom is not atom:
             return False
         whole = self._whole(indices, node)
@@ -522,15 +543,15 @@ class _Rewriting:
         return True
 
     def _add_rows_backward(self, node: Node, atom: Atom) -> bool:
-        grad, indices = (self._value(one) for one in node.args[:2])  # type: ignore[arg-type]
+        grad, indices = self._value(argument(node, 0)), self._value(argument(node, 1))
         out = self._dimensions.of[node]
-        padding, is_scaled = node.args[3:5]
+        padding, is_scaled = argument(node, 3, -1), argument(node, 4, False)
         if is_scaled or layout_of(out, atom) != _Layout(0, 1, 1):
             return False
         whole, positions = self._whole(grad, node), self._whole(indices, node)
         made = []
         for index, (start, end) in enumerate(pairwise(self._bounds[atom])):
-            rows = self._shard_rows(node, positions, atom, int(padding), index)  # type: ignore[call-overload]
+            rows = self._shard_rows(node, positions, atom, int(padding), index)
             made.append(self._call(node, node.target, (whole, rows, end - start, -1, False), shard=index))
         self._values[node] = _Value("split", tuple(made), node, atom, out)
         return True
@@ -561,7 +582,7 @@ class _Rewriting:
             self._split_losses[loss], self._values[node] = made, _Several((made,))
             return True
         assert loss.backward is not None
-        seed, weight = (self._whole(self._value(loss.backward.args[k]), node) for k in (0, 6))  # type: ignore[arg-type]
+        seed, weight = (self._whole(self._value(argument(loss.backward, k)), node) for k in (0, 6))
         logsumexp = self._call(loss.loss, operator.getitem, (self._split_losses[loss], 2))
         gradients = tuple(
             self._call(

@@ -117,7 +117,8 @@ def _fake_lookup(table: Tensor, rows: Tensor) -> Tensor:
 
 
 def _fake_statistics(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return tuple(logits.new_empty(logits.shape[:1], dtype=logsumexp_dtype(logits.dtype)) for _ in range(2))  # type: ignore[return-value]
+    each = logits.new_empty(logits.shape[:1], dtype=logsumexp_dtype(logits.dtype))
+    return each, torch.empty_like(each)
 
 
 def _fake_loss(logsumexps: list[Tensor], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
