@@ -69,8 +69,8 @@ class OpGraph:
         output_tensors: (O,) int32, tensors that the step returns: they stay allocated.
         micro_batch: (N,) int32, the slice of the batch of each op; -1 for ops that all slices share (parameters, sums
             of gradients, updates), and for all ops if the batch is not cut. An empty array means -1 for all ops.
-        shard: (N,) int32, the shard of each op of a step that is split (`SplitPlan`); -1 for ops that are whole, and for
-            all ops if nothing is split. An empty array means -1 for all ops.
+        shard: (N,) int32, the shard of each op of a step that is split (`SplitPlan`); -1 for ops that are whole,
+            and for all ops if nothing is split. An empty array means -1 for all ops.
         program: the executable graph, if the step was captured in this process; never saved.
         name: a display name, e.g. `nmt@small`; neither saved nor in the fingerprint.
     """

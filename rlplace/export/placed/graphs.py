@@ -324,6 +324,6 @@ def check_arguments(model: nn.Module, graph: OpGraph, placement: Placement, wher
         f"{graph.num_shards} shards",
         "a step whose parameters are whole",
         where=where,
-        hint="A split step can be simulated, searched and measured; models are not placed by shards yet. Capture without "
-        "`split`.",
+        hint="A split step can be simulated, searched and measured; models are not placed by shards yet. Capture it "
+        "without `split`.",
     )

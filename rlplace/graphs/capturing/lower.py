@@ -190,7 +190,8 @@ class LoweredStep:
         signed, cost = signature(str(target), *values), call_facts(target, *values, output)
         op = self._built.add(
             OpRow(
-                *(node.name, str(target), module_of(node), phase, signed, reads, *cost), shard=node.meta.get("shard", -1)
+                *(node.name, str(target), module_of(node), phase, signed, reads, *cost),
+                shard=node.meta.get("shard", -1),
             )
         )
         outputs: tuple[int, ...] = ()

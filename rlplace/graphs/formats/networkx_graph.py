@@ -101,9 +101,9 @@ def from_networkx(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> O
     """See `OpGraph.from_networkx`; `where` is for messages.
 
     A graph of others may say of a node: `name`, `target`, `module`, `phase`, `flops`, `bytes_moved`, `output_bytes`,
-    `parameter_bytes`, `gradient_bytes`, `state_bytes`, `workspace_bytes`, `colocation`, `micro_batch`, `shard`; of an edge:
-    `bytes`. Common other names are understood (`ALIASES`), misspelt ones refused, and others ignored. Ops keep the
-    order of the nodes as far as edges allow.
+    `parameter_bytes`, `gradient_bytes`, `state_bytes`, `workspace_bytes`, `colocation`, `micro_batch`, `shard`; of an
+    edge: `bytes`. Common other names are understood (`ALIASES`), misspelt ones refused, and others ignored. Ops keep
+    the order of the nodes as far as edges allow.
 
     Raises:
         InvalidValue: the graph is cyclic or undirected, or an attribute is wrong, or misspelt.
@@ -231,7 +231,8 @@ class _Reading(GraphBuilder):
                 flops=read(row, "flops", 0.0),
                 bytes_moved=read(row, "bytes_moved", -1.0),
                 colocation=_integer("colocation", given, most) if self._is_ours else self._class_of(given),
-                **{part: _integer(part, row.get(part, -1), most) for part in ("micro_batch", "shard")},
+                micro_batch=_integer("micro_batch", row.get("micro_batch", -1), most),
+                shard=_integer("shard", row.get("shard", -1), most),
                 **{name: read(row, name, 0) for name in COUNTS},
             )
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.constants import module_of
 from rlplace.graphs.capturing.lower import tensor_bytes
 from rlplace.graphs.capturing.portable import attention
-from rlplace.graphs.splitting.dimensions import PRODUCTS, Atom, Dim, Dimensions, argument, leaves, shows
 from rlplace.graphs.program import SplitPlan
+from rlplace.graphs.splitting.dimensions import PRODUCTS, Atom, Dim, Dimensions, argument, leaves, shows
 
 aten = torch.ops.aten
 
@@ -100,7 +101,7 @@ class Choice:
 
 def is_forward(node: Node) -> bool:
     """Whether an op belongs to the forward."""
-    return (node.meta.get("custom") or {}).get("phase", "forward") == "forward"
+    return bool((node.meta.get("custom") or {}).get("phase", "forward") == "forward")
 
 
 class _Roles:
@@ -213,13 +214,13 @@ def choose(
             if any(one in split or atoms_of[one].count(atom) > 1 for one in own):
                 continue
             bounds = plan.bounds(atom.size)
-            if min(end - start for start, end in zip(bounds, bounds[1:], strict=False)) < 1:
+            if min(end - start for start, end in pairwise(bounds)) < 1:
                 empty.append((atom, name))
                 continue
             classes[atom] = name
             split.update(dict.fromkeys(own, atom))
     for atom, name in empty:
-        if not all(one in split for one in readers[atom]):
+        if not any(one in split for one in readers[atom]):  # else a factor of the same dimension is split
             node = roles.first[atom]
             raise CaptureError(
                 f"cannot split {name} by {plan.parts}: op {node.target} in module {module_of(node) or 'the root'} runs "
@@ -254,8 +255,6 @@ def _large_tables(parameters: Sequence[Node]) -> set[Node]:
         one: tensor_bytes(one.meta["val"])
         for one in parameters
         if one.users
-        and all(
-            user.target is aten.embedding.default and user.args[0] is one for user in one.users if is_forward(user)
-        )
+        and all(user.target is aten.embedding.default and user.args[0] is one for user in one.users if is_forward(user))
     }
     return {one for one, size in sizes.items() if size * LARGE_TABLE > sum(sizes.values())}

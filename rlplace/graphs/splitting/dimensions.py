@@ -132,6 +132,8 @@ _SAME_SHAPE = {
 }  # fmt: skip
 """Ops by elements that do not say so by their tags."""
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default}
+
+
 def argument(node: Node, position: int, default: Any = None) -> Any:
     """An argument of an op, by its position."""
     return node.args[position] if len(node.args) > position else default
@@ -239,11 +241,7 @@ class Dimensions:
                 made.append(None)
                 continue
             sizes = zip(*out, strict=True)
-            made.append(
-                tuple(
-                    [] if size == 1 else found.setdefault(label, [[Atom(size)]])[0] for label, size in sizes
-                )
-            )
+            made.append(tuple([] if size == 1 else found.setdefault(label, [[Atom(size)]])[0] for label, size in sizes))
         return Use(
             [(one, self.of[one]) for one, _ in ins],
             made,
@@ -259,7 +257,7 @@ class Dimensions:
         value = node.meta["val"]
         values = value if isinstance(value, (list, tuple)) else (value,)
         read = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
-        shape = torch.broadcast_shapes(*(one.meta["val"].shape for one in read))
+        shape = torch.broadcast_shapes(*(one.meta["val"].shape for one in read))  # type: ignore[no-untyped-call]
         if not read or any(not isinstance(v, torch.Tensor) or v.shape != shape for v in values):
             return None
         rank = len(shape)
@@ -296,9 +294,7 @@ class Dimensions:
     def _expand(self, node: Node) -> Use:
         (source,), shape = node.all_input_nodes, node.meta["val"].shape
         rank = source.meta["val"].dim()
-        return self.labelled(
-            [(source, range(len(shape) - rank, len(shape)))], [(range(len(shape)), shape)], sizes=1
-        )
+        return self.labelled([(source, range(len(shape) - rank, len(shape)))], [(range(len(shape)), shape)], sizes=1)
 
     def _pieces(self, node: Node) -> Use | None:
         """`split` into equal pieces: the number of the piece is the outer factor of the dimension."""
@@ -308,10 +304,11 @@ class Dimensions:
         dim %= values[0].dim()
         if len({value.shape for value in values}) > 1 or values[0].shape[dim] == 1:
             return None
-        number, inner = [Atom(len(values))] if len(values) > 1 else [], [Atom(values[0].shape[dim])]
+        number = [Atom(len(values))] if len(values) > 1 else []
+        inner = [Atom(values[0].shape[dim])]
         unify(self.of[source][dim], [*number, *inner])
         out = tuple(inner if d == dim else each for d, each in enumerate(self.of[source]))
-        same = [(self.of[source][dim], [*number, *inner])]
+        same: list[tuple[Dim, ...]] = [(self.of[source][dim], [*number, *inner])]
         return Use([(source, self.of[source])], [out] * len(values), piece=(1, dim), whole=[number], same=same)
 
     def _slice(self, node: Node) -> Use:
@@ -363,7 +360,7 @@ class Dimensions:
         sizes = {one.meta["val"].shape[dim] for one in tensors}
         labels: list[Any] = list(range(len(shape)))
         if len(sizes) == 1 and sizes != {1} and len(tensors) > 1:  # the backward of `split` into equal pieces
-            use = self.labelled([(one, labels) for one in tensors], [(labels, shape[:dim] + (1,) + shape[dim + 1 :])])
+            use = self.labelled([(one, labels) for one in tensors], [(labels, (*shape[:dim], 1, *shape[dim + 1 :]))])
             inner = next(dims[dim] for _, dims in use.ins)
             out = use.outs[0]
             assert out is not None
@@ -459,9 +456,7 @@ class Dimensions:
         else:
             grad, out, logsumexp = node.args[0], *node.args[4:6]
             words = f"bhne,bhne,{keys},bhne,bhn,{masked}"
-            use = self.einsum(
-                node, words, f"bhne,{keys}", grad, query, key, value, out, logsumexp, mask, whole="nme"
-            )
+            use = self.einsum(node, words, f"bhne,{keys}", grad, query, key, value, out, logsumexp, mask, whole="nme")
             use.summed = [heads]  # the gradient of a head of keys is a sum over its group
         use.batch = [use.outs[0][0], heads]  # type: ignore[index]
         return use
@@ -471,9 +466,7 @@ class Dimensions:
         table, indices = argument(node, 0), argument(node, 1)
         rank = indices.meta["val"].dim()
         shape = node.meta["val"].shape
-        use = self.labelled(
-            [(table, ("row", "width")), (indices, range(rank))], [((*range(rank), "width"), shape)]
-        )
+        use = self.labelled([(table, ("row", "width")), (indices, range(rank))], [((*range(rank), "width"), shape)])
         self.of[node] = (*use.outs[0][:-1], *fresh(shape[-1:]))  # type: ignore[index]
         return use
 
@@ -483,9 +476,7 @@ class Dimensions:
         shape = node.meta["val"].shape
         inner = fresh(shape[1:])
         own = (*self.of[indices], *inner)
-        use = self.labelled(
-            [(indices, range(rank))], [(("row", "width"), shape)], summed=range(rank)
-        )
+        use = self.labelled([(indices, range(rank))], [(("row", "width"), shape)], summed=range(rank))
         use.outs = [(use.outs[0][0], *inner)]  # type: ignore[index]
         use.ins.insert(0, (grad, own))
         return use

@@ -243,11 +243,10 @@ class _Rewriting:
         for position, node in enumerate(self._outputs):
             place = position - self._trace.num_results
             parameter = self._placeholders[place] if 0 <= place < count else None
-            atom = self._choice.parameters.get(parameter) if parameter is not None else None
-            num = self._plan.num_shards if atom is not None else 1
+            atom = None if parameter is None else self._choice.parameters.get(parameter)
             if node is None:
-                outputs += [None] * num
-            elif atom is not None:
+                outputs += [None] * (1 if atom is None else self._plan.num_shards)
+            elif parameter is not None and atom is not None:
                 outputs += self._local(self._value(node), self._dimensions.of[parameter], atom, node)
             else:
                 outputs.append(self._whole(self._value(node), node))
@@ -340,9 +339,8 @@ class _Rewriting:
     def _local(self, value: _Value, dims: Dims, atom: Atom, reader: Node) -> tuple[Node, ...]:
         """The tensors of the shards of an op for which `value` has dimensions `dims`, and is split along `atom`."""
         layout = layout_of(dims, atom)
-        if value.kind == "split" and value.atom is atom and layout is not None:
-            if layout_of(value.dims, atom) == layout:
-                return value.nodes
+        if value.atom is atom and layout is not None and layout_of(value.dims, atom) == layout:
+            return value.nodes
         whole = self._whole(value, reader)
         if layout is None:
             return (whole,) * self._plan.num_shards
@@ -354,9 +352,7 @@ class _Rewriting:
             )
         return value.slices[key]
 
-    def _slice(
-        self, whole: Node, dim: int, intervals: Sequence[tuple[int, int]], like: Node, reader: Node
-    ) -> Node:
+    def _slice(self, whole: Node, dim: int, intervals: Sequence[tuple[int, int]], like: Node, reader: Node) -> Node:
         """A copy of a part: a view would be sent with all of its base."""
         if len(intervals) == 1:
             made = self._call(like, aten.slice_copy.Tensor, (whole, dim, *intervals[0]))
@@ -407,7 +403,7 @@ class _Rewriting:
     def _add_item(self, node: Node) -> None:
         source, index = argument(node, 0), argument(node, 1)
         several = self._values[source]
-        assert isinstance(several, _Several) and isinstance(index, int)
+        assert isinstance(several, _Several)
         shards = range(len(several.nodes)) if several.kinds else (-1,)
         nodes = tuple(
             self._call(node, operator.getitem, (one, index), shard=shard)
@@ -463,6 +459,7 @@ class _Rewriting:
     def _add_shard(
         self, node: Node, use: Use, atom: Atom, local: dict[Node, tuple[Node, ...]], index: int, *, is_summed: bool
     ) -> Node:
+        args: Any
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda one: local[one][index])
         target: Any = node.target
         out = use.outs[0]
@@ -507,6 +504,7 @@ class _Rewriting:
         made = []
         for index in range(self._plan.num_shards):
             local = {one: wholes[one] if one in wholes else self._value(one).nodes[index] for one in values}
+            args: Any
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), local.__getitem__)
             if target is aten.index_add.default and index and node.args[0] in wholes:
                 base: torch.Tensor = args[0].meta["val"]

@@ -91,7 +91,8 @@ def check_workload(name: str, parts: int | tuple[int, ...], micro_batches: int, 
         micro_batches=micro_batches,
         **options,
     )
-    assert graph.program is not None and graph.program.split is not None
+    assert graph.program is not None
+    assert graph.program.split is not None
     print(name, f"gathered {graph.program.split.gathered_share:.2%} of the FLOPs")
     assert graph.program.split.gathered_share < 0.05
 
@@ -162,7 +163,8 @@ def test_inference_returns_whole_results() -> None:
     model = Words().double().eval()
     graph = check_equal(model, torch.randint(11, (5, 3)), None, SplitPlan(("vocabulary", "mlp")), CLEAN)
     assert graph.program is not None
-    assert graph.program.result_refs[0].id < graph.num_tensors
+    result = graph.program.base(graph.program.result_refs[0])
+    assert graph.shard[graph.tensor_op[result]] == -1
 
 
 class Products(nn.Module):
@@ -203,14 +205,16 @@ def test_an_op_of_the_backward_without_a_rule_is_gathered_and_named() -> None:
             return self.second(hidden)
 
     graph = check_equal(Flipped().double(), torch.randn(3, 4).double(), Tensor.sum, SplitPlan(("mlp",)), CLEAN)
-    assert graph.program is not None and graph.program.split is not None
+    assert graph.program is not None
+    assert graph.program.split is not None
     assert [target for _, target, *_ in graph.program.split.gathered] == ["aten.flip.default"]
     assert 0 < graph.program.split.gathered_share < 1
 
 
 def test_random_ops_of_shards_are_named() -> None:
     graph = capture(Words(0.5), torch.randint(11, (5, 3)), lambda y: y.sum(), "sgd", split=SplitPlan(("mlp",)))
-    assert graph.program is not None and graph.program.split is not None
+    assert graph.program is not None
+    assert graph.program.split is not None
     assert [module for _, _, module in graph.program.split.random] == ["dropout"]
 
 
@@ -223,7 +227,7 @@ def test_shards_share_the_work_and_stay_with_their_parameters() -> None:
     assert sum(flops) > 0.9 * float(whole.flops.sum())
     assert float(graph.flops.sum()) < 1.05 * float(whole.flops.sum())
     assert graph.parameter_bytes.sum() == whole.parameter_bytes.sum()
-    assert graph.state_bytes.sum() == whole.state_bytes.sum()
+    assert graph.state_bytes.sum() == pytest.approx(whole.state_bytes.sum(), rel=1e-4)  # Adam counts steps by shard
     for colocated in np.unique(graph.colocation[graph.colocation >= 0]):
         assert len(np.unique(graph.shard[graph.colocation == colocated])) == 1
 
@@ -259,8 +263,7 @@ def test_the_ops_of_shards_are_their_formulas() -> None:
         )
         one = torch.ones((), dtype=torch.float64)
         gradients = [
-            shard_ops.vocabulary_gradient(one, logits[:, a:b], logsumexp, target, number, a, 1, -100)
-            for a, b in bounds
+            shard_ops.vocabulary_gradient(one, logits[:, a:b], logsumexp, target, number, a, 1, -100) for a, b in bounds
         ]
     assert torch.allclose(found, loss, rtol=1e-12)
     assert torch.allclose(torch.cat(gradients, 1), expected, rtol=1e-12, atol=1e-15)
