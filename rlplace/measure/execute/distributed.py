@@ -177,8 +177,7 @@ def distributed_channels(
 ) -> dict[int, DistributedChannel]:
     """The channels of a rank, by transfer: those that it receives, in this order, then those that it sends."""
     graph, plan = made.graph, made.plan
-    sources = plan.devices[graph.tensor_op[plan.transfer_tensor]].tolist()
-    ends = list(zip(sources, plan.transfer_destination.tolist(), plan.transfer_tensor.tolist(), strict=True))
+    ends = list(zip(made.sources, plan.transfer_destination.tolist(), plan.transfer_tensor.tolist(), strict=True))
     received = [item - graph.num_ops for kind, item, _ in made.programs[rank] if kind == "receive"]
     channels: dict[int, DistributedChannel] = {}
     for k in (*received, *(k for k, (source, _, _) in enumerate(ends) if source == rank)):

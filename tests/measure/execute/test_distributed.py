@@ -12,6 +12,7 @@ import pytest
 import torch
 from core_hosts import core_host
 from faulty_ops import faulty_graph
+from machine_hosts import core_machines
 from naive_plan import naive_plan, random_devices
 from placed_steps import NUM_STEPS, run_placed
 from rank_threads import rank_residents, rank_threads
@@ -24,6 +25,7 @@ from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.distributed import Wires, connect, store_in
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.problem import transfer_sources
 
 
 def gloo(host: Host) -> partial[Wires]:
@@ -61,6 +63,38 @@ def test_losses_are_those_of_threads_to_the_bit(name: str, num_devices: int, has
                 found.append(step.result.clone().reshape(()))
             step.unload()
             assert found == expected.losses
+    crew.stop()
+
+
+@pytest.mark.parametrize("has_slots", [False, True])
+@pytest.mark.parametrize("name", ["lstm", "tied", "attention"])
+def test_steps_with_relays_equal_those_of_threads_to_the_bit(name: str, has_slots: bool) -> None:
+    """Two machines of two ranks; tensors also go through slots, as within one machine."""
+    torch.manual_seed(0)
+    case = CASES[name]()
+    graph = capture(case.model, case.inputs, case.loss_fn, "adamw", targets=case.targets)
+    host, apart, generator = core_host(4), core_machines("aabb"), np.random.default_rng(0)
+    crew, num_relayed = Crew(host.devices), 0
+    with rank_threads(graph, apart, wires=None if has_slots else gloo(host)) as ranks:
+        for is_traced in (False, True, False, False, True):
+            plan = naive_plan(graph, random_devices(graph, 4, generator), generator)
+            expected, _ = run_placed(graph, host, plan, crew)
+            residents = rank_residents(graph, apart, ranks)
+            residents.reset()
+            step = PlacedStep(graph, apart, plan, residents, ranks, is_traced=is_traced)
+            found: list[Tensor] = []
+            for number in range(NUM_STEPS):
+                step.run(number)
+                found.append(step.result.clone().reshape(()))
+            assert found == expected.losses
+            sources = transfer_sources(graph, apart, plan)
+            num_relayed += int((sources != plan.devices[graph.tensor_op[plan.transfer_tensor]]).sum())
+            if is_traced:
+                timeline = step.timeline()
+                assert timeline.transfer_source.tolist() == sources.tolist()
+                assert (timeline.memory_bytes >= 0).all()
+            step.unload()
+    assert num_relayed > 2
     crew.stop()
 
 
