@@ -429,7 +429,7 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
                     if slot_of[n + k] < 0:
                         start_s[n + k] = end_s[n + k] = now
                         num_done += 1
-                    elif transfer_source[k] == devices[op]:
+                    elif not has_relays or transfer_source[k] == devices[op]:
                         num_startable = _meet(data_waiting, waiting, startable, num_startable, n + k)
                     k = next_transfer[k]
             if has_updates and concerned[op]:
@@ -577,7 +577,7 @@ def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> N
     blocks_source, latency_s = pointer(p.route_blocks_source), pointer(p.route_latency_s)
     s_per_byte, tensor_bytes, tensor_op = pointer(p.route_s_per_byte), pointer(p.tensor_bytes), pointer(p.tensor_op)
     first_behind, next_behind, last_item = pointer(v.first_behind), pointer(v.next_behind), pointer(v.last_item)
-    data_waiting = pointer(v.data_waiting)
+    data_waiting, has_relays = pointer(v.data_waiting), p.has_relays
     route_slot, dispatcher, launches, by_request = (
         pointer(p.route_slot),
         pointer(p.dispatcher),
@@ -591,8 +591,9 @@ def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> N
     sequence = pointer(s.sequence)
     count = 0
     lane_head[:] = 0
-    v.first_behind[:] = -1
-    v.last_item[:] = -1
+    if has_relays:
+        v.first_behind[:] = -1
+        v.last_item[:] = -1
     for position in range(s.state[POSITION]):
         item = sequence[position]
         item_base[item] = item_end[item] = count
@@ -617,7 +618,7 @@ def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> N
             own = held = atoms[device] if is_job else 0
             if blocks_source[pair]:
                 held |= atoms[source]
-            if source != devices[tensor_op[t]] and last_item[source] >= 0:  # a relay ends that first
+            if has_relays and source != devices[tensor_op[t]] and last_item[source] >= 0:  # a relay ends that first
                 next_behind[item - n] = first_behind[last_item[source]]
                 first_behind[last_item[source]] = item - n
                 data_waiting[item] += 1
@@ -627,13 +628,11 @@ def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> N
         held &= ~own
         while own:
             item_lanes[count] = lowest_bit(own)
-            last_item[item_lanes[count]] = item
             own &= own - 1
             count += 1
         bounded[item] = count - first
         while held:
             item_lanes[count] = lowest_bit(held)
-            last_item[item_lanes[count]] = item
             held &= held - 1
             count += 1
         for a in range(route_offsets[pair], route_offsets[pair + 1]):
@@ -645,6 +644,8 @@ def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> N
         for a in range(first, count):
             place[a] = lane_head[item_lanes[a]]
             lane_head[item_lanes[a]] += 1
+            if has_relays and item_lanes[a] < num_devices:
+                last_item[item_lanes[a]] = item
         item_end[item] = count
     lane_base[0] = 0
     for lane in range(len(lane_head)):
