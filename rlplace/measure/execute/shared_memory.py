@@ -188,8 +188,8 @@ def shared_channels(arena: Arena, made: RankPrograms, rank: int) -> dict[int, Sh
     offsets, num_bytes = slot_offsets(slots)
     memory = arena.slots(num_bytes)
     arena.num_transfers = max(arena.num_transfers, plan.num_transfers)
-    ends = zip(made.sources, plan.transfer_destination.tolist(), strict=True)
-    own = [k for k, pair in enumerate(ends) if rank in pair]
+    ends = zip(made.sources, plan.transfer_destination.tolist(), made.has_slot, strict=True)
+    own = [k for k, (source, to, has_slot) in enumerate(ends) if has_slot and rank in (source, to)]
     return {k: SharedChannel(arena, k, memory, offsets[slots.of[k]]) for k in own}
 
 
