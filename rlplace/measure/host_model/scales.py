@@ -566,9 +566,11 @@ def _slower(problem: Problem, level: float) -> Problem:
         )
         for link in host.links
     )
-    launches = {"dispatch_s": host.dispatch_s * level, "copy_dispatch_s": host.copy_dispatch_s * level}
-    host = dataclasses.replace(host, links=links, **launches)
-    return dataclasses.replace(problem, host=host, costs=dataclasses.replace(costs, op_time_s=costs.op_time_s * level))
+    host = dataclasses.replace(
+        host, links=links, dispatch_s=host.dispatch_s * level, copy_dispatch_s=host.copy_dispatch_s * level
+    )
+    costs = dataclasses.replace(costs, op_time_s=costs.op_time_s * level)
+    return dataclasses.replace(problem, host=host, costs=costs)
 
 
 def _known(items: Sequence[Scale], mean: NDArray[np.float64], root: NDArray[np.float64]) -> tuple[Scale, ...]:
