@@ -99,11 +99,11 @@ class FileProblem(UserError):
 class FingerprintMismatch(UserError):
     """A placement or graph made for another graph or host; carries `kind`, `actual` and `expected`."""
 
-    def __init__(self, kind: str, actual: str, expected: str) -> None:
+    def __init__(self, kind: str, actual: str, expected: str, *, hint: str = "") -> None:
         self.kind, self.actual, self.expected = kind, actual, expected
         super().__init__(
             f"this file was made for another {kind}: its {kind} fingerprint is {_shown(actual)}, yours is {expected}. "
-            f"Use the {kind} that it was made for, or search a placement for this one."
+            + (hint or f"Use the {kind} that it was made for, or search a placement for this one.")
         )
 
 

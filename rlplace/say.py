@@ -1,4 +1,4 @@
-"""Text for people: numbers with three digits and a unit, and lines of progress on stderr."""
+"""Text for people: numbers with three digits and a unit, lines of progress on stderr, and of results on stdout."""
 
 from __future__ import annotations
 
@@ -92,6 +92,11 @@ def sayer(asked: Say | bool | None) -> Say:
 def say(message: str) -> None:
     """Lines for people, on stderr, without control characters: names may come from a stranger's file."""
     print(clean_lines(message), file=sys.stderr, flush=True)
+
+
+def print_result(message: str) -> None:
+    """Lines of a result, on stdout, without control characters."""
+    print(clean_lines(message), flush=True)
 
 
 def _drop(_: str) -> None:

@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import CodeType
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
@@ -110,3 +112,45 @@ class Paused(Faulty):
 def paused_graph(kinds: tuple[str, ...]) -> OpGraph:
     """The input, an op for each of `kinds`, a sum and a pause: `len(kinds)` + 3 ops."""
     return capture(Paused(kinds), torch.ones(8))
+
+
+TOLD = ("nothing", "raise", "memory", "wait", "kill")
+"""What an op does that is told by its input, by number."""
+GO = "RLPLACE_TESTS_GO"
+"""The variable with the path of a file, for which an op that was told to `wait` waits."""
+
+
+@torch.library.custom_op("rlplace_tests_faults::told", mutates_args=())
+def told(x: Tensor, what: Tensor) -> Tensor:
+    """A copy of `x`; before, what is told."""
+    kind = TOLD[int(what)]
+    if kind == "raise":
+        raise ValueError("boom")
+    if kind == "memory":
+        torch.empty(1 << 55)
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while kind == "wait" and not Path(os.environ[GO]).exists():
+        time.sleep(0.01)
+    return x.clone()
+
+
+@told.register_fake
+def _(x: Tensor, what: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+told.register_autograd(lambda _, gradient: (gradient, None))
+
+
+class Told(nn.Module):
+    """Layers with dropout, and between them an op that is told what to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, what: Tensor) -> Tensor:
+        hidden = functional.dropout(torch.relu(self.first(x)), 0.5)
+        out: Tensor = self.last(told(hidden, what))
+        return out

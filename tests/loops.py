@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -90,3 +92,26 @@ def assert_same_state(actual: dict[str, Tensor], expected: dict[str, Tensor], to
 
 def gradients(named: Iterator[tuple[str, nn.Parameter]]) -> dict[str, Tensor | None]:
     return {name: None if parameter.grad is None else parameter.grad.clone() for name, parameter in named}
+
+
+def in_a_fork(call: Callable[[], Tensor]) -> Any:
+    """What a call gives in a forked process: its values, or the kind of its error and what it says."""
+    fork = multiprocessing.get_context("fork")
+    receiving, sending = fork.Pipe(duplex=False)
+
+    def run() -> None:
+        try:
+            sending.send(call().tolist())
+        except Exception as error:
+            sending.send((type(error), str(error)))
+
+    process = fork.Process(target=run)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
+        process.start()
+    try:
+        assert receiving.poll(60), "it hangs"
+        return receiving.recv()
+    finally:
+        process.kill()
+        process.join()

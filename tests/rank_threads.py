@@ -12,6 +12,7 @@ from typing import Any
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.execute.distributed import Wires
 from rlplace.measure.execute.rank_processes import RankCrew, serve_rank
+from rlplace.measure.execute.residents import Residents
 from rlplace.measure.execute.shared_memory import Arena
 from rlplace.measure.hosts.host import Host
 
@@ -53,3 +54,8 @@ def rank_threads(
             thread.join(timeout=60)
         crew.stop()
         arena.close()
+
+
+def rank_residents(graph: OpGraph, host: Host, crew: RankCrew) -> Residents:
+    """Those of all ranks: each has those of its own device."""
+    return Residents(graph, host, is_apart=True, ask=crew.ask)

@@ -59,9 +59,9 @@ class Subject:
                 used.stop()
 
 
-def subject(host_word: str, workload: str = SMALL, graph: OpGraph | None = None) -> Subject:
+def subject(host: str | Host, workload: str = SMALL, graph: OpGraph | None = None) -> Subject:
     """The step of a workload, or of a graph with a program, on a host; every op counts as equally dear."""
-    host = resolve_host(host_word)
+    host = resolve_host(host)
     graph = capture_workload(build(workload)) if graph is None else graph
     costs = Costs(np.where(graph.is_source[:, None], 0.0, np.full((graph.num_ops, host.num_devices), 1e-5)), "given")
     problem = Problem.grouped(graph, host, costs, 32)

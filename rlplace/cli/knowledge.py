@@ -23,7 +23,7 @@ from rlplace.errors import FileProblem, InvalidValue, check_known, refuse_if
 from rlplace.measure import resolve_host
 from rlplace.policy.options import PretrainConfig
 from rlplace.records import shortened
-from rlplace.say import clean, counted, format_seconds, say
+from rlplace.say import clean, counted, format_seconds, print_result, say
 
 if TYPE_CHECKING:
     from rlplace.store import Filter, StoredMeasurement
@@ -301,7 +301,7 @@ def doctor(json: bool = False) -> None:
     else:
         show(doctor_table(facts["checks"]))
         verdicts = Counter(finding.verdict for finding in findings)
-        say(f"{len(findings)} findings: {verdicts['fail']} failed, {counted(verdicts['warn'], 'warning')}")
+        print_result(f"{len(findings)} findings: {verdicts['fail']} failed, {counted(verdicts['warn'], 'warning')}")
     if facts["verdict"] == "fail":
         raise SystemExit(1)
 
@@ -320,16 +320,17 @@ def workloads(json: bool = False) -> None:
         return
     for row in rows:
         if row["problem"]:
-            say(f"{row['name']:13} {row['problem']}")
+            print_result(f"{row['name']:13} {row['problem']}")
             continue
         for size in ("small", "paper"):
             options = ",".join(f"{key}={str(value).lower()}" for key, value in row[size].items())
             counts = row["counts"].get(size)
             counted = f"{counts['num_ops']:7,} ops {counts['num_edges']:7,} edges" if counts else f"{'not counted':>25}"
-            say(f"{row['name']:13} {size:6} {counted}  {options}")
+            print_result(f"{row['name']:13} {size:6} {counted}  {options}")
         if not row["is_installed"]:
-            say(f"{'':13} needs pip install 'rlplace[{row['extra']}]'")
-    say("several as one: multi:NAME[@...][*WEIGHT],NAME,...; your own: package.module:function, or a graph file")
+            print_result(f"{'':13} needs pip install 'rlplace[{row['extra']}]'")
+    own = "your own: package.module:function, or a graph file"
+    print_result(f"several as one: multi:NAME[@...][*WEIGHT],NAME,...; {own}")
 
 
 def bench(subject: tyro.conf.Positional[str] = "simulator", quick: bool = False, json: bool = False) -> None:
@@ -343,6 +344,7 @@ def bench(subject: tyro.conf.Positional[str] = "simulator", quick: bool = False,
     check_known("benchmark", subject, ("simulator",))
     from rlplace.measure.simulate.bench_simulator import bench_simulator
 
-    result = bench_simulator(is_quick=quick, on_row=lambda row: say(str(row)))
+    tell = say if json else print_result
+    result = bench_simulator(is_quick=quick, on_row=lambda row: tell(str(row)))
     if json:
         print_json({"schema": 1, **result})

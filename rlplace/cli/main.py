@@ -28,6 +28,7 @@ from rlplace.cli.option_groups import only_json_on_stdout, options_given
 from rlplace.cli.runs import explain, export, place, report, train
 from rlplace.cli.workload import advise, compare, fidelity, graph, measure, simulate
 from rlplace.errors import RlplaceError, UserError
+from rlplace.measure.hosts.nodes import join, under_torchrun
 from rlplace.say import say
 
 DESCRIPTION = "Finds where each op of a PyTorch model should run so that the measured step is shortest."
@@ -80,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] in (["--version"], ["-V"]):
         print(f"rlplace {__version__}")
         return 0
+    if under_torchrun() and os.environ["RANK"] != "0":
+        return _follow(arguments)
     terminated, parser = Event(), app
     if HELP_ALL in arguments:
         arguments = [HELP[0] if word == HELP_ALL else word for word in arguments]
@@ -91,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _no_interrupt_lost(),
             options_given(arguments),
             only_json_on_stdout() if "--json" in arguments else nullcontext(),
+            _with_others() if under_torchrun() else nullcontext(),
         ):
             parser.cli(
                 prog="rlplace",
@@ -119,6 +123,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
+
+
+@contextmanager
+def _with_others() -> Iterator[None]:
+    """While active, the other ranks of torchrun work for this one; they end then."""
+    nodes = join()
+    try:
+        yield
+    except BaseException as error:
+        nodes.end(has_failed=not isinstance(error, SystemExit) or bool(error.code))
+        raise
+    nodes.end()
+
+
+def _follow(arguments: Sequence[str]) -> int:
+    """What every rank of torchrun but the first does: it works for the first one until that one's command is over."""
+    from rlplace.measure.hosts.fresh_ranks import serve
+    from rlplace.measure.isolate.keeper import keep
+
+    try:
+        with _sigterm_as_ctrl_c(Event()):
+            nodes = join()
+            serve(nodes)
+            if arguments[:1] == ["doctor"]:
+                from rlplace.doctor.machines import look_at_machines
+
+                look_at_machines(nodes)
+            keep(nodes)
+            return int(nodes.has_failed)
+    except RlplaceError as error:
+        say(f"rlplace: rank {os.environ['RANK']} failed: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from rlplace.errors import InvalidValue, check_known
 from rlplace.files import jsonable
 from rlplace.measure import Host, resolve_host
 from rlplace.records import check_seed
-from rlplace.say import say
+from rlplace.say import print_result
 from rlplace.session.setup import CutOptions, Loss, Setup, parse_batch_dims, parse_count
 from rlplace.training import TrainConfig
 from rlplace.workloads import parse_workload
@@ -276,17 +276,17 @@ def print_json(data: dict[str, Any]) -> None:
 
 
 def answer(result: dict[str, Any], words: str, is_json: bool) -> None:
-    """The answer of a command: its object on stdout where `--json` asks for that, else words on stderr."""
+    """The answer of a command on stdout: its object where `--json` asks for that, else words."""
     if is_json:
         print_json(result)
     else:
-        say(words)
+        print_result(words)
 
 
 def answer_tables(
     result: dict[str, Any], tables: Callable[[], Sequence[RenderableType]], is_json: bool, **options: Any
 ) -> None:
-    """The answer of a command: its object on stdout where `--json` asks for that, else tables on stderr."""
+    """The answer of a command on stdout: its object where `--json` asks for that, else tables."""
     if is_json:
         print_json(result)
     else:

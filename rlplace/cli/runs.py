@@ -8,6 +8,7 @@ placement as a model that runs. `report`: a run as one page for a browser.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Set
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +32,7 @@ from rlplace.cli.option_groups import (
 )
 from rlplace.errors import FileProblem, InvalidValue
 from rlplace.measure import resolve_host
+from rlplace.measure.hosts.nodes import under_torchrun
 from rlplace.policy import LearnConfig
 from rlplace.say import counted, format_ms, say
 from rlplace.training import SearchConfig, TrainConfig
@@ -83,7 +85,8 @@ def train(
         learn: how the method `policy` learns
         agent: how the method `learned` explores
         host: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2x4`, `cuda`, `cuda/2` (each GPU as two
-            devices), `cuda+cpu`, a preset, or a host file; `rlplace hosts` lists all of them
+            devices), `cuda+cpu`, `procs`, `procs:2`, `cuda-procs` (a process for each device), `nodes` (under
+            torchrun), a preset, or a host file; `rlplace hosts` lists all of them
         budget: search time of the method and `portfolio` together, e.g. 90, 150s, 5m; the rest comes on top
         total: limit of the whole run except capturing. Profiling, calibration and the final table shrink to fit, and
             the search gets the rest, at most `--budget`
@@ -106,8 +109,11 @@ def train(
         json: print the result as one JSON object on stdout; the table goes to stderr
         quiet: no progress on stderr; the table stays on stdout, but beside `--json`
     """
-    if resume is not None:
-        given = GIVEN.get()
+    folder = run if run is not None or workload is None else Path("runs") / workload.replace("/", "_").replace(":", "_")
+    is_again = resume is None and folder is not None and _is_restarted(folder)
+    if is_again or resume is not None:
+        resume, given = (folder, frozenset[str]()) if is_again else (resume, GIVEN.get())
+        assert resume is not None
         _check_given(given)
         from rlplace.training.train_and_resume import Named, Shown, resume_training
 
@@ -191,12 +197,18 @@ def train(
         )
         from rlplace.training.train_and_resume import Shown, run_training
 
-        folder = run if run is not None else Path("runs") / workload.replace("/", "_").replace(":", "_")
+        assert folder is not None
         result = run_training(
             setup, config, folder, overwrite=overwrite, shown=Shown(quiet, not (quiet and json), json)
         )
     if json:
         print_json(result)
+
+
+def _is_restarted(folder: Path) -> bool:
+    """Whether torchrun may have started this command before, with this run folder: then its run goes on."""
+    may_restart = under_torchrun() and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    return may_restart and (folder / "session.db").is_file()
 
 
 def _check_given(given: Set[str]) -> None:
@@ -251,7 +263,8 @@ def place(
         placing: where ops may run; given with a run folder, instead of all that the run had
         grouping: how ops are grouped; a run folder says so itself
         batch: how the batch of a step is cut; likewise
-        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file
+        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, `procs:2`, `cuda-procs`, a preset, or a
+            host file
         evaluations: placements to simulate, by default 16 for a workload; with 1 the policy's first guess is taken
         seconds: search of a run's step for so long, by default 5s where no evaluations are given
         method: any method of `rlplace compare`; by default `schedule`, for a run `portfolio`
@@ -402,7 +415,8 @@ def export(
         workload: the workload again, if it is your own function: code named in a run is imported only if you pass it
         format: script (FOLDER/step.py, a short program that trains as placed), csv (one row an op), device_map (of
             Hugging Face), pipeline (a script of torch.distributed.pipelining), torchrec (a sharding plan of embedding
-            tables), or your own format; list shows all formats and their purposes, and writes nothing
+            tables), torchrun (a program with a process for each device, also on several machines), or your own format;
+            list shows all formats and their purposes, and writes nothing
         cache_tokens: with device_map, also count keys and values of so many tokens a sequence, prompt and new ones
         check: compare 5 training steps with eager ones on one device, in float64
         json: print the result as one JSON object on stdout

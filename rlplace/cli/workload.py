@@ -229,7 +229,8 @@ def advise(
         workload: a name with an optional size, `package.module:function`, or for a simulated host a graph file
         placing: where ops may run
         batch: how the batch of a step is cut
-        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file
+        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, `procs:2`, `cuda-procs`, a preset, or a
+            host file
         seconds: all of it but capturing takes about so long
         seed: of the search, and of random ops
         workload_seed: of the workload's weights and inputs
@@ -291,8 +292,8 @@ def compare(
         grouping: how ops are grouped
         batch: how the batch of a step is cut
         storing: whether measurements are kept
-        host: `auto` (the default), `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file; a
-            dnn-partitioning file has its own
+        host: `auto` (the default), `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, `procs:2`, `cuda-procs`,
+            `nodes` (under torchrun), a preset, or a host file; a dnn-partitioning file has its own
         methods: `all`, or names with commas between them
         evaluations: placements that each method may score with each seed
         seconds: wall time of all methods and seeds together; 60 where no budget is given
@@ -429,7 +430,8 @@ def simulate(
         placing: where ops may run
         batch: how the batch of a step is cut
         placement: a placement file; without one, everything runs on the best single device
-        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, a preset, or a host file
+        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, `procs:2`, `cuda-procs`, a preset, or a
+            host file
         workload_seed: of the workload's weights and inputs
         timeline: write a Chrome trace of the simulated step here, or a picture of it if the name ends in .png
         json: print one JSON object on stdout
@@ -471,7 +473,8 @@ def measure(
         batch: how the batch of a step is cut
         storing: whether measurements are kept
         placement: a placement file; without one, everything runs on the best single device
-        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2` or `cuda+cpu`
+        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, `procs:2`, `cuda-procs`, or `nodes` (under
+            torchrun)
         seed: of random ops
         workload_seed: of the workload's weights and inputs
         timeline: write a Chrome trace of a measured and of a simulated step here; a picture of the measured one if the
@@ -515,7 +518,8 @@ def fidelity(
         placing: where ops may run
         batch: how the batch of a step is cut
         storing: whether measurements are kept
-        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2` or `cuda+cpu`
+        host: `auto`, `cores`, `cores:2x4`, `cuda`, `cuda/2`, `cuda+cpu`, `procs:2`, `cuda-procs`, or `nodes` (under
+            torchrun)
         placements: how many unseen placements
         fit: how many other placements the simulator is calibrated on first
         seed: of the placements that are drawn, and of random ops

@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from typing import Any, TextIO
 
 import torch
 from torch.utils import _pytree as pytree
@@ -27,11 +29,15 @@ from rlplace.graphs.optimizers import resolve_optimizer, torch_optimizer
 from rlplace.measure import Device, Problem, Simulator
 from rlplace.measure.bounds import ring_all_reduce_s
 from rlplace.measure.execute.device_threads import torch_device
+from rlplace.measure.hosts.detect import nodes_host
+from rlplace.measure.hosts.fresh_ranks import FreshRanks
+from rlplace.measure.hosts.nodes import join
 from rlplace.measure.timing.eager_step import EagerRecipe, Other, check_has_values
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions
+from rlplace.say import counted
 from rlplace.search import single
 from rlplace.search.rules.baselines import plain_devices
-from rlplace.workloads import CATALOG, Size, WorkloadSpec, build, without_memory
+from rlplace.workloads import CATALOG, Size, WorkloadSpec, build, parse_workload, without_memory
 
 BASELINES = {
     "eager": "plain PyTorch on one device (one core, or the first GPU)",
@@ -113,6 +119,11 @@ def _timer(
         return RECIPES[name]
     devices = replica_devices(problem)
     share = _share(spec, len(devices), default_size)
+    if any(device.machine for device in devices):
+        if len(devices) != join().num_ranks:
+            raise UserError("replicas are on all devices of the host `nodes`, and this one has other devices")
+        say(f"starting {len(devices)} data-parallel replicas on {counted(len(join().machines), 'machine')}")
+        return stack.enter_context(closing(FarReplicas(share, default_size=default_size, seed=seed)))
     say(f"starting {len(devices)} data-parallel replicas")
     return stack.enter_context(closing(ReplicaTeam(share, devices, default_size=default_size, seed=seed)))
 
@@ -315,50 +326,141 @@ def _replica(
 ) -> None:
     """A replica's process: builds its share, then steps whenever it is told."""
     import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
 
-    is_cuda = device.backend == "cuda"
     try:
-        if device.cores:
-            os.sched_setaffinity(0, device.cores)
-        torch.set_num_threads(max(len(device.cores), 1))
-        place = torch_device(device)
-        if is_cuda:
-            cuda.use(place)  # else every replica's first allocations, and NCCL's, are on GPU 0
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group(
-            "nccl" if is_cuda else "gloo",
-            init_method=meeting,
-            rank=rank,
-            world_size=count,
-            timeout=timedelta(seconds=TIMEOUT_S),
-        )
-        work = build(share, default_size=default_size, seed=seed)
-        inputs, targets = pytree.tree_map_only(
-            torch.Tensor, lambda tensor: tensor.to(place), (work.inputs, work.targets)
-        )
-        args, kwargs = as_call(inputs)
-        model = work.model.to(place)
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        is_training = work.loss_fn is not None and bool(parameters)
-        model = DistributedDataParallel(model, device_ids=[place.index] if is_cuda else None) if is_training else model
-        spec = resolve_optimizer(work.optimizer)
-        optimizer = torch_optimizer(spec, parameters) if spec is not None else None
+        _join_replicas(device, rank, count, init_method=meeting)
+        step = _replica_step(share, device, default_size, seed)
         pipe.send("done")
         while pipe.recv() == "step":
-            if optimizer is not None:
-                optimizer.zero_grad()
-            with torch.set_grad_enabled(is_training):
-                output = model(*args, **kwargs)
-            if is_training and work.loss_fn is not None:
-                work.loss_fn(output, *targets).backward()  # type: ignore[no-untyped-call]
-            if optimizer is not None:
-                optimizer.step()
-            if is_cuda:
-                cuda.await_all(place)
+            step()
             pipe.send("done")
         dist.destroy_process_group()
     except EOFError:  # the parent is gone
         return
     except Exception as error:  # whatever it is, the parent's row says so
         pipe.send(f"{type(error).__name__}: {error}")
+
+
+def _join_replicas(device: Device, rank: int, count: int, *, interface: str = "lo", **meeting: Any) -> None:
+    """Makes this process a replica: its cores or GPU, and the default group of `torch.distributed`."""
+    import torch.distributed as dist
+
+    if device.cores:
+        os.sched_setaffinity(0, device.cores)
+    torch.set_num_threads(max(len(device.cores), 1))
+    if device.backend == "cuda":
+        cuda.use(torch_device(device))  # else every replica's first allocations, and NCCL's, are on GPU 0
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    backend, timeout = "nccl" if device.backend == "cuda" else "gloo", timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group(backend, rank=rank, world_size=count, timeout=timeout, **meeting)
+
+
+def _replica_step(
+    share: WorkloadSpec,
+    device: Device,
+    default_size: Size,
+    seed: int,
+    *,
+    bucket_mb: float | None = None,
+    num_accumulated: int = 1,
+) -> Callable[[], None]:
+    """A step of one replica.
+
+    Args:
+        share: its workload.
+        device: where.
+        default_size: of a workload named without one.
+        seed: of the workload.
+        bucket_mb: of the gradients that are reduced together; by default PyTorch's.
+        num_accumulated: forwards and backwards, the last of which alone reduces gradients (`no_sync`).
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    place, is_cuda = torch_device(device), device.backend == "cuda"
+    work = build(share, default_size=default_size, seed=seed)
+    inputs, targets = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(place), (work.inputs, work.targets))
+    args, kwargs = as_call(inputs)
+    model: Any = work.model.to(place)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    is_training = work.loss_fn is not None and bool(parameters)
+    if is_training:
+        model = DistributedDataParallel(model, device_ids=[place.index] if is_cuda else None, bucket_cap_mb=bucket_mb)
+    spec = resolve_optimizer(work.optimizer)
+    optimizer = torch_optimizer(spec, parameters) if spec is not None else None
+
+    def step() -> None:
+        if optimizer is not None:
+            optimizer.zero_grad()
+        for k in range(num_accumulated):
+            is_last = k == num_accumulated - 1 or not is_training
+            with nullcontext() if is_last else model.no_sync(), torch.set_grad_enabled(is_training):
+                output = model(*args, **kwargs)
+                if is_training and work.loss_fn is not None:
+                    work.loss_fn(output, *targets).backward()  # type: ignore[no-untyped-call]
+        if optimizer is not None:
+            optimizer.step()
+        if is_cuda:
+            cuda.await_all(place)
+
+    return step
+
+
+class FarReplicas:
+    """`ReplicaTeam` on the ranks of torchrun; calling it gives the seconds from a barrier to the last replica's end.
+
+    Args:
+        share: the workload of one replica.
+        default_size: of a workload named without one.
+        seed: of the workload.
+        options: `bucket_mb` and `num_accumulated` of a replica's step.
+
+    Raises:
+        RunnerError: a replica did not start.
+    """
+
+    def __init__(self, share: WorkloadSpec, *, default_size: Size, seed: int, **options: Any) -> None:
+        given = {"share": str(share), "default_size": default_size, "seed": seed, **options}
+        self._ranks = FreshRanks(join(), "replicas", given)
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            self._ranks.answer(TIMEOUT_S)
+            stack.pop_all()
+
+    def __call__(self) -> float:
+        """Seconds of one step of all replicas.
+
+        Raises:
+            RunnerError: a replica failed, or did not answer.
+        """
+        self._ranks.tell("step")
+        return float(self._ranks.answer(TIMEOUT_S))
+
+    def close(self) -> None:
+        """Ends the replicas."""
+        self._ranks.close()
+
+
+def replica_main(answers: TextIO, *, share: str, default_size: Size, seed: int, **options: Any) -> None:
+    """The process of one of `FarReplicas`: rank 0 answers each line on stdin with the seconds of a step."""
+    import torch.distributed as dist
+
+    nodes = join()
+    device = nodes_host(nodes.facts).devices[nodes.rank]
+    _join_replicas(device, nodes.rank, nodes.num_ranks, interface=nodes.interface, store=nodes.store)
+    step = _replica_step(parse_workload(share), device, default_size, seed, **options)
+    word = torch.zeros(1, device=torch_device(device))
+    dist.barrier()
+    if nodes.rank == 0:
+        print(0.0, file=answers, flush=True)
+    while True:
+        is_over = nodes.rank == 0 and not sys.stdin.readline()
+        dist.broadcast(word.fill_(float(is_over)), 0)
+        if word.item():
+            break
+        dist.barrier()
+        begin = time.perf_counter()
+        step()
+        dist.barrier()
+        if nodes.rank == 0:
+            print(time.perf_counter() - begin, file=answers, flush=True)
+    dist.destroy_process_group()

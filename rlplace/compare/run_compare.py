@@ -175,7 +175,7 @@ class Output:
         progress.close()
         result = comparison.to_dict()
         if self.is_table:
-            is_file = not sys.stderr.isatty() and "COLUMNS" not in os.environ
+            is_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
             show(compare_table(result), **({"width": WIDTH} if is_file else {}))
         return result
 

@@ -20,6 +20,7 @@ from rlplace.measure import Host, Placement, Plan, Problem, RaceProtocol, Simula
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import describe
+from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.measurement import MeasurementLog
 from rlplace.measure.placement import PlacedCut, check_plan
 from rlplace.measure.prediction_error import Fidelity, draw_mix, judge_fidelity
@@ -60,7 +61,7 @@ def time_placement(setup: Setup, path: Path | None, *, is_measured: bool, timeli
     """
     spec, host = setup.spec, setup.host
     if is_measured:
-        _require_real(host, "measure")
+        check_runs_here(host)
         check_store(setup.store)
     placement = None if path is None else load_placement(path)
     progress = make_progress()
@@ -126,10 +127,6 @@ def time_placement(setup: Setup, path: Path | None, *, is_measured: bool, timeli
         **({"seed": setup.seed} if is_measured else {}),
         "micro_batches": describe_cut(graph, setup.asked),
     }
-
-
-def _require_real(host: Host, where: str) -> None:
-    refuse_if(host.is_simulated, "host", host.name, "a host of this machine (`auto`, `cores`, `cuda`)", where=where)
 
 
 def _graph_of(
@@ -262,7 +259,7 @@ def run_fidelity(setup: Setup, *, num_placements: int, num_fit: int, plot: Path)
         RunnerError: a placement failed.
     """
     spec, host, seed = setup.spec, setup.host, setup.seed
-    _require_real(host, "fidelity")
+    check_runs_here(host, where="fidelity")
     refuse_if(
         num_placements < 8 or num_fit < 4,
         "placements",

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from rlplace import __version__
+from rlplace.doctor.machines import MACHINES
 from rlplace.doctor.system import Check, Finding, System, first_of
 from rlplace.process_settings import SPIN_COUNT
 from rlplace.say import counted, format_bytes, format_seconds
@@ -579,4 +580,5 @@ CHECKS: tuple[Check, ...] = (
     Check("timing", check_timing, needs="torch"),
     Check("wandb", check_wandb),
     Check("extras", check_extras),
+    MACHINES,
 )

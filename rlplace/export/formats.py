@@ -226,6 +226,7 @@ FORMATS = Registry[ExportFormat](
         "device_map": "rlplace.export.device_map:DEVICE_MAP",
         "pipeline": "rlplace.export.pipeline:PIPELINE",
         "torchrec": "rlplace.export.device_map:TABLES",
+        "torchrun": "rlplace.export.torchrun:TORCHRUN",
     },
     group="rlplace.export_formats",
     entry_type=ExportFormat,
@@ -316,7 +317,7 @@ def program_of_run(folder: Path, rank: int, *, workload: str | None = None) -> d
         "schema": 1,
         "rank": rank,
         "device": host.devices[rank].name,
-        "slot_bytes": [] if host.sends_wait else list(ranks.slots.num_bytes),
+        "slot_bytes": [] if host.is_wired else list(ranks.slots.num_bytes),
         "program": ranks.rows(rank, host),
     }
 

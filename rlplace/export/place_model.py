@@ -69,7 +69,7 @@ def place(
         optimizer: `sgd`, `momentum`, `adam` or `adamw`.
         targets: a tensor or a tuple of tensors for `loss_fn(output, *targets)`, e.g. labels; a dict of them for
             `loss_fn(output, **targets)`.
-        host: a host of this machine, or a HOST word for it (`auto`, `cores`, `cores:2`, `cuda`); `auto` by default.
+        host: a host of this machine, or a HOST word for it (`auto`, `cores:2`, `procs:2`, `cuda`); `auto` by default.
         budget_s: seconds of search, at most.
         total_s: seconds of capture, profiling, calibration, search and final table together; 1.1 times `budget_s` by
             default. Calibration and table shrink to fit, and the search gets the rest, at most `budget_s`. Each runs at

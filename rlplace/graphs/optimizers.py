@@ -197,9 +197,10 @@ def torch_optimizer(
         is_capturable: whether its step counts must live on the GPU, as a CUDA graph needs them.
     """
     is_real = not any(parameter.is_complex() for parameter in parameters)  # fused kernels take no others
+    groups = [{"params": parameters}]  # which may be empty, where a list may not
     if spec.name in ("adam", "adamw"):
         return (torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam)(
-            parameters,
+            groups,
             lr=spec.lr,
             betas=spec.betas,
             eps=spec.eps,
@@ -208,7 +209,7 @@ def torch_optimizer(
             capturable=is_capturable,
         )
     return torch.optim.SGD(
-        parameters,
+        groups,
         lr=spec.lr,
         momentum=spec.momentum,
         weight_decay=spec.weight_decay,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Final, get_args
 
 import numpy as np
@@ -142,11 +142,28 @@ class Placement:
         host = resolve_host(host)
         self.require_graph(graph)
         if self.host_fingerprint != host.fingerprint:
-            raise FingerprintMismatch("host", self.host_fingerprint, host.fingerprint)
+            raise FingerprintMismatch("host", self.host_fingerprint, host.fingerprint, hint=self._other_host(host))
         if len(self.device_names) != host.num_devices:
             names, expected = f"{len(self.device_names)} names", f"those of the host's {host.num_devices}"
             raise InvalidValue("devices", names, expected, where="placement")
         return self
+
+    def _other_host(self, host: Host) -> str:
+        """The advice where it was made for the same devices as processes, and they are threads; or the reverse."""
+        if host.processes:
+            other, *words = replace(host, processes=False), "threads", "processes", "cores", "without"
+        elif any(device.members for device in host.devices):
+            return ""
+        else:
+            other, *words = host.as_processes(host.name), "processes", "threads", "procs", "with"
+        if self.host_fingerprint != other.fingerprint:
+            return ""
+        made, yours, kind, sign = words
+        num_cores = len(host.devices[0].cores)
+        word = f"{kind}:{host.num_devices}{f'x{num_cores}' if num_cores > 1 else ''}"
+        is_core = host.devices[0].backend == "cpu"
+        use = f"`{word}` (`--host {word}`)" if is_core else f"whose name is that of yours {sign} `-procs`"
+        return f"It was made for the same devices as {made}, and yours are {yours}: use the host {use}."
 
     def require_graph(self, graph: OpGraph) -> None:
         """Checks that this placement was made for `graph`.

@@ -60,7 +60,7 @@ class Progress:
     Args:
         is_quiet: show nothing.
         is_concluding: show the last message; by default unless it is quiet.
-        stream: the stream to write to; stderr by default, since stdout belongs to `--json`.
+        stream: the stream to write to; stderr by default, since results go to stdout.
         clock: seconds that never go back.
     """
 
@@ -203,13 +203,13 @@ STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def show(*parts: RenderableType, **options: Any) -> None:
-    """Prints to stderr: stdout belongs to `--json`.
+    """Prints a result to stdout.
 
     Args:
         parts: tables, groups and texts.
         options: of the console.
     """
-    console = CleanConsole(stderr=True, **({"highlight": False, "emoji": False} | options))
+    console = CleanConsole(**({"highlight": False, "emoji": False} | options))
     for part in parts:
         console.print(part)
 
@@ -461,8 +461,8 @@ def program_table(program: dict[str, Any]) -> Table:
     rows = [
         (
             row["kind"],
-            " ".join(f"t{each}" for each in row["tensors"]),
-            ", ".join(row["ops"]),
+            _first_of([f"t{each}" for each in row["tensors"]], " "),
+            _first_of(row["ops"], ", "),
             format_bytes(row["bytes"]) if row["tensors"] else "",
             {"send": "to ", "receive": "from "}.get(row["kind"], "") + row["peer"],
             "" if row["slot"] is None else str(row["slot"]),
@@ -470,7 +470,13 @@ def program_table(program: dict[str, Any]) -> Table:
         for row in program["program"]
     ]
     title = f"rank {program['rank']}: {program['device']}; {counted(len(rows), 'instruction')}"
-    return plain_table(("<", "<tensors", "<of", ">bytes", "<", ">slot"), rows, title=title, collapse_padding=True)
+    return plain_table(("<", "<tensors", "of", ">bytes", "<", ">slot"), rows, title=title, collapse_padding=True)
+
+
+def _first_of(names: Sequence[str], between: str) -> str:
+    """The first three of many names: no cell may leave other columns without room."""
+    more = f"{between}and {len(names) - 3:,} more" if len(names) > 4 else ""
+    return between.join(names[:3] if more else names) + more
 
 
 def explanation_tables(explanation: Explanation, top: int = 12) -> Group:

@@ -332,6 +332,8 @@ def what_is_left(host: Host, host_word: str) -> str:
         host: some of whose devices are lost.
         host_word: the user's word for it.
     """
+    if any(device.machine for device in host.devices):
+        return "nodes"  # those on which torchrun starts the next command
     if any(device.backend == "cuda" for device in host.devices):
         return host_word if host_word.startswith(("auto", "cuda")) else "auto"
     singles = [device for device in host.devices if not device.members]

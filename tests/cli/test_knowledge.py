@@ -51,14 +51,14 @@ def test_people_see_a_table_and_nothing_that_a_terminal_acts_on(
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["measurements"]) == 0
     said = capsys.readouterr()
-    assert said.out == ""
-    assert "\x1b]" not in said.err
-    assert "[31mevil" in said.err
-    assert "nmt@small" in said.err
-    assert "0.500" in said.err
-    assert f"{path}: 3 measurements" in said.err.replace("\n", " ")
+    assert said.err == ""
+    assert "\x1b]" not in said.out
+    assert "[31mevil" in said.out
+    assert "nmt@small" in said.out
+    assert "0.500" in said.out
+    assert f"{path}: 3 measurements" in said.out.replace("\n", " ")
     assert main(["measurements", "list", "--limit", "1", "--status", "ok"]) == 0
-    assert "2 measurements, the latest 1" in capsys.readouterr().err
+    assert "2 measurements, the latest 1" in capsys.readouterr().out
 
 
 def test_json_lists_the_last_added_first(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,16 +158,15 @@ def run_of(folder: Path, log: float) -> str:
     return str(folder)
 
 
-def test_it_writes_priors_and_tells_people_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_writes_priors_and_tells_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [run_of(tmp_path / "a", 0.3), run_of(tmp_path / "b", -0.1) + "/host_model.json"]
     out = tmp_path / "mine.json"
     assert main(["fit-priors", *runs, "--out", str(out)]) == 0
     assert load_priors(out).prior("profiled").device == pytest.approx(DEVICE, rel=1e-3)
     assert load_priors(out).estimated == load_priors().estimated
     said = capsys.readouterr()
-    assert said.out == ""
-    assert "fitted to 2 factors of 2 runs; the shipped 0.1 counts as 4 more factors" in said.err
-    assert f"{out}: 1 figure fitted" in said.err
+    assert "fitted to 2 factors of 2 runs; the shipped 0.1 counts as 4 more factors" in said.out
+    assert f"{out}: 1 figure fitted" in said.out
 
 
 def test_json_says_what_was_fitted_to_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

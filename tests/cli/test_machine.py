@@ -40,8 +40,8 @@ def test_the_table_is_for_people_and_warnings_are_no_failure(
     monkeypatch.setenv("COLUMNS", WIDE)
     assert main(["doctor"]) == 0
     said = capsys.readouterr()
-    assert said.out == ""
-    lines = said.err.splitlines()
+    assert said.err == ""
+    lines = said.out.splitlines()
     (clock,) = (line for line in lines if "clock" in line)
     (load,) = (line for line in lines if "load" in line)
     assert clock.split() == ["ok", "clock", "fast", "[enough]"]
@@ -59,7 +59,7 @@ def test_a_failure_exits_with_1_and_is_still_shown(
         main(arguments)
     assert caught.value.code == 1
     said = capsys.readouterr()
-    assert "cannot be imported" in (said.out if "--json" in arguments else said.err)
+    assert "cannot be imported" in said.out
 
 
 def test_json_is_one_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,7 +126,7 @@ def test_a_host_of_another_schema_is_refused(
 
 def test_without_a_name_words_and_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hosts"]) == 0
-    listed = [line.split()[0] for line in capsys.readouterr().err.splitlines()]
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert listed == [*HOST_WORDS, *list_presets(), "PRESET-procs"]
     assert main(["hosts", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -140,6 +140,6 @@ def test_people_and_programs_see_the_same_names(capsys: pytest.CaptureFixture[st
     assert {"nmt", "inception_v3"} <= set(names)
     assert main(["workloads"]) == 0
     said = capsys.readouterr()
-    assert said.out == ""
-    shown = {line.split()[0] for line in said.err.splitlines() if " ops " in line}
+    assert said.err == ""
+    shown = {line.split()[0] for line in said.out.splitlines() if " ops " in line}
     assert shown == set(names)

@@ -44,13 +44,13 @@ def test_a_guess_that_is_slower_than_one_device_is_said(tmp_path: Path, capsys: 
     for method, evaluations, is_slower in (("round-robin", 16, True), ("single", 16, False)):
         budget = ["--method", method, "--evaluations", str(evaluations)]
         assert main([*words, *budget, "--placement", str(tmp_path / f"{method}.json")]) == 0
-        assert ("slower than the best single device" in capsys.readouterr().err) is is_slower
+        assert ("slower than the best single device" in capsys.readouterr().out) is is_slower
 
 
 def test_what_no_single_device_holds_is_said(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["place", graph, "--host", "4xV100-pcie", "--quiet", "--method", "round-robin"]
     assert main([*words, "--placement", str(tmp_path / "found.json")]) == 0
-    said = capsys.readouterr().err
+    said = capsys.readouterr().out
     assert "no single device holds it" in said
     assert "inf" not in said
 

@@ -73,7 +73,7 @@ def test_a_run_is_placed_on_fewer_devices(run: Path, capsys: pytest.CaptureFixtu
 def test_it_is_said_what_changed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = run.parent / "found.json"
     assert main(words(run, "--placement", str(out))) == 0
-    said = capsys.readouterr().err
+    said = capsys.readouterr().out
     assert "it was " in said
     assert "carried over " in said
     assert main(words(run, "--placement", str(out))) == 2

@@ -27,14 +27,14 @@ TIMED = {
 
 def test_a_measured_time_has_a_spread_and_a_simulated_one_none(capsys: pytest.CaptureFixture[str]) -> None:
     show_step_time(TIMED, json=False)
-    assert capsys.readouterr().err == "everything on cpu:0, measured: 12.34 ms ± 0.50, bound 4.00 ms (work)\n"
+    assert capsys.readouterr().out == "everything on cpu:0, measured: 12.34 ms ± 0.50, bound 4.00 ms (work)\n"
     show_step_time({**TIMED, "kind": "simulated"}, json=False)
-    assert capsys.readouterr().err == "everything on cpu:0, simulated: 12.34 ms, bound 4.00 ms (work)\n"
+    assert capsys.readouterr().out == "everything on cpu:0, simulated: 12.34 ms, bound 4.00 ms (work)\n"
 
 
 def test_a_placement_that_does_not_fit_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     show_step_time({**TIMED, "status": "oom", "why": "cpu:0 is 3 MiB short"}, json=False)
-    assert capsys.readouterr().err == "everything on cpu:0, measured: oom: cpu:0 is 3 MiB short\n"
+    assert capsys.readouterr().out == "everything on cpu:0, measured: oom: cpu:0 is 3 MiB short\n"
 
 
 def test_json_goes_to_stdout_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,7 +160,11 @@ def test_a_model_without_tables_is_refused(
 
 def test_the_page_makes_torchrecs_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the fields that torchrec's own classes have: it needs an FBGEMM that is not there for every PyTorch."""
-    (code,) = re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    code = next(
+        each
+        for each in re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+        if "torchrec" in each
+    )
     types = ModuleType("torchrec.distributed.types")
     vars(types).update(ParameterSharding=ParameterSharding, EmbeddingModuleShardingPlan=dict, ShardingPlan=dict)
     for name in ("torchrec", "torchrec.distributed"):

@@ -15,7 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 from placed_steps import NUM_STEPS
-from rank_threads import rank_threads
+from rank_threads import rank_residents, rank_threads
 from torch import Tensor
 
 from fake_gpus.fake_tensors import FakeTensor, fakes_in, plainly
@@ -28,7 +28,7 @@ from rlplace import cuda
 from rlplace.measure.execute import distributed
 from rlplace.measure.execute.device_threads import Woken
 from rlplace.measure.execute.placed_step import PlacedStep
-from rlplace.measure.execute.rank_processes import RankCrew, RankResidents
+from rlplace.measure.execute.rank_processes import RankCrew
 
 COMES_WITHIN_S, LOOKS_EVERY_S = 20.0, 0.02
 """When a message comes that is sent at all; otherwise the ranks wait for each other."""
@@ -163,7 +163,7 @@ def fake_ranks(machine: Machine, setting: Setting) -> Iterator[RankCrew]:
 
 def rank_steps(setting: Setting, crew: RankCrew, *, is_traced: bool = False) -> list[PlacedStep]:
     """One for each plan, loaded, with parameters as they were at capture."""
-    residents = RankResidents(setting.graph, setting.host, crew)
+    residents = rank_residents(setting.graph, setting.host, crew)
     residents.reset()
     return placed_steps(setting, residents, crew, is_traced=is_traced)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from core_hosts import core_host, process_host
 from micrographs import op_graph
 
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName
@@ -87,6 +88,22 @@ def test_another_graph_or_host_is_refused_with_both_fingerprints() -> None:
         placement.require(problem.graph, other_host)
     assert caught.value.kind == "host"
     assert other_host.fingerprint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("yours", "words"),
+    [
+        (core_host(2), "as processes, and yours are threads: use the host `procs:2` (`--host procs:2`)"),
+        (process_host(2), "as threads, and yours are processes: use the host `cores:2` (`--host cores:2`)"),
+        (core_host(3), "Use the host that it was made for"),
+    ],
+)
+def test_threads_and_processes_are_told_apart(yours: Host, words: str) -> None:
+    made = process_host(2) if yours == core_host(2) else core_host(2)
+    problem = chain_problem(made)
+    with pytest.raises(FingerprintMismatch) as caught:
+        Placement.of(problem, split_plan()).require(problem.graph, yours)
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(

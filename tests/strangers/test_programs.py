@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rlplace.export import torchrun
 from rlplace.export.pipeline import _TEMPLATE
 from rlplace.session.step_script import script
 
@@ -24,7 +25,14 @@ PIPELINE = _TEMPLATE.format_map(
         "reduce": "mean",
     }
 )
-PROGRAMS = {"step.py": script("mine:make", default_size="small", seed=0), "pipeline.py": PIPELINE}
+TORCHRUN = torchrun._TEMPLATE.format_map(
+    dict.fromkeys(re.findall(r"(?<!{){(\w+)", torchrun._TEMPLATE), "1") | {"cut": ""}
+)
+PROGRAMS = {
+    "step.py": script("mine:make", default_size="small", seed=0),
+    "pipeline.py": PIPELINE,
+    "torchrun.py": TORCHRUN,
+}
 
 
 @pytest.mark.slow
@@ -37,22 +45,23 @@ def test_nothing_beside_a_program_is_imported(name: str, is_safe: bool, tmp_path
         (run / f"{module}.py").write_text(MARK)
     (run / name).write_text(PROGRAMS[name])
     path = os.environ.get("PYTHONPATH", "")
-    command = [sys.executable, *["-P"] * is_safe, str(run / name), *["--help"] * (name == "pipeline.py")]
+    command = [sys.executable, *["-P"] * is_safe, str(run / name), *["--help"] * (name != "step.py")]
     done = subprocess.run(
         command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
     )
     assert "RAN" not in done.stderr
-    if name == "pipeline.py":
+    if name != "step.py":
         assert done.returncode == 0, done.stderr
     else:  # it came as far as its placement, which is not there
         assert "placement.json" in done.stderr
         assert done.returncode == 1
 
 
-def test_the_command_that_a_pipeline_names_imports_nothing_of_the_current_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [PIPELINE, TORCHRUN])
+def test_the_command_that_a_program_names_imports_nothing_of_the_current_folder(text: str, tmp_path: Path) -> None:
     for module in ("torch", "numpy", "argparse", "re"):
         (tmp_path / f"{module}.py").write_text(MARK)
-    (command,) = re.findall(r"^ {4}(.*) --standalone", PIPELINE, re.MULTILINE)
+    (command,) = re.findall(r"^ {4}(.*) --standalone", text, re.MULTILINE)
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     done = subprocess.run(
         f"{command} --help",

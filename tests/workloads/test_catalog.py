@@ -13,7 +13,7 @@ import pytest
 import torch
 from core_hosts import core_host
 from naive_plan import naive_plan, random_devices
-from rank_threads import rank_threads
+from rank_threads import rank_residents, rank_threads
 from tiny_workloads import TEXTS, TINY
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -26,7 +26,6 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import OPTIMIZERS, torch_optimizer
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
-from rlplace.measure.execute.rank_processes import RankResidents
 from rlplace.measure.execute.residents import Residents
 from rlplace.workloads import CATALOG, Workload, build, parse_workload
 
@@ -106,7 +105,7 @@ def placed_equals(graph: OpGraph, eager: Eager, first_state: dict[str, Tensor], 
     residents = Residents(graph, HOST)
     placed = PlacedStep(graph, HOST, plan, residents, crew)
     with rank_threads(graph, HOST) as ranks:
-        shared = PlacedStep(graph, HOST, plan, RankResidents(graph, HOST, ranks), ranks)
+        shared = PlacedStep(graph, HOST, plan, rank_residents(graph, HOST, ranks), ranks)
         losses = []
         for step, _ in enumerate(eager.losses):
             shared.run(step)

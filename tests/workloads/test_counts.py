@@ -54,4 +54,4 @@ def test_the_list_shows_options_that_can_be_given_back(
     assert len(json.loads(capsys.readouterr().out)["workloads"]) == len(CATALOG)
     monkeypatch.setattr("rlplace.workloads.catalog.find_spec", lambda name: None)
     assert main(["workloads"]) == 0
-    assert "pip install 'rlplace[zoo]'" in capsys.readouterr().err
+    assert "pip install 'rlplace[zoo]'" in capsys.readouterr().out

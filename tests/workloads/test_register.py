@@ -82,7 +82,7 @@ def test_a_registered_workload_is_listed_uncounted(capsys: pytest.CaptureFixture
         "problem": None,
     }
     assert main(["workloads"]) == 0
-    lines = [line.split() for line in capsys.readouterr().err.splitlines() if line.startswith("mlp")]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("mlp")]
     assert lines == [
         ["mlp", "small", "not", "counted", "layers=2,width=8"],
         ["mlp", "paper", "not", "counted", "layers=20,width=8"],

@@ -23,16 +23,18 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from rlplace.errors import InvalidValue
 from rlplace.export.placed.model_state import PlacedState
-from rlplace.export.placed.step_arguments import HeldConstants, InputCutter
+from rlplace.export.placed.step_arguments import HeldConstants, Index, InputCutter
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
-from rlplace.measure import Host, Plan
+from rlplace.measure import Host, Placement, Plan
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
+from rlplace.measure.placement import check_is_placement
 
 
 class PlacedGraph:
@@ -56,12 +58,13 @@ class PlacedGraph:
         self, graph: OpGraph, host: Host, plan: Plan, crew: Crew, state: PlacedState | None = None, *, seed: int = 0
     ) -> None:
         self.graph, self.plan, self._devices = graph, plan, plan.devices.tolist()
-        self._residents, self._crew = Residents(graph, host, seed=seed, heap=crew.heap), crew
-        self.state = PlacedState(graph, plan, self._residents) if state is None else state
+        self._crew, self._held = crew, frozenset(crew.held(host))
+        self._residents = Residents(graph, host, seed=seed, heap=crew.heap, devices=self._held)
+        self.state = PlacedState(graph, plan, self._residents, self._held) if state is None else state
         self._step = PlacedStep(graph, host, plan, self._residents, crew, seed=seed, gradients=self.state.gradients)
         self.follow_state()
-        self._constants = HeldConstants(graph, plan, self._residents)
-        self._inputs = InputCutter(graph)
+        self._constants = HeldConstants(graph, plan, self._residents, held=self._held)
+        self._inputs = InputCutter(graph, {op for op, device in enumerate(self._devices) if device in self._held})
         written = graph.tensor_op[graph.mutation_tensor]
         self._written = {op: position for op, position in self._inputs.positions.items() if op in written}
 
@@ -87,6 +90,11 @@ class PlacedGraph:
             for op, position in self._written.items():
                 tensors[position].copy_(self._residents.tensor(op, self._devices[op]))
             return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), self._step.result)
+
+    @property
+    def reads(self) -> tuple[tuple[Index, ...], ...]:
+        """Of each tensor of a call, the parts that this process reads."""
+        return self._inputs.parts
 
     def follow_state(self) -> None:
         """Runs with the tensors that parameters of the state have now."""
@@ -291,3 +299,21 @@ def _planned(graph: OpGraph, devices: list[int], keys: list[float], last: Collec
         transfer_destination=np.array([device for _, device in needed], dtype=np.int32),
         sequence=np.array(list(order), dtype=np.int32),
     )
+
+
+def check_arguments(model: nn.Module, graph: OpGraph, placement: Placement, where: str) -> None:
+    """Checks the kinds of arguments of the function `where`.
+
+    Raises:
+        InvalidValue: an argument is not a model, graph or placement, or the arguments are in the wrong order.
+    """
+    for name, value, kind in (("model", model, nn.Module), ("graph", graph, OpGraph)):
+        if not isinstance(value, kind):
+            raise InvalidValue(
+                name,
+                f"of type {type(value).__name__}",
+                f"of type {kind.__name__}",
+                where=where,
+                hint=f"Call `{where}(model, graph, placement)`, in this order; `rlplace.capture` makes the graph.",
+            )
+    check_is_placement(placement, where)

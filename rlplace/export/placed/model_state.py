@@ -8,14 +8,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
-from rlplace.errors import InvalidValue, check_known
+from rlplace.errors import InvalidValue, check_known, refuse_if
 from rlplace.export.placed.step_arguments import layout
 from rlplace.graphs import OpGraph, OptimizerSpec
 from rlplace.graphs.interpreter import require_program
@@ -52,6 +52,7 @@ class PlacedState:
         graph: the first of them, with its program.
         plan: where it keeps its tensors.
         residents: of that graph: makes the tensors.
+        held: the devices whose tensors this process has: the others have no part in what follows.
 
     Attributes:
         parameters: by dotted name, in the order of the model; they show the memory that steps read and update.
@@ -62,23 +63,25 @@ class PlacedState:
         gradients: where steps leave gradients that are asked for.
     """
 
-    def __init__(self, graph: OpGraph, plan: Plan, residents: Residents) -> None:
+    def __init__(self, graph: OpGraph, plan: Plan, residents: Residents, held: Collection[int]) -> None:
         program = require_program(graph)
-        self.settled, self._residents = residents.settled, residents
+        self.settled, self._residents, self._held = residents.settled, residents, held
         devices = plan.devices.tolist()
         ops = {source.key: op for op, source in program.sources.items() if source.kind in ("parameter", "buffer")}
-        tensors = {name: residents.tensor(op, devices[op]) for name, op in ops.items()}
+        tensors = {name: residents.tensor(op, devices[op]) for name, op in ops.items() if devices[op] in held}
+        self._elsewhere = ops.keys() - tensors.keys()
         model = self._model = program.origin.model
         self.parameters = {
             name: nn.Parameter(tensors[name], requires_grad=parameter.requires_grad)
             for name, parameter in model.named_parameters()
+            if name in tensors
         }
-        self.buffers = {name: tensors[name] for name, _ in model.named_buffers()}
+        self.buffers = {name: tensors[name] for name, _ in model.named_buffers() if name in tensors}
         self._by_name: dict[str, torch.Tensor] = {**self.parameters, **self.buffers}
         self.updates: dict[str, UpdateState] = {
             program.sources[residents.updated(op)].key: residents.update_state(op, devices[op])
             for op, call in program.calls.items()
-            if isinstance(call, Update)
+            if isinstance(call, Update) and devices[op] in held
         }
         self._tied = _tied_names(model)
         self.reached = tuple(name for name in self.parameters if name in program.gradients)
@@ -91,10 +94,10 @@ class PlacedState:
         """Has the residents of another graph of the model hold these tensors; `plan` keeps them on the same devices."""
         program, devices = require_program(graph), plan.devices.tolist()
         for op, source in program.sources.items():
-            if source.kind in ("parameter", "buffer"):
+            if source.kind in ("parameter", "buffer") and devices[op] in self._held:
                 residents.adopt(op, devices[op], self.tensor(source.key))
         for op, call in program.calls.items():
-            if isinstance(call, Update):
+            if isinstance(call, Update) and devices[op] in self._held:
                 residents.adopt(op, devices[op], self.updates[program.sources[residents.updated(op)].key])
 
     def is_moved(self) -> bool:
@@ -178,14 +181,18 @@ class PlacedState:
             for name, gradient in fresh.items():
                 _accumulate(wanted[name], gradient)
 
-    def copies(self) -> dict[str, torch.Tensor]:
-        """Copies of the tensors of the model's own `state_dict`: every name of a tied tensor, and no buffer that it
-        skips."""
+    def shown(self) -> dict[str, Any]:
+        """The tensors of the model's own `state_dict`: every name of a tied tensor, and no buffer that it skips."""
         first = {id(value): name for name, value in (*self._model.named_parameters(), *self._model.named_buffers())}
         return {
-            name: self.tensor(first[id(value)]).clone() if id(value) in first else value
+            name: self.tensor(first[id(value)]) if id(value) in first else value
             for name, value in self._model.state_dict(keep_vars=True).items()
+            if first.get(id(value)) not in self._elsewhere
         }
+
+    def copies(self) -> dict[str, torch.Tensor]:
+        """Copies of them."""
+        return {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in self.shown().items()}
 
     def write_to(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copies all parameters and buffers into tensors of the same names.
@@ -221,6 +228,7 @@ class PlacedState:
             InvalidValue: another shape or dtype. Nothing is overwritten then.
         """
         tensors = {self._tied.get(name, name): value for name, value in tensors.items()}
+        tensors = {name: value for name, value in tensors.items() if name not in self._elsewhere}
         for name, value in tensors.items():
             own = self.tensor(name)
             if value.shape != own.shape or value.dtype != own.dtype:
@@ -393,6 +401,69 @@ def named_state(state: UpdateState) -> dict[str, torch.Tensor]:
     """The tensors of one parameter's state, by PyTorch's names for them."""
     named = dict(zip(_MOMENTS.get(state.spec.name, ()), state.moments, strict=True))
     return named if state.step is None else {"step": state.step, **named}
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer | None, placed: PlacedState) -> dict[str, Any]:
+    """State and options for each parameter, with the names that `torch.distributed.checkpoint.state_dict` flattens to.
+
+    An optimizer without a state makes that of its first step, as it is before it.
+
+    Args:
+        optimizer: its tensors are not copied; without one there is nothing.
+        placed: the state whose parameters it is over.
+
+    Raises:
+        InvalidValue: it is over another one.
+    """
+    groups = [] if optimizer is None else optimizer.param_groups
+    names = {parameter: name for name, parameter in placed.parameters.items()}
+    strange = any(parameter not in names for group in groups for parameter in group["params"])
+    refuse_if(strange, "optimizer", "over other parameters", "over `step.parameters()`", where="checkpoint")
+    if optimizer is not None and not optimizer.state:
+        _begin(optimizer, {placed.parameters[name] for name in placed.reached})
+    found: dict[str, Any] = {}
+    for group, parameter, own in _each(optimizer):
+        name = names[parameter]
+        found |= {f"state.{name}.{key}": each for key, each in own.items()}
+        found |= {f"param_groups.{name}.{key}": each for key, each in group.items() if key != "params"}
+    return found
+
+
+def set_options(optimizer: torch.optim.Optimizer | None, placed: PlacedState, loaded: Mapping[str, Any]) -> None:
+    """Sets what is no tensor of what `optimizer_state` gave, after it was loaded."""
+    names = {parameter: name for name, parameter in placed.parameters.items()}
+    for group, parameter, own in _each(optimizer):
+        name = names[parameter]
+        own.update({key: loaded[f"state.{name}.{key}"] for key in own})
+        group.update({key: loaded[f"param_groups.{name}.{key}"] for key in group if key != "params"})
+
+
+def _each(optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[dict[str, Any], nn.Parameter, dict[str, Any]]]:
+    """Each parameter with its group and its state."""
+    for group in [] if optimizer is None else optimizer.param_groups:
+        for parameter in group["params"]:
+            yield group, parameter, optimizer.state.get(parameter, {}) if optimizer is not None else {}
+
+
+def _begin(optimizer: torch.optim.Optimizer, reached: Collection[nn.Parameter]) -> None:
+    """Makes the state of a first step for parameters that get gradients, by a step of size 0."""
+    groups = optimizer.param_groups
+    before = [(each, each.grad) for group in groups for each in group["params"]]
+    rates = [group["lr"] for group in groups]
+    try:
+        for parameter, _ in before:
+            parameter.grad = torch.zeros_like(parameter) if parameter in reached else None
+        for group in groups:
+            group["lr"] = group["lr"] * 0.0
+        optimizer.step()
+    finally:
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        for parameter, gradient in before:
+            parameter.grad = gradient
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"] = state["step"] * 0
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -30,8 +30,15 @@ from rlplace.export.placed.graphs import (
     captured_again,
     captured_evaluation,
     carried_plan,
+    check_arguments,
 )
-from rlplace.export.placed.model_state import CapturedOptimizer, Option, named_state
+from rlplace.export.placed.model_state import (
+    CapturedOptimizer,
+    Option,
+    named_state,
+    optimizer_state,
+    set_options,
+)
 from rlplace.export.placed.step_arguments import Arguments
 from rlplace.files import parse_json, write_bytes_atomic
 from rlplace.graphs import OpGraph
@@ -40,9 +47,10 @@ from rlplace.graphs.capturing.untouched import call_with
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import LossVerdict, loss_of
 from rlplace.measure import Host, Placement, Plan, detect_host, resolve_host
+from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.hosts.detect import MOST_PARTS
 from rlplace.measure.isolate.own_ranks import crew_of
-from rlplace.measure.placement import check_is_placement, check_plan
+from rlplace.measure.placement import check_plan
 from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
 
 if TYPE_CHECKING:
@@ -77,6 +85,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         step_time_s: measured or simulated step time of the plan; None if unknown.
         table: of the race that the plan won; None without a race.
         other_shapes: for inputs of other shapes: `capture` them, run them in `eager` mode, or `refuse` them.
+        crew: that runs it; by default the threads or processes of `host`, made here.
 
     Attributes:
         num_steps: number of steps so far; random ops derive their seeds from it.
@@ -104,6 +113,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         step_time_s: float | None = None,
         table: Table | None = None,
         other_shapes: OtherShapes = "capture",
+        crew: Crew | None = None,
     ) -> None:
         check_known("way with other shapes", other_shapes, get_args(OtherShapes))
         vars(self).update(op_order=op_order, step_time_s=step_time_s, table=table)
@@ -111,7 +121,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         self._program, self._seed = require_program(graph), seed
         self._host = host = resolve_host(host)
         check_plan(graph, host.num_devices, plan)
-        self._crew = crew_of(graph, host, seed=seed)
+        self._crew = crew_of(graph, host, seed=seed) if crew is None else crew
         self._arguments = Arguments(self._program.origin)
         with torch.inference_mode(False):  # what is made here is updated elsewhere
             self._first = PlacedGraph(graph, host, plan, self._crew, seed=seed)
@@ -371,6 +381,42 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
                 self.captured_optimizer.set_option(option, spec[option])
             self.num_steps, self._num_evaluations = told["num_steps"], told["num_evaluations"]
 
+    def checkpoint(self, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Any]:
+        """The state that this process has, for `torch.distributed.checkpoint` to save or to load into.
+
+        Its tensors are the placed ones, no copies. After a load into them, call `restore`.
+
+        Args:
+            optimizer: your own over `parameters()`; by default the captured one, if there is one.
+
+        Returns:
+            `model`: the model's own `state_dict`. `optim`: state and options of the optimizer by names of parameters,
+            as PyTorch flattens them. `rlplace`: counts of steps.
+        """
+        with self._turn(runs=False):
+            counts = {"num_steps": self.num_steps, "num_evaluations": self._num_evaluations}
+            return {
+                "model": self._state.shown(),
+                "optim": optimizer_state(self._torch_optimizer(optimizer), self._state),
+                "rlplace": {name: torch.tensor(count) for name, count in counts.items()},
+            }
+
+    def restore(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Goes on from a checkpoint.
+
+        Args:
+            state: what `checkpoint` returned, after it was loaded into. Counts of steps may be missing.
+            optimizer: as it was given there.
+        """
+        with self._turn(runs=False):
+            set_options(self._torch_optimizer(optimizer), self._state, state["optim"])
+            counts = state.get("rlplace", {})
+            self.num_steps = int(counts.get("num_steps", self.num_steps))
+            self._num_evaluations = int(counts.get("num_evaluations", self._num_evaluations))
+
+    def _torch_optimizer(self, own: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
+        return self._optimizer.as_torch if own is None and self._optimizer is not None else own
+
     def _tensors(self) -> dict[str, torch.Tensor]:
         """All tensors of the model and its optimizer, by their names in a file."""
         state = self._state
@@ -604,16 +650,7 @@ def host_of(model: nn.Module, graph: OpGraph, placement: Placement, host: Host |
         InvalidValue: an argument is not a model, graph or placement, or the arguments are in the wrong order.
         FingerprintMismatch: the placement was made for another graph or host.
     """
-    for name, value, kind in (("model", model, nn.Module), ("graph", graph, OpGraph)):
-        if not isinstance(value, kind):
-            raise InvalidValue(
-                name,
-                f"of type {type(value).__name__}",
-                f"of type {kind.__name__}",
-                where=where,
-                hint=f"Call `{where}(model, graph, placement)`, in this order; `rlplace.capture` makes the graph.",
-            )
-    check_is_placement(placement, where)
+    check_arguments(model, graph, placement, where)
     found = matching_host(placement) if host is None else resolve_host(host)
     placement.require(graph, found)
     return found

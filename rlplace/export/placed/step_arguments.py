@@ -9,10 +9,10 @@ import contextlib
 import dis
 import inspect
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from types import CellType, FunctionType
+from types import CellType, EllipsisType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -189,26 +189,41 @@ def check_data(tensors: Sequence[torch.Tensor], where: str) -> None:
             )
 
 
+Index = EllipsisType | tuple[slice, ...]
+"""What a tensor is indexed with for a part of it; for all of it, `...`."""
+
+
 class InputCutter:
     """Gives every source op of inputs and targets its part of them: all, or the part of its micro-batch.
 
     Args:
         graph: with its program.
+        ops: the ops that are given theirs; all by default.
 
     Attributes:
         positions: of each source op, which of the tensors it is of.
     """
 
-    def __init__(self, graph: OpGraph) -> None:
+    def __init__(self, graph: OpGraph, ops: Collection[int] | None = None) -> None:
         program = require_program(graph)
         self._whole = Arguments(program.origin).captured
         num_inputs = len(self._whole) - len(program.origin.targets)
         self._sources = [
             (op, source, int(source.key) + (num_inputs if source.kind == "target" else 0))
             for op, source in sorted(program.sources.items())
-            if source.kind in ("input", "target")
+            if source.kind in ("input", "target") and (ops is None or op in ops)
         ]
         self.positions = {op: position for op, _, position in self._sources}
+
+    @property
+    def parts(self) -> tuple[tuple[Index, ...], ...]:
+        """Of each tensor, inputs before targets, the parts that the ops are given."""
+        found: list[dict[str, Index]] = [{} for _ in self._whole]
+        for _, source, position in self._sources:
+            cut = source.cut
+            part = ... if cut is None else (slice(None),) * cut.dim + (slice(cut.start, cut.start + cut.size),)
+            found[position][str(part)] = part
+        return tuple(tuple(each.values()) for each in found)
 
     def by_op(self, tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
         """Source ops and their values, as views.
@@ -332,9 +347,18 @@ class HeldConstants:
         plan: where the constants are.
         residents: of the graph.
         model: whose attributes are followed, where it is a copy of the one that was captured.
+        held: the devices whose constants are followed; all by default.
     """
 
-    def __init__(self, graph: OpGraph, plan: Plan, residents: Residents, model: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        graph: OpGraph,
+        plan: Plan,
+        residents: Residents,
+        model: nn.Module | None = None,
+        *,
+        held: Collection[int] | None = None,
+    ) -> None:
         program, self._residents = require_program(graph), residents
         places: dict[object, list[_Place]] = defaultdict(list)
         for place in _places(program.origin.model, program.origin.loss_fn, model):
@@ -345,6 +369,7 @@ class HeldConstants:
             _Held(op, int(plan.devices[op]), source.held, places[memory(source.held)], _address(source.held))
             for op, source in program.sources.items()
             if source.held is not None and not isinstance(source.held, FakeTensor)
+            if held is None or int(plan.devices[op]) in held
         ]
         found = chain(*(each.places for each in self._all), *(each for _, each in self._folded))
         self._around = list({(id(each.holder), each.key): each for place in found for each in place.around}.values())

@@ -14,7 +14,6 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -29,12 +28,14 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import UpdateState, updater
 from rlplace.graphs.program import Ref, Update, map_refs
 from rlplace.measure.costs.costs import Costs
+from rlplace.measure.costs.machine_links import line, measured_links
 from rlplace.measure.costs.metered_step import MeteredStep
 from rlplace.measure.execute.device_threads import Channel, Crew, CudaChannel, Job, cycles_to_launch, torch_device
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents, limited_memory, seeded
 from rlplace.measure.execute.shared_memory import Arena, SharedChannel
 from rlplace.measure.hosts.host import Device, Host, Link
+from rlplace.measure.hosts.nodes import join
 from rlplace.measure.problem import capacity_bytes, single_device_peak_bytes, single_device_plan
 from rlplace.measure.timing.race import Watch
 from rlplace.measure.timing.threads import keep_freed_memory
@@ -44,8 +45,6 @@ SIZES_BYTES = (4096, 256 << 10, 4 << 20)
 """Between cores."""
 GPU_SIZES_BYTES = (4096, 1 << 20, 16 << 20, 64 << 20)
 """Where one is a GPU: its links have much latency for their bandwidth."""
-LEAST_BYTES_PER_S, MOST_BYTES_PER_S = 1e6, 2e12
-"""No link of a machine is slower or faster."""
 
 
 def profile_links(host: Host, *, repeats: int = 15) -> Host:
@@ -63,14 +62,20 @@ def profile_links(host: Host, *, repeats: int = 15) -> Host:
     """
     keep_freed_memory()
     routes = {(route.source, route.destination): route for route in host.routes}
+    is_far = any(device.machine for device in host.devices) and host.is_wired
+    between = measured_links(join()) if is_far else {}
     measured: dict[object, tuple[float, float]] = {}
     figures: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for route in host.routes:
         if not route.links or not routes[route.destination, route.source].links:
             continue
         source, destination = host.device(route.source), host.device(route.destination)
-        pair = _alike(source, destination)
-        if pair not in measured:
+        pair = (source.machine, destination.machine) if is_far else _alike(source, destination)
+        if pair in between:
+            measured[pair] = between[pair].as_link
+        elif is_far:
+            continue  # torchrun runs one process there: the figures of the host file stay
+        elif pair not in measured:
             measured[pair] = _measure(source, destination, repeats, by_slots=host.processes)
         for link in route.links:
             figures[link].append(measured[pair])
@@ -94,22 +99,6 @@ def _measure(source: Device, destination: Device, repeats: int, *, by_slots: boo
         return line(SIZES_BYTES, [seconds / 2 for seconds in rounds_s])
     rounds_s = [_round_s(size, GPU_SIZES_BYTES[0], source, destination, repeats) for size in GPU_SIZES_BYTES]
     return line(GPU_SIZES_BYTES, [seconds - rounds_s[0] / 2 for seconds in rounds_s])
-
-
-def line(sizes_bytes: tuple[int, ...], seconds: list[float]) -> tuple[float, float]:
-    """(latency_s, bandwidth_bytes_per_s) of a line through times of transfers: the median of all slopes (Theil-Sen).
-
-    Where that is no bandwidth of a machine, as noise is all that the times show, it is the largest size over its whole
-    time, or the nearest that is one.
-
-    >>> [float(f"{figure:.3g}") for figure in line((1000, 2000, 4000), [2e-6, 3e-6, 5e-6])]
-    [1e-06, 1000000000.0]
-    """
-    points = list(zip(sizes_bytes, seconds, strict=True))
-    per_byte = float(np.median([(t - s) / (m - n) for (n, s), (m, t) in combinations(points, 2)]))
-    if not 1 / MOST_BYTES_PER_S <= per_byte <= 1 / LEAST_BYTES_PER_S:
-        per_byte = float(np.clip(seconds[-1] / sizes_bytes[-1], 1 / MOST_BYTES_PER_S, 1 / LEAST_BYTES_PER_S))
-    return max(seconds[0] - sizes_bytes[0] * per_byte, 0.0), 1.0 / per_byte
 
 
 def _round_s(

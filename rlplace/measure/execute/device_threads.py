@@ -20,7 +20,7 @@ import torch
 from rlplace import cuda
 from rlplace.errors import RunnerError, UserError
 from rlplace.measure.execute.rank_programs import RankPrograms
-from rlplace.measure.execute.shared_heap import Place, SharedHeap
+from rlplace.measure.execute.shared_heap import SharedHeap
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.problem import Plan
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions
@@ -43,11 +43,8 @@ class Transport(Protocol):
         """Wakes all that wait in the step, which is given up."""
 
 
-class Placed(Protocol):
-    """Tensors that stay on devices from step to step, as other processes are told of them."""
-
-    def places(self, devices: Sequence[int], elsewhere: Collection[int]) -> dict[int, list[Place | None]]:
-        """By op, where the heap has them; `Residents` says more."""
+Held = Mapping[int, Any]
+"""By op, what all processes share: the tensor of a source, or the state of an update."""
 
 
 class Asked(NamedTuple):
@@ -205,7 +202,7 @@ POLL_S = 1e-3
 
 def torch_device(device: Device) -> torch.device:
     """The PyTorch device behind a `Device`: every CPU core is `cpu`, every part of a GPU is that GPU."""
-    parsed = cuda.parse_name(device.name) if device.backend == "cuda" else None
+    parsed = cuda.parse_name(device.local_name) if device.backend == "cuda" else None
     return torch.device("cpu") if parsed is None else torch.device("cuda", parsed[0])
 
 
@@ -398,12 +395,13 @@ class Crew:
         streams: of its GPUs.
         here: the devices whose code runs in this process.
         has_slots: whether tensors go from device to device through slots, which the plan assigns.
+        is_wired: whether they go as messages.
         heap: memory that other processes of the host see; None where there are none.
         sends_wait: whether a send may wait for its receive.
         is_spent: whether it can run nothing any more: another one is needed.
     """
 
-    has_slots = sends_wait = is_spent = False
+    has_slots = is_wired = sends_wait = is_spent = False
     heap: SharedHeap | None = None
 
     def __init__(self, devices: Sequence[Device]) -> None:
@@ -525,9 +523,9 @@ class Crew:
             RunnerError: they cannot any more, and why.
         """
         if self._is_stopped:
-            raise RunnerError("its threads were ended (`close`), so nothing can run on them any more; make a new one")
+            raise RunnerError("it was closed (`close`), so nothing can run on it any more; make a new one")
 
-    def load(self, key: int, graph: OpGraph, plan: Plan, options: dict[str, Any], residents: Placed) -> None:
+    def load(self, key: int, graph: OpGraph, plan: Plan, options: dict[str, Any], held: Held) -> None:
         """Loads a step in the other processes, where the crew has some."""
 
     def unload(self, key: int) -> None:
@@ -536,21 +534,26 @@ class Crew:
     def follow(self, spec: OptimizerSpec | None, asked: Asked) -> None:
         """Tells the other processes the options of updates, and where gradients go, in the steps to come."""
 
-    def give(self, key: int, tensors: Mapping[int, torch.Tensor], dropped: list[int]) -> None:
-        """Gives the other processes tensors of the heap for sources, by op, in the next part of a step in two parts.
+    def results(self, key: int, makers: Mapping[int, int], made: Sequence[Any]) -> dict[int, torch.Tensor]:
+        """Of a step, by index, results that other processes made.
 
         Args:
             key: of the step.
-            tensors: stay until that part has ended, and those of a first part until its second has.
-            dropped: steps whose second part will not run; it is emptied.
+            makers: by index of the results that are wanted, the device that makes each.
+            made: all results, as far as this process has them.
         """
-
-    def results(self, key: int, indices: Sequence[int]) -> dict[int, torch.Tensor]:
-        """Of a step, by index, results that other processes made."""
         return {}
+
+    def held(self, host: Host) -> Sequence[int]:
+        """The devices whose parameters and states are in the memory of this process."""
+        return range(host.num_devices)
 
     def ask(self, *message: Any) -> list[Any]:
         """The answers of the other processes to a message."""
+        return []
+
+    def marks(self, key: int) -> list[tuple[dict[int, float], dict[int, float]]]:
+        """Of a traced step, when items began and ended in each other process, by the clock of this one."""
         return []
 
     def is_hopeless(self) -> bool:

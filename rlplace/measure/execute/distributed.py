@@ -4,6 +4,9 @@
 between CPUs. NCCL knows no tags: the two ends of a wire must send and receive in one order, and a send may wait for its
 receive. Programs with `sends_wait` do both (`rank_programs`).
 
+gloo has tags, and its sends never wait. So a tensor is sent as soon as it is made. Its bytes go when the receive has
+been posted, which a thread that runs a long op cannot do: receives are posted some transfers ahead of their place.
+
 On a GPU the transfers of a wire run on a stream of their own, which events order with the stream that ops run on. No
 call makes the host wait, but in the first step: then the strides of each tensor are sent before it.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import permutations
@@ -32,6 +35,8 @@ if TYPE_CHECKING:  # a PyTorch without `torch.distributed` runs everything else
 
 LATEST = timedelta(hours=1)
 """After which a group gives a message up, and ends the process: whoever measures has ended it long before."""
+AHEAD = 8
+"""So many receives of a rank are posted at a time, between CPUs: their memory is taken earlier than simulated."""
 
 
 class Work(Protocol):
@@ -69,13 +74,13 @@ class Wire:
         """While active, the calling thread launches on its stream."""
         return contextlib.nullcontext() if self.stream is None else cuda.using(self.stream)
 
-    def send(self, row: torch.Tensor) -> Work:
+    def send(self, row: torch.Tensor, tag: int = 0) -> Work:
         """Sends a contiguous tensor."""
-        return self._settled(self.group.send([row], 1, 0))
+        return self._settled(self.group.send([row], 1, tag))
 
-    def receive(self, row: torch.Tensor) -> Work:
+    def receive(self, row: torch.Tensor, tag: int = 0) -> Work:
         """Receives into a contiguous tensor."""
-        return self._settled(self.group.recv([row], 0, 0))
+        return self._settled(self.group.recv([row], 0, tag))
 
     def _settled(self, work: Work) -> Work:
         if self.stream is not None:  # a group of NCCL has a stream of its own, which ours waits for
@@ -99,10 +104,11 @@ def connect(host: Host, rank: int, store: Store, *, interface: str = "lo") -> Wi
     Raises:
         RuntimeError: a rank did not come, or cannot be reached.
     """
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    # that messages of one group run in order, which is as it must be
-    os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0")
     place = torch_device(host.devices[rank])
+    if place.type == "cuda":
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+        # that messages of one group run in order, which is as it must be
+        os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0")
     wires = {}
     for pair in permutations(range(host.num_devices), 2):
         if rank not in pair:
@@ -132,6 +138,18 @@ def store_in(file: int, count: int) -> Store:
     return store
 
 
+def torchrun_store(prefix: str) -> Store:
+    """The store of torchrun, which started this process or one that this one was started by.
+
+    Args:
+        prefix: of keys that nobody else uses.
+    """
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return PrefixStore(prefix, TCPStore(address, port, is_master=False, timeout=LATEST, wait_for_workers=False))
+
+
 def make_group(pair: tuple[int, int], rank: int, place: torch.device, store: Store, interface: str) -> Group:
     """A rank's end of the process group of a pair; the default group of `torch.distributed` stays the user's."""
     from torch._C._distributed_c10d import PrefixStore
@@ -157,21 +175,39 @@ def make_group(pair: tuple[int, int], rank: int, place: torch.device, store: Sto
 def distributed_channels(
     wires: Wires, made: RankPrograms, rank: int, abort: Callable[[], None], *, is_traced: bool
 ) -> dict[int, DistributedChannel]:
-    """The channels of a rank, by transfer that it sends or receives."""
+    """The channels of a rank, by transfer: those that it receives, in this order, then those that it sends."""
     graph, plan = made.graph, made.plan
     sources = plan.devices[graph.tensor_op[plan.transfer_tensor]].tolist()
-    ends = enumerate(zip(sources, plan.transfer_destination.tolist(), plan.transfer_tensor.tolist(), strict=True))
-    return {
-        k: DistributedChannel(
+    ends = list(zip(sources, plan.transfer_destination.tolist(), plan.transfer_tensor.tolist(), strict=True))
+    received = [item - graph.num_ops for kind, item, _ in made.programs[rank] if kind == "receive"]
+    channels: dict[int, DistributedChannel] = {}
+    for k in (*received, *(k for k, (source, _, _) in enumerate(ends) if source == rank)):
+        source, destination, tensor = ends[k]
+        channels[k] = DistributedChannel(
             wires[source, destination],
             graph.tensor_shapes[tensor],
             getattr(torch, graph.tensor_dtypes[tensor]),
             abort,
             is_traced=is_traced,
+            tag=k,
         )
-        for k, (source, destination, tensor) in ends
-        if rank in (source, destination)
-    }
+    for place, k in enumerate(received):
+        channels[k].ahead = [channels[each] for each in received[place : place + AHEAD]]
+    return channels
+
+
+def over_wires(run: Callable[[int], None], channels: Mapping[int, object]) -> Callable[[int], None]:
+    """A rank's part of a step with its messages: the first receives are posted before it, and all are over after it."""
+    sent = [channel for channel in channels.values() if isinstance(channel, DistributedChannel)]
+
+    def whole(step: int) -> None:
+        for channel in sent[:1]:
+            channel.post_ahead()
+        run(step)
+        for channel in sent:
+            channel.settle()
+
+    return whole
 
 
 class DistributedChannel:
@@ -186,8 +222,10 @@ class DistributedChannel:
         dtype: likewise.
         abort: has all ranks give the step up.
         is_traced: whether the times of its beginning and end are recorded.
+        tag: of its messages between CPUs, no other transfer's.
 
     Attributes:
+        ahead: at the receiver, itself and those that are received next.
         began: when it could begin at this end: a mark of the clock of the rank's device; None where it is not traced.
         ended: when it was there; at the sender, None.
     """
@@ -200,14 +238,18 @@ class DistributedChannel:
         abort: Callable[[], None],
         *,
         is_traced: bool = False,
+        tag: int = 0,
     ) -> None:
         self._wire, self._shape, self._dtype, self._is_traced = wire, shape, dtype, is_traced
+        self.ahead: Sequence[DistributedChannel] = ()
         # of a row, and of nothing, there is but one layout
         self._strides = torch.empty(shape, device="meta").stride() if len(shape) < 2 or 0 in shape else None
         self.abort = abort
         self._header: torch.Tensor | None = None  # until it has been copied to the GPU
-        self._work: Work | None = None
+        self._works: list[Work] = []
         self._is_gpu = wire.stream is not None
+        self._tags = (0, 0) if self._is_gpu else (2 * tag, 2 * tag + 1)  # of strides, and of the tensor
+        self._posted: torch.Tensor | None = None  # on its way, and not taken yet
         self._made, self._done = (cuda.event() if self._is_gpu else None for _ in range(2))
         self._marks = [cuda.event(is_timed=True) for _ in range(2)] if is_traced and self._is_gpu else []
         self.began: Any = None
@@ -234,7 +276,7 @@ class DistributedChannel:
                 copy = torch.empty_strided(self._shape, self._strides, dtype=self._dtype, device=wire.place)
                 tensor = copy.copy_(tensor)
             if 0 not in self._shape:
-                self._keep(wire.send(_row(tensor)))
+                self._keep(wire.send(_row(tensor), self._tags[1]))
             if self._done is not None and wire.stream is not None:
                 cuda.record(self._done, wire.stream)
 
@@ -247,26 +289,42 @@ class DistributedChannel:
 
     def settle(self) -> None:
         """Without a GPU, returns when the message is over, and lets go of the tensor."""
-        pending, self._work = self._work, None
-        if pending is not None:
-            pending.wait()
+        while self._works:
+            self._works.pop(0).wait()
 
     def take(self) -> torch.Tensor:
         """Memory for the tensor, which is on its way from now on: nothing may read it before `wait_arrived`."""
-        wire = self._wire
-        with wire.using():
-            if self._strides is None:
+        if self._strides is None:
+            with self._wire.using():
                 self._strides = self._receive_strides()
-            tensor = torch.empty_strided(self._shape, self._strides, dtype=self._dtype, device=wire.place)
+        self._post()
+        self.post_ahead()
+        tensor, self._posted = self._posted, None
+        assert tensor is not None
+        if self._is_gpu:
+            cuda.keep_for(tensor, cuda.current_stream(self._wire.place))
+        return tensor
+
+    def post_ahead(self) -> None:
+        """Posts the receives that come next, as far as the layout of their tensors is known."""
+        for each in () if self._is_gpu else self.ahead:  # NCCL's would keep others from their turn
+            if each._strides is not None:
+                each._post()
+
+    def _post(self) -> None:
+        """Lets the sender's bytes come, unless they may already."""
+        if self._posted is not None:
+            return
+        wire = self._wire
+        assert self._strides is not None
+        with wire.using():
+            self._posted = torch.empty_strided(self._shape, self._strides, dtype=self._dtype, device=wire.place)
             self.began = self._mark(0)
             if 0 not in self._shape:
-                self._keep(wire.receive(_row(tensor)))
+                self._keep(wire.receive(_row(self._posted), self._tags[1]))
             if self._done is not None and wire.stream is not None:
                 self.ended = self._mark(1)
                 cuda.record(self._done, wire.stream)
-        if self._is_gpu:
-            cuda.keep_for(tensor, cuda.current_stream(wire.place))
-        return tensor
 
     def wait_arrived(self) -> None:
         """Makes the next work of the calling thread wait for the tensor."""
@@ -276,7 +334,8 @@ class DistributedChannel:
 
     def _keep(self, work: Work) -> None:
         """Until `settle`; NCCL's would keep the memory of what it received."""
-        self._work = None if self._is_gpu else work
+        if not self._is_gpu:
+            self._works.append(work)
 
     def _mark(self, which: int) -> Any:
         """A mark of this device's clock."""
@@ -291,11 +350,11 @@ class DistributedChannel:
         if self._is_gpu:
             self._header = cuda.pinned_like(header)
             header = cuda.copy(self._header.copy_(header), self._wire.place)
-        self._wire.send(header).wait()
+        self._keep(self._wire.send(header, self._tags[0]))  # gloo would wait for its receive
 
     def _receive_strides(self) -> tuple[int, ...]:
         header = torch.empty(len(self._shape), dtype=torch.int64, device=self._wire.place)
-        self._wire.receive(header).wait()
+        self._wire.receive(header, self._tags[0]).wait()
         if self._wire.stream is not None:
             there = cuda.pinned_like(header)
             cuda.copy_into(there, header)

@@ -40,6 +40,7 @@ class StepCode:
         second: items of the second part of a step in two parts, the last ones of the plan's sequence; gradients are
             then results of the second part.
         has_slots: copies go through slots: their producer makes them, and they are read there.
+        is_wired: tensors go as messages.
         sends_wait: a send may wait for its receive: both stand at the transfer's own place.
         devices: those whose code is wanted; all by default.
 
@@ -72,10 +73,11 @@ class StepCode:
         hands_out: bool = False,
         second: Collection[int] | None = None,
         has_slots: bool = False,
+        is_wired: bool = False,
         sends_wait: bool = False,
         devices: Collection[int] | None = None,
     ) -> None:
-        self._has_slots, self._sends_wait = has_slots, sends_wait
+        self._has_slots, self._is_wired = has_slots, is_wired
         self._graph, self._host, self._plan, self._is_traced = graph, host, plan, is_traced
         self._traced = None if traced is None else frozenset(traced)
         self._hold_every = hold_every
@@ -92,14 +94,14 @@ class StepCode:
         self.ranks = ranks = rank_programs(graph, host, plan, kept=kept, second=self._second, sends_wait=sends_wait)
         self.signals, self.is_handover, self.update_runs = ranks.signals, ranks.is_handover, ranks.update_runs
         sent, updated = plan.transfer_tensor.tolist(), set(graph.mutation_tensor.tolist())
-        # by slots: when a send returns, its copy has been made; where sends wait, the sender knows by itself
-        is_silent = has_slots or sends_wait
+        # by slots: when a send returns, its copy has been made; of a message, the sender knows by itself
+        is_silent = has_slots or is_wired
         self.acknowledged = frozenset(k for k, tensor in enumerate(sent) if tensor in updated and not is_silent)
         sources = plan.devices[graph.tensor_op[plan.transfer_tensor]].tolist()
         backends = [device.backend for device in host.devices]
         ends = zip(sources, plan.transfer_destination.tolist(), strict=True)
         # by transfer: a copy that goes on once it was taken
-        self._is_late = [sends_wait or "cuda" in (backends[a], backends[b]) for a, b in ends]
+        self._is_late = [is_wired or "cuda" in (backends[a], backends[b]) for a, b in ends]
         # the ends of transfers of each tensor whose making a GPU marks, as it is sent later
         told = enumerate(zip(sent, sources, strict=True))
         self._marked = grouped((t, k) for k, (t, source) in told if sends_wait and backends[source] == "cuda")
@@ -122,7 +124,12 @@ class StepCode:
             return "", ""
         op = item if item < n else int(graph.tensor_op[int(self._plan.transfer_tensor[item - n])])
         what, place = "op" if item < n else WAITING, self._host.devices[device].name
-        return graph.names[op], f"{what} {graph.names[op]!r} ({graph.targets[op]}) on {place}"
+        words = f"{what} {graph.names[op]!r} ({graph.targets[op]}) on {place}"
+        if item >= n:
+            source, to = int(self._plan.devices[op]), int(self._plan.transfer_destination[item - n])
+            peer = self._host.devices[to if device == source else source].name
+            words += f" ({'to' if device == source else 'from'} {peer})"
+        return graph.names[op], words
 
     def _device_source(self, device: int) -> tuple[str, tuple[int, ...]]:
         words = Expressions(self._program, device, self.constants)
@@ -179,7 +186,7 @@ class StepCode:
         if kind == "receive" and self._has_slots:  # its producer does all of it
             return []
         if kind == "receive":
-            before = [f"k{k}_wait()"] * (not self._sends_wait)
+            before = [f"k{k}_wait()"] * (not self._is_wired)
             is_told = k in self.acknowledged and not self.is_handover[k]
             body = [f"t{tensors[0]} = k{k}_take()", *[f"k{k}_done()"] * is_told]
         elif kind == "updates":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, cast
@@ -107,6 +107,7 @@ class PlacedStep:
             hands_out=gradients is not None,
             second=second,
             has_slots=crew.has_slots,
+            is_wired=crew.is_wired,
             sends_wait=crew.sends_wait,
             devices=crew.here,
         )
@@ -117,8 +118,7 @@ class PlacedStep:
         self._compiled = {
             device: compile(self._code.sources[device], _file_name(device), "exec") for device in crew.here
         }
-        made_elsewhere = [plan.devices[graph.tensor_op[self._program.base(ref)]] for ref, _ in self._code.results]
-        self._elsewhere = [index for index, device in enumerate(made_elsewhere) if device not in crew.here]
+        self._makers = [int(plan.devices[graph.tensor_op[self._program.base(ref)]]) for ref, _ in self._code.results]
         self._namespaces: dict[int, dict[str, Any]] = {}  # by device
         self._jobs: list[Job] = []
         self._channels: dict[int, Transport] = {}
@@ -146,7 +146,8 @@ class PlacedStep:
             self._channels = self._crew.channels(self._code.ranks, self._host, is_traced=self._is_traced)
             self._signals = [locked() for _ in range(self._code.signals.count)]
             self._is_held = True
-            self._crew.load(self._key, self._graph, self.plan, self._options, self._residents)
+            held = self._residents.held(self.plan.devices.tolist(), self._crew.here)
+            self._crew.load(self._key, self._graph, self.plan, self._options, held)
             self._jobs = [
                 self._bind(device) if device in self._crew.here else self._crew.job(device, self._key)
                 for device in range(self._host.num_devices)
@@ -183,7 +184,7 @@ class PlacedStep:
             self.load()
         return self._run(self._jobs, step, deadline_s)
 
-    def _run(self, jobs: Sequence[Job], step: int, deadline_s: float) -> float:
+    def _run(self, jobs: Sequence[Job], step: int, deadline_s: float = 600.0) -> float:
         self._marks.started_s = time.perf_counter()
         try:
             self._crew.run(list(jobs), step, on_error=self._abort, deadline_s=deadline_s)
@@ -191,24 +192,31 @@ class PlacedStep:
             raise self._explained(error) from error.__cause__
         return time.perf_counter() - self._marks.started_s
 
-    def run_here(self, number: int, job: Job | None = None) -> None:
+    def run_part(self, part: int, number: int, kept: tuple[Any, ...] = ()) -> tuple[Any, ...]:
         """Runs what a rank has of a step on the calling thread, beside the other ranks.
 
         Args:
+            part: of a step in two parts (`TwoPartStep`), 0 or 1; else 0.
             number: of the step.
-            job: what it is; all of it by default.
+            kept: by the rank's first part.
+
+        Returns:
+            What the rank's second part needs of the first.
 
         Raises:
             RunnerError: an op failed.
         """
+        here = self._crew.here[0]
+        self._kept[here].extend([kept] * part)
         try:
-            (job or self._jobs[self._crew.here[0]])(number)
+            (self._namespaces[here]["second"] if part else self._jobs[here])(number)
         except Woken:
             raise
         except Exception as error:
             failed = RunnerError(f"{type(error).__name__}: {error}")
             failed.__cause__ = error
             raise self._explained(failed) from error
+        return self._kept[here].pop() if self._kept[here] else ()
 
     @property
     def own_results(self) -> dict[int, torch.Tensor]:
@@ -235,13 +243,14 @@ class PlacedStep:
             RunnerError: the step is not loaded.
         """
         self._require_loaded()
-        self._fetch(self._elsewhere)
+        self._fetch(range(len(self._makers)))
         values = iter(self._results)
         return pytree.tree_map_only(Ref, lambda _: next(values), self._program.result)
 
-    def _fetch(self, indices: Sequence[int]) -> None:
-        """Gets these results from other ranks."""
-        for index, value in (self._crew.results(self._key, indices) if indices else {}).items():
+    def _fetch(self, indices: Iterable[int]) -> None:
+        """Gets these results from the ranks that made them."""
+        makers = {index: self._makers[index] for index in indices}
+        for index, value in self._crew.results(self._key, makers, self._results).items():
             self._results[index] = value
 
     def timeline(self, *, has_memory: bool = True) -> Timeline:
@@ -258,7 +267,7 @@ class PlacedStep:
         if len(self._crew.here) < self._host.num_devices:
             marks = Marks([HostClock()] * self._host.num_devices, started_s=marks.started_s)
             marks.renew(self._graph.num_ops + self.plan.num_transfers)
-            for told in (self.own_marks, *self._crew.ask("marks", self._key)):
+            for told in (self.own_marks, *self._crew.marks(self._key)):
                 for known, seconds in zip((marks.begin, marks.end), told, strict=True):
                     for item, at_s in seconds.items():  # a transfer begins when both of its ends are there
                         known[item] = max(at_s, known[item] or at_s)

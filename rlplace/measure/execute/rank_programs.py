@@ -190,7 +190,7 @@ class RankPrograms:
             if kind in ("send", "receive", "wait"):
                 ends = int(plan.devices[ops[0]]), int(plan.transfer_destination[item - n])
                 peer = host.devices[ends[rank == ends[0]]].name
-                has_slot = not (self.is_handover[item - n] or host.sends_wait)
+                has_slot = not (self.is_handover[item - n] or host.is_wired)
                 slot = self.slots.of[item - n] if has_slot else None
             rows.append(
                 {

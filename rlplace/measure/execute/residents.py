@@ -22,8 +22,8 @@ from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import Updater, UpdateState, updater
 from rlplace.graphs.program import OptimizerSpec, Update
-from rlplace.measure.execute.device_threads import Asked, torch_device
-from rlplace.measure.execute.shared_heap import Layout, Place, SharedHeap
+from rlplace.measure.execute.device_threads import Asked, Held, torch_device
+from rlplace.measure.execute.shared_heap import Layout, SharedHeap
 from rlplace.measure.hosts.host import Device, Host
 
 CPU = "cpu"
@@ -45,16 +45,27 @@ class Residents:
         host: its devices.
         seed: of values that the graph does not hold.
         is_apart: whether cores have no memory in common.
+        ask: for the answers of other processes, which have the residents of their own devices.
         heap: memory for all of them, which other processes see; None for this process's own.
+        devices: those whose tensors are asked for; all by default.
     """
 
     def __init__(
-        self, graph: OpGraph, host: Host, *, seed: int = 0, is_apart: bool = False, heap: SharedHeap | None = None
+        self,
+        graph: OpGraph,
+        host: Host,
+        *,
+        seed: int = 0,
+        is_apart: bool = False,
+        ask: Callable[..., list[Any]] = lambda *_: [],
+        heap: SharedHeap | None = None,
+        devices: Collection[int] | None = None,
     ) -> None:
-        self._graph, self._heap = graph, heap
+        self._graph, self._ask, self._heap = graph, ask, heap
         # cores share one memory, unless each has a process; parts of a GPU keep what is theirs apart
         self._homes = [device.name if is_apart or device.backend == "cuda" else CPU for device in host.devices]
-        self._places = {home: torch_device(device) for home, device in zip(self._homes, host.devices, strict=True)}
+        held = range(host.num_devices) if devices is None else devices
+        self._places = {self._homes[index]: torch_device(host.devices[index]) for index in held}
         self._program = require_program(graph)
         self._seed = seed
         self._tensors: dict[Resident, torch.Tensor] = {}
@@ -82,30 +93,17 @@ class Residents:
         """Whether that is the tensor itself."""
         return self._heap is None or self._heap.place(tensor) is not None
 
-    def places(self, devices: Sequence[int], elsewhere: Collection[int]) -> dict[int, list[Place | None]]:
-        """By op, where the heap has the tensors of sources and the states of updates; without a heap, none.
+    def held(self, devices: Sequence[int], here: Collection[int]) -> Held:
+        """What the heap has for ops on other devices than those that are `here`; without a heap, nothing.
 
         Args:
             devices: (N,) of a plan.
-            elsewhere: only those on these devices.
+            here: devices of this process.
         """
-        if self._heap is None:
-            return {}
-        found: dict[int, list[Place | None]] = {}
-        updates = (op for op, call in self._program.calls.items() if isinstance(call, Update))
-        for op in (*self._program.sources, *updates):
-            if (device := devices[op]) in elsewhere:
-                is_source = op in self._program.sources
-                own = [self.tensor(op, device)] if is_source else self.update_state(op, device).tensors
-                found[op] = [self._heap.place(tensor) for tensor in own]
-        return found
-
-    def take(self, op: int, device: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Has these, of another process, for source op or update `op` on `device`."""
-        if op in self._program.sources:
-            self.adopt(op, device, tensors[0])
-        else:
-            self.update_state(op, device).hold(tensors)
+        sources, calls = self._program.sources, self._program.calls
+        ops = [op for op, device in enumerate(devices) if device not in here] if self._heap is not None else ()
+        updates = {op: self.update_state(op, devices[op]) for op in ops if isinstance(calls.get(op), Update)}
+        return {op: self.tensor(op, devices[op]) for op in ops if op in sources} | updates
 
     def set_options(self, spec: OptimizerSpec) -> None:
         """Sets the options of the updates to come."""
@@ -154,7 +152,7 @@ class Residents:
     @property
     def made(self) -> frozenset[Resident]:
         """The residents that are there: source ops by their tensors, updates by their states."""
-        return frozenset((*self._tensors, *self._states))
+        return frozenset((*self._tensors, *self._states)).union(*self._ask("made"))
 
     def home(self, device: int) -> str:
         """The memory of `device`: cores have one together."""
@@ -169,7 +167,8 @@ class Residents:
 
         Its memory is free once no loaded plan holds it either.
         """
-        dropped = self.made.difference(needed)
+        self._ask("keep_only", frozenset(needed))
+        dropped = {*self._tensors, *self._states}.difference(needed)
         for each in dropped:
             self._tensors.pop(each, None)
             self._states.pop(each, None)
@@ -178,7 +177,9 @@ class Residents:
     def reset(self) -> None:
         """Residents that steps change are as at capture, and optimizers before their first step."""
         changed = set(self._graph.tensor_op[self._graph.mutation_tensor].tolist())
-        for home in {home for _, home in self.made}:  # a process that has one GPU touches no other
+        self._ask("reset")
+        own = {home for _, home in (*self._tensors, *self._states)}
+        for home in own:  # a process that has one GPU touches no other
             with torch.no_grad(), cuda.settled(self._places[home]):
                 for (op, where), tensor in self._tensors.items():
                     if op in changed and where == home:
@@ -243,7 +244,7 @@ class GradientsOut:
         self, tensors: Mapping[str, torch.Tensor], fresh: Collection[str], *, loss_scale: float = 1.0
     ) -> Iterator[None]:
         """While active, gradients are added to tensors, as `Asked` says, and no parameter is updated."""
-        self.asked = Asked(tensors, fresh, loss_scale)
+        self.asked = Asked(tensors, frozenset(fresh), loss_scale)
         try:
             yield
         finally:
@@ -311,7 +312,7 @@ def gpu_capacities(devices: Iterable[Device]) -> dict[torch.device, int]:
     capacities: dict[torch.device, int] = defaultdict(int)
     for device in devices:
         if device.backend == "cuda":
-            index, _ = cuda.parse_name(device.name) or (0, 0)
+            index, _ = cuda.parse_name(device.local_name) or (0, 0)
             capacities[torch.device("cuda", index)] += max(device.memory_bytes - device.context_bytes, 0)
     return dict(capacities)
 

@@ -1,20 +1,27 @@
-"""`SharedHeap`: tensors in memory that the processes of a machine share: one of them makes tensors, all see them."""
+"""`SharedHeap`: tensors in memory that the processes of a machine share: one of them makes tensors, all see them.
+
+A message says where a tensor is (`packed`), and the process that reads it has the same tensor (`unpacked`).
+"""
 
 from __future__ import annotations
 
 import ctypes
 import heapq
+import io
 import mmap
 import os
+import pickle
+import resource
 import threading
 import weakref
 from collections import defaultdict, deque
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
-FIRST_BYTES = 1 << 26
-"""Of the first chunk; each later one is twice as large. Pages that nobody writes to take no memory."""
+HEAP_BYTES = 1 << 40
+"""Of address space. Pages that nobody writes to take no memory."""
 _LEAST_BYTES = 64
 
 
@@ -72,7 +79,6 @@ class SharedHeap:
 
     def __init__(self, file: int, begin: int) -> None:
         self._file, self._begin = file, begin
-        self._chunks: dict[int, tuple[mmap.mmap, int]] = {}  # by number: the memory, and its address
         self._end = 0  # behind it, nothing was used yet
         self._freed: deque[tuple[int, int]] = deque()  # sizes and places; filled by the garbage collector
         self._empty: dict[int, list[int]] = defaultdict(list)  # by size: places, the first first
@@ -82,26 +88,23 @@ class SharedHeap:
         """A new tensor with any values.
 
         Raises:
-            OSError: there is no memory for it.
+            MemoryError: there is no room for it.
         """
         num_bytes = max(layout.extent * layout.dtype.itemsize, _LEAST_BYTES)
         size = 1 << (num_bytes - 1).bit_length()
+        memory, _ = self._memory
         with self._lock:
             while self._freed:
                 freed, at = self._freed.popleft()
                 heapq.heappush(self._empty[freed], at)
             if self._empty[size]:
                 at = heapq.heappop(self._empty[size])
+            elif (at := self._end) + size > len(memory):
+                raise MemoryError(f"{num_bytes:,} bytes for a tensor: {at:,} of {len(memory):,} bytes were given away")
             else:
-                at, chunk = self._end, _chunk_at(self._end)
-                while at + size > _begin_of(chunk + 1):
-                    chunk += 1
-                    at = _begin_of(chunk)
-                self._end = at + size
-            chunk = _chunk_at(at)
-            memory, _ = self._chunk(chunk)
+                self._end += size
         # the storage keeps `block`, and nothing else does
-        block = (ctypes.c_char * num_bytes).from_buffer(memory, at - _begin_of(chunk))
+        block = (ctypes.c_char * num_bytes).from_buffer(memory, at)
         weakref.finalize(block, self._freed.append, (size, at)).atexit = False
         return layout.tensor(block, 0)
 
@@ -114,39 +117,40 @@ class SharedHeap:
 
     def place(self, tensor: torch.Tensor) -> Place | None:
         """Where a tensor is; None where it is in other memory."""
-        if tensor.numel() == 0:
-            return Place(-1, Layout.of(tensor))
-        address = tensor.data_ptr() if tensor.device.type == "cpu" else 0
-        for chunk, (memory, begin) in self._chunks.items():
-            if begin <= address < begin + len(memory):
-                return Place(_begin_of(chunk) + address - begin, Layout.of(tensor))
-        return None
+        memory, begin = self._memory
+        at = tensor.data_ptr() - begin if tensor.device.type == "cpu" else -1
+        at = at if tensor.numel() else 0  # without elements it is anywhere
+        return Place(at, Layout.of(tensor)) if 0 <= at < len(memory) else None
 
     def at(self, place: Place) -> torch.Tensor:
         """The tensor at a place that the process that made it told."""
-        if place.at < 0:
-            return place.layout.tensor(b"", 0)
-        chunk = _chunk_at(place.at)
-        return place.layout.tensor(self._chunk(chunk)[0], place.at - _begin_of(chunk))
+        return place.layout.tensor(self._memory[0], place.at)
 
-    def _chunk(self, number: int) -> tuple[mmap.mmap, int]:
-        if number not in self._chunks:
-            begin, end = self._begin + _begin_of(number), self._begin + _begin_of(number + 1)
-            if os.fstat(self._file).st_size < end:
-                os.ftruncate(self._file, end)
-            memory = mmap.mmap(self._file, end - begin, offset=begin)
-            self._chunks[number] = memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        return self._chunks[number]
+    def packed(self, message: Any) -> bytes:
+        """A message to another process; all of its tensors must be here."""
+        into = io.BytesIO()
+        pickler = pickle.Pickler(into, pickle.HIGHEST_PROTOCOL)
+        pickler.persistent_id = self._named  # type: ignore[method-assign]
+        pickler.dump(message)
+        return into.getvalue()
 
+    def unpacked(self, packed: bytes) -> Any:
+        """The message that another process packed, with the tensors themselves."""
+        unpickler = pickle.Unpickler(io.BytesIO(packed))  # noqa: S301 - of a process that this one started, or that started it
+        unpickler.persistent_load = self.at  # type: ignore[method-assign]
+        return unpickler.load()
 
-def _begin_of(chunk: int) -> int:
-    return ((1 << chunk) - 1) * FIRST_BYTES
+    def _named(self, obj: Any) -> Place | None:
+        place = self.place(obj) if isinstance(obj, torch.Tensor) else None
+        assert place is not None or not isinstance(obj, torch.Tensor), "other processes do not see this tensor"
+        return place
 
-
-def _chunk_at(at: int) -> int:
-    """The chunk that a place is in.
-
-    >>> [_chunk_at(at) for at in (0, FIRST_BYTES - 1, FIRST_BYTES, 3 * FIRST_BYTES)]
-    [0, 0, 1, 2]
-    """
-    return (at // FIRST_BYTES + 1).bit_length() - 1
+    @cached_property
+    def _memory(self) -> tuple[mmap.mmap, int]:
+        """All of it, and its address."""
+        limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)  # as some batch systems set it
+        size = HEAP_BYTES if limit_bytes < 0 else min(HEAP_BYTES, limit_bytes // 4)
+        if os.fstat(self._file).st_size < self._begin + HEAP_BYTES:
+            os.ftruncate(self._file, self._begin + HEAP_BYTES)
+        memory = mmap.mmap(self._file, size, offset=self._begin)
+        return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))

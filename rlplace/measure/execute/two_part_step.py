@@ -13,8 +13,6 @@ from rlplace.measure.execute.placed_step import PlacedStep
 
 Kept = list[tuple[Any, ...]]
 """By device of this process, the tensors that a second part needs of its first; then what other processes need."""
-DEADLINE_S = 600.0
-"""Seconds that a part may take."""
 
 
 class TwoPartStep(PlacedStep):
@@ -49,7 +47,7 @@ class TwoPartStep(PlacedStep):
         dropped = weakref.finalize(waiting, self._dropped.append, number)
         dropped.atexit = False
         try:
-            self._run(self._parts(0), number, DEADLINE_S)
+            self._run(self._parts(0), number)
             kept = [self._kept[device].pop() for device in self._crew.here]
             kept += [(waiting, dropped)] * (len(kept) < self._host.num_devices)
             return list(self._taken(0, len(self._program.result_refs))), kept
@@ -77,39 +75,22 @@ class TwoPartStep(PlacedStep):
         for device in reversed(self._crew.here):
             self._kept[device].append(kept.pop())
         try:
-            self._run(self._parts(1), number, DEADLINE_S)
+            self._run(self._parts(1), number)
             return list(self._taken(len(self._program.result_refs), len(self._code.results)))
         finally:
             self.forget()
 
     def run_part(self, part: int, number: int, kept: tuple[Any, ...] = ()) -> tuple[Any, ...]:
-        """Runs what a rank has of a part on the calling thread, beside the other ranks.
-
-        Args:
-            part: 0 or 1.
-            number: of the step.
-            kept: by the rank's first part.
-
-        Returns:
-            What the rank's second part needs of the first.
-
-        Raises:
-            RunnerError: an op failed.
-        """
-        device = self._crew.here[0]
-        own = self._kept[device]
-        own.extend([kept] * part)
         try:
-            self.run_here(number, self._namespaces[device]["second"] if part else None)
-            return () if part else own.pop()
+            return super().run_part(part, number, kept)
         finally:
             self.forget()
 
     def take(self, given: Mapping[int, torch.Tensor]) -> None:
-        """Has the next part run with these tensors for sources of devices of this process."""
-        for op, tensor in given.items():
-            self._namespaces[int(self.plan.devices[op])][f"t{int(self._graph.output_offsets[op])}"] = tensor
-        self._given += given
+        """Has the next part run with these tensors for sources, as far as their devices are of this process."""
+        for op in (op for op in given if int(self.plan.devices[op]) in self._namespaces):
+            self._namespaces[int(self.plan.devices[op])][f"t{int(self._graph.output_offsets[op])}"] = given[op]
+            self._given.append(op)
 
     def forget(self) -> None:
         """Releases the tensors that were given, and those that a failed part left behind."""
@@ -134,29 +115,21 @@ class TwoPartStep(PlacedStep):
             for device in range(self._host.num_devices)
         ]
 
-    def _give(self, given: Mapping[int, torch.Tensor]) -> _Waiting:
+    def _give(self, given: Mapping[int, torch.Tensor]) -> set[torch.Tensor]:
         """Gives tensors to the devices of their sources; those that other processes read stay with what is returned."""
         if not self.is_loaded:
             self.load()
-        here = self._crew.here
-        self.take({op: tensor for op, tensor in given.items() if int(self.plan.devices[op]) in here})
-        others = {op: each for op, each in given.items() if int(self.plan.devices[op]) not in here}
-        waiting = _Waiting({op: self._residents.homed(tensor) for op, tensor in others.items()})
-        self._crew.give(self._key, waiting.given, self._dropped)
-        return waiting
+        self.take(given)
+        others = {op: self._residents.homed(tensor) for op, tensor in given.items() if op not in self._given}
+        if others or self._dropped:
+            self._crew.ask("give", self._key, others, [self._dropped.pop() for _ in range(len(self._dropped))])
+        return set(others.values())
 
     def _taken(self, begin: int, end: int) -> Iterator[torch.Tensor]:
-        self._fetch([index for index in self._elsewhere if begin <= index < end])
+        self._fetch(range(begin, end))
         for index in range(begin, end):
             yield self._results[index]
             self._results[index] = None
-
-
-class _Waiting:
-    """What other processes need of this one until a part has run."""
-
-    def __init__(self, given: Mapping[int, torch.Tensor]) -> None:
-        self.given = given
 
 
 def _ordinary(job: Job) -> Job:

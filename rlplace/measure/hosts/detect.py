@@ -1,14 +1,19 @@
-"""This machine as a `Host`: its GPUs, each as one device or as several, with or without the CPU; else its CPU cores."""
+"""This machine as a `Host`: its GPUs, each as one device or as several, with or without the CPU; else its CPU cores.
+
+`nodes_host`: all machines on which torchrun runs a command.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import permutations
 
 from rlplace import cuda
 from rlplace.errors import refuse_if
 from rlplace.measure.hosts.host import Device, Host, HostKind, Link, Route
+from rlplace.measure.hosts.nodes import RankFacts, join
 from rlplace.measure.timing.threads import usable_cores
 
 MAX_CORE_DEVICES = 4
@@ -31,7 +36,8 @@ def detect_host(
 
     Args:
         kind: `auto` takes every CUDA GPU, and the cores only where there is none; `cores` takes the cores, `cuda` the
-            GPUs. `procs` and `cuda-procs` are `cores` and `cuda` with a process for each device.
+            GPUs. `procs` and `cuda-procs` are `cores` and `cuda` with a process for each device. `nodes` takes
+            those of all machines on which torchrun runs this command.
         num_devices: of cores: how many devices to make; by default one a core, at most 4.
         cores_per_device: of cores: how many cores each device has; by default 1.
         gangs: of cores: also a device that runs an op on all of them at once; not with `procs`.
@@ -40,8 +46,12 @@ def detect_host(
 
     Raises:
         InvalidValue: more cores asked for than there are, GPUs where there is none, too many parts of each, or parts or
-            a CPU beside GPUs that are processes.
+            a CPU beside GPUs that are processes;
+            `nodes` without torchrun.
+        RunnerError: a rank of torchrun did not come.
     """
+    if kind == "nodes":
+        return nodes_host(join().facts)
     name = f"{kind}{f'/{num_parts}' if num_parts != 1 else ''}{'+cpu' if with_cpu else ''}"
     if kind not in ("cores", "procs") and cuda.num_gpus():
         refuse_if(
@@ -59,18 +69,18 @@ def detect_host(
         "a word for devices of this machine",
         hint="PyTorch sees no GPU here (`rlplace doctor` tells why). Use `cores`: the cores of the CPU.",
     )
-    host = _core_host(num_devices, cores_per_device or 1, gangs=gangs)
+    host = _core_host(kind, num_devices, cores_per_device, gangs=gangs)
     return host.as_processes(host.name.replace("cores", "procs")) if kind == "procs" else host
 
 
-def _core_host(num_devices: int | None, cores_per_device: int, *, gangs: bool) -> Host:
-    cores = usable_cores()
+def _core_host(kind: str, num_devices: int | None, asked_cores: int | None, *, gangs: bool) -> Host:
+    cores, cores_per_device = usable_cores(), asked_cores or 1
     if num_devices is None:
         num_devices = max(1, min(MAX_CORE_DEVICES, len(cores) // cores_per_device))
     refuse_if(
         num_devices < 1 or cores_per_device < 1 or num_devices * cores_per_device > len(cores),
         "host",
-        f"cores:{num_devices}x{cores_per_device}",
+        f"{kind}:{num_devices}{f'x{asked_cores}' if asked_cores else ''}",
         f"at most {len(cores)} cores in all",
         hint="Ask for fewer devices or fewer cores a device.",
     )
@@ -115,6 +125,66 @@ def _cpu(name: str, kind: str, cores: tuple[int, ...], ram_bytes: int, members: 
 
 def _ram_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+NET_BYTES_PER_S = 125e6
+NET_LATENCY_S = 60e-6
+"""Link figures between machines until `profile_links` has measured them: 1 Gb/s."""
+
+
+def nodes_host(facts: Sequence[RankFacts]) -> Host:
+    """The devices of all ranks of torchrun, a process each: GPUs where every rank has one, else cores.
+
+    Transfers between machines hold the sending machine's link up and the receiving one's link down, which all pairs
+    share, and a link of the pair's own. Ranks of one machine have a link for each ordered pair.
+    """
+    is_gpu = all(each.gpu for each in facts)
+    is_mixed = len({each.cpu for each in facts}) > 1
+    devices = tuple(_node_device(each, is_gpu=is_gpu, is_mixed=is_mixed) for each in facts)
+    has_one = len({each.machine for each in facts}) == 1
+    routes, links = [], {}
+    for source, destination in permutations(devices, 2):
+        own = f"{source.name}->{destination.name}"
+        if source.machine == destination.machine:
+            routes.append(Route(source.name, destination.name, (own,), blocks_source=has_one and not is_gpu))
+            links[own] = Link(own, CORE_COPY_BYTES_PER_S, CORE_COPY_LATENCY_S)
+        else:
+            routes.append(Route(source.name, destination.name, (*shared_links(source, destination), own)))
+            links |= {name: Link(name, NET_BYTES_PER_S, NET_LATENCY_S) for name in routes[-1].links}
+    return Host(
+        name="nodes",
+        devices=devices,
+        links=tuple(links.values()),
+        routes=tuple(routes),
+        dispatch_order="request",
+        run_ahead=1024 if is_gpu else 1,
+        processes=True,
+    )
+
+
+def shared_links(source: Device, destination: Device) -> tuple[str, str]:
+    """Names of the links that all transfers from one machine to another share: of its interface, and of the other's."""
+    return f"{source.machine} up", f"{destination.machine} down"
+
+
+def _node_device(facts: RankFacts, *, is_gpu: bool, is_mixed: bool) -> Device:
+    machine, width = facts.machine, len(facts.cores)
+    if is_gpu:
+        return Device(
+            name=f"{machine}/cuda:{facts.local_rank}",
+            kind=facts.gpu,
+            backend="cuda",
+            memory_bytes=usable_bytes(facts.gpu_bytes),
+            context_bytes=facts.gpu_bytes - facts.gpu_free_bytes,
+            memory_granularity_bytes=512,
+            dispatcher=f"{machine}/cuda:{facts.local_rank}",
+            machine=machine,
+            address=facts.address,
+        )
+    name = f"{machine}/cpu:{facts.local_rank}"
+    kind = "cpu-core" if width == 1 else f"cpu-{width}cores"
+    core = _cpu(name, f"{kind} of {facts.cpu}" if is_mixed else kind, facts.cores, facts.ram_bytes)
+    return replace(core, memory_pool=f"ram of {machine}", dispatcher=name, machine=machine, address=facts.address)
 
 
 MOST_PARTS = 16

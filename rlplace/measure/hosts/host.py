@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, field, replace
 from functools import cached_property
 from itertools import permutations
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 Backend = Literal["cpu", "cuda", "simulated"]
 DispatchOrder = Literal["plan", "request"]
-HostKind = Literal["auto", "cores", "procs", "cuda", "cuda-procs"]
-"""Kinds of host that this machine can be."""
+HostKind = Literal["auto", "cores", "procs", "cuda", "cuda-procs", "nodes"]
+"""Kinds of host that this machine can be; `nodes` is all machines on which torchrun runs this command."""
 
 
 def _printable(name: str) -> str:
@@ -76,6 +77,15 @@ class Device:
     """CPU cores to which the device's thread is pinned; on the CPU an op has one thread per core."""
     members: tuple[str, ...] = ()
     """A gang: names of the devices that are busy whenever this one runs an op."""
+    machine: Printable = ""
+    """Name of its machine, where a host has several; `""` is this machine."""
+    address: Printable = ""
+    """Of that machine on the network between them; it may change while the machine is the same."""
+
+    @property
+    def local_name(self) -> str:
+        """Its name on its own machine: `cpu:0` of `a/cpu:0`."""
+        return self.name.removeprefix(f"{self.machine}/") if self.machine else self.name
 
     def __post_init__(self) -> None:
         refuse_if(
@@ -176,7 +186,8 @@ class Host:
     def _check_processes(self) -> None:
         """Nothing of one process may be shared by two devices."""
         gangs = [device.name for device in self.devices if device.members]
-        refuse_if(gangs, "devices", gangs, "no gangs", hint="Gangs need threads: use `cores`, or `processes: false`.")
+        hint = "Gangs need threads: leave out `--gangs`, or use `cores` (in a host file `processes: false`)."
+        refuse_if(gangs, "devices", gangs, "no gangs", hint=hint)
         launchers = Counter(device.dispatcher for device in self.devices if device.dispatcher)
         shared = [name for name, count in launchers.items() if count > 1]
         refuse_if(shared, "dispatcher", shared, "a launcher for each device", hint="Each device is a process.")
@@ -198,7 +209,8 @@ class Host:
     ) -> Host:
         """This machine: all CUDA GPUs. With `cores`, or without a GPU, all CPU cores; see `detect_host`.
 
-        With `procs` or `cuda-procs` each device is a process, else a thread.
+        With `procs` or `cuda-procs` each device is a process, else a thread. `nodes` is all machines on which torchrun
+        runs this program.
         """
         from rlplace.measure.hosts.detect import detect_host
 
@@ -220,6 +232,16 @@ class Host:
             ),
         )
 
+    def part(self, devices: Sequence[int]) -> Host:
+        """Some of its devices, with the links and routes between them."""
+        kept = tuple(self.devices[device] for device in devices)
+        names = {device.name for device in kept}
+        routes = tuple(route for route in self.routes if {route.source, route.destination} <= names)
+        used = {link for route in routes for link in route.links}
+        slowdown = self.corun_slowdown and tuple(tuple(self.corun_slowdown[d][e] for e in devices) for d in devices)
+        links = tuple(link for link in self.links if link.name in used)
+        return replace(self, devices=kept, links=links, routes=routes, corun_slowdown=slowdown)
+
     @property
     def num_devices(self) -> int:
         return len(self.devices)
@@ -230,9 +252,14 @@ class Host:
         return any(device.backend == "simulated" for device in self.devices)
 
     @cached_property
-    def sends_wait(self) -> bool:
-        """Whether its devices are processes without a memory in common: then a send may wait for its receive."""
+    def is_wired(self) -> bool:
+        """Whether its devices are processes without a memory in common: tensors go as messages."""
         return self.processes and int(self.shares_memory.sum()) < self.num_devices * (self.num_devices - 1)
+
+    @property
+    def sends_wait(self) -> bool:
+        """Whether a send may wait for its receive, as NCCL's between GPUs do; gloo's between CPUs do not."""
+        return self.is_wired and any(device.backend != "cpu" for device in self.devices)
 
     @cached_property
     def shares_memory(self) -> NDArray[np.bool_]:
@@ -259,6 +286,8 @@ class Host:
         }
         if self.processes:
             facts["processes"] = True
+        if any(device.machine for device in self.devices):
+            facts["machines"] = [device.machine for device in self.devices]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def device(self, name: str) -> Device:

@@ -11,6 +11,7 @@ from typing import Any, cast
 from rlplace.errors import InvalidValue, UnknownName, refuse_if
 from rlplace.measure.hosts.host import Device, Host, HostKind
 from rlplace.measure.hosts.host_file import ENDINGS, load_host
+from rlplace.measure.hosts.nodes import check_machines, is_here
 from rlplace.measure.timing.threads import usable_cores
 
 PRESETS = Path(__file__).with_name("presets")
@@ -24,6 +25,7 @@ HOST_WORDS = {
     "cuda/4": "each GPU as 4 devices, cuda:0/0 to cuda:0/3, with a quarter of its memory each",
     "cuda+cpu": "its GPUs, and its CPU as one more device; also cuda/2+cpu, auto+cpu",
     "cuda-procs": "its GPUs, a process each",
+    "nodes": "all machines on which torchrun runs this command, a device for each of its processes",
 }
 """Words for this machine, those with numbers as examples of their kind, and their meaning."""
 
@@ -50,7 +52,8 @@ def resolve_host(text: str | Host, *, gangs: bool = False) -> Host:
         text: `auto` (this machine: its GPUs, else its cores), `cores`, `cores:2` (two devices of one core), `cores:2x4`
             (two devices of four cores), `cuda` (its GPUs), `cuda/4` (each GPU as four devices), `auto+cpu`, `cuda+cpu`,
             `cuda/4+cpu` (the CPU as one more device), a preset, or the path of a host file. A process for each device:
-            `procs`, `procs:2`, `procs:2x4`, `cuda-procs`, a preset with `-procs` behind its name.
+            `procs`, `procs:2`, `procs:2x4`, `cuda-procs`, a preset with `-procs` behind its name; `nodes` (under
+            torchrun).
         gangs: Whether the cores of this machine may also work as gangs; presets and files define this themselves.
 
     Raises:
@@ -69,7 +72,14 @@ def resolve_host(text: str | Host, *, gangs: bool = False) -> Host:
         return resolve_host(text.removesuffix(AS_PROCESSES)).as_processes(text)
     if is_host_file(text):
         return load_host(text)
-    if _GPUS.match(text) or text in ("cores", "procs") or text.startswith(_CORE_WORDS):
+    refuse_if(
+        AS_PROCESSES in text and text.startswith(("cores", "auto-")),
+        "host",
+        text,
+        f"`procs{text.replace(AS_PROCESSES, '').removeprefix('cores').removeprefix('auto')}`",
+        hint="`procs` is `cores` with a process for each device; `cuda-procs` is so of `cuda`.",
+    )
+    if _GPUS.match(text) or text in ("cores", "procs", "nodes") or text.startswith(_CORE_WORDS):
         return _detect(text, gangs)
     refuse_if(
         text.startswith(("cuda", "auto+", "auto/")),
@@ -110,6 +120,8 @@ def describe_hosts() -> list[dict[str, Any]]:
 def _detect(text: str, gangs: bool) -> Host:
     from rlplace.measure.hosts.detect import detect_host
 
+    if text == "nodes":
+        return detect_host("nodes")
     found = _GPUS.match(text)
     if found is not None:
         kind = cast("HostKind", found["kind"].partition("/")[0])
@@ -148,12 +160,13 @@ def check_present(host: Host) -> None:
 
     Raises:
         InvalidValue: a GPU that PyTorch does not see, one that is there both whole and in parts, a core that this
-            process may not use, or processes that are neither the cores of one memory nor whole GPUs.
+            process may not use, or processes that are neither cores nor whole GPUs,
+            or a machine on which torchrun runs no process.
     """
     if host.is_simulated:
         return
     where = f"host {host.name!r}"
-    kinds = {"part of a GPU" if "/" in device.name else device.backend for device in host.devices}
+    kinds = {"part of a GPU" if "/" in device.local_name else device.backend for device in host.devices}
     refuse_if(
         host.processes and kinds not in ({"cpu"}, {"cuda"}),
         "processes",
@@ -162,7 +175,8 @@ def check_present(host: Host) -> None:
         where=where,
         hint="Use `cuda`; to simulate this host, set `backend: simulated` on its devices.",
     )
-    for device in host.devices:
+    check_machines(host, where=where)
+    for device in filter(is_here, host.devices):
         if device.backend == "cuda":
             _check_gpu(device, host, where)
         if missing := sorted(set(device.cores) - set(usable_cores())):
@@ -173,22 +187,6 @@ def check_present(host: Host) -> None:
                 where=where,
                 hint=HINT,
             )
-
-
-def check_threads(host: Host, *, where: str) -> None:
-    """Refuses a host whose devices are processes, where the threads of one process run steps.
-
-    Raises:
-        InvalidValue: it is one.
-    """
-    refuse_if(
-        host.processes,
-        "host",
-        host.name,
-        "a host whose devices are threads of one process (`cores`)",
-        where=where,
-        hint="Placements on a host of processes are measured in worker processes only: leave out `in_process`.",
-    )
 
 
 def check_runs_here(host: Host, *, where: str = "measure", instead: str = "simulate instead") -> None:
@@ -206,7 +204,7 @@ def check_runs_here(host: Host, *, where: str = "measure", instead: str = "simul
         host.is_simulated,
         "host",
         host.name,
-        "a host of this machine (`auto`, `cores`, `cuda`)",
+        "a host of this machine (`auto`, `cores`, `procs`, `cuda`)",
         where=where,
         hint=f"A simulated host has no devices to run on: {instead}.",
     )
@@ -216,13 +214,13 @@ def check_runs_here(host: Host, *, where: str = "measure", instead: str = "simul
 def _check_gpu(device: Device, host: Host, where: str) -> None:
     from rlplace import cuda
 
-    count, parsed = cuda.num_gpus(), cuda.parse_name(device.name)
+    count, parsed = cuda.num_gpus(), cuda.parse_name(device.local_name)
     if parsed is None or parsed[0] >= count:
         seen = ", ".join(f"cuda:{index}" for index in range(count)) or "PyTorch sees none here"
         raise InvalidValue("device", device.name, f"a CUDA device of this machine ({seen})", where=where, hint=HINT)
     whole = f"cuda:{parsed[0]}"
     refuse_if(
-        device.name != whole and whole in host.device_index,
+        device.local_name != whole and whole in host.device_index,
         "device",
         device.name,
         f"no part of {whole!r}, which is a device too",

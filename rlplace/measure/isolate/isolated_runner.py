@@ -13,19 +13,19 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import RlplaceError, RunnerError
+from rlplace.errors import DeviceLost, RlplaceError, RunnerError
 from rlplace.graphs import Grouping, OpGraph
 from rlplace.graphs.interpreter import require_program
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.profile import profile_costs
-from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.isolate.fleet import Fleet
 from rlplace.measure.isolate.messages import (
@@ -47,7 +47,7 @@ from rlplace.measure.isolate.messages import (
     torch_settings,
 )
 from rlplace.measure.isolate.packing import Packed, without_model
-from rlplace.measure.isolate.worker import FROM_OUTSIDE, CannotIsolate, ending, op_at_fault
+from rlplace.measure.isolate.worker import FROM_OUTSIDE, CannotIsolate, ending, ops_at_fault
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline, single_device_plan
 from rlplace.measure.timing.eager_step import EagerRecipe, Other
@@ -56,6 +56,7 @@ from rlplace.measure.timing.host_runner import (
     HostRunner,
     Planner,
     all_lost,
+    error_of,
     lost_of,
     status_of,
     with_timelines,
@@ -99,8 +100,7 @@ def describe(
     if plan is None:
         return "plain PyTorch"
     is_traced = isinstance(request, Trace | Profile)
-    op = op_at_fault(stacks, graph, host, plan, is_stuck=is_stuck, is_traced=is_traced)
-    waiting = [op_at_fault(each, graph, host, plan, is_traced=is_traced) for each in beside]
+    op, *waiting = ops_at_fault([stacks, *beside], graph, host, plan, is_stuck=is_stuck, is_traced=is_traced)
     said = f"{who}, {op}" if op else who
     return f"{said}; meanwhile in {', '.join(filter(None, waiting))}" if any(waiting) else said
 
@@ -115,7 +115,8 @@ def wait_for(
 ) -> Done | Fault:
     """The worker's answer; where it ended, by itself or from here, the fault of the plan that ran.
 
-    Time in which this process or the worker was suspended is no contender's: its limit begins again.
+    Time in which this process or the worker was suspended, or a machine cut off, is no contender's: its limit begins
+    again.
 
     Args:
         process: a worker that is ready.
@@ -155,11 +156,13 @@ def wait_for(
                 if not_before_s > running_s + STOPPED_S:
                     contender = board.contender if board.is_at_work else IDLE
                     process.end()
-                    why = f"{_name(process, problem, stopped)} was stopped by a signal (SIGSTOP), and not continued "
+                    why = f"{process.ranks[stopped].name} was stopped by a signal (SIGSTOP), and not continued "
                     why += f"within {STOPPED_S:g} s, in "
                     why += describe(request, problem, contender, "")
                     return Fault(contender, "error", why, is_from_outside=True)
                 continue
+            elif process.is_cut:
+                not_before_s = time.monotonic()
             elif board.is_at_work:
                 allowed_s = limit_s(board)
                 if time.monotonic() > max(board.begin_s, not_before_s) + allowed_s:
@@ -170,7 +173,7 @@ def wait_for(
                 why = f"the worker did nothing for {BETWEEN_S:g} s between steps"
                 return Fault(IDLE, "error", why, is_from_outside=True)
             running_s = time.monotonic()
-    except (EOFError, ConnectionError):
+    except (EOFError, ConnectionError, TimeoutError):
         return _dead(process, request, problem)
 
 
@@ -187,8 +190,10 @@ def _dead(process: Fleet, request: Request, problem: Problem) -> Fault:
     if len(process.ranks) > 1:  # the others wait for it
         process.write_stacks()
     process.end()
+    if process.lost is not None:
+        return Fault(process.board.contender, "lost", str(process.lost))
     return_code = process.ranks[process.gone].return_code
-    contender, how, name = process.board.contender, ending(return_code), _name(process, problem, process.gone)
+    contender, how, name = process.board.contender, ending(return_code), process.ranks[process.gone].name
     stacks = process.stacks()
     who = describe(request, problem, contender, stacks.pop(process.gone), beside=stacks)
     if -return_code not in FROM_OUTSIDE:
@@ -198,11 +203,6 @@ def _dead(process: Fleet, request: Request, problem: Problem) -> Fault:
     return Fault(contender, "error", f"{name} was ended from outside ({how}) in {who}", is_from_outside=True)
 
 
-def _name(process: Fleet, problem: Problem, rank: int) -> str:
-    """A process of a worker in words."""
-    return "the worker" if len(process.ranks) == 1 else f"the worker of {problem.host.devices[rank].name}"
-
-
 def _ended(
     process: Fleet, request: Request, problem: Problem, status: Status, why: str, *, is_stuck: bool = False
 ) -> Fault:
@@ -210,6 +210,8 @@ def _ended(
     contender = process.board.contender
     process.write_stacks()
     process.end()
+    if process.lost is not None:
+        return Fault(contender, "lost", str(process.lost))
     stacks = "".join(process.stacks())
     return Fault(contender, status, why + describe(request, problem, contender, stacks, is_stuck=is_stuck))
 
@@ -294,7 +296,8 @@ class IsolatedRunner:
             traced = partial(self._traced, num_steps=protocol.num_traced)
             found = with_timelines(plans, found, protocol, deadline_s, traced)
         except RlplaceError as error:
-            if (lost := lost_of(self._problem.host, error)) is None:
+            lost = error if isinstance(error, DeviceLost) else lost_of(self._problem.host, error)
+            if lost is None:
                 raise
         else:
             if (lost := lost_of(self._problem.host)) is None:
@@ -423,17 +426,13 @@ class IsolatedRunner:
 
     def _start(self, broken: Fleet | None) -> Fleet:
         """A worker that is ready, in the place of a broken one."""
-        process = started(self._packed, num_ranks(self._problem.host))
+        self._process = None
+        with nullcontext() if broken is None else closing(broken):
+            process = ready(self._packed, ranks(self._problem.host))
+            if broken is not None:
+                process.board.carry(broken.board)
         self.num_started += 1
-        if broken is not None:
-            process.board.carry(broken.board)
-            broken.close()
         self._process = process
-        try:
-            process.await_ready()
-        except BaseException:  # what it says when it is ready would be taken for an answer
-            self._drop(process)
-            raise
         return process
 
     def _drop(self, process: Fleet) -> None:
@@ -475,21 +474,39 @@ def packed_setup(problem: Problem, *, seed: int = 0, memory_limit_bytes: float |
     return packed
 
 
-def num_ranks(host: Host) -> int:
-    """How many processes run a step on a host."""
-    return host.num_devices if host.processes else 1
+def ranks(host: Host) -> tuple[Device, ...]:
+    """The device of each process that runs steps on a host; the first one of all if a single process does."""
+    return host.devices if host.processes else host.devices[:1]
 
 
-def started(packed: Packed, count: int = 1, *, first: int = 0) -> Fleet:
-    """A worker, with so many ranks, of which it starts those from the first on, not yet ready.
+def ready(packed: Packed, devices: Sequence[Device], *, first: int = 0, is_second: bool = False) -> Fleet:
+    """A worker that can be asked; a second one if the first was ended from outside while it started.
+
+    Args:
+        packed: its setup.
+        devices: of its ranks.
+        first: the first rank that it starts.
+        is_second: whether it is that second one.
 
     Raises:
-        CannotIsolate: there is no memory for the tensors, or there are too many processes or open files.
+        CannotIsolate: it cannot read its setup, or it ended; there is no memory for the tensors, or there are too many
+            processes or open files.
+        DeviceLost: another machine does not answer.
     """
     try:
-        return Fleet(packed, count, first=first)
+        process = Fleet(packed, devices, first=first)
+    except DeviceLost:
+        raise
     except (OSError, RunnerError) as error:
         raise CannotIsolate(f"it cannot be started: {error}") from error
+    try:
+        process.await_ready()
+    except BaseException as error:  # Ctrl-C, too
+        process.close()
+        if is_second or not (isinstance(error, CannotIsolate) and error.is_from_outside):
+            raise
+        return ready(packed, devices, first=first, is_second=True)
+    return process
 
 
 VARIABLE = "RLPLACE_IN_PROCESS"
@@ -524,12 +541,18 @@ def make_runner(
         try:
             return IsolatedRunner(problem, planner, reference=reference, seed=seed)
         except CannotIsolate as error:
-            _warn("placements are measured", error)
+            _warn("placements are measured", error, problem.host)
     return HostRunner(problem, planner, reference=reference, seed=seed)
 
 
-def _warn(what: str, error: CannotIsolate) -> None:
-    """Says why work runs in this process, to the caller of the function that decided so."""
+def _warn(what: str, error: CannotIsolate, host: Host) -> None:
+    """Says why work runs in this process, to the caller of the function that decided so.
+
+    Raises:
+        CannotIsolate: the host's devices are processes, so nothing runs in this one.
+    """
+    if host.processes:
+        raise error
     warnings.warn(
         f"{what} in this process, as no worker can be had: {error}. An op that crashes will end this process.",
         RuntimeWarning,
@@ -571,13 +594,33 @@ def profile_isolated(
     say = on_progress or (lambda _: None)
     if is_isolated(isolated):
         try:
-            return _in_worker(graph, host, Profile(num_steps, warmup, most_s), say, longest_s)
+            return _in_workers(graph, host, Profile(num_steps, warmup, most_s), say, longest_s)
         except CannotIsolate as error:
-            _warn("ops are profiled", error)
+            _warn("ops are profiled", error, host)
     return profile_costs(graph, host, num_steps=num_steps, warmup=warmup, most_s=most_s, on_progress=say)
 
 
+def _in_workers(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s: float) -> Costs:
+    """Costs of all devices; a worker on each machine profiles the kinds of device that no machine before it has."""
+    columns: dict[str, tuple[NDArray[np.float64], NDArray[np.int64] | None]] = {}  # by kind
+    for machine in dict.fromkeys(device.machine for device in host.devices):
+        new = [d for d, each in enumerate(host.devices) if each.machine == machine and each.kind not in columns]
+        if len(new) == host.num_devices:
+            return _in_worker(graph, host, request, say, longest_s)
+        if new:
+            part = host.part(new)
+            costs = _in_worker(graph, part, request, say, longest_s)
+            scratch = costs.workspace_bytes
+            for d, device in enumerate(part.devices):
+                columns[device.kind] = costs.op_time_s[:, d], None if scratch is None else scratch[:, d]
+    times_s, workspaces = zip(*(columns[device.kind] for device in host.devices), strict=True)
+    known = [each for each in workspaces if each is not None]
+    is_known = len(known) == host.num_devices
+    return Costs(np.stack(times_s, axis=1), "profiled", np.stack(known, axis=1) if is_known else None)
+
+
 def _in_worker(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s: float) -> Costs:
+    """Costs of devices of one machine, by a worker there."""
     # nothing is known of its ops yet, and nothing is placed
     problem = Problem(
         graph,
@@ -588,8 +631,7 @@ def _in_worker(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s
 
     def ask(packed: Packed) -> Done | Fault:
         """The answer of one worker, which is ended then."""
-        with closing(started(packed)) as process:
-            process.await_ready()
+        with closing(ready(packed, host.devices[:1])) as process:
             return wait_for(process, request, problem, (), lambda board: longest_s if board.is_made else MAKING_S, say)
 
     with closing(packed_setup(problem)) as packed:
@@ -597,5 +639,6 @@ def _in_worker(graph: OpGraph, host: Host, request: Profile, say: Say, longest_s
         if isinstance(answer, Fault) and answer.is_from_outside:
             answer = ask(packed)
     if isinstance(answer, Fault):
-        raise RunnerError(answer.why)
+        lost = Measurement("lost", math.inf, why=answer.why)
+        raise error_of(host, lost) if answer.status == "lost" else RunnerError(answer.why)
     return cast(Costs, answer.result)

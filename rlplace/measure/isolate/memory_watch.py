@@ -28,19 +28,20 @@ def resident_bytes(process: int) -> int:
         return 0
 
 
-def room_bytes(host: Host, asked: float | None = None) -> float:
+def room_bytes(host: Host, asked: float | None = None, *, machine: str = "") -> float:
     """The bytes that placements on the host's cores may take in this process beside its present memory: the free memory
     of the machine and its control group, never more than the host's figure.
 
     Args:
         host: its CPU devices' memory; a pool counts once.
         asked: a smaller limit; infinite, there is none.
+        machine: name of this one, where the host names machines.
     """
     if asked == math.inf:
         return math.inf
     pools: dict[str, int] = {}
     for device in host.devices:
-        if device.backend == "cpu":
+        if device.backend == "cpu" and device.machine == machine:
             pool = device.memory_pool or device.name
             pools[pool] = min(pools.get(pool, device.memory_bytes), device.memory_bytes)
     said = sum(pools.values()) if pools else math.inf

@@ -240,6 +240,11 @@ class Board(ctypes.Structure, Watch):
             self.first_s = max(self.first_s, took_s)
         self.is_at_work = False
 
+    def follow(self, told: bytes, *, later_s: float) -> None:
+        """Is as the board of another machine was, whose clock shows `later_s` less than this one's."""
+        ctypes.memmove(ctypes.addressof(self), told, ctypes.sizeof(self))
+        self.begin_s, self.end_s = self.begin_s + later_s, self.end_s + later_s
+
     def carry(self, other: Board) -> None:
         """Takes over how long steps took on `other`, the board of a worker that this one's replaces."""
         self.first_s, self.best_s = other.first_s, other.best_s

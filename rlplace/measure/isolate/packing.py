@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from uuid import uuid4
 
 import cloudpickle
 import torch
@@ -46,13 +47,22 @@ class Packed:
 
     Attributes:
         index: where the list of all sections is, offset and size in bytes; of a sealed one.
+        name: unique.
     """
 
     def __init__(self) -> None:
+        self.name = uuid4().hex
         self._storages: dict[int, tuple[int, torch.UntypedStorage]] = {}  # by address of the storage object
         self._pickles: list[bytes] = []
         self._file = -1
         self.index: Section = (0, 0)
+
+    @classmethod
+    def of(cls, file: int, index: Section) -> Packed:
+        """A sealed one, of another machine, in this shared memory."""
+        packed = cls()
+        packed._file, packed.index = file, index
+        return packed
 
     def add(self, obj: Any) -> int:
         """Packs an object; returns its number.

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,11 +34,11 @@ from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
 from rlplace.measure.costs.profile import profile_costs
-from rlplace.measure.execute import distributed
+from rlplace.measure.execute import distributed, shared_memory
 from rlplace.measure.execute.device_threads import Crew
-from rlplace.measure.execute.distributed import Wires, connect, store_in
+from rlplace.measure.execute.distributed import Wires, connect, store_in, torchrun_store
 from rlplace.measure.execute.launch_code import WAITING, StepCode
-from rlplace.measure.execute.rank_processes import RankCrew, RankResidents, serve_rank
+from rlplace.measure.execute.rank_processes import RankCrew, serve_rank
 from rlplace.measure.execute.residents import Residents, limited_memory
 from rlplace.measure.execute.shared_memory import Arena
 from rlplace.measure.hosts.host import Host
@@ -79,7 +79,7 @@ sys.path[:] = {first!r}
 import torch
 from rlplace.measure.isolate.worker import main
 sys.path[:] = {path!r}
-main({ends!r}, {index!r}, {link!r})
+main({ends!r}, {index!r}, {link!r}, meeting={meeting!r}, cores={cores!r})
 """
 """The lifeline comes first, as importing takes long; then PyTorch, before all else of ours: so OpenMP has the settings
 of this process, which the worker inherits, and no others. PyTorch and others ask for packages that need not be there
@@ -89,11 +89,17 @@ ALIVE = 1
 """Place of the pipe of the lifeline among the descriptors that a worker inherits."""
 Link = tuple[int, ...]
 """Of a rank: its index, then descriptors: of the `Arena`, of the memory in which ranks find each other (`_wires`), and
-of messages between the first rank and the others."""
+of messages between the first rank and the others. A rank of another machine than the first has neither memory: -1."""
+Meeting = tuple[str, str] | tuple[()]
+"""Where ranks of several machines find each other: a prefix of keys in torchrun's store, and the network interface of
+this machine; empty where all are on one machine."""
 
 
 class CannotIsolate(RunnerError):
     """No worker can be started for this program, and why."""
+
+    is_from_outside = False
+    """Whether another process ended it while it started."""
 
 
 class WorkerProcess:
@@ -104,8 +110,13 @@ class WorkerProcess:
     Args:
         packed: the setup of the worker.
         link: to other ranks, if there are any.
+        meeting: of the ranks.
+        messages: descriptor of the connection to the process that asks, where that is not this one.
+        cores: that it may use; by default those of its setup.
+        has_folder: whether modules of the current folder can be imported there; by default if any was here.
 
     Attributes:
+        name: for messages.
         board: the board of the worker.
         connection: for messages.
         limit_bytes: memory that it may hold, placements included; infinite until it is ready.
@@ -115,7 +126,18 @@ class WorkerProcess:
         OSError: there is no memory for the tensors, or no process can be started.
     """
 
-    def __init__(self, packed: Packed, link: Link = ()) -> None:
+    name = "the worker"
+
+    def __init__(
+        self,
+        packed: Packed,
+        link: Link = (),
+        *,
+        meeting: Meeting = (),
+        messages: int | None = None,
+        cores: tuple[int, ...] = (),
+        has_folder: bool | None = None,
+    ) -> None:
         shared = packed.seal()
         self.board = Board.new()
         self.limit_bytes = float("inf")
@@ -125,13 +147,19 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         alive, lifeline = os.pipe()
         self._lifeline = keep_from_children(lifeline)
-        ends = (theirs.fileno(), alive, shared, self.board.file, self._stacks.fileno())
+        messages = theirs.fileno() if messages is None else messages
+        ends = (messages, alive, shared, self.board.file, self._stacks.fileno())
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _code(ends, packed.index, link)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-c",
+                    _code(ends, packed.index, has_folder, link=link, meeting=meeting, cores=cores),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what ops print must not mix with what a command prints there
-                pass_fds=(*ends, *link[1:]),
+                pass_fds=(*ends, *(file for file in link[1:] if file >= 0)),
                 env=_environment(),
             )
         except BaseException:
@@ -150,8 +178,11 @@ class WorkerProcess:
         """Its process."""
         return self._process.pid
 
-    def await_ready(self) -> None:
+    def await_ready(self, look: Callable[[], None] = lambda: None) -> None:
         """Waits until it can be asked.
+
+        Args:
+            look: called now and then; what it raises ends the waiting.
 
         Raises:
             CannotIsolate: it cannot read its setup, or it ended.
@@ -160,15 +191,24 @@ class WorkerProcess:
         try:
             while not self.connection.poll(LOOKS_EVERY_S):
                 until_s += suspensions.look()
+                look()
                 if time.monotonic() > until_s:
                     raise CannotIsolate(f"the worker was not ready within {STARTS_WITHIN_S:g} s")
             message = self.connection.recv()
         except (EOFError, OSError) as error:
             self.end()
-            raise CannotIsolate(f"the worker ended while it started: {ending(self.return_code)}") from error
+            raise self.ended_early() from error
         if isinstance(message, Fault):
             raise CannotIsolate(message.why)
         self.limit_bytes = self.look_at_memory() + message.result
+
+    def ended_early(self) -> CannotIsolate:
+        """The error of one that ended before it was ready."""
+        is_from_outside, how = -self.return_code in FROM_OUTSIDE, ending(self.return_code)
+        words = "was ended from outside" if is_from_outside else "ended"
+        error = CannotIsolate(f"{self.name} {words} ({how}) while it started")
+        error.is_from_outside = is_from_outside
+        return error
 
     def look_at_memory(self) -> int:
         """Its memory now."""
@@ -185,10 +225,11 @@ class WorkerProcess:
             time.sleep(_STACKS_WITHIN_S / 10)
 
     def stacks(self) -> str:
-        """The stacks of its threads."""
-        # not by `read`: this file and the worker's have one position
+        """The stacks of its threads, once: at its end, older ones would be taken for the last."""
         file = self._stacks.fileno()
-        return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", errors="replace")
+        text = os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", errors="replace")
+        os.ftruncate(file, os.lseek(file, 0, os.SEEK_SET))  # the worker's end has the same position
+        return text
 
     def has_lost_siblings(self) -> bool:
         """Whether the kernel ended a process for want of memory since this one began, perhaps this one."""
@@ -223,6 +264,10 @@ class WorkerProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel, for as long as its device takes
                 self._process.wait(_ENDS_WITHIN_S)
 
+    def kill(self) -> None:
+        """Ends it at once, if it is there."""
+        self._process.kill()
+
     def close(self) -> None:
         """Ends it and lets go of everything."""
         self.end()
@@ -241,20 +286,20 @@ class WorkerProcess:
         return False
 
 
-def _code(ends: Sequence[int], index: Section, link: Link) -> str:
+def _code(ends: Sequence[int], index: Section, has_folder: bool | None, **given: Any) -> str:
     """The command of the worker: with this process's path, once all is imported that is not the user's."""
     here = os.getcwd()
     path = list(dict.fromkeys(os.path.abspath(entry) for entry in sys.path))
     # a checkout in the current folder, say
     homes = {str(Path(str(sys.modules[name].__file__)).parents[1]) for name in ("rlplace", "torch")}
     first = [entry for entry in path if entry != here or entry in homes]
-    if here not in path and _has_run(here):
+    if here not in path and (has_run(here) if has_folder is None else has_folder):
         path.append(here)
-    given = {"ends": tuple(ends), "index": index, "link": link}
+    given |= {"ends": tuple(ends), "index": index}
     return _CODE.format(lifeline=LIFELINE, alive=ends[ALIVE], first=first, path=path, **given)
 
 
-def _has_run(folder: str) -> bool:
+def has_run(folder: str) -> bool:
     """Whether a module of the folder was imported here, as that of a user's function is: it will be there, too."""
     facts = [vars(each) for name, each in list(sys.modules.items()) if "." not in name and isinstance(each, ModuleType)]
     places = [place for each in facts for place in each.get("__path__") or [each.get("__file__") or ""]]
@@ -272,6 +317,8 @@ FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.
 _THREAD = re.compile(r"^(?P<current>Current thread|Thread) 0x", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _PLACED = re.compile(r"<placed step, device (?P<device>\d+)>\Z")
+_TRANSPORTS = (distributed.__file__, shared_memory.__file__)
+"""They wait and copy as the line of an op does."""
 
 Frame = tuple[str, int, str]
 """File, line and function."""
@@ -304,29 +351,46 @@ def stacks_of(text: str) -> list[list[Frame]]:
     return stacks[first : first + 1] + stacks[:first] + stacks[first + 1 :]
 
 
-def op_at_fault(text: str, graph: OpGraph, host: Host, plan: Plan, *, is_stuck: bool = False, **options: Any) -> str:
-    """The op that ran, with its device and the user's line below it, in words; "" where the stacks do not tell.
+def ops_at_fault(
+    texts: Sequence[str], graph: OpGraph, host: Host, plan: Plan, *, is_stuck: bool = False, **options: Any
+) -> list[str]:
+    """The op that ran in each process, with its device and the user's line below it, in words; "" where the stacks do
+    not tell.
 
     Args:
-        text: of `faulthandler`.
+        texts: of `faulthandler`.
         graph: with its program.
         host: the devices.
         plan: the plans that ran.
         is_stuck: whether the step hung: then threads that wait for another's tensor are not at fault.
         options: of its code, which has other lines where it was traced, say.
     """
+    ways: dict[str, Any] = {"has_slots": host.processes and not host.is_wired, "is_wired": host.is_wired}
+    made = partial(StepCode, graph, host, plan, sends_wait=host.sends_wait, **(ways | options))
+    code = cache(made)  # takes long, if there are many ops
+    return [_op_at_fault(text, host, code, is_stuck) for text in texts]
+
+
+def _op_at_fault(text: str, host: Host, code: Callable[[], StepCode], is_stuck: bool) -> str:
     for stack in stacks_of(text):
-        frames = [frame for frame in stack if frame[0] != distributed.__file__]  # which waits as the op's own line does
-        for depth, (file, line, _) in enumerate(frames):
+        frames: list[Frame] = []  # above, but for those of transports
+        waits = False
+        for file, line, name in stack:
             placed = _PLACED.match(file)
-            if placed is not None and not (is_stuck and depth == 0 and not host.processes):
-                has_slots = host.processes and not host.sends_wait
-                code = StepCode(graph, host, plan, has_slots=has_slots, sends_wait=host.sends_wait, **options)
-                _, words = code.item_words(int(placed["device"]), line)
-                if is_stuck and depth == 0 and words.startswith(WAITING):
+            if file in _TRANSPORTS:  # what runs a whole program is below it, and no wait
+                waits = host.is_wired
+            elif placed is None:
+                frames.append((file, line, name))
+            elif is_stuck and (waits or not (frames or host.processes)):
+                break
+            else:
+                _, words = code().item_words(int(placed["device"]), line)
+                if is_stuck and not frames and words.startswith(WAITING):
                     break
-                within = (each for each in frames[:depth] if not ("/torch/" in each[0] or each[0].startswith("<")))
+                within = (each for each in frames if not ("/torch/" in each[0] or each[0].startswith("<")))
                 own = (", {}:{} in {}".format(*each) for each in within)
+                if waits and words and not words.startswith(WAITING):
+                    words = f"the wait for an input of {words}"
                 return f"{words}{next(own, '')}" if words else ""
     return ""
 
@@ -335,7 +399,14 @@ SETUP, ORIGIN = range(2)
 """Numbers of the packed parts."""
 
 
-def main(ends: tuple[int, int, int, int, int], index: Section, link: Link = ()) -> None:
+def main(
+    ends: tuple[int, int, int, int, int],
+    index: Section,
+    link: Link = (),
+    *,
+    meeting: Meeting = (),
+    cores: tuple[int, ...] = (),
+) -> None:
     """Runs a worker until its parent closes the connection.
 
     Args:
@@ -343,8 +414,10 @@ def main(ends: tuple[int, int, int, int, int], index: Section, link: Link = ()) 
             parts, of the board, and of the file for stacks.
         index: of the packed parts.
         link: of a rank.
+        meeting: of the ranks.
+        cores: that it may use; by default those of its setup.
     """
-    for file in (*ends, *link[1:]):  # a process that an op starts must not keep them open
+    for file in (*ends, *(each for each in link[1:] if each >= 0)):  # a process that an op starts must not keep them
         os.set_inheritable(file, False)
     messages, _, shared, board, stacks = ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; who asks decides
@@ -359,14 +432,14 @@ def main(ends: tuple[int, int, int, int, int], index: Section, link: Link = ()) 
         try:
             unpacked = Unpacked(shared, index)
             setup: Setup = unpacked.get(SETUP)
-            pin_current_thread(setup.cores)
+            pin_current_thread(cores or setup.cores)
             apply_settings(setup.settings)
             threads.enter_context(one_thread_here())
             worker: _Worker | _Rank
             if link and link[0]:
-                worker = _Rank(setup, link)
+                worker = _Rank(setup, link, meeting)
             else:
-                worker = _Worker(setup, lambda: unpacked.get(ORIGIN), connection, Board.on(board), link)
+                worker = _Worker(setup, lambda: unpacked.get(ORIGIN), connection, Board.on(board), link, meeting)
             ready = Done(worker.room_bytes())
         except Exception as error:
             connection.send(Fault(IDLE, "error", f"{type(error).__name__}: {error}"))
@@ -380,9 +453,14 @@ def _problem(setup: Setup) -> Problem:
     return dataclasses.replace(setup.problem, graph=graph)
 
 
-def _wires(host: Host, rank: int, store: int) -> Wires | None:
-    """The wires of a rank to others that it has no memory in common with; the ranks find each other in a file."""
-    return connect(host, rank, store_in(store, host.num_devices)) if host.sends_wait else None
+def _wires(host: Host, rank: int, store: int, meeting: Meeting) -> Wires | None:
+    """The wires of a rank to others that it has no memory in common with; the ranks find each other in a file, or in
+    torchrun's store."""
+    if not host.is_wired:
+        return None
+    if meeting:
+        return connect(host, rank, torchrun_store(meeting[0]), interface=meeting[1])
+    return connect(host, rank, store_in(store, host.num_devices))
 
 
 class _Rank:
@@ -391,22 +469,24 @@ class _Rank:
     Args:
         setup: the problem.
         link: of the rank.
+        meeting: of all ranks.
     """
 
-    def __init__(self, setup: Setup, link: Link) -> None:
+    def __init__(self, setup: Setup, link: Link, meeting: Meeting) -> None:
         keep_freed_memory()
         self._setup, self._problem, self._room = setup, _problem(setup), Room(Watch())
         self._rank, arena, store, messages = link
-        self._arena = Arena(arena)
-        self._wires = _wires(self._problem.host, self._rank, store)
+        self._arena = Arena(arena) if arena >= 0 else Arena.new(1)  # that of one process
+        self._wires = _wires(self._problem.host, self._rank, store, meeting)
         self._limits = contextlib.ExitStack()
         self._limits.enter_context(limited_memory([self._problem.host.devices[self._rank]]))
         self._link: Connection[Any, Any] = Connection(messages)
 
     def room_bytes(self) -> float:
         """As of `_Worker`."""
-        room = memory_watch.room_bytes(self._problem.host, self._setup.memory_limit_bytes)
-        if self._problem.host.devices[self._rank].backend == "cpu":
+        device = self._problem.host.devices[self._rank]
+        room = memory_watch.room_bytes(self._problem.host, self._setup.memory_limit_bytes, machine=device.machine)
+        if device.backend == "cpu":
             self._room.limit(room)
         return room
 
@@ -426,18 +506,27 @@ class _Worker:
         connection: to the process that asks.
         board: that it reads.
         link: of the first rank, to the others; empty where there are none.
+        meeting: of all ranks.
     """
 
     def __init__(
-        self, setup: Setup, origin: Callable[[], Origin], connection: Connection[Any, Any], board: Board, link: Link
+        self,
+        setup: Setup,
+        origin: Callable[[], Origin],
+        connection: Connection[Any, Any],
+        board: Board,
+        link: Link,
+        meeting: Meeting,
     ) -> None:
         problem = _problem(setup)
         self._arena = Arena(link[1]) if link else None
         crew, residents = Crew(problem.host.devices), Residents(problem.graph, problem.host, seed=setup.seed)
         if self._arena is not None:
             others = [Connection(file) for file in link[3:]]
-            ranks = RankCrew(problem.host, self._arena, links=others, wires=_wires(problem.host, 0, link[2]))
-            crew, residents = ranks, RankResidents(problem.graph, problem.host, ranks, seed=setup.seed)
+            wires = _wires(problem.host, 0, link[2], meeting)
+            ranks = RankCrew(problem.host, self._arena, links=others, wires=wires)
+            residents = Residents(problem.graph, problem.host, seed=setup.seed, is_apart=True, ask=ranks.ask)
+            crew = ranks
         self._problem, self._crew, self._memory_limit_bytes = problem, crew, setup.memory_limit_bytes
         self._origin, self._connection, self._board = origin, connection, board
         self._room = Room(board)
@@ -458,7 +547,8 @@ class _Worker:
 
     def room_bytes(self) -> float:
         """The bytes that placements may take from now on; where there are no GPUs, allocations beyond it fail."""
-        room = memory_watch.room_bytes(self._problem.host, self._memory_limit_bytes)
+        machine = self._problem.host.devices[0].machine
+        room = memory_watch.room_bytes(self._problem.host, self._memory_limit_bytes, machine=machine)
         if not self._has_gpus:
             self._room.limit(room)
         if self._arena is not None:

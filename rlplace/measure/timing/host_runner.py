@@ -25,14 +25,15 @@ from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
 from rlplace import cuda
-from rlplace.errors import DeviceLost, RlplaceError, RunnerError
+from rlplace.errors import DeviceLost, RlplaceError, RunnerError, refuse_if
 from rlplace.graphs import OpGraph
 from rlplace.measure.execute.device_threads import Crew, Worker
 from rlplace.measure.execute.placed_step import PlacedStep, resident_bytes
 from rlplace.measure.execute.residents import Resident, Residents, limited_memory
 from rlplace.measure.execute.traced_ops import TracingCosts, tracing_costs
 from rlplace.measure.hosts.host import Device, Host
-from rlplace.measure.hosts.resolve import check_runs_here, check_threads
+from rlplace.measure.hosts.nodes import is_here
+from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.timing.eager_step import EagerRecipe, Other
@@ -77,7 +78,8 @@ class HostRunner:
         reference: its plan.
 
     Raises:
-        InvalidValue: a simulated host, a host with a device that this machine lacks, or a graph without a program.
+        InvalidValue: a simulated host, a host with a device that this machine lacks, or with a process for each, or a
+            graph without a program.
     """
 
     def __init__(
@@ -106,8 +108,14 @@ class HostRunner:
         self._is_fatal = is_fatal
         self._with_model = with_model or (lambda: self.problem.graph)
         self._saw_numbers = False  # whether a first step returned no NaN: the model itself is fine then
-        if crew is None:
-            check_threads(problem.host, where="measure in this process")
+        refuse_if(
+            crew is None and problem.host.processes,
+            "host",
+            problem.host.name,
+            "a host whose devices are threads of one process (`cores`)",
+            where="measure in this process",
+            hint="Processes are measured in workers: leave out `in_process`, and RLPLACE_IN_PROCESS.",
+        )
         self._crew = crew or Crew(problem.host.devices)
         self._residents = residents or Residents(problem.graph, problem.host, seed=seed)
         self._loaded = LoadedPlans(problem.graph, problem.host, self._residents)
@@ -546,7 +554,7 @@ def lost_of(host: Host, error: BaseException | None = None) -> DeviceLost | None
         error: of the step or the worker.
     """
     usable = set(usable_cores())
-    without = {device.name: sorted(set(device.cores) - usable) for device in host.devices}
+    without = {device.name: sorted(set(device.cores) - usable) for device in filter(is_here, host.devices)}
     names = tuple(name for name, cores in without.items() if cores)
     if names:
         cores = sorted({core for missing in without.values() for core in missing})

@@ -225,7 +225,7 @@ def test_a_closed_step_says_so() -> None:
         pass
     from rlplace.errors import RunnerError
 
-    with pytest.raises(RunnerError, match="its threads were ended"):
+    with pytest.raises(RunnerError, match="it was closed"):
         step(x, targets=labels)
 
 

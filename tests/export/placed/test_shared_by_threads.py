@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loops import HOST, apart, batches, captured, classifier, module_of, placed, twin
+from loops import HOST, apart, batches, captured, classifier, in_a_fork, module_of, placed, twin
 from naive_plan import naive_plan
 from torch import Tensor
 from torch.nn import functional
@@ -184,29 +182,6 @@ def test_an_op_that_calls_its_model_is_refused_by_the_thread_that_runs_it(
                 model(x)
         calling.clear()
         assert torch.equal(model(x), x)
-
-
-def in_a_fork(call: Callable[[], Tensor]) -> Any:
-    """What a call gives in a forked process: its values, or the kind of its error and what it says."""
-    fork = multiprocessing.get_context("fork")
-    receiving, sending = fork.Pipe(duplex=False)
-
-    def run() -> None:
-        try:
-            sending.send(call().tolist())
-        except Exception as error:
-            sending.send((type(error), str(error)))
-
-    process = fork.Process(target=run)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
-        process.start()
-    try:
-        assert receiving.poll(60), "it hangs"
-        return receiving.recv()
-    finally:
-        process.kill()
-        process.join()
 
 
 @pytest.mark.parametrize("kind", ["step", "module"])

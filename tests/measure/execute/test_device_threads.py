@@ -208,7 +208,7 @@ def test_a_stopped_crew_says_so_and_may_be_stopped_again(crew: Crew) -> None:
     for worker in crew.workers:
         worker._thread.join(timeout=120)
         assert not worker._thread.is_alive()
-    with pytest.raises(RunnerError, match="ended"):
+    with pytest.raises(RunnerError, match="closed"):
         run(crew, lambda _: None, lambda _: None)
 
 

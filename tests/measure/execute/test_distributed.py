@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,17 +11,18 @@ import numpy as np
 import pytest
 import torch
 from core_hosts import core_host
+from faulty_ops import faulty_graph
 from naive_plan import naive_plan, random_devices
 from placed_steps import NUM_STEPS, run_placed
-from rank_threads import rank_threads
+from rank_threads import rank_residents, rank_threads
 from small_models import CASES
 from torch import Tensor
 
+from rlplace.errors import RunnerError
 from rlplace.graphs import capture
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.distributed import Wires, connect, store_in
 from rlplace.measure.execute.placed_step import PlacedStep
-from rlplace.measure.execute.rank_processes import RankResidents
 from rlplace.measure.hosts.host import Host
 
 
@@ -30,21 +32,29 @@ def gloo(host: Host) -> partial[Wires]:
     return partial(lambda rank: connect(host, rank, store))
 
 
+def on_machines(host: Host) -> Host:
+    """The host with its first device on one machine, all others on another: these are told by messages what to do."""
+    devices = (replace(device, machine="b" if k else "a") for k, device in enumerate(host.devices))
+    return replace(host, devices=tuple(devices))
+
+
 @pytest.mark.parametrize("name", ["linear", "batch_norm_train", "channels_last", "tied", "lstm", "attention"])
 @pytest.mark.parametrize("num_devices", [2, 3])
-def test_losses_are_those_of_threads_to_the_bit(name: str, num_devices: int) -> None:
+@pytest.mark.parametrize("has_machines", [False, True])
+def test_losses_are_those_of_threads_to_the_bit(name: str, num_devices: int, has_machines: bool) -> None:
     torch.manual_seed(0)
     case = CASES[name]()
     graph = capture(case.model, case.inputs, case.loss_fn, "adamw", targets=case.targets)
     host, generator = core_host(num_devices), np.random.default_rng(num_devices)
     crew = Crew(host.devices)
-    with rank_threads(graph, host, wires=gloo(host)) as ranks:
+    apart = on_machines(host) if has_machines else host
+    with rank_threads(graph, apart, wires=gloo(host)) as ranks:
         for _ in range(3):
             plan = naive_plan(graph, random_devices(graph, num_devices, generator), generator)
             expected, _ = run_placed(graph, host, plan, crew)
-            residents = RankResidents(graph, host, ranks)
+            residents = rank_residents(graph, apart, ranks)
             residents.reset()
-            step = PlacedStep(graph, host, plan, residents, ranks)
+            step = PlacedStep(graph, apart, plan, residents, ranks)
             found: list[Tensor] = []
             for number in range(NUM_STEPS):
                 step.run(number)
@@ -52,6 +62,16 @@ def test_losses_are_those_of_threads_to_the_bit(name: str, num_devices: int) -> 
             step.unload()
             assert found == expected.losses
     crew.stop()
+
+
+def test_a_rank_on_another_machine_tells_its_error() -> None:
+    graph, host = faulty_graph(("raise",)), core_host(2)
+    plan = naive_plan(graph, np.array([0, 1, 1], dtype=np.int32))
+    with rank_threads(graph, on_machines(host), wires=gloo(host)) as ranks:
+        step = PlacedStep(graph, on_machines(host), plan, rank_residents(graph, on_machines(host), ranks), ranks)
+        with pytest.raises(RunnerError, match=r"op 'faulty' \(.*\) on cpu:1: ValueError: boom") as raised:
+            step.run()
+        assert raised.value.op == "faulty"
 
 
 def test_a_store_that_ends_late_writes_into_no_other_file(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,18 +12,19 @@ import torch
 from core_hosts import core_host
 from naive_plan import naive_plan, random_devices
 from placed_steps import HOST, NUM_STEPS, alternating, run_placed, single
-from rank_threads import rank_threads
+from rank_threads import rank_residents, rank_threads
 from small_models import CASES, Dropouts, mean_square, random
 from torch import Tensor, nn
 
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.optimizers import OPTIMIZERS
 from rlplace.measure.execute import device_threads
-from rlplace.measure.execute.device_threads import Crew
+from rlplace.measure.execute.device_threads import Asked, Crew
 from rlplace.measure.execute.launch_code import StepCode
 from rlplace.measure.execute.placed_step import PlacedStep
-from rlplace.measure.execute.rank_processes import RankCrew, RankResidents
+from rlplace.measure.execute.rank_processes import RankCrew
 from rlplace.measure.execute.shared_memory import Arena, SharedChannel
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Plan
@@ -35,7 +37,7 @@ def _seeded() -> None:
 
 def run_ranks(graph: OpGraph, host: Host, plan: Plan, crew: RankCrew, *, is_traced: bool = False) -> PlacedStep:
     """A step with residents of its own, as they were at capture."""
-    residents = RankResidents(graph, host, crew)
+    residents = rank_residents(graph, host, crew)
     residents.reset()
     return PlacedStep(graph, host, plan, residents, crew, is_traced=is_traced)
 
@@ -192,7 +194,7 @@ def test_residents_are_kept_apart_and_dropped_everywhere() -> None:
     case = CASES["linear"]()
     graph = capture(case.model, case.inputs, case.loss_fn, "adam")
     with rank_threads(graph, HOST) as ranks:
-        residents = RankResidents(graph, HOST, ranks)
+        residents = rank_residents(graph, HOST, ranks)
         step = PlacedStep(graph, HOST, naive_plan(graph, alternating(graph, 2)), residents, ranks)
         step.load()
         assert residents.made == step.needs
@@ -201,11 +203,51 @@ def test_residents_are_kept_apart_and_dropped_everywhere() -> None:
         assert residents.made == frozenset()
 
 
+def test_ranks_are_told_once_what_they_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again when an option, a tensor for gradients or the scale of the loss is another."""
+    graph = capture(nn.Linear(4, 2), torch.ones(3, 4), mean_square, "adam")
+    spec, told = OPTIMIZERS["adam"], []
+    with rank_threads(graph, HOST) as ranks:
+        ask = ranks.ask
+        monkeypatch.setattr(ranks, "ask", lambda *message: told.append(message[0]) or ask(*message))
+        gradient = ranks.heap.home(torch.zeros(2, 4))
+        other = ranks.heap.home(torch.zeros(2, 4))
+        for asked in (Asked(), Asked({"weight": gradient}, frozenset()), Asked({"weight": gradient}, {"weight"})):
+            told.clear()
+            for _ in range(2):
+                ranks.follow(spec, asked)
+            assert told == ["follow"]
+        for changed in (
+            (replace(spec, lr=0.5), asked),
+            (spec, asked),
+            (spec, Asked({"weight": other}, {"weight"})),
+            (spec, Asked({"weight": other}, {"weight"}, 2.0)),
+        ):
+            told.clear()
+            ranks.follow(*changed)
+            assert told == ["follow"]
+
+
+def test_a_busy_rank_is_refused_before_any_other_is_sent_a_message() -> None:
+    """Else the others would answer what nobody waits for."""
+    graph, host = capture(nn.Linear(4, 2), torch.ones(3, 4)), core_host(3)
+    with rank_threads(graph, host) as ranks:
+        first, second = ranks.workers[1:]
+        sent: list[bytes] = []
+        first.ask, ask = lambda packed: sent.append(packed) or ask(packed), first.ask
+        second.is_busy = True
+        with pytest.raises(RunnerError, match="cpu:2 is still busy"):
+            ranks.ask("made")
+        assert sent == []
+        second.is_busy = False
+        assert ranks.ask("made") == [frozenset(), frozenset()]
+
+
 def test_gangs_are_refused() -> None:
     graph, host = capture(nn.Linear(4, 2), torch.ones(3, 4)), core_host(2, has_gang=True)
     plan = naive_plan(graph, np.arange(graph.num_ops, dtype=np.int32) % 3)
     with rank_threads(graph, host) as ranks, pytest.raises(InvalidValue, match="Gangs need threads"):
-        PlacedStep(graph, host, plan, RankResidents(graph, host, ranks), ranks).load()
+        PlacedStep(graph, host, plan, rank_residents(graph, host, ranks), ranks).load()
 
 
 def test_code_waits_for_a_copy_where_it_is_first_read_and_frees_it_before_it_sends() -> None:

@@ -6,6 +6,7 @@ A GPU has no more memory for this process than its host says.
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import plain_gpus
 import pytest
@@ -19,9 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from rlplace import cuda
 from rlplace.errors import InvalidValue
 from rlplace.graphs import capture
+from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.execute.device_threads import torch_device
 from rlplace.measure.execute.residents import Residents, gpu_capacities, limited_memory
+from rlplace.measure.execute.shared_heap import SharedHeap
 from rlplace.measure.hosts.host import Device, Host
 
 
@@ -48,6 +51,60 @@ def test_the_users_tensors_are_copied_once_and_never_touched() -> None:
     residents.updater([graph.names.index("update_weight")], 0)(torch.ones(2, 4))
     assert torch.equal(model.weight, before)
     assert not torch.equal(weight, before)
+
+
+def test_what_a_heap_has_for_other_devices() -> None:
+    """Sources and states of updates; the other process adopts them as they are, options included."""
+    _, graph = linear()
+    file = os.memfd_create("rlplace tests")
+    heap, other = SharedHeap(file, 0), SharedHeap(file, 0)
+    residents = Residents(graph, core_host(), heap=heap)
+    weight, update = graph.names.index("weight"), graph.names.index("update_weight")
+    devices = [0] * graph.num_ops
+    assert residents.held(devices, here=(0,)) == {}
+    devices[weight] = devices[update] = 1
+    assert residents.held(devices, here=(0,)).keys() == {weight, update}
+    rest = {*require_program(graph).sources, *updates_of(graph)} - {weight, update}
+    assert residents.held(devices, here=(1,)).keys() == rest
+    assert Residents(graph, core_host()).held(devices, here=(0,)) == {}
+
+    state = residents.update_state(update, 1)
+    state.spec = dataclasses.replace(state.spec, lr=0.5)
+    rank = Residents(graph, core_host(), is_apart=True)
+    for op, value in other.unpacked(heap.packed(residents.held(devices, here=(0,)))).items():
+        rank.adopt(op, 1, value)
+    rank.updater([update], 1)(torch.ones(2, 4))
+    assert torch.equal(rank.tensor(weight, 1), residents.tensor(weight, 1))
+    torch.testing.assert_close(residents.tensor(weight, 1), linear_weight(graph) - 0.5, rtol=1e-4, atol=1e-4)
+    assert float(state.step) == 1.0  # type: ignore[arg-type]
+    os.close(file)
+
+
+def updates_of(graph: OpGraph) -> set[int]:
+    return {op for op, target in enumerate(graph.targets) if target.startswith("update.")}
+
+
+def linear_weight(graph: OpGraph) -> torch.Tensor:
+    """As it was at capture."""
+    return require_program(graph).sources[graph.names.index("weight")].value.detach()
+
+
+def test_others_are_asked_for_what_they_have_and_do_it_too() -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def ask(*message: object) -> list[object]:
+        asked.append(message)
+        return [frozenset({(7, "cpu:1")})] if message[0] == "made" else [True]
+
+    _, graph = linear()
+    residents = Residents(graph, core_host(), is_apart=True, ask=ask)
+    weight = graph.names.index("weight")
+    residents.tensor(weight, 0)
+    assert residents.made == {(weight, "cpu:0"), (7, "cpu:1")}
+    residents.reset()
+    residents.keep_only([(7, "cpu:1")])
+    assert asked == [("made",), ("reset",), ("keep_only", frozenset({(7, "cpu:1")}))]
+    assert residents.made == {(7, "cpu:1")}
 
 
 def test_reset_restores_what_steps_change_and_nothing_else() -> None:

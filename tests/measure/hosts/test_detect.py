@@ -66,6 +66,13 @@ def test_more_cores_than_there_are_is_refused(devices: int, cores: int, monkeypa
         detect_host("cores", devices, cores)
 
 
+@pytest.mark.parametrize("word", ["cores:9", "procs:9", "procs:9x2"])
+def test_too_many_cores_are_told_in_the_words_that_asked_for_them(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch)
+    with pytest.raises(InvalidValue, match=f"host is '{word}', expected at most 2 cores"):
+        resolve_host(word)
+
+
 def test_a_gang_sees_the_memory_of_its_members(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch)
     host = detect_host("cores", gangs=True)
@@ -100,7 +107,9 @@ def test_cores_as_processes_are_the_same_devices_and_share_no_launcher(
 
 def test_gangs_need_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch)
-    with pytest.raises(InvalidValue, match=r"devices is \['cpu:0-1'\], expected no gangs.*use `cores`"):
+    with pytest.raises(
+        InvalidValue, match=r"devices is \['cpu:0-1'\], expected no gangs.*leave out `--gangs`, or use `cores`"
+    ):
         detect_host("procs", gangs=True)
 
 

@@ -26,7 +26,6 @@ from rlplace.measure.hosts.host_file import Wiring, lay_routes, save_host
 from rlplace.measure.hosts.resolve import (
     HOST_WORDS,
     check_present,
-    check_threads,
     describe_hosts,
     list_presets,
     resolve_host,
@@ -49,7 +48,7 @@ def detected(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         num_parts: int | None = None,
         with_cpu: bool | None = None,
     ) -> Host:
-        is_cpu = kind in ("cores", "procs")
+        is_cpu = kind in ("cores", "procs", "nodes")
         assert (num_parts is None) == is_cpu
         calls.append((kind, *((num_devices, cores_per_device) if is_cpu else (num_parts, with_cpu)), gangs))
         return HERE
@@ -91,6 +90,22 @@ def test_words_for_this_machine(detected: list[object], word: str, call: tuple[o
 def test_malformed_cores(detected: list[object], kind: str, end: str) -> None:
     with pytest.raises(InvalidValue, match=f"host is '{re.escape(kind + end)}', expected {kind}, {kind}:DEVICES"):
         resolve_host(kind + end)
+    assert detected == []
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("cores-procs", ""),
+        ("cores-procs:2", ":2"),
+        ("cores:2-procs", ":2"),
+        ("cores:2x4-procs", ":2x4"),
+        ("auto-procs", ""),
+    ],
+)
+def test_threads_that_were_meant_as_processes(detected: list[object], word: str, meant: str) -> None:
+    with pytest.raises(InvalidValue, match=f"host is '{word}', expected `procs{meant}`"):
+        resolve_host(word)
     assert detected == []
 
 
@@ -166,12 +181,7 @@ def test_a_step_runs_over_processes_of_cores_or_of_whole_gpus(monkeypatch: pytes
 def test_sends_wait_between_processes_without_a_memory_in_common() -> None:
     words = ("procs:2", "cores:2", "4xV100-pcie-procs", "4xV100-pcie", "procs:1")
     assert [resolve_host(word).sends_wait for word in words] == [False, False, True, False, False]
-
-
-def test_threads_refuse_devices_that_are_processes() -> None:
-    check_threads(resolve_host("cores"), where="a placed step")
-    with pytest.raises(InvalidValue, match="a placed step: host is 'procs'"):
-        check_threads(resolve_host("procs"), where="a placed step")
+    assert [resolve_host(word).is_wired for word in words] == [False, False, True, False, False]
 
 
 def test_the_cpu_is_asked_for_as_cores() -> None:
@@ -311,7 +321,7 @@ def test_such_a_host_can_be_looked_at_and_simulated_once_it_says_so(
     host = gpus("cuda:0", "cuda:1")
     save_host(host, tmp_path / "lab.json")
     assert main(["hosts", str(tmp_path / "lab.json")]) == 0
-    assert "cuda:1" in capsys.readouterr().err
+    assert "cuda:1" in capsys.readouterr().out
     check_present(
         dataclasses.replace(
             host, devices=tuple(dataclasses.replace(device, backend="simulated") for device in host.devices)

@@ -16,13 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from core_hosts import core_host
+from core_hosts import core_host, process_host
 from main_scripts import MEASURES
 from torch import nn
 
 from rlplace.graphs import capture
 from rlplace.measure import Costs, Problem, Simulator
-from rlplace.measure.isolate.isolated_runner import VARIABLE, is_isolated, make_runner
+from rlplace.measure.isolate import isolated_runner, worker
+from rlplace.measure.isolate.fleet import Fleet
+from rlplace.measure.isolate.isolated_runner import VARIABLE, is_isolated, make_runner, profile_isolated
+from rlplace.measure.isolate.packing import Packed
+from rlplace.measure.isolate.worker import CannotIsolate
 from rlplace.measure.timing.host_runner import HostRunner
 
 
@@ -60,6 +64,58 @@ def test_where_no_process_can_be_started_it_is_measured_here_with_a_warning(monk
         runner = make_runner(problem, Simulator(problem), reference=None, seed=0, isolated=True)
     assert isinstance(runner, HostRunner)
     runner.close()
+
+
+KILLED = """
+import os, time
+if {link!r} and {link!r}[0]:
+    os.kill(os.getpid(), 9)
+time.sleep(600)
+"""
+
+
+def test_where_devices_are_processes_nothing_runs_here_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that is killed while it starts is named, after a second worker was tried."""
+    started: list[Fleet] = []
+
+    def start(*given: Any, **options: Any) -> Fleet:
+        started.append(Fleet(*given, **options))
+        return started[-1]
+
+    monkeypatch.setattr(isolated_runner, "Fleet", start)
+    monkeypatch.setattr(worker, "_CODE", KILLED)
+    graph = capture(nn.Linear(2, 2), torch.ones(1, 2))
+    problem = Problem.grouped(graph, process_host(2), Costs(np.ones((graph.num_ops, 2)), "profiled"), 2)
+    words = r"\Athe worker of cpu:1 was ended from outside \(SIGKILL\) while it started\Z"
+    with pytest.raises(CannotIsolate, match=words):
+        make_runner(problem, Simulator(problem), reference=None, seed=0, isolated=True)
+    assert len(started) == 2
+    assert all(rank.has_ended for fleet in started for rank in fleet.ranks)
+    monkeypatch.setattr(worker, "_CODE", "raise SystemExit(5)")
+    with pytest.raises(CannotIsolate, match=r"\Athe worker ended \(exit code 5\) while it started\Z"):
+        profile_isolated(graph, problem.host, isolated=True)
+    assert len(started) == 3, "it would end again"
+
+
+def test_a_worker_that_was_killed_once_while_it_started_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Started:
+        def __init__(self, *_: object, **__: object) -> None:
+            made.append(self)
+            self.is_closed = False
+
+        def await_ready(self) -> None:
+            if len(made) == 1:
+                error = CannotIsolate("killed")
+                error.is_from_outside = True
+                raise error
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    made: list[Started] = []
+    monkeypatch.setattr(isolated_runner, "Fleet", Started)
+    assert isolated_runner.ready(Packed(), core_host(1).devices) is made[1]  # type: ignore[comparison-overlap]
+    assert [each.is_closed for each in made] == [True, False]
 
 
 @pytest.mark.slow

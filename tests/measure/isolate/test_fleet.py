@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
 import os
 import signal
@@ -16,6 +18,7 @@ import pytest
 import torch
 from core_hosts import core_host, process_host
 from faulty_ops import FAULTS, faulty_graph
+from machines import machines
 from naive_plan import naive_plan, random_devices
 from numpy.typing import NDArray
 from small_models import CASES
@@ -43,14 +46,14 @@ SMALL = 256 << 20
 class NaivePlanner:
     """Plans that put each op where it is told."""
 
-    def __init__(self, graph: OpGraph) -> None:
-        self.graph = graph
+    def __init__(self, graph: OpGraph, num_devices: int = 2) -> None:
+        self.graph, self.num_devices = graph, num_devices
 
     def plan(self, devices: NDArray[np.int32]) -> Plan:
         return naive_plan(self.graph, devices)
 
     def retime(self, plan: Plan) -> Measurement:
-        return Measurement("ok", 1.0, peak_bytes=(0, 0))
+        return Measurement("ok", 1.0, peak_bytes=(0,) * self.num_devices)
 
 
 def apart_host() -> Host:
@@ -60,13 +63,14 @@ def apart_host() -> Host:
 
 
 def problem_of(graph: OpGraph, host: Host | None = None) -> Problem:
-    op_time_s = np.where(graph.is_source, 0.0, 1.0)
-    costs = Costs(np.repeat(op_time_s[:, None], 2, axis=1), "estimated")
-    return Problem(graph, host or process_host(2), costs, group_ops(graph, op_time_s, 8))
+    op_time_s, host = np.where(graph.is_source, 0.0, 1.0), host or process_host(2)
+    costs = Costs(np.repeat(op_time_s[:, None], host.num_devices, axis=1), "estimated")
+    return Problem(graph, host, costs, group_ops(graph, op_time_s, 8))
 
 
 def runner_of(graph: OpGraph, host: Host | None = None, **options: object) -> IsolatedRunner:
-    return IsolatedRunner(problem_of(graph, host), NaivePlanner(graph), limits=PATIENT, **options)
+    problem = problem_of(graph, host)
+    return IsolatedRunner(problem, NaivePlanner(graph, problem.host.num_devices), limits=PATIENT, **options)
 
 
 def training() -> OpGraph:
@@ -75,15 +79,20 @@ def training() -> OpGraph:
     return capture(case.model, case.inputs, case.loss_fn, "adam")
 
 
-HOSTS = {"slots": process_host, "gloo": lambda _: apart_host()}
-"""By what carries tensors between ranks."""
+@contextlib.contextmanager
+def host_with(way: str) -> Iterator[Host]:
+    """Two devices between which tensors go through slots in shared memory, by gloo, or by gloo between machines."""
+    if way == "machines":
+        with machines() as made:
+            yield made.host
+    else:
+        yield {"slots": process_host(2), "gloo": apart_host()}[way]
 
 
-@pytest.fixture(scope="module", params=HOSTS)
+@pytest.fixture(scope="module", params=("slots", "gloo", "machines"))
 def runner(request: pytest.FixtureRequest) -> Iterator[IsolatedRunner]:
-    made = runner_of(training(), HOSTS[request.param](2))
-    yield made
-    made.close()
+    with host_with(request.param) as host, contextlib.closing(runner_of(training(), host)) as made:
+        yield made
 
 
 def mixed(runner: IsolatedRunner, seed: int = 0) -> Plan:
@@ -177,16 +186,17 @@ def test_a_rank_that_stopped_alone_is_named_and_the_fleet_replaced(
     assert runner.num_started == before + 1
 
 
-def race_faults(kinds: Sequence[str], host: Host) -> dict[str, Measurement]:
-    """Faults on the second rank, and two harmless plans, in one race."""
+def race_faults(kinds: Sequence[str], host: Host, around: Sequence[int] = (0,)) -> dict[str, Measurement]:
+    """Faults on the second rank, all else on ranks around it, and two harmless plans, in one race."""
+    num_files = len(os.listdir("/proc/self/fd"))
     graph = faulty_graph()
     plans = {}
     for kind in kinds:
-        devices = np.zeros(graph.num_ops, dtype=np.int32)
+        devices = np.resize(np.array(around, dtype=np.int32), graph.num_ops)
         devices[1 + FAULTS.index(kind)] = 1
         plans[kind] = naive_plan(graph, devices)
     for name, last in (("first", 0), ("second", 1)):
-        devices = np.zeros(graph.num_ops, dtype=np.int32)
+        devices = np.resize(np.array(around, dtype=np.int32), graph.num_ops)
         devices[-1] = last
         plans[name] = naive_plan(graph, devices)
     reference = np.zeros(graph.num_ops, dtype=np.int32)
@@ -197,6 +207,8 @@ def race_faults(kinds: Sequence[str], host: Host) -> dict[str, Measurement]:
     finally:
         runner.close()
     assert all(is_gone(pid) for pid in last)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= num_files, "no file stays open"
     return dict(zip(plans, found, strict=True))
 
 
@@ -207,9 +219,24 @@ def raced() -> dict[str, Measurement]:
 
 
 @pytest.mark.slow
-def test_faults_of_ranks_without_a_memory_in_common() -> None:
+def test_faults_among_four_ranks() -> None:
+    found = race_faults(("raise", "hang", "allocate", "kill"), process_host(4), around=(0, 2, 3))
+    statuses = {name: outcome.status for name, outcome in found.items()}
+    faults = {"raise": "error", "hang": "timeout", "allocate": "oom", "kill": "error"}
+    assert statuses == {**faults, "first": "ok", "second": "ok"}
+    for kind in ("raise", "hang", "allocate"):
+        assert f"op 'faulty_{FAULTS.index(kind)}' (" in found[kind].why
+        assert "on cpu:1" in found[kind].why
+    assert "the worker of cpu:1 was ended from outside (SIGKILL)" in found["kill"].why
+    assert f"the transfer of op 'faulty_{FAULTS.index('kill')}'" in found["kill"].why
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["gloo", "machines"])
+def test_faults_of_ranks_without_a_memory_in_common(way: str) -> None:
     """Their messages are lost in a step that failed, so each fault costs the processes, but no other plan."""
-    found = race_faults(("raise", "hang", "kill"), apart_host())
+    with host_with(way) as host:
+        found = race_faults(("raise", "hang", "kill"), host)
     statuses = {name: outcome.status for name, outcome in found.items()}
     assert statuses == {"raise": "error", "hang": "timeout", "kill": "error", "first": "ok", "second": "ok"}
     assert "op 'faulty_4' (" in found["hang"].why
@@ -261,4 +288,4 @@ def test_threads_of_one_process_refuse_a_host_of_processes() -> None:
 
 
 def test_a_fleet_has_a_process_for_each_device_with_a_launcher_of_its_own() -> None:
-    assert [wait_module.num_ranks(host) for host in (core_host(2), process_host(2), process_host(4))] == [1, 2, 4]
+    assert [len(wait_module.ranks(host)) for host in (core_host(2), process_host(2), process_host(4))] == [1, 2, 4]

@@ -318,7 +318,7 @@ def test_ctrl_c_leaves_a_runner_that_can_be_asked_again(runner: IsolatedRunner) 
 def test_ctrl_c_while_a_worker_starts_leaves_a_runner_that_can_be_asked_again(
     runner: IsolatedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(process: WorkerProcess) -> None:
+    def interrupted(process: WorkerProcess, *_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from core_hosts import core_host
+from core_hosts import core_host, process_host
 from faulty_ops import faulty_graph
 from naive_plan import naive_plan
 
+from rlplace.measure.execute import distributed
 from rlplace.measure.execute.launch_code import StepCode
 from rlplace.measure.isolate import worker as post_mortem
 
@@ -53,15 +56,31 @@ def test_the_line_of_generated_code_names_the_op() -> None:
     plan = naive_plan(graph, np.array([0, 1, 0], dtype=np.int32))
     items = StepCode(graph, host, plan).line_items[1]
     dump = DUMP.format(line=items.index(1) + 1)
-    said = post_mortem.op_at_fault(dump, graph, host, plan)
+    (said,) = post_mortem.ops_at_fault([dump], graph, host, plan)
     assert said.startswith("op 'faulty' (")
     assert said.endswith("on cpu:1, /home/me/ops.py:12 in misbehave")
-    assert post_mortem.op_at_fault(DUMP.format(line=10_000), graph, host, plan) == ""
-    assert post_mortem.op_at_fault("", graph, host, plan) == ""
+    assert post_mortem.ops_at_fault([DUMP.format(line=10_000)], graph, host, plan) == [""]
+    assert post_mortem.ops_at_fault([""], graph, host, plan) == [""]
 
 
 def test_threads_that_wait_are_not_why_a_step_is_stuck() -> None:
     graph, host = faulty_graph(("hang",)), core_host(2)
     plan = naive_plan(graph, np.array([0, 1, 0], dtype=np.int32))
     waits = 'Thread 0x1 (most recent call first):\n  File "<placed step, device 1>", line 2 in run\n'
-    assert post_mortem.op_at_fault(waits, graph, host, plan, is_stuck=True) == ""
+    assert post_mortem.ops_at_fault([waits], graph, host, plan, is_stuck=True) == [""]
+    host = process_host(2)
+    host = replace(host, devices=tuple(replace(device, memory_pool="") for device in host.devices))
+    items = StepCode(graph, host, plan, is_wired=True).line_items[1]
+    waits = f'Thread 0x1 (most recent call first):\n  File "{distributed.__file__}", line 5 in settle\n'
+    waits += f'  File "<placed step, device 1>", line {items.index(1) + 1} in run\n'
+    assert post_mortem.ops_at_fault([waits], graph, host, plan, is_stuck=True) == [""]
+    (said,) = post_mortem.ops_at_fault([waits], graph, host, plan)
+    assert said.startswith("the wait for an input of op 'faulty' (")
+    within = "Thread 0x1 (most recent call first):\n"
+    within += f'  File "<placed step, device 1>", line {items.index(1) + 1} in run\n'
+    within += f'  File "{distributed.__file__}", line 5 in whole\n'  # it runs the program, and is no wait of it
+    (said,) = post_mortem.ops_at_fault([within], graph, host, plan)
+    assert said.startswith("op 'faulty' (")
+    hung = within.replace(":\n", ':\n  File "/home/me/ops.py", line 12 in misbehave\n', 1)
+    (said,) = post_mortem.ops_at_fault([hung], graph, host, plan, is_stuck=True)
+    assert said.startswith("op 'faulty' (")

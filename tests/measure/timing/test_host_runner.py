@@ -355,7 +355,7 @@ def test_a_closed_runner_says_so_at_once(runner: HostRunner) -> None:
     runner.close()
     (measured,) = runner.measure(placements(runner.problem.graph, 1))
     assert measured.status == "error"
-    assert "ended" in measured.why
+    assert "closed" in measured.why
 
 
 NAN, NUMBER = torch.tensor(math.nan), torch.tensor(1.0)
