@@ -23,7 +23,7 @@ from rlplace.process_settings import close_own, keep_from_children
 
 JOBS = {
     "links": "from rlplace.measure.costs.machine_links import main",
-    "replicas": "from rlplace.compare.pytorch_baselines import replica_main as main",
+    "replicas": "from rlplace.compare.replicas import replica_main as main",
 }
 """By name, the import of a function `main` of the job's options, which are plain data; other code is never run."""
 _ENDS_WITHIN_S = 10.0
@@ -85,11 +85,13 @@ class FreshRanks:
             self._look_for_signs()
             if self._nodes.store.check([f"{self._key}/failed"]):
                 where = self._nodes.store.get(f"{self._key}/failed").decode()
-                raise RunnerError(f"the {self._job} of {where} failed: see its messages")
+                raise RunnerError(f"the {self._job} of {where}")
             if time.monotonic() > until_s:
                 raise RunnerError(f"the {self._job} of all ranks did not answer within {within_s:g} s")
         if not said[0]:
             raise RunnerError(f"the {self._job} of rank 0 ended with exit code {self._process.running.wait()}")
+        if why := _why(said[0]):
+            raise RunnerError(f"the {self._job} of rank 0 failed: {why}")
         return json.loads(said[0])
 
     def _look_for_signs(self) -> None:
@@ -133,19 +135,32 @@ def _take_part(nodes: Nodes, key: str) -> None:
             store.add(f"{key}/signs/{nodes.rank}", 1)
             time.sleep(_LOOKS_EVERY_S)
         if process.running.poll():
-            store.set(f"{key}/failed", nodes.facts[nodes.rank].machine)
+            why = next(filter(None, map(_why, process.answers)), "see its messages")
+            store.set(f"{key}/failed", f"{nodes.facts[nodes.rank].machine} failed: {why}")
 
 
 _CODE = """
-import os, runpy, sys
+import json, os, runpy, sys
 runpy.run_path({lifeline!r})["end_with"]({alive!r})
 sys.path[:] = {path!r}
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 {job}
-main(answers, **{options!r})
+try:
+    main(answers, **{options!r})
+except Exception as error:
+    why = f"{{type(error).__name__}}: {{(str(error).strip().splitlines() or [''])[0]}}"
+    print(json.dumps({{{failed!r}: why}}), file=answers, flush=True)
+    sys.exit(1)
 """
-"""What libraries print does not come between the answers."""
+"""What libraries print does not come between the answers; the last one says why it failed."""
+_FAILED = "failed"
+
+
+def _why(line: bytes) -> str:
+    """The reason in an answer; empty where it is no failure."""
+    answer = json.loads(line)
+    return str(answer[_FAILED]) if isinstance(answer, dict) and _FAILED in answer else ""
 
 
 class _Process:
@@ -163,7 +178,9 @@ class _Process:
             self.running = subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-c"),
-                    _CODE.format(lifeline=lifeline, alive=alive, path=path, job=JOBS[job], options=options),
+                    _CODE.format(
+                        lifeline=lifeline, alive=alive, path=path, job=JOBS[job], options=options, failed=_FAILED
+                    ),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
