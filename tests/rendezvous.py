@@ -1,8 +1,9 @@
 """A machine of ranks: does it run these programs? Its sends wait for their receives, or do not.
 
 Without waiting, it runs them in more than one order. First, destinations make the copies, as threads do. Then sources
-copy into slots, as processes do, and each rank is once as late as it can be: what runs before one of its instructions
-then is all that need not come after it. So a slot that may be filled while the copy in it is still read is found.
+copy into slots, as processes do (where a transfer has one), and each rank is once as late as it can be: what runs
+before one of its instructions then is all that need not come after it. So a slot that may be filled while the copy in
+it is still read is found.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.execute.rank_programs import Instruction, RankPrograms
 from rlplace.measure.problem import Plan
 
@@ -57,7 +57,7 @@ class _Machine:
     def __init__(
         self, made: RankPrograms, programs: Programs, slots: Sequence[int], *, sends_wait: bool, has_slots: bool
     ) -> None:
-        self.graph: OpGraph = made.graph
+        self.made, self.graph = made, made.graph
         self.plan: Plan = made.plan
         self.programs, self.slots = programs, slots
         self.sends_wait, self.has_slots = sends_wait, has_slots
@@ -76,6 +76,9 @@ class _Machine:
         self.sent: set[int] = set()  # transfers on their way, where sends do not wait
         self.in_slot: dict[int, int] = {}
         self.destinations = plan.transfer_destination.tolist()
+
+    def has_slot(self, transfer: int) -> bool:
+        return self.has_slots and self.made.has_slot[transfer]
 
     def home(self, tensor: int) -> int:
         return int(self.plan.devices[self.graph.tensor_op[tensor]])
@@ -113,7 +116,7 @@ class _Machine:
         if not self.sends_wait:
             if now.kind == "receive":
                 self.receive(k, tensor, destination)
-            elif self.has_slots and self.in_slot.setdefault(self.slots[k], k) != k:
+            elif self.has_slot(k) and self.in_slot.setdefault(self.slots[k], k) != k:
                 raise Rejected(f"{now}: transfer {self.in_slot[self.slots[k]]} may still be read in its slot")
             else:
                 self.sent.add(k)
@@ -142,12 +145,12 @@ class _Machine:
     def is_over(self, rank: int, now: Instruction) -> bool:
         """Whether a wait may end: the tensor was sent, or its copy was made."""
         k, destination = now.item - self.graph.num_ops, self.ends(now.item)[1]
-        return k in self.sent and (rank == destination or self.has_slots or k in self.posted[destination])
+        return k in self.sent and (rank == destination or self.has_slot(k) or k in self.posted[destination])
 
     def wait(self, rank: int, now: Instruction) -> None:
         source, destination = self.ends(now.item)
         k = now.item - self.graph.num_ops
-        if k not in self.posted[destination] and not (self.has_slots and rank == source):
+        if k not in self.posted[destination] and not (self.has_slot(k) and rank == source):
             raise Rejected(f"rank {rank} waits for transfer {k}, which was not posted")
         if rank == destination:
             self.arrived[rank].add(now.tensors[0])

@@ -81,7 +81,8 @@ def pytorch_baselines(
             except Exception as error:
                 if not (is_oom := cuda.is_out_of_memory(error)) and not isinstance(error, RlplaceError):
                     raise
-                entries.append((Row(name, 0, "oom" if is_oom else "skipped", is_placement=False, why=str(error)), None))
+                why, *_ = str(error).splitlines() or [""]
+                entries.append((Row(name, 0, "oom" if is_oom else "skipped", is_placement=False, why=why), None))
         yield entries
 
 

@@ -39,8 +39,9 @@ class StepCode:
         hands_out: gradients that no update takes are handed to `a...` as soon as they are made.
         second: items of the second part of a step in two parts, the last ones of the plan's sequence; gradients are
             then results of the second part.
-        has_slots: copies go through slots: their producer makes them, and they are read there.
-        is_wired: tensors go as messages.
+        has_slots: copies between devices that share a memory go through slots: their producer makes them, and they are
+            read there.
+        is_wired: all others go as messages.
         sends_wait: a send may wait for its receive: both stand at the transfer's own place.
         devices: those whose code is wanted; all by default.
 
@@ -77,7 +78,7 @@ class StepCode:
         sends_wait: bool = False,
         devices: Collection[int] | None = None,
     ) -> None:
-        self._has_slots, self._is_wired = has_slots, is_wired
+        self._is_wired = is_wired
         self._graph, self._host, self._plan, self._is_traced = graph, host, plan, is_traced
         self._traced = None if traced is None else frozenset(traced)
         self._hold_every = hold_every
@@ -92,6 +93,7 @@ class StepCode:
         self._handed = grouped(zip(makers, enumerate(out), strict=True))  # op -> gradients that it makes
         kept = [self._program.base(ref) for ref, _ in self.results]
         self.ranks = ranks = rank_programs(graph, host, plan, kept=kept, second=self._second, sends_wait=sends_wait)
+        self._has_slot = [has_slots and each for each in ranks.has_slot]  # by transfer
         self.signals, self.is_handover, self.update_runs = ranks.signals, ranks.is_handover, ranks.update_runs
         sent, updated = plan.transfer_tensor.tolist(), set(graph.mutation_tensor.tolist())
         # by slots: when a send returns, its copy has been made; of a message, the sender knows by itself
@@ -99,9 +101,9 @@ class StepCode:
         self.acknowledged = frozenset(k for k, tensor in enumerate(sent) if tensor in updated and not is_silent)
         sources = plan.devices[graph.tensor_op[plan.transfer_tensor]].tolist()
         backends = [device.backend for device in host.devices]
-        ends = zip(sources, plan.transfer_destination.tolist(), strict=True)
+        ends = zip(sources, plan.transfer_destination.tolist(), self._has_slot, strict=True)
         # by transfer: a copy that goes on once it was taken
-        self._is_late = [is_wired or "cuda" in (backends[a], backends[b]) for a, b in ends]
+        self._is_late = [(is_wired and not slot) or "cuda" in (backends[a], backends[b]) for a, b, slot in ends]
         # the ends of transfers of each tensor whose making a GPU marks, as it is sent later
         told = enumerate(zip(sent, sources, strict=True))
         self._marked = grouped((t, k) for k, (t, source) in told if sends_wait and backends[source] == "cuda")
@@ -151,7 +153,7 @@ class StepCode:
                 lines += [*waits, *self._turn(device, made, words)]
                 owners += [-1] * (len(lines) - len(owners))
                 waits = []
-            if kind == "wait" and self._has_slots:
+            if kind == "wait" and self._has_slot[item - self._graph.num_ops]:
                 lines += self._taken_lines(device, item - self._graph.num_ops)
                 owners += [item] * (len(lines) - len(owners))
                 continue
@@ -179,11 +181,11 @@ class StepCode:
         k = item - self._graph.num_ops  # of a transfer
         if kind == "send":
             body = [f"k{k}_send(t{tensors[0]})"]
-            return self._timed((item,), item, body) if self._has_slots else body
+            return self._timed((item,), item, body) if self._has_slot[k] else body
         if kind == "free":
             return [line for tensor in tensors for line in self._free_lines(device, tensor, words)]
         before: list[str] = []
-        if kind == "receive" and self._has_slots:  # its producer does all of it
+        if kind == "receive" and self._has_slot[k]:  # its producer does all of it
             return []
         if kind == "receive":
             before = [f"k{k}_wait()"] * (not self._is_wired)
@@ -250,7 +252,8 @@ class StepCode:
             if op < n and op in program.sources and program.sources[op].kind == "input"
         }
         names = {tensor: f"t{tensor}" for tensor in sorted(needed & (made | given))}
-        slots = self._received[device] if self._has_slots else {}  # other first parts use them meanwhile
+        # other first parts use them meanwhile
+        slots = {tensor for tensor, k in self._received[device].items() if self._has_slot[k]}
         values = [f"{name}.clone()" if tensor in slots else name for tensor, name in names.items()]
         lines = self._result_lines(device, words, is_second=False)
         words.forget_all()

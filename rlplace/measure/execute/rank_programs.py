@@ -75,7 +75,7 @@ class Slots:
     sent a tensor which it has waited for. So no send waits.
 
     Attributes:
-        of: by transfer: its slot; -1 for a hand-over.
+        of: by transfer: its slot; -1 for a hand-over, and for a message between ranks that share no memory.
         num_bytes: by slot.
     """
 
@@ -92,6 +92,7 @@ class RankPrograms:
         plan: K transfers.
         sent_at: by transfer: the place in the plan's sequence behind which it is sent.
         is_handover: by transfer: the tensor itself goes over, no copy.
+        has_slot: by transfer: its ends share a memory, through which a copy can go.
         signals: by which a gang and its members take turns.
         update_runs: by rank: updates that one call does, where the last of them stands.
         merged: the instructions of all ranks in the plan's sequence, each with its rank.
@@ -101,6 +102,7 @@ class RankPrograms:
     plan: Plan
     sent_at: tuple[int, ...]
     is_handover: tuple[bool, ...]
+    has_slot: tuple[bool, ...]
     signals: GangSignals
     update_runs: tuple[tuple[Run, ...], ...]
     merged: tuple[tuple[int, Instruction], ...]
@@ -137,7 +139,7 @@ class RankPrograms:
                     unheard.extend((known[rank][rank], slot, num_uses[slot]) for slot in gone)
             elif kind == "send":
                 told[k] = list(known[rank])
-                if self.is_handover[k]:
+                if not self.has_slot[k]:
                     continue
                 for clock, from_each in zip(known[rank], freed, strict=True):
                     while from_each[rank] and from_each[rank][0][0] <= clock:
@@ -190,8 +192,7 @@ class RankPrograms:
             if kind in ("send", "receive", "wait"):
                 ends = int(plan.devices[ops[0]]), int(plan.transfer_destination[item - n])
                 peer = host.devices[ends[rank == ends[0]]].name
-                has_slot = not (self.is_handover[item - n] or host.is_wired)
-                slot = self.slots.of[item - n] if has_slot else None
+                slot = self.slots.of[item - n] if self.has_slot[item - n] else None
             rows.append(
                 {
                     "kind": kind,
@@ -237,6 +238,7 @@ def rank_programs(
     ends = [(devices[producers[t]], to) for t, to in zip(tensors, plan.transfer_destination.tolist(), strict=True)]
     is_copy = {(host.device_index[r.source], host.device_index[r.destination]): bool(r.links) for r in host.routes}
     is_handover = tuple(not is_copy[pair] for pair in ends)
+    has_slot = tuple(is_copy[pair] and bool(not host.is_wired or host.shares_memory[pair]) for pair in ends)
     signals = gang_signals(graph, host, plan, is_handover, second)
     at = {item: place for place, item in enumerate(sequence)}
     # the second part begins with the first of its items that is no source: its sources are given then
@@ -244,7 +246,7 @@ def rank_programs(
     makers = [producers[tensor] for tensor in tensors]
     made_at = [max(0 if is_source[op] else at[op], turn if op in second else 0) for op in makers]
     sent_at = [at[n + k] for k in range(len(tensors))] if sends_wait else made_at
-    result = RankPrograms(graph, plan, tuple(sent_at), is_handover, signals, (), ())
+    result = RankPrograms(graph, plan, tuple(sent_at), is_handover, has_slot, signals, (), ())
     runs = tuple(update_runs(graph, result.items(d), signals.waits, signals.sets) for d in range(host.num_devices))
     of_run = {ops[-1]: ops for each in runs for ops in each}  # by its last update
     last_of_run = {op: ops[-1] for ops in of_run.values() for op in ops}
@@ -301,7 +303,7 @@ def rank_programs(
         for k in sends.get(place, ()):
             add(ends[k][0], "send", [k])
         free(item, are_own=True)
-    return RankPrograms(graph, plan, tuple(sent_at), is_handover, signals, runs, tuple(merged))
+    return RankPrograms(graph, plan, tuple(sent_at), is_handover, has_slot, signals, runs, tuple(merged))
 
 
 def _lists(offsets: NDArray[np.integer], values: NDArray[np.integer] | None = None) -> list[list[int]]:

@@ -191,7 +191,7 @@ def shared_channels(arena: Arena, made: RankPrograms, rank: int) -> dict[int, Sh
     arena.num_transfers = max(arena.num_transfers, plan.num_transfers)
     sources, destinations = plan.devices[graph.tensor_op[plan.transfer_tensor]], plan.transfer_destination
     own = np.flatnonzero((sources == rank) | (destinations == rank)).tolist()
-    return {k: SharedChannel(arena, k, memory, offsets[slots.of[k]]) for k in own}
+    return {k: SharedChannel(arena, k, memory, offsets[slots.of[k]]) for k in own if made.has_slot[k]}
 
 
 class SharedChannel:

@@ -124,7 +124,7 @@ class PathTerms:
         is_route = np.zeros(self.num_terms, dtype=bool)
         is_route[self.latency_terms] = is_route[self.bytes_terms] = True
         logs = np.where(is_route, logs, self._log_unit + np.clip(exponents @ x, -LARGEST, LARGEST))
-        return np.exp(logs), exponents
+        return np.exp(logs) * self.scales.level, exponents
 
     def of(self, x: NDArray[np.float64], batch: PlanBatch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(B,) step times of plans under factors x (P,), and (B, Q) the terms of a critical path of each.
@@ -143,7 +143,7 @@ class PathTerms:
             slower_s = step_times_s(self.scales.apply(moved), batch)
             both = fits & np.isfinite(slower_s)  # slower, a plan may keep more in memory at once
             terms[both, term] = (slower_s[both] - paths.step_s[both]) / (np.expm1(DIFFERENCE) * seconds[term])
-        terms[fits, -1] = paths.step_s[fits] - terms[fits] @ seconds
+        terms[fits, -1] = (paths.step_s[fits] - terms[fits] @ seconds) / seconds[-1]
         return paths.step_s, terms
 
 

@@ -19,10 +19,11 @@ from typing import Any
 import rlplace
 from rlplace.errors import RunnerError
 from rlplace.measure.hosts.nodes import Nodes
+from rlplace.measure.timing.race import looks
 from rlplace.process_settings import close_own, keep_from_children
 
 JOBS = {
-    "links": "from rlplace.measure.costs.machine_links import main",
+    "links": "from rlplace.measure.costs.profile import links_main as main",
     "replicas": "from rlplace.compare.replicas import replica_main as main",
 }
 """By name, the import of a function `main` of the job's options, which are plain data; other code is never run."""
@@ -30,7 +31,7 @@ _ENDS_WITHIN_S = 10.0
 _LOOKS_EVERY_S = 0.2
 LOST_AFTER_S = 20.0
 """A rank that gives no sign of itself for so long is lost."""
-_COUNT = "jobs"
+_COUNT, _FAILED = "jobs", "failed: "
 
 
 class FreshRanks:
@@ -75,10 +76,8 @@ class FreshRanks:
         said: list[bytes] = []
         reader = threading.Thread(target=lambda: said.append(self._process.answers.readline()), daemon=True)
         reader.start()
-        now_s = time.monotonic()
-        until_s = now_s + within_s
-        self._signs = {rank: (count, now_s) for rank, (count, _) in self._signs.items()}
-        while True:
+        self._signs = {rank: (count, time.monotonic()) for rank, (count, _) in self._signs.items()}
+        for _ in looks(within_s):
             reader.join(_LOOKS_EVERY_S)
             if not reader.is_alive():
                 break
@@ -86,12 +85,12 @@ class FreshRanks:
             if self._nodes.store.check([f"{self._key}/failed"]):
                 where = self._nodes.store.get(f"{self._key}/failed").decode()
                 raise RunnerError(f"the {self._job} of {where}")
-            if time.monotonic() > until_s:
-                raise RunnerError(f"the {self._job} of all ranks did not answer within {within_s:g} s")
+        else:
+            raise RunnerError(f"the {self._job} of all ranks did not answer within {within_s:g} s")
+        if said[0].startswith(_FAILED.encode()):
+            raise RunnerError(f"the {self._job} of rank 0 {said[0].decode().strip()}")
         if not said[0]:
             raise RunnerError(f"the {self._job} of rank 0 ended with exit code {self._process.running.wait()}")
-        if why := _why(said[0]):
-            raise RunnerError(f"the {self._job} of rank 0 failed: {why}")
         return json.loads(said[0])
 
     def _look_for_signs(self) -> None:
@@ -135,12 +134,12 @@ def _take_part(nodes: Nodes, key: str) -> None:
             store.add(f"{key}/signs/{nodes.rank}", 1)
             time.sleep(_LOOKS_EVERY_S)
         if process.running.poll():
-            why = next(filter(None, map(_why, process.answers)), "see its messages")
-            store.set(f"{key}/failed", f"{nodes.facts[nodes.rank].machine} failed: {why}")
+            said = process.answers.read().decode().partition(_FAILED)[2].strip()
+            store.set(f"{key}/failed", f"{nodes.facts[nodes.rank].machine} {_FAILED}{said or 'see its messages'}")
 
 
 _CODE = """
-import json, os, runpy, sys
+import os, runpy, sys
 runpy.run_path({lifeline!r})["end_with"]({alive!r})
 sys.path[:] = {path!r}
 answers = os.fdopen(os.dup(1), "w")
@@ -149,18 +148,11 @@ os.dup2(2, 1)
 try:
     main(answers, **{options!r})
 except Exception as error:
-    why = f"{{type(error).__name__}}: {{(str(error).strip().splitlines() or [''])[0]}}"
-    print(json.dumps({{{failed!r}: why}}), file=answers, flush=True)
-    sys.exit(1)
+    sys.excepthook(*sys.exc_info())
+    print({failed!r} + f"{{type(error).__name__}}: {{error}}", file=answers, flush=True)
+    os._exit(1)
 """
-"""What libraries print does not come between the answers; the last one says why it failed."""
-_FAILED = "failed"
-
-
-def _why(line: bytes) -> str:
-    """The reason in an answer; empty where it is no failure."""
-    answer = json.loads(line)
-    return str(answer[_FAILED]) if isinstance(answer, dict) and _FAILED in answer else ""
+"""What libraries print does not come between the answers. Where it failed, nothing waits for connections to end."""
 
 
 class _Process:

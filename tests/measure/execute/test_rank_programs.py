@@ -22,15 +22,19 @@ from torch import nn
 
 from rlplace.graphs import capture
 from rlplace.measure.execute.rank_programs import Instruction, RankPrograms, rank_programs
+from rlplace.measure.hosts.host import Host
 
 HOSTS = {count: core_host(count) for count in (2, 3, 4)}
+MIXED = process_host(4)
+MIXED = replace(MIXED, devices=tuple(replace(each, memory_pool="aabb"[k]) for k, each in enumerate(MIXED.devices)))
+"""Two machines of two ranks."""
 NUM_PLANS, NUM_MUTATED = 1000, 200
 
 
-def random_programs(seed: int, *, sends_wait: bool = True) -> RankPrograms:
+def random_programs(seed: int, *, sends_wait: bool = True, host: Host | None = None) -> RankPrograms:
     """Of a random graph, in a random order, on two to four ranks."""
     generator = np.random.default_rng(seed)
-    graph, host = random_graph(generator, int(generator.integers(4, 40))), HOSTS[2 + seed % 3]
+    graph, host = random_graph(generator, int(generator.integers(4, 40))), host or HOSTS[2 + seed % 3]
     devices = random_devices(graph, host.num_devices, generator)
     changed = list(zip(graph.mutation_op.tolist(), graph.tensor_op[graph.mutation_tensor].tolist(), strict=True))
     for _ in changed:  # what an op changes is where the op is
@@ -114,13 +118,26 @@ def test_random_plans_run_and_every_rank_keeps_the_order_of_the_plan(first: int)
             assert [each.item for each in made.programs[rank] if each.kind in ("op", "receive")] == planned
 
 
+def test_random_plans_run_where_only_some_ranks_share_a_memory() -> None:
+    num_heard = 0
+    for seed in range(300):
+        made = random_programs(seed, sends_wait=False, host=MIXED)
+        check_programs(made, sends_wait=False)
+        plan = made.plan
+        sources = plan.devices[made.graph.tensor_op[plan.transfer_tensor]]
+        assert list(made.has_slot) == (sources // 2 == plan.transfer_destination // 2).tolist(), "of one machine"
+        assert [slot >= 0 for slot in made.slots.of] == list(made.has_slot)
+        num_heard += len(made.slots.num_bytes) < sum(made.has_slot)
+    assert num_heard > 100, "slots are used again"
+
+
 @pytest.mark.parametrize("name", ["linear", "tied", "batch_norm_train", "attention"])
 def test_steps_with_updates_run(name: str) -> None:
     case = CASES[name]()
     graph = capture(case.model, case.inputs, case.loss_fn, "adam", targets=case.targets)
     for seed in range(10):
         generator = np.random.default_rng(seed)
-        host = HOSTS[2 + seed % 3]
+        host = HOSTS[2 + seed % 3] if seed % 2 else MIXED
         plan = naive_plan(graph, random_devices(graph, host.num_devices, generator), generator)
         for sends_wait in (False, True):
             check_programs(rank_programs(graph, host, plan, sends_wait=sends_wait), sends_wait=sends_wait)
@@ -265,7 +282,10 @@ def test_a_slot_is_used_again_by_a_rank_that_heard_through_another_one_that_it_i
 
 def test_a_program_between_ranks_without_a_memory_in_common_has_no_slots() -> None:
     """Cores of one memory, then of two, print the same transfers."""
-    made, host = linear_programs(sends_wait=True), process_host(2)
+    together = linear_programs(sends_wait=True)
+    host = process_host(2)
     apart = replace(host, devices=tuple(replace(device, memory_pool="") for device in host.devices))
-    slots = [[row["slot"] for row in made.rows(0, each) if row["kind"] == "send"] for each in (host, apart)]
-    assert slots == [[made.slots.of[0], made.slots.of[1], made.slots.of[4]], [None] * 3]
+    made = rank_programs(together.graph, apart, together.plan, sends_wait=True)
+    slots = [[row["slot"] for row in each.rows(0, host) if row["kind"] == "send"] for each in (together, made)]
+    assert slots == [[together.slots.of[0], together.slots.of[1], together.slots.of[4]], [None] * 3]
+    assert made.slots.num_bytes == ()
