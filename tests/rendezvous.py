@@ -75,7 +75,7 @@ class _Machine:
         self.done: set[int] = set()  # ops
         self.sent: set[int] = set()  # transfers on their way, where sends do not wait
         self.in_slot: dict[int, int] = {}
-        self.destinations = plan.transfer_destination.tolist()
+        self.sources, self.destinations = made.sources, plan.transfer_destination.tolist()
 
     def has_slot(self, transfer: int) -> bool:
         return self.has_slots and self.made.has_slot[transfer]
@@ -85,7 +85,11 @@ class _Machine:
 
     def ends(self, item: int) -> tuple[int, int]:
         k = item - self.graph.num_ops
-        return self.home(int(self.plan.transfer_tensor[k])), self.destinations[k]
+        return self.sources[k], self.destinations[k]
+
+    def is_here(self, tensor: int, rank: int) -> bool:
+        """Whether a rank may read a tensor: it made it, or has waited for it."""
+        return tensor in self.held[rank] and (self.home(tensor) == rank or tensor in self.arrived[rank])
 
     def next(self, rank: int) -> Instruction | None:
         program = self.programs[rank]
@@ -111,7 +115,7 @@ class _Machine:
         if rank != (source if now.kind == "send" else destination):
             raise Rejected(f"{now} is in the program of rank {rank}")
         (tensor,), k = now.tensors, now.item - self.graph.num_ops
-        if now.kind == "send" and tensor not in self.held[source]:
+        if now.kind == "send" and not self.is_here(tensor, source):
             raise Rejected(f"{now}: the tensor is not there")
         if not self.sends_wait:
             if now.kind == "receive":
@@ -131,6 +135,8 @@ class _Machine:
             return False
         if there.item != now.item:
             raise Rejected(f"rank {rank} has {now}, and rank {other} has {there}: the data would be mixed up")
+        if not self.is_here(tensor, source):
+            raise Rejected(f"{there}: the tensor is not there")
         self.receive(k, tensor, destination)
         self.at[rank] += 1
         self.at[other] += 1
@@ -161,12 +167,11 @@ class _Machine:
         graph, plan = self.graph, self.plan
         for op in self.runs.get(now.item, (now.item,)):
             for tensor in graph.input_tensors[graph.input_offsets[op] : graph.input_offsets[op + 1]].tolist():
-                is_there = self.home(tensor) == rank or tensor in self.arrived[rank]
-                if tensor not in self.held[rank] or not is_there:
+                if not self.is_here(tensor, rank):
                     raise Rejected(f"op {op} on rank {rank} reads tensor {tensor}, which is not there")
             for tensor in graph.mutation_tensor[graph.mutation_op == op].tolist():
                 for k, sent in enumerate(plan.transfer_tensor.tolist()):
-                    if sent == tensor and k not in self.told:
+                    if sent == tensor and self.sources[k] == rank and k not in self.told:
                         raise Rejected(f"op {op} overwrites tensor {tensor} before transfer {k} is over")
             if int(plan.devices[op]) != rank or op in self.done:
                 raise Rejected(f"op {op} runs on rank {rank}, or twice")

@@ -184,8 +184,7 @@ def distributed_channels(
     """The channels of a rank to those that it has wires to, by transfer: those that it receives, in this order, then
     those that it sends."""
     graph, plan = made.graph, made.plan
-    sources = plan.devices[graph.tensor_op[plan.transfer_tensor]].tolist()
-    ends = list(zip(sources, plan.transfer_destination.tolist(), plan.transfer_tensor.tolist(), strict=True))
+    ends = list(zip(made.sources, plan.transfer_destination.tolist(), plan.transfer_tensor.tolist(), strict=True))
     items = [item - graph.num_ops for kind, item, _ in made.programs[rank] if kind == "receive"]
     received = [k for k in items if ends[k][:2] in wires]
     sent = [k for k, (source, to, _) in enumerate(ends) if source == rank and (source, to) in wires]

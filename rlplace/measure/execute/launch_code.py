@@ -99,14 +99,16 @@ class StepCode:
         # by slots: when a send returns, its copy has been made; of a message, the sender knows by itself
         is_silent = has_slots or is_wired
         self.acknowledged = frozenset(k for k, tensor in enumerate(sent) if tensor in updated and not is_silent)
-        sources = plan.devices[graph.tensor_op[plan.transfer_tensor]].tolist()
+        sources = ranks.sources
         backends = [device.backend for device in host.devices]
         ends = zip(sources, plan.transfer_destination.tolist(), self._has_slot, strict=True)
         # by transfer: a copy that goes on once it was taken
         self._is_late = [(is_wired and not slot) or "cuda" in (backends[a], backends[b]) for a, b, slot in ends]
-        # the ends of transfers of each tensor whose making a GPU marks, as it is sent later
-        told = enumerate(zip(sent, sources, strict=True))
-        self._marked = grouped((t, k) for k, (t, source) in told if sends_wait and backends[source] == "cuda")
+        # transfers of tensors whose making, or arrival at a relay, a GPU marks, as they are sent later
+        marked = {k for k, source in enumerate(sources) if sends_wait and backends[source] == "cuda"}
+        makers = plan.devices[graph.tensor_op[plan.transfer_tensor]].tolist()
+        self._sent_on = frozenset(k for k in marked if sources[k] != makers[k])
+        self._marked = grouped((sent[k], k) for k in sorted(marked - self._sent_on))
         offsets, inputs = graph.input_offsets.tolist(), graph.input_tensors.tolist()
         self._reads = [inputs[offsets[op] : offsets[op + 1]] for op in range(graph.num_ops)]
         self._runs = {updates[-1]: updates for each in self.update_runs for updates in each}  # by its last update
@@ -128,7 +130,7 @@ class StepCode:
         what, place = "op" if item < n else WAITING, self._host.devices[device].name
         words = f"{what} {graph.names[op]!r} ({graph.targets[op]}) on {place}"
         if item >= n:
-            source, to = int(self._plan.devices[op]), int(self._plan.transfer_destination[item - n])
+            source, to = self.ranks.sources[item - n], int(self._plan.transfer_destination[item - n])
             peer = self._host.devices[to if device == source else source].name
             words += f" ({'to' if device == source else 'from'} {peer})"
         return graph.names[op], words
@@ -167,6 +169,9 @@ class StepCode:
                 first = self._runs[item][0] if kind == "updates" else item
                 lines += [*(f"s{signal}_wait()" for signal in self.signals.waits.get(first, ())), *waits]
                 waits = []
+            if kind == "send":  # of a relay
+                lines += waits
+                waits = []
             lines += self._lines(device, instruction, words)
             owners += [item] * (len(lines) - len(owners))
         lines += [*waits, *(self._turn(device, made, words) if is_first else [])]
@@ -180,7 +185,7 @@ class StepCode:
         kind, item, tensors = instruction
         k = item - self._graph.num_ops  # of a transfer
         if kind == "send":
-            body = [f"k{k}_send(t{tensors[0]})"]
+            body = [*[f"k{k}_made()"] * (k in self._sent_on), f"k{k}_send(t{tensors[0]})"]
             return self._timed((item,), item, body) if self._has_slot[k] else body
         if kind == "free":
             return [line for tensor in tensors for line in self._free_lines(device, tensor, words)]

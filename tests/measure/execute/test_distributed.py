@@ -15,6 +15,7 @@ import pytest
 import torch
 from core_hosts import core_host, process_host
 from faulty_ops import faulty_graph
+from machine_hosts import core_machines
 from naive_plan import naive_plan, random_devices
 from placed_steps import NUM_STEPS, run_placed
 from rank_threads import rank_residents, rank_threads
@@ -28,6 +29,7 @@ from rlplace.measure.execute.distributed import DistributedChannel, Wires, conne
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.shared_memory import SharedChannel
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.problem import transfer_sources
 
 
 def gloo(host: Host) -> partial[Wires]:
@@ -89,7 +91,7 @@ def test_ranks_that_share_a_memory_use_it_and_others_send_messages(name: str, mo
             plainly(channel, tensor)
 
         monkeypatch.setattr(way, "send", send)
-    crew, store = Crew(host.devices), torch.distributed.HashStore()
+    crew, store, num_relayed = Crew(host.devices), torch.distributed.HashStore(), 0
     pairs: set[tuple[int, int]] = set()
 
     def wires(rank: int) -> Wires:
@@ -111,11 +113,45 @@ def test_ranks_that_share_a_memory_use_it_and_others_send_messages(name: str, mo
                 found.append(step.result.clone().reshape(()))
             step.unload()
             assert found == expected.losses
-            sources = plan.devices[graph.tensor_op[plan.transfer_tensor]]
+            sources = transfer_sources(graph, host, plan)
+            num_relayed += int((sources != plan.devices[graph.tensor_op[plan.transfer_tensor]]).sum())
             is_near = sources // 2 == plan.transfer_destination // 2
             assert counts[SharedChannel] == NUM_STEPS * is_near.sum()
             assert counts[DistributedChannel] == NUM_STEPS * (~is_near).sum()
     assert pairs == {pair for pair in permutations(range(4), 2) if pair[0] // 2 != pair[1] // 2}
+    assert num_relayed > 0
+    crew.stop()
+
+
+@pytest.mark.parametrize("name", ["lstm", "tied", "attention"])
+def test_traced_steps_with_relays_that_only_send_messages_equal_those_of_threads_to_the_bit(name: str) -> None:
+    """Two machines of two ranks, none of which share a memory."""
+    torch.manual_seed(0)
+    case = CASES[name]()
+    graph = capture(case.model, case.inputs, case.loss_fn, "adamw", targets=case.targets)
+    host, generator = core_machines("aabb"), np.random.default_rng(0)
+    host = replace(host, devices=tuple(replace(device, memory_pool="") for device in host.devices))
+    crew, num_relayed = Crew(host.devices), 0
+    with rank_threads(graph, host, wires=gloo(host)) as ranks:
+        for is_traced in (False, True, False, False, True):
+            plan = naive_plan(graph, random_devices(graph, 4, generator), generator)
+            expected, _ = run_placed(graph, core_host(4), plan, crew)
+            residents = rank_residents(graph, host, ranks)
+            residents.reset()
+            step = PlacedStep(graph, host, plan, residents, ranks, is_traced=is_traced)
+            found: list[Tensor] = []
+            for number in range(NUM_STEPS):
+                step.run(number)
+                found.append(step.result.clone().reshape(()))
+            assert found == expected.losses
+            sources = transfer_sources(graph, host, plan)
+            num_relayed += int((sources != plan.devices[graph.tensor_op[plan.transfer_tensor]]).sum())
+            if is_traced:
+                timeline = step.timeline()
+                assert timeline.transfer_source.tolist() == sources.tolist()
+                assert (timeline.memory_bytes >= 0).all()
+            step.unload()
+    assert num_relayed > 2
     crew.stop()
 
 
