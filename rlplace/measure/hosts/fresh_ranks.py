@@ -148,7 +148,9 @@ os.dup2(2, 1)
 try:
     main(answers, **{options!r})
 except Exception as error:
-    sys.excepthook(*sys.exc_info())
+    from rlplace.errors import RlplaceError
+    if not isinstance(error, RlplaceError):
+        sys.excepthook(*sys.exc_info())
     print({failed!r} + f"{{type(error).__name__}}: {{error}}", file=answers, flush=True)
     os._exit(1)
 """
