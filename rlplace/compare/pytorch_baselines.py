@@ -126,12 +126,10 @@ def _timer(
     if name == "torch-pipeline":
         replicas, devices = _pipeline(problem, share, default_size, seed, say, asked)
     else:
-        for count in sorted({1, problem.graph.num_micro_batches}):
-            with suppress(InvalidValue):  # the batch is not cut into so many
-                part = share if count == 1 else with_batch_share(share, count, default_size)
-                words = f", no_sync over {count} micro-batches" if count > 1 else ""
-                options = {"workload": str(part), "num_accumulated": count}
-                replicas.variants.update({label + words: each | options for label, each in VARIANTS[name].items()})
+        for count, part in _parts(share, problem.graph.num_micro_batches, default_size).items():
+            words = f", no_sync over {count} micro-batches" if count > 1 else ""
+            options = {"workload": str(part), "num_accumulated": count}
+            replicas.variants.update({label + words: each | options for label, each in VARIANTS[name].items()})
     where = f" on {counted(len(machines), 'machine')}" if machines else ""
     say(f"starting {len(devices)} processes of {name}{where}, {counted(len(replicas.variants), 'variant')} to try")
     started = FarReplicas(replicas) if machines else ReplicaTeam(replicas, devices)
@@ -215,6 +213,14 @@ def _simulated(problem: Problem, spec: WorkloadSpec | None, name: str, default_s
         raise UserError("the host is simulated: nothing runs on it; one device is the row `single`")
     share = _share(spec, len(replica_devices(problem)), default_size)
     return simulated_replicas(problem, share, default_size=default_size, seed=seed)
+
+
+def _parts(share: WorkloadSpec, count: int, default_size: Size) -> dict[int, WorkloadSpec]:
+    """A replica's share, and one of the `count` micro-batches that it is cut into, or of the most that are equal."""
+    for most in range(count, 1, -1):
+        with suppress(InvalidValue):
+            return {1: share, most: with_batch_share(share, most, default_size)}
+    return {1: share}
 
 
 def with_batch_share(spec: WorkloadSpec, count: int, default_size: Size) -> WorkloadSpec:

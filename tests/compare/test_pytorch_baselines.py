@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace import cuda
-from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines, replica_devices, with_batch_share
+from rlplace.compare.pytorch_baselines import BASELINES, _parts, pytorch_baselines, replica_devices, with_batch_share
 from rlplace.compare.replicas import Replicas, ReplicaTeam
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs.capturing.capture import capture
@@ -146,6 +146,15 @@ def test_a_share_of_the_batch() -> None:
     assert dict(share.options)["batch"] == 2
     assert share.config().units == 8  # type: ignore[union-attr]
     assert with_batch_share(parse_workload("nmt"), 4, "paper").config().batch == 16  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("batch", "most"), [(1, 1), (2, 2), (3, 3), (4, 4), (6, 3), (8, 4)])
+def test_a_share_is_cut_into_as_many_micro_batches_as_are_equal(batch: int, most: int) -> None:
+    share = with_batch_share(parse_workload(f"nmt@small,batch={2 * batch}"), 2, "small")
+    parts = _parts(share, 4, "small")
+    assert list(parts) == sorted({1, most})
+    assert parts[1] == share
+    assert dict(parts[most].options)["batch"] == batch // most
 
 
 @pytest.mark.parametrize(("text", "words"), [("nmt@batch=3", "multiple of 2"), ("some.module:function", "batch")])
