@@ -124,7 +124,7 @@ def main(answers: TextIO, by_slots: Callable[[Device, Device], tuple[float, floa
                 found = _measure(nodes.rank, (a, b), wires)
                 own += ((machines[source], machines[to], *figures) for (source, to), figures in found.items())
     except (RuntimeError, TimeoutError) as error:
-        first = str(error).strip().partition("\n")[0]
+        first = str(error).strip().partition("\n")[0].rpartition("] ")[2]  # behind a file of PyTorch's
         raise RunnerError(f"tensors do not pass between {where} ({LOST_AFTER_S:g} s are allowed): {first}") from error
     rows = nodes.gather("figures", own)
     if nodes.rank == 0:

@@ -24,7 +24,7 @@ from rlplace.process_settings import close_own, keep_from_children
 
 JOBS = {
     "links": "from rlplace.measure.costs.profile import links_main as main",
-    "replicas": "from rlplace.compare.pytorch_baselines import replica_main as main",
+    "replicas": "from rlplace.compare.replicas import replica_main as main",
 }
 """By name, the import of a function `main` of the job's options, which are plain data; other code is never run."""
 _ENDS_WITHIN_S = 10.0
@@ -148,7 +148,9 @@ os.dup2(2, 1)
 try:
     main(answers, **{options!r})
 except Exception as error:
-    sys.excepthook(*sys.exc_info())
+    from rlplace.errors import RlplaceError
+    if not isinstance(error, RlplaceError):
+        sys.excepthook(*sys.exc_info())
     print({failed!r} + f"{{type(error).__name__}}: {{error}}", file=answers, flush=True)
     os._exit(1)
 """
