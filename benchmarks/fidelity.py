@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from record import RESULTS, argument, as_markdown, parse, record, table
 
 from rlplace.compare.simulated_and_measured import Mix, measure_mix
@@ -30,6 +31,7 @@ from rlplace.session.prepare import Steps, make_problem
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("inception_v3@small", "nmt@small", "nmt@units=64")
+Floats = NDArray[np.float64]
 NUM_PLACEMENTS, NUM_FIT, NUM_TRACED = 40, 16, 4
 TRACED = "four traced steps"
 PAIRS = RaceProtocol(warmup=3, min_rounds=60, max_rounds=60, hopeless=float("inf"))
@@ -38,6 +40,8 @@ FIGURES = {
     "spearman_best_quartile": ("Spearman, best quartile", ".3f"),
     "median_abs_rel_error": ("median relative error", ".1%"),
     "p90_abs_rel_error": ("90th percentile", ".1%"),
+    "common_factor": ("simulated over measured, median", ".3f"),
+    "error_without_it": ("median relative error without this factor", ".1%"),
     "pick_regret": ("regret of the simulator's pick", ".1%"),
     "peak_bytes_max_rel_error": ("largest error of peak bytes", ".1%"),
 }
@@ -58,6 +62,7 @@ def judged(workload: str, seed: int) -> dict[str, Any]:
     found, simulated_s = by_way[TRACED]
     plot = RESULTS / f"fidelity-{workload.replace('@', '-').replace('=', '')}.png"
     save_fidelity_png(plot, simulated_s, mix.measured_s.tolist(), mix.kinds, asdict(found))
+    factors = {name: np.array(simulated_s) / mix.measured_s for name, (_, simulated_s) in by_way.items()}
     row = {
         "workload": workload,
         "ceiling": found.spearman_ceiling,
@@ -67,10 +72,19 @@ def judged(workload: str, seed: int) -> dict[str, Any]:
         "is_kept": model.is_kept,
         "tracing": asdict(traced.scales.tracing) if traced.scales.tracing else None,
         "regret": regret(mix, simulated_s, seed),
-        "ways": {name: asdict(figures) for name, (figures, _) in by_way.items()},
+        "ways": {name: asdict(figures) | apart(factors[name]) for name, (figures, _) in by_way.items()},
     }
     progress.say(str(row))
     return row
+
+
+def apart(factors: Floats) -> dict[str, float]:
+    """What is common to the errors of all placements, and the error without it.
+
+    A machine whose speed changes between the calibration and the race gives all of them one factor.
+    """
+    common = float(np.median(factors))
+    return {"common_factor": common, "error_without_it": float(np.median(np.abs(factors / common - 1.0)))}
 
 
 def from_traces(mix: Mix) -> Posterior:

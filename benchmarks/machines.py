@@ -1,9 +1,9 @@
 """Steps over two machines, network namespaces with a link of 1 Gb/s or 200 Mb/s: python benchmarks/machines.py.
 
 Three stages: `sleeping` (random placements of ops that sleep, simulated and measured), `real` (the same of real ops, by
-`rlplace fidelity`) and `race` (searched placements, DistributedDataParallel over gloo with its best bucket size, and
-one core of one machine, in one race). Needs root and an idle machine of two cores; writes `results/machines.json` and
-`.md` after each stage. Under torchrun it is the part of one rank.
+`rlplace fidelity`) and `race` (the best searched placement, PyTorch's own ways over both machines, each in its quickest
+variant, and one core of one machine, in one race). Needs root and an idle machine of two cores; writes
+`results/machines.json` and `.md` after each stage. Under torchrun it is the part of one rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack, closing
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import torch
 from record import RESULTS, argument, as_markdown, parse, record, save, table
 from sleeping import Naps
 
-from rlplace.compare.pytorch_baselines import FarReplicas, with_batch_share
+from rlplace.compare.pytorch_baselines import pytorch_baselines
 from rlplace.graphs import capture
 from rlplace.measure import Host, Problem, RaceProtocol, Simulator
 from rlplace.measure.evaluator import Evaluator
@@ -45,7 +46,8 @@ NUM_PLANS, NUM_NAPS, NAP_BYTES = 8, 24, 2 << 20
 REAL = (("nmt@small", 1), ("gpt2@small", 4), ("inception_v3@small", 1))
 """Workloads and their micro-batches."""
 RACED = REAL[:2]
-BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)
+FIELD = ("ddp", "fsdp2", "torch-pipeline", "ddp-bf16-gradients")
+"""PyTorch's own ways; the last one is another arithmetic."""
 ROUNDS = RaceProtocol(warmup=2, min_rounds=9, max_rounds=9, hopeless=float("inf"))
 FINAL = RaceProtocol(warmup=3, min_rounds=41, max_rounds=41, hopeless=float("inf"))
 SEEDS = (0, 1, 2)
@@ -70,37 +72,33 @@ def sleeping(seed: int) -> dict[str, Any]:
 
 
 @one_thread_here()
-def race(workload: str, count: int, evaluations: int) -> dict[str, Any]:
-    """Samples of the best searched placement, of replicas with each bucket size, and of plain PyTorch on one core."""
+def race(workload: str, count: int, evaluations: int, rounds: int) -> dict[str, Any]:
+    """Samples of the best searched placement, of PyTorch's own ways, and of plain PyTorch on one core."""
     progress, spec = make_progress(), parse_workload(workload)
-    host, share = Host.detect("nodes"), with_batch_share(spec, join().num_ranks, "small")
-    steps = Steps(spec, host, 0, CutOptions(count))
+    final = replace(FINAL, min_rounds=rounds, max_rounds=rounds)
+    steps = Steps(spec, Host.detect("nodes"), 0, CutOptions(count))
     problem, _ = calibrated(prepare(steps, progress.say, ProblemOptions()).problem, 12, seed=0, say=progress.say)
     simulator = Simulator(problem, threads=1)
     found = [find(problem, "portfolio", simulator, Budget(evaluations=evaluations), seed=seed) for seed in SEEDS]
     plans = [simulator.plan(one.devices) for one in found if one.devices is not None]
-    options: dict[str, dict[str, Any]] = {f"ddp, {mb:g} MB": {"bucket_mb": mb} for mb in BUCKETS_MB}
-    shares = dict.fromkeys(options, share)
-    if count > 1:
-        options["ddp, no_sync"] = {"num_accumulated": count}
-        shares["ddp, no_sync"] = with_batch_share(spec, join().num_ranks * count, "small")
-    with closing(Evaluator(problem, simulator)) as evaluator, ExitStack() as stack:
+    told = {"default_size": "small", "seed": 0, "say": progress.say, "asked": steps.asked}
+    with (
+        closing(Evaluator(problem, simulator)) as evaluator,
+        pytorch_baselines(problem, spec, FIELD, **told) as entries,
+    ):
         heat = evaluator.measure_plans(plans, ROUNDS)
         best = min(range(len(plans)), key=lambda k: heat[k].step_time_s)
-        replicas = {
-            name: stack.enter_context(closing(FarReplicas(shares[name], default_size="small", seed=0, **each)))
-            for name, each in options.items()
-        }
         idle = idle_share(1.0)
-        others = [EagerRecipe(num_threads=1), *replicas.values()]
-        outcomes = evaluator.measure_plans([plans[best]], FINAL, others=others)
-    names = ["placed", "one core", *options]
+        others = [EagerRecipe(num_threads=1), *(timer for _, timer in entries if timer is not None)]
+        outcomes = evaluator.measure_plans([plans[best]], final, others=others)
+    names = ["placed", "one core", *(row.method for row, timer in entries if timer is not None)]
     cost_s = problem.costs.op_time_s[:, 0]
     return {
         "idle": idle,
         "simulated_s": simulator.retime(plans[best]).step_time_s,
         "samples_s": {name: list(outcome.samples_s) for name, outcome in zip(names, outcomes, strict=True)},
-        "why": {name: outcome.why for name, outcome in zip(names, outcomes, strict=True)},
+        "why": {row.method: row.why for row, _ in entries}
+        | {name: outcome.why for name, outcome in zip(names, outcomes, strict=True) if outcome.why},
         "share_of_first": float(cost_s[plans[best].devices == 0].sum() / cost_s.sum()),
         "sent_bytes": int(problem.graph.tensor_bytes[plans[best].transfer_tensor].sum()),
     }
@@ -117,7 +115,7 @@ def run_rank(options: Any) -> None:
         if options.stage == "sleeping":
             found = sleeping(options.seed)
         else:
-            found = race(options.workload, options.count, options.evaluations)
+            found = race(options.workload, options.count, options.evaluations, options.rounds)
         Path(options.out).write_text(json.dumps(found))
     finally:
         nodes.end()
@@ -180,28 +178,37 @@ def markdown(facts: dict[str, Any], found: dict[str, dict[str, Any]]) -> str:
     ]
     head = ("step", "rate", "placements", "median error", "largest error", "load before")
     text += ["\n## Simulated against measured\n\n", table(head, *rows)]
-    raced = []
+    raced, field = [], []
     for key, row in found["race"].items():
-        medians = {name: float(np.median(each)) for name, each in row["samples_s"].items()}
-        best = min((name for name in medians if name.startswith("ddp")), key=medians.__getitem__)
-        times = (f"{medians[name] * 1e3:.1f}" for name in ("placed", best, "one core"))
-        shown = (*times, best, ratio(row["samples_s"], best), ratio(row["samples_s"], "one core"))
+        samples_s, why = {name: each for name, each in row["samples_s"].items() if each}, row["why"]
+        medians = {name: float(np.median(each)) for name, each in samples_s.items()}
+        ddp = min((name for name in medians if name.partition(",")[0] == "ddp"), key=medians.__getitem__)
         raced.append(
             (
                 *key.split(", "),
-                *shown,
+                *(f"{medians[name] * 1e3:.1f}" for name in ("placed", ddp, "one core")),
+                *(ratio(samples_s, name) for name in (ddp, "one core")),
                 f"{row['share_of_first']:.0%}",
                 f"{row['sent_bytes'] / 1e6:.2f}",
                 f"{row['load']:.1f}",
             )
         )
+        for name in (ddp, *FIELD[1:]):
+            shown = (f"{medians[name] * 1e3:.1f}", ratio(samples_s, name)) if name in medians else ("", "")
+            field.append((*key.split(", "), name, *shown, why.get(name) or "" if name != ddp else why.get(ddp) or ddp))
     head = (
-        *("workload", "rate", "placed, ms", "best DDP, ms", "one core, ms", "best DDP", "placed / DDP"),
+        *("workload", "rate", "placed, ms", "best DDP, ms", "one core, ms", "placed / DDP"),
         *("placed / one core", "work on a", "sent, MB", "load before"),
     )
     if raced:
-        text += [f"\n## Raced, {FINAL.max_rounds} rounds\n\n", table(head, *raced)]
+        rounds = min(len(row["samples_s"]["placed"]) for row in found["race"].values())
+        text += [f"\n## Raced, {rounds} rounds\n\n", table(head, *raced)]
         text.append("\nRatios are medians over the rounds, with quartiles. Above 1, the other machine does not pay.\n")
+        head = ("workload", "rate", "row", "ms", "placed / row", "its quickest variant, or why it did not run")
+        text += ["\n## PyTorch's own ways, in the same race\n\n", table(head, *field)]
+        text.append(
+            f"\n`{FIELD[-1]}` alone has another arithmetic: gradients are rounded to bf16 before they are added.\n"
+        )
     return "".join(text)
 
 
@@ -211,6 +218,8 @@ def main() -> None:
         argument("stages", nargs="*", default=["sleeping", "real", "race"]),
         argument("--rates", nargs="*", default=list(RATES)),
         argument("--evaluations", type=int, default=4000, help="of each seed"),
+        argument("--rounds", type=int, default=FINAL.max_rounds, help="of the race"),
+        argument("--raced", nargs="*", default=[name for name, _ in RACED], help="workloads of the race"),
         argument("--name", default="machines", help="of the results' files"),
         *(argument(f"--{name}", help="of one rank") for name in ("stage", "out", "workload")),
         *(argument(f"--{name}", type=int, default=0, help="of one rank") for name in ("seed", "count")),
@@ -224,7 +233,8 @@ def main() -> None:
         found |= {stage: rows for stage, rows in json.loads(kept.read_text()).items() if stage in found}
     for stage in options.stages:
         for rate in options.rates:
-            for workload, count in (("naps", 1),) if stage == "sleeping" else REAL if stage == "real" else RACED:
+            raced = [(name, count) for name, count in RACED if name in options.raced]
+            for workload, count in (("naps", 1),) if stage == "sleeping" else REAL if stage == "real" else raced:
                 named = f"{workload} K={count}" if count > 1 else workload
                 load = os.getloadavg()[0]
                 if stage == "sleeping":
@@ -232,7 +242,8 @@ def main() -> None:
                 elif stage == "real":
                     row = fidelity(rate, workload, count)
                 else:
-                    row = staged(rate, stage, workload=workload, count=count, evaluations=options.evaluations)
+                    asked = {"evaluations": options.evaluations, "rounds": options.rounds}
+                    row = staged(rate, stage, workload=workload, count=count, **asked)
                 found[stage][f"{named}, {rate}"] = row | {"load": load}
                 save(options.name, {"schema": 1, **facts, **found}, markdown(facts, found), indent=None)
 

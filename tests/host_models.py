@@ -38,6 +38,13 @@ def learnable_problem(host: Host, num_ops: int = 24, seed: int = 0) -> Problem:
     return Problem(graph, host, Costs(costs, "estimated"), Grouping(np.arange(num_ops)))
 
 
+def on_cores(problem: Problem) -> Problem:
+    """The problem as if it had been profiled on cores."""
+    devices = tuple(replace(device, backend="cpu") for device in problem.host.devices)
+    host = replace(problem.host, devices=devices)
+    return replace(problem, host=host, costs=replace(problem.costs, source="profiled"))
+
+
 def varied_plans(problem: Problem, generator: np.random.Generator, count: int) -> list[Plan]:
     """A third of them one run of ops on each device, the others any op anywhere."""
     n, num_devices = problem.graph.num_ops, problem.host.num_devices

@@ -31,8 +31,8 @@ class Machines:
 
     Attributes:
         nodes: of rank 0, this process.
-        others: processes of the other machines, by rank.
-        host: a core of each machine, which have no memory in common.
+        others: processes of the other ranks.
+        host: a core for each rank; those of one machine have a memory in common.
     """
 
     nodes: Nodes
@@ -41,20 +41,21 @@ class Machines:
 
 
 @contextlib.contextmanager
-def machines(count: int = 2) -> Iterator[Machines]:
-    """So many machines with a rank each."""
+def machines(count: int = 2, *, num_local: int = 1) -> Iterator[Machines]:
+    """So many machines with so many ranks each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    facts = {"WORLD_SIZE": count, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
+    facts = {"WORLD_SIZE": count * num_local, "LOCAL_WORLD_SIZE": num_local, "MASTER_ADDR": "127.0.0.1"}
     path = os.pathsep.join(entry for entry in sys.path if os.path.isabs(entry))
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as ends:
         for name, value in {**facts, "MASTER_PORT": port, "PYTHONPATH": path}.items():
             patch.setenv(name, str(value))
         others = {}
-        for rank in range(count - 1, -1, -1):
+        for rank in range(count * num_local - 1, -1, -1):
             patch.setenv("RANK", str(rank))
-            patch.setenv("GROUP_RANK", str(rank))
+            patch.setenv("GROUP_RANK", str(rank // num_local))
+            patch.setenv("LOCAL_RANK", str(rank % num_local))
             if rank:
                 others[rank] = subprocess.Popen([sys.executable, "-c", KEEPER])
                 ends.callback(others[rank].wait, ENDS_WITHIN_S)
@@ -65,11 +66,11 @@ def machines(count: int = 2) -> Iterator[Machines]:
 
 
 def host_of(nodes: Nodes) -> Host:
-    """`cpu:0`, `cpu:1`, ..., one on each machine."""
+    """`cpu:0`, `cpu:1`, ..., one for each rank."""
     host = process_host(nodes.num_ranks)
     apart = zip(host.devices, nodes.facts, strict=True)
     return replace(
         host,
         name="nodes",
-        devices=tuple(replace(each, memory_pool="", machine=facts.machine) for each, facts in apart),
+        devices=tuple(replace(each, memory_pool=facts.machine, machine=facts.machine) for each, facts in apart),
     )

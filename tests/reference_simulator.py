@@ -52,8 +52,24 @@ class Reference:
         self.start_s: dict[Item, float] = {}
         self.end_s: dict[Item, float] = {}
         self.slower: dict[Item, float] = {}
+        machines = [device.machine for device in self.host.devices]
+        relays = self.host.processes and len(set(machines)) > 1 and all(route.links for route in self.host.routes)
+        self.machine = machines if relays else [""] * len(machines)
+        self.via: dict[Item, int] = {}
+
+    def relay(self, sends: list[Item]) -> None:
+        """Find where transfers in this order start: the first to another machine is the only one from there."""
+        first: dict[tuple[int, str], int] = {}
+        for send in sends:
+            home, machine = self.home(send[1]), self.machine[send[2]]
+            is_near = machine == self.machine[home]
+            self.via[send] = home if is_near else first.get((send[1], machine), home)
+            first.setdefault((send[1], machine), send[2])
 
     # what an item is
+
+    def source(self, send: Item) -> int:
+        return self.via[send]
 
     def home(self, tensor: int) -> int:
         return self.devices[self.producer[tensor]]
@@ -61,7 +77,7 @@ class Reference:
     def kind(self, item: Item) -> str:
         if item[0] == "op":
             return "source" if item[1] in self.sources else "job"
-        route = self.routes[self.home(item[1]), item[2]]
+        route = self.routes[self.source(item), item[2]]
         return "handover" if not route.links else "job" if route.blocks_destination else "queued"
 
     def device(self, item: Item) -> int:
@@ -79,11 +95,16 @@ class Reference:
         if kind == "job":
             held |= self.singles(self.device(item))
         if item[0] == "send" and kind != "handover":
-            route = self.routes[self.home(item[1]), item[2]]
+            route = self.routes[self.source(item), item[2]]
             held |= set(route.links)
             if route.blocks_source:
-                held |= self.singles(self.home(item[1]))
+                held |= self.singles(self.source(item))
         return held
+
+    def asks(self, item: Item) -> set[int | str]:
+        """What it holds, and a relay, which sends it on between what it does."""
+        is_relayed = item[0] == "send" and self.source(item) != self.home(item[1])
+        return self.holds(item) | (self.singles(self.source(item)) if is_relayed else set())
 
     def duration(self, item: Item) -> float:
         if item[0] == "op":
@@ -93,7 +114,7 @@ class Reference:
                 if self.home(largest) != self.devices[item[1]]:
                     seconds *= float(self.costs.moved_factor[item[1]])
             return seconds
-        links = [self.links[name] for name in self.routes[self.home(item[1]), item[2]].links]
+        links = [self.links[name] for name in self.routes[self.source(item), item[2]].links]
         latency = max(link.latency_s for link in links)
         s_per_byte = 1.0 / min(link.bandwidth_bytes_per_s for link in links)
         return (latency + float(self.graph.tensor_bytes[item[1]]) * s_per_byte) * self.slower.get(item, 1.0)
@@ -108,7 +129,8 @@ class Reference:
     def needs(self, item: Item) -> list[Item]:
         """The items that must have ended before this one starts, whatever the order of the rest."""
         if item[0] == "send":
-            return [("op", self.producer[item[1]])]
+            source = self.source(item)
+            return [("op", self.producer[item[1]]) if source == self.home(item[1]) else ("send", item[1], source)]
         op, needed = item[1], []
         for t in self.inputs[op]:
             needed.append(("op", self.producer[t]))
@@ -124,6 +146,7 @@ class Reference:
     # planning
 
     def plan(self) -> list[Item]:
+        self.relay([("send", t, e) for t in range(self.graph.num_tensors) for e in self.destinations(t)])
         sequence: list[Item] = [("op", i) for i in self.sources]
         ended: set[Item] = set(sequence)
         running: dict[Item, Job] = {}
@@ -149,6 +172,8 @@ class Reference:
                 for t in self.outputs[op[1]]:
                     for e in self.destinations(t):
                         send: Item = ("send", t, e)
+                        if self.source(send) != self.home(t):
+                            continue
                         if self.kind(send) == "handover":
                             self.start_s[send] = self.end_s[send] = now
                             ended.add(send)
@@ -157,14 +182,19 @@ class Reference:
                             (queued if self.kind(send) == "queued" else copies).append(send)
                         requests.append(send)
             while True:
-                for item in [item for item, job in running.items() if item[0] == "send" and job.end_s == now]:
+                arrived = [item for item, job in running.items() if item[0] == "send" and job.end_s == now]
+                for item in sorted(arrived, key=self._place):
                     self.end_s[item] = running.pop(item).end_s
                     ended.add(item)
+                    for e in self.destinations(item[1]):
+                        if self.via[(send := ("send", item[1], e))] == item[2]:
+                            (queued if self.kind(send) == "queued" else copies).append(send)
+                            requests.append(send)
                 for item in list(queued):
                     earlier = queued[: queued.index(item)]
                     held = set().union(*map(self.holds, running))
                     links = {link for other in earlier for link in self.holds(other) if isinstance(link, str)}
-                    if not self.holds(item) & (held | links):
+                    if not self.asks(item) & (held | links):
                         queued.remove(item)
                         start(item)
                 if not any(item[0] == "send" and job.end_s == now for item, job in running.items()):
@@ -181,6 +211,11 @@ class Reference:
             ending = [item for item, job in running.items() if item[0] == "op" and job.end_s == now]
             for item in ending:
                 self.end_s[item] = running.pop(item).end_s
+
+    def _place(self, send: Item) -> tuple[bool, int]:
+        """Of transfers that end at one instant: jobs by device, then others by their first link."""
+        link = self.routes[self.source(send), send[2]].links[0]
+        return (False, send[2]) if self.kind(send) == "job" else (True, list(self.links).index(link))
 
     def _start_jobs(self, now, ended, running, copies, needs, start) -> None:
         ready = [
@@ -200,7 +235,7 @@ class Reference:
                 continue
             held = set().union(*map(self.holds, running))
             held_back = {single for single, gang in reserved.items() if gang != device}
-            if not self.holds(item) & (held | held_back):
+            if not self.asks(item) & (held | held_back):
                 if item in copies:
                     copies.remove(item)
                 start(item)
@@ -229,12 +264,16 @@ class Reference:
 
     def follow(self, sequence: list[Item]) -> None:
         self.sequence = sequence
+        self.relay([item for item in sequence if item[0] == "send"])
         self.start_s, self.end_s = {}, {}
         holds = {item: self.holds(item) for item in sequence}
         needs = {item: self.needs(item) for item in sequence}
         for at, item in enumerate(sequence):
-            needs[item] += [earlier for earlier in sequence[:at] if holds[earlier] & holds[item]]
+            needs[item] += [earlier for earlier in sequence[:at] if holds[earlier] & self.asks(item)]
         data = {item: self.needs(item) for item in sequence}
+        for at, item in enumerate(sequence):
+            relay = self.asks(item) - holds[item]
+            data[item] += [earlier for earlier in sequence[:at] if holds[earlier] & relay]
         launching: dict[str, tuple[float, Item]] = {}
         asked: dict[Item, float] = {}
         launched: set[Item] = set()
@@ -330,12 +369,15 @@ class Reference:
             found.append((d, self.start_s[item], self.end_s[item], int(self.workspace_bytes[op, d])))
             for t in self.outputs[op]:
                 users = [self.end_s["op", r] for r in self.readers[t] if self.in_place(t, self.devices[r])]
-                users += [self.end_s["send", t, e] for e in self.destinations(t) if not self.in_place(t, e)]
+                sends = [("send", t, e) for e in self.destinations(t) if not self.in_place(t, e)]
+                users += [self.end_s[send] for send in sends if self.source(send) == d]
                 end = math.inf if t in self.graph.output_tensors else max(users, default=self.end_s[item])
                 found.append((d, self.start_s[item], end, int(self.graph.tensor_bytes[t])))
         for item in self.end_s:
             if item[0] == "send" and self.kind(item) != "handover":
-                end = max(self.end_s["op", r] for r in self.readers[item[1]] if self.devices[r] == item[2])
+                users = [self.end_s["op", r] for r in self.readers[item[1]] if self.devices[r] == item[2]]
+                sends = [("send", item[1], e) for e in self.destinations(item[1])]
+                end = max(users + [self.end_s[send] for send in sends if self.source(send) == item[2]])
                 found.append((item[2], self.taken_s(item), end, int(self.graph.tensor_bytes[item[1]])))
         return [(d, start, end, self.rounded(d, size)) for d, start, end, size in found]
 

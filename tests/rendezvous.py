@@ -1,8 +1,9 @@
 """A machine of ranks: does it run these programs? Its sends wait for their receives, or do not.
 
 Without waiting, it runs them in more than one order. First, destinations make the copies, as threads do. Then sources
-copy into slots, as processes do, and each rank is once as late as it can be: what runs before one of its instructions
-then is all that need not come after it. So a slot that may be filled while the copy in it is still read is found.
+copy into slots, as processes do (where a transfer has one), and each rank is once as late as it can be: what runs
+before one of its instructions then is all that need not come after it. So a slot that may be filled while the copy in
+it is still read is found.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.execute.rank_programs import Instruction, RankPrograms
 from rlplace.measure.problem import Plan
 
@@ -57,7 +57,7 @@ class _Machine:
     def __init__(
         self, made: RankPrograms, programs: Programs, slots: Sequence[int], *, sends_wait: bool, has_slots: bool
     ) -> None:
-        self.graph: OpGraph = made.graph
+        self.made, self.graph = made, made.graph
         self.plan: Plan = made.plan
         self.programs, self.slots = programs, slots
         self.sends_wait, self.has_slots = sends_wait, has_slots
@@ -75,14 +75,21 @@ class _Machine:
         self.done: set[int] = set()  # ops
         self.sent: set[int] = set()  # transfers on their way, where sends do not wait
         self.in_slot: dict[int, int] = {}
-        self.destinations = plan.transfer_destination.tolist()
+        self.sources, self.destinations = made.sources, plan.transfer_destination.tolist()
+
+    def has_slot(self, transfer: int) -> bool:
+        return self.has_slots and self.made.has_slot[transfer]
 
     def home(self, tensor: int) -> int:
         return int(self.plan.devices[self.graph.tensor_op[tensor]])
 
     def ends(self, item: int) -> tuple[int, int]:
         k = item - self.graph.num_ops
-        return self.home(int(self.plan.transfer_tensor[k])), self.destinations[k]
+        return self.sources[k], self.destinations[k]
+
+    def is_here(self, tensor: int, rank: int) -> bool:
+        """Whether a rank may read a tensor: it made it, or has waited for it."""
+        return tensor in self.held[rank] and (self.home(tensor) == rank or tensor in self.arrived[rank])
 
     def next(self, rank: int) -> Instruction | None:
         program = self.programs[rank]
@@ -108,12 +115,12 @@ class _Machine:
         if rank != (source if now.kind == "send" else destination):
             raise Rejected(f"{now} is in the program of rank {rank}")
         (tensor,), k = now.tensors, now.item - self.graph.num_ops
-        if now.kind == "send" and tensor not in self.held[source]:
+        if now.kind == "send" and not self.is_here(tensor, source):
             raise Rejected(f"{now}: the tensor is not there")
         if not self.sends_wait:
             if now.kind == "receive":
                 self.receive(k, tensor, destination)
-            elif self.has_slots and self.in_slot.setdefault(self.slots[k], k) != k:
+            elif self.has_slot(k) and self.in_slot.setdefault(self.slots[k], k) != k:
                 raise Rejected(f"{now}: transfer {self.in_slot[self.slots[k]]} may still be read in its slot")
             else:
                 self.sent.add(k)
@@ -128,6 +135,8 @@ class _Machine:
             return False
         if there.item != now.item:
             raise Rejected(f"rank {rank} has {now}, and rank {other} has {there}: the data would be mixed up")
+        if not self.is_here(tensor, source):
+            raise Rejected(f"{there}: the tensor is not there")
         self.receive(k, tensor, destination)
         self.at[rank] += 1
         self.at[other] += 1
@@ -142,12 +151,12 @@ class _Machine:
     def is_over(self, rank: int, now: Instruction) -> bool:
         """Whether a wait may end: the tensor was sent, or its copy was made."""
         k, destination = now.item - self.graph.num_ops, self.ends(now.item)[1]
-        return k in self.sent and (rank == destination or self.has_slots or k in self.posted[destination])
+        return k in self.sent and (rank == destination or self.has_slot(k) or k in self.posted[destination])
 
     def wait(self, rank: int, now: Instruction) -> None:
         source, destination = self.ends(now.item)
         k = now.item - self.graph.num_ops
-        if k not in self.posted[destination] and not (self.has_slots and rank == source):
+        if k not in self.posted[destination] and not (self.has_slot(k) and rank == source):
             raise Rejected(f"rank {rank} waits for transfer {k}, which was not posted")
         if rank == destination:
             self.arrived[rank].add(now.tensors[0])
@@ -158,12 +167,11 @@ class _Machine:
         graph, plan = self.graph, self.plan
         for op in self.runs.get(now.item, (now.item,)):
             for tensor in graph.input_tensors[graph.input_offsets[op] : graph.input_offsets[op + 1]].tolist():
-                is_there = self.home(tensor) == rank or tensor in self.arrived[rank]
-                if tensor not in self.held[rank] or not is_there:
+                if not self.is_here(tensor, rank):
                     raise Rejected(f"op {op} on rank {rank} reads tensor {tensor}, which is not there")
             for tensor in graph.mutation_tensor[graph.mutation_op == op].tolist():
                 for k, sent in enumerate(plan.transfer_tensor.tolist()):
-                    if sent == tensor and k not in self.told:
+                    if sent == tensor and self.sources[k] == rank and k not in self.told:
                         raise Rejected(f"op {op} overwrites tensor {tensor} before transfer {k} is over")
             if int(plan.devices[op]) != rank or op in self.done:
                 raise Rejected(f"op {op} runs on rank {rank}, or twice")

@@ -33,7 +33,7 @@ LAYERS = {
         *("graphs", "measure", "search", "store", "env", "policy", "report", "session", "workloads", "cluster"),
     },
     "compare": {
-        *("graphs", "measure", "search", "store", "report", "session", "training", "workloads", "cluster"),
+        *("graphs", "measure", "search", "store", "report", "session", "training", "workloads", "cluster", "export"),
     },
     "doctor": {"measure"},
     "advice": {"graphs", "measure", "search", "report", "session", "workloads"},

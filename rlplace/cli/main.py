@@ -105,7 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
     except (RlplaceError, TimeoutError) as error:  # or a step or a thread of ours did not end in time
         kind, code = ("error", 2) if isinstance(error, UserError) else ("failed", 1)
-        say(" ".join((f"rlplace: {kind}: {str(error) or type(error).__name__}", *getattr(error, "__notes__", ()))))
+        said, notes = f"{kind}: {str(error) or type(error).__name__}", getattr(error, "__notes__", ())
+        is_open = notes and not said.endswith(".")
+        say(" ".join((f"rlplace: {said}{'.' if is_open else ''}", *notes)))
         return code
     except KeyboardInterrupt:
         print(f"rlplace: {'terminated' if terminated.is_set() else 'interrupted'}", file=sys.stderr)

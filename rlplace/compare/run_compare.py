@@ -241,6 +241,7 @@ def run_compare(
             default_size=default_size(host),
             seed=setup.workload_seed,
             say=progress.say,
+            asked=prepared.cut[1],
         ) as others:
             comparison = compare(
                 problem,

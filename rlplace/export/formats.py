@@ -317,7 +317,7 @@ def program_of_run(folder: Path, rank: int, *, workload: str | None = None) -> d
         "schema": 1,
         "rank": rank,
         "device": host.devices[rank].name,
-        "slot_bytes": [] if host.is_wired else list(ranks.slots.num_bytes),
+        "slot_bytes": list(ranks.slots.num_bytes),
         "program": ranks.rows(rank, host),
     }
 

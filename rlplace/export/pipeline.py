@@ -1,28 +1,27 @@
 """`pipeline`: a run's workload as a script of `torch.distributed.pipelining`, a process for each stage.
 
-`plan_pipeline`: how many stages and micro-batches it is best cut into, where, and in which order. `split_step`: a step
-as its stages; the text of scripts contains that function and those that it calls.
+`plan_pipeline`: how many stages and micro-batches it is best cut into, where, and in which order.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-import re
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import fx, nn
-from torch.distributed.pipelining import Pipe, pipe_split, pipeline
 
 from rlplace import __version__
 from rlplace.errors import InvalidValue, UserError
 from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest, rank_devices
+from rlplace.export.stages import PARTS, WholeStep, name_in_model, split_step
 from rlplace.graphs import FORWARD, Grouping, OpGraph
 from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.interpreter import require_program
@@ -30,15 +29,15 @@ from rlplace.graphs.micro_batching.slices import plan_slices
 from rlplace.graphs.optimizers import resolve_optimizer
 from rlplace.graphs.program import MicroBatches, Slicing
 from rlplace.measure import Device, Host, Problem, Simulator
-from rlplace.measure.costs.costs import CostSource, estimate_costs
+from rlplace.measure.costs.costs import Costs, CostSource, estimate_costs
 from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.resolve import check_present
-from rlplace.say import say
+from rlplace.say import Say, say
 from rlplace.search.parallel.layouts import StepRoles, step_roles
 from rlplace.search.parallel.pipelines import BoundedPipeline, Schedule, best_pipeline
 from rlplace.session.prepare import candidates, capture_workload, judge_twin
-from rlplace.session.setup import CutOptions
-from rlplace.workloads import Workload
+from rlplace.session.setup import WHOLE, CutOptions
+from rlplace.workloads import Workload, WorkloadSpec
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class PipelinePlan:
         shared: parameters that several stages hold a copy of, whose gradients are added.
         source: the source of op times.
         step_s: simulated step time.
-        placement_s: simulated step time of the run's placement.
+        placement_s: simulated step time of the run's placement; infinite without one.
     """
 
     stages: tuple[Stage, ...]
@@ -78,7 +77,7 @@ class PipelinePlan:
     shared: tuple[str, ...]
     source: CostSource
     step_s: float
-    placement_s: float
+    placement_s: float = math.inf
 
     @property
     def num_micro_batches(self) -> int:
@@ -92,19 +91,51 @@ class PipelinePlan:
 
 
 def plan_pipeline(run: CapturedRun) -> PipelinePlan:
-    """The pipeline with the shortest simulated step; says on stderr the step time for each number of micro-batches.
+    """The pipeline of a run's workload, as `best_stages` finds it.
 
-    A stage begins where a module does that runs once. Times of the ops of micro-batches are profiled, as for the run,
-    on a host of this machine, and estimated on a simulated one.
+    Times of the ops of micro-batches are profiled, as for the run, on a host of this machine, and estimated on a
+    simulated one.
+
+    Raises:
+        InvalidValue: as `best_stages`, or the host is not here.
+    """
+    host, session = run.host, run.request.session
+    cost = partial(estimate_costs if host.is_simulated else profile_costs, host=host)
+    seed, asked = session.request.workload_seed, session.cut[1]
+    plan = best_stages(run.request.spec, run.workload, host, cost, asked=asked, seed=seed)
+    placement_s = Simulator(run.problem(), threads=1).retime(run.request.placement.plan).step_time_s
+    return replace(plan, placement_s=placement_s)
+
+
+def best_stages(
+    spec: WorkloadSpec,
+    workload: Workload,
+    host: Host,
+    cost: Callable[[OpGraph], Costs],
+    *,
+    asked: CutOptions = WHOLE,
+    seed: int = 0,
+    say: Say = say,
+) -> PipelinePlan:
+    """The pipeline with the shortest simulated step, for a number of micro-batches that is chosen with it.
+
+    A stage begins where a module does that runs once.
+
+    Args:
+        spec: the workload.
+        workload: as built.
+        host: on whose devices the stages are.
+        cost: gives the times of the ops of micro-batches.
+        asked: the dimensions and the loss of micro-batches.
+        seed: of the workload.
+        say: told the step time for each number of micro-batches.
 
     Raises:
         InvalidValue: it is no training step with an optimizer, the host has one device or is not here, the batch or
             the loss cannot be cut, `torch.distributed.pipelining` cannot split the model, or nothing fits into memory.
     """
-    workload, host = run.workload, run.host
     usable = _usable(workload, host)
     check_present(host)
-    asked = run.request.session.cut[1]
     dims = workload.batch_dims if asked.batch_dims is None else asked.batch_dims
     args, kwargs = as_call(workload.inputs)
     whole = plan_slices(workload.model, args, kwargs, workload.loss_fn, workload.targets, 1, dims)
@@ -131,8 +162,8 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
     is_accumulated = "accumulated" in (asked.loss, workload.loss if asked.loss == "auto" else "")
     cut = CutOptions(counts[0], asked.batch_dims, "accumulated" if is_accumulated else "separate")
     candidates_by_s: dict[float, tuple[OpGraph, CostSource, list[str], BoundedPipeline]] = {}
-    for count, graph in _graphs(run, counts, cut):
-        costs = estimate_costs(graph, host) if host.is_simulated else profile_costs(graph, host)
+    for count, graph in _graphs(spec, workload, counts, cut, seed):
+        costs = cost(graph)
         problem = Problem(graph, host, costs, Grouping(np.arange(graph.num_ops, dtype=np.int32)))
         roles = step_roles(graph)
         kept, places = places_of(graph, roles, paths)
@@ -160,7 +191,6 @@ def plan_pipeline(run: CapturedRun) -> PipelinePlan:
         shared=check_split(step, _first(tensors, whole, graph.num_micro_batches), begins),
         source=source,
         step_s=found.step_s,
-        placement_s=Simulator(run.problem(), threads=1).retime(run.request.placement.plan).step_time_s,
     )
 
 
@@ -189,13 +219,14 @@ def _first(tensors: Sequence[torch.Tensor], whole: Slicing, count: int) -> list[
     return Slicing(whole.dims, (whole.batch // count,) * count).cut(tensors, 0)
 
 
-def _graphs(run: CapturedRun, counts: Sequence[int], cut: CutOptions) -> Iterator[tuple[int, OpGraph]]:
+def _graphs(
+    spec: WorkloadSpec, workload: Workload, counts: Sequence[int], cut: CutOptions, seed: int
+) -> Iterator[tuple[int, OpGraph]]:
     """The step for each number of micro-batches."""
-    spec, seed = run.request.spec, run.request.session.request.workload_seed
     try:
-        verdict = judge_twin(spec, run.workload, counts[0], cut, seed)
+        verdict = judge_twin(spec, workload, counts[0], cut, seed)
         for count in counts:
-            yield count, capture_workload(run.workload, count, cut, verdict)
+            yield count, capture_workload(workload, count, cut, verdict)
     except UserError as error:
         raise InvalidValue(
             "loss",
@@ -297,164 +328,6 @@ def _refused(step: WholeStep, what: str, error: Exception) -> InvalidValue:
     )
 
 
-class WholeStep(nn.Module):
-    """A model with its loss: takes the tensors of a batch, inputs before targets, and returns the loss, shape (1,).
-
-    Args:
-        model: whose path becomes `model`.
-        loss_fn: takes its output and the targets.
-        names: of its inputs, where they are keyword arguments; None where they are positional.
-        num_targets: how many of the tensors are targets.
-    """
-
-    def __init__(
-        self, model: nn.Module, loss_fn: Callable[..., Any], names: Sequence[str] | None, num_targets: int
-    ) -> None:
-        super().__init__()
-        self.model, self.loss_fn = model, loss_fn
-        self.names, self.num_targets = names, num_targets
-
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """The loss, (1,): that of a micro-batch is an output of the last stage, which must have a dimension."""
-        count = len(tensors) - self.num_targets
-        inputs, targets = tensors[:count], tensors[count:]
-        named = None if self.names is None else dict(zip(self.names, inputs, strict=True))
-        output = self.model(*inputs) if named is None else self.model(**named)
-        loss = self.loss_fn(output, *targets)
-        first: torch.Tensor = loss[0] if isinstance(loss, (tuple, list)) else loss
-        return first.reshape(1)
-
-
-def split_step(
-    step: nn.Module, tensors: Sequence[torch.Tensor], begins: Sequence[str]
-) -> tuple[Pipe, list[dict[int, str]]]:
-    """`step` in stages; a stage begins with each module of `begins`, as with `SplitPoint.BEGINNING` there.
-
-    Returns:
-        The stages; and of every parameter that several hold a copy of, its name in each of them.
-
-    Args:
-        step: traced as it is; its modules of `begins` stay marked.
-        tensors: of one micro-batch.
-        begins: paths of modules, each of which runs once.
-    """
-    mark: Callable[[], None] = pipe_split
-    for path in begins:
-        step.get_submodule(path).register_forward_pre_hook(lambda *_: mark())
-    pipe = pipeline(step, tuple(tensors), split_policy=hand_on)
-    return pipe, tie(pipe, step)
-
-
-def tie(pipe: Pipe, step: nn.Module) -> list[dict[int, str]]:
-    """Ties the names of one parameter of `step` in each stage: copies may have come of them.
-
-    Args:
-        pipe: stages of `step`.
-        step: as it was.
-
-    Returns:
-        Of every parameter that several stages hold, its name by stage.
-    """
-    identity = {name_in_model(name): id(one) for name, one in step.named_parameters(remove_duplicate=False)}
-    held: dict[int, dict[int, str]] = {}
-    for stage in range(pipe.num_stages):
-        module = pipe.get_stage_module(stage)
-        for name, _ in list(module.named_parameters(remove_duplicate=False)):
-            first = held.setdefault(identity[name_in_model(name)], {}).setdefault(stage, name)
-            parent, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(parent), leaf, module.get_parameter(first))
-    return [names for names in held.values() if len(names) > 1]
-
-
-def hand_on(traced: fx.GraphModule) -> fx.GraphModule:
-    """`traced`, every stage of which reads from the one before it alone: tensors that later ones need are handed on.
-
-    For a stage of `torch.distributed.pipelining` can take inputs of the model only if it is the first, and a value that
-    is differentiated can be read by one later stage. Sent tensors are contiguous, as they must be.
-    """
-    open_regions(traced)
-    graph = traced.graph
-    stage_of: dict[fx.Node, int] = {}
-    begins = [node for node in graph.nodes if node.op == "placeholder"][-1:]
-    for node in graph.nodes:
-        if node.target is torch.ops.pippy._pipe_split.default:
-            begins.append(node)
-        stage_of[node] = len(begins) - 1
-
-    def copied(value: fx.Node, place: fx.Node, stage: int, modules: dict[str, Any]) -> fx.Node:
-        if not isinstance(value.meta["val"], torch.Tensor):
-            raise TypeError(f"{value} is handed to a later stage and is no tensor")
-        how: dict[str, Any] = {"memory_format": torch.contiguous_format}
-        with graph.inserting_after(place):
-            made = graph.call_function(torch.ops.aten.clone.default, (value,), how)
-        made.meta = {"val": torch.ops.aten.clone.default(value.meta["val"], **how), "nn_module_stack": modules}
-        stage_of[made] = stage
-        return made
-
-    outside, place = {"": ("", "")}, begins[0]
-    for value in [node for node in graph.nodes if node.op == "placeholder"]:  # all go into the first stage, in order
-        readers = list(value.users)
-        place = copied(value, place, 0, outside)
-        for reader in readers:
-            reader.replace_input_with(value, place)
-    for value, stage in [(node, stage) for node, stage in stage_of.items() if node.op == "call_function"]:
-        readers, handed = [reader for reader in value.users if reader.op != "output"], value
-        last = max((stage_of[reader] for reader in readers), default=stage)
-        if last > stage and isinstance(value.meta["val"], torch.Tensor) and not value.meta["val"].is_contiguous():
-            handed = copied(value, value, stage, value.meta["nn_module_stack"])
-        for later in range(stage + 1, last + 1):
-            for reader in readers:
-                if stage_of[reader] == later and handed is not value:
-                    reader.replace_input_with(value, handed)
-            if later < last:
-                handed = copied(handed, begins[later], later, outside)
-    graph.lint()
-    traced.recompile()
-    return traced
-
-
-def open_regions(traced: fx.GraphModule) -> None:
-    """Puts the ops of regions without gradients, or with autocast off, among the others; gradients still end there.
-
-    `torch.export` makes them graphs of their own, which a stage cannot hold.
-    """
-    graph = traced.graph
-    for node in [node for node in graph.nodes if isinstance(node.target, torch._ops.HigherOrderOperator)]:
-        place = next((index for index, arg in enumerate(node.args) if is_graph(traced, arg)), -1)
-        settings, name = node.args[:place], str(node.target)
-        is_closed = name == "wrap_with_set_grad_enabled" and not settings[0]
-        if place < 0 or not (
-            name == "wrap_with_set_grad_enabled" or (name == "wrap_with_autocast" and not settings[2])
-        ):
-            raise TypeError(f"{name} makes a region of its own, which a stage cannot hold")
-        region = getattr(traced, node.args[place].target)
-        open_regions(region)
-        inputs = [inner for inner in region.graph.nodes if inner.op == "placeholder"]
-        with graph.inserting_before(node):
-            results: Any = graph.graph_copy(region.graph, dict(zip(inputs, node.args[place + 1 :], strict=True)))
-        for reader in list(node.users):  # each takes one result
-            result = results[reader.args[1]]
-            if is_closed:
-                with graph.inserting_before(node):
-                    ended = graph.call_function(torch.ops.aten.detach.default, (result,))
-                ended.meta = dict(result.meta)
-                result = ended
-            reader.replace_all_uses_with(result)
-            graph.erase_node(reader)
-        graph.erase_node(node)
-
-
-def is_graph(traced: fx.GraphModule, arg: object) -> bool:
-    """Whether an argument of a node is a graph of its own."""
-    name = str(arg.target) if isinstance(arg, fx.Node) and arg.op == "get_attr" else ""
-    return isinstance(getattr(traced, name, None), fx.GraphModule)
-
-
-def name_in_model(name: str) -> str:
-    """The model's name of a parameter of a stage, where calls of a module after its first are numbered: `head@1`."""
-    return re.sub(r"@\d+(?=\.)", "", name).removeprefix("model.")
-
-
 SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
 """Classes of `torch.distributed.pipelining` by the order of micro-batches."""
 
@@ -463,9 +336,6 @@ OPTIMIZERS = dict.fromkeys(("sgd", "momentum"), ("SGD", ("lr", "momentum", "weig
     "adamw": ("AdamW", ("lr", "betas", "eps", "weight_decay")),
 }
 """Classes of `torch.optim`, and the options that a script gives them, by rlplace's names."""
-
-PARTS = (WholeStep, split_step, tie, hand_on, open_regions, is_graph, name_in_model)
-"""The functions that are part of the text."""
 
 _TEMPLATE = '''"""Trains {workload} in {num_stages} stages, {num_micro_batches} micro-batches (rlplace {version}).
 
@@ -521,44 +391,29 @@ def main(steps: int, save: Path | None) -> None:
     # One batch of {batch} samples, inputs before targets: put your own batches of that shape here.
     inputs = workload.inputs.values() if isinstance(workload.inputs, dict) else workload.inputs
     batch = [*inputs, *workload.targets]
-    sizes = [None if dim is None else tensor.shape[dim] // MICRO_BATCHES for tensor, dim in zip(batch, DIMS)]
-    first = [tensor if dim is None else tensor.narrow(dim, 0, size) for tensor, dim, size in zip(batch, DIMS, sizes)]
-
     names = tuple(workload.inputs) if isinstance(workload.inputs, dict) else None
     whole = WholeStep(workload.model, workload.loss_fn, names, len(workload.targets))
-    pipe, copies = split_step(whole, first, BEGINS)
-    stage = pipe.build_stage(rank, device)
-    optimizer = torch.optim.{optimizer}(stage.submod.parameters(), {options})
-    shared = [(by_rank, dist.new_group(sorted(by_rank))) for by_rank in copies]
-    schedule = {schedule}(
-        stage,
-        MICRO_BATCHES,
-        loss_fn=lambda output, _: (output[0] if isinstance(output, (tuple, list)) else output).sum(),
-        args_chunk_spec=tuple(_Replicate() if dim is None else TensorChunkSpec(dim) for dim in DIMS),
-        scale_grads={averages},
+    module, run = stage_step(
+        whole,
+        batch,
+        BEGINS,
+        rank,
+        device,
+        schedule={schedule},
+        num_micro_batches=MICRO_BATCHES,
+        dims=DIMS,
+        averages={averages},
     )
-
-    first_stage, last_stage = rank == 0, rank == len(DEVICES) - 1
+    optimizer = torch.optim.{optimizer}(module.parameters(), {options})
     for number in range(steps):
         optimizer.zero_grad()
-        losses: list[torch.Tensor] = []
-        schedule.step(
-            *([tensor.to(device) for tensor in batch] if first_stage else ()),
-            target=torch.zeros(MICRO_BATCHES, device=device) if last_stage else None,  # the loss has its targets
-            losses=losses,
-            return_outputs=False,
-        )
-        for by_rank, group in shared:  # copies of one parameter are updated alike
-            if rank in by_rank:
-                copy = stage.submod.get_parameter(by_rank[rank])
-                copy.grad = torch.zeros_like(copy) if copy.grad is None else copy.grad
-                dist.all_reduce(copy.grad, group=group)
+        losses = run(batch)
         optimizer.step()
-        if last_stage:
+        if losses:
             print(number, float(torch.stack(losses).detach().{reduce}()), flush=True)
     if save is not None:
         save.mkdir(parents=True, exist_ok=True)
-        named = ((name, p) for name, p in stage.submod.named_parameters() if p.grad is not None)  # else not its own
+        named = ((name, p) for name, p in module.named_parameters() if p.grad is not None)  # else not its own
         save_file({{name_in_model(name): p.detach().cpu() for name, p in named}}, save / f"stage{{rank}}.safetensors")
     dist.destroy_process_group()
 

@@ -186,7 +186,7 @@ def _layouts(parameters: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Ten
 
 
 def torch_optimizer(
-    spec: OptimizerSpec, parameters: list[torch.nn.Parameter], *, is_capturable: bool = False
+    spec: OptimizerSpec, parameters: list[torch.nn.Parameter], *, is_capturable: bool = False, is_sharded: bool = False
 ) -> torch.optim.Optimizer:
     """The same optimizer as PyTorch offers it, with its fused kernels where they are right: the function that `eager`
     runs.
@@ -195,6 +195,7 @@ def torch_optimizer(
         spec: its name and options.
         parameters: the parameters that it updates.
         is_capturable: whether its step counts must live on the GPU, as a CUDA graph needs them.
+        is_sharded: whether they are shards (`DTensor`), for which there is no fused SGD.
     """
     is_real = not any(parameter.is_complex() for parameter in parameters)  # fused kernels take no others
     groups = [{"params": parameters}]  # which may be empty, where a list may not
@@ -213,5 +214,5 @@ def torch_optimizer(
         lr=spec.lr,
         momentum=spec.momentum,
         weight_decay=spec.weight_decay,
-        fused=is_real and not any(map(_is_fused_sgd_wrong, parameters)),
+        fused=is_real and not is_sharded and not any(map(_is_fused_sgd_wrong, parameters)),
     )

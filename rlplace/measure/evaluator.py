@@ -210,7 +210,7 @@ class Evaluator:
         if found is None or (found.ok and not found.reference_s > 0) or not self._plausibility.is_possible(found):
             return None
         self.num_recalled += 1
-        return found
+        return found.relayed(self.problem, plan)
 
     def _time_reference(self, protocol: RaceProtocol, deadline_s: float) -> None:
         """Runs the reference alone, if nothing has been timed beside it yet."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rlplace import __version__
 from rlplace.graphs import OpGraph
-from rlplace.measure.problem import Plan, Problem, Timeline
+from rlplace.measure.problem import Plan, Problem, Timeline, transfer_sources
 
 Status = Literal["ok", "oom", "error", "timeout", "lost"]
 """`lost`: a device was not there any more, which says nothing of the placement."""
@@ -98,6 +98,13 @@ class Measurement:
     @property
     def ok(self) -> bool:
         return self.status == "ok"
+
+    def relayed(self, problem: Problem, plan: Plan) -> Measurement:
+        """With the sources of the plan's transfers on this host in its timeline, which whoever kept it did not know."""
+        if self.timeline is None:
+            return self
+        sources = transfer_sources(problem.graph, problem.host, plan)
+        return replace(self, timeline=replace(self.timeline, transfer_source=sources))
 
     def beside(self, reference_s: float) -> Measurement:
         """As it would be where a step of the reference takes `reference_s`, so that a drift of the machine cancels.

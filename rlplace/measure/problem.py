@@ -411,7 +411,7 @@ class Plan:
     Attributes:
         devices: (N,) int32, device of each op.
         transfer_tensor: (K,) int32, tensor that each transfer carries ...
-        transfer_destination: (K,) int32, ... and the device it goes to (the source is the producer's device).
+        transfer_destination: (K,) int32, ... and the device it goes to; `transfer_sources` says where it starts.
         sequence: (N + K,) int32, op i as `i`, transfer k as `N + k`, in order of planned start.
     """
 
@@ -440,6 +440,24 @@ class Plan:
         """In one line: that of a dataclass would print every array."""
         on = f"{counted(len(self.devices), 'op')} on {counted(len(np.unique(self.devices)), 'device')}"
         return f"Plan({on}, {counted(self.num_transfers, 'transfer')})"
+
+
+def transfer_sources(graph: OpGraph, host: Host, plan: Plan) -> NDArray[np.int32]:
+    """(K,) int32: the device at which each transfer of a plan starts: that of the op which makes its tensor.
+
+    On a host of several machines, only the first transfer of a tensor to another machine, in the plan's sequence,
+    starts there. Its destination is the relay: later ones to this machine start at the relay, which sends on what it
+    received. So a tensor that is read everywhere goes to each other machine once, and from there on within it.
+    """
+    sources, machine_of = plan.devices[graph.tensor_op[plan.transfer_tensor]], host.machine_of
+    if machine_of.any():
+        sent = plan.sequence[plan.sequence >= graph.num_ops] - graph.num_ops
+        machine = machine_of[plan.transfer_destination[sent]]
+        keys = plan.transfer_tensor[sent].astype(np.int64) * host.num_devices + machine
+        _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+        relayed = (machine != machine_of[sources[sent]]) & (first[which] != np.arange(len(sent)))
+        sources[sent[relayed]] = plan.transfer_destination[sent[first[which[relayed]]]]
+    return sources
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,8 @@ Every op has a start, an end and one device; items on one device, link or dispat
 each device that needs it once, over the links of its route, holding the devices that the copy blocks. Ops may be
 delayed, and every order is free, so the program's optimum is no longer than the step of any placement under any
 priorities. Effects that it leaves out only make steps longer: memory over time (only memory that is resident for the
-whole step counts), co-running, launch bounds other than `run_ahead=1`, updates that wait for readers by hand-over.
+whole step counts), co-running, launch bounds other than `run_ahead=1`, updates that wait for readers by hand-over. One
+does not: where machines relay tensors (`transfer_sources`) fewer transfers cross, so groups are scheduled there.
 
 Times are whole units, rounded down: with starts rounded down as well, any schedule stays one (s + p <= t implies
 floor(s) + floor(p) <= floor(t)), so the optimum times the unit is a lower bound.
@@ -79,7 +80,7 @@ def solve_cp_sat(task: Task) -> None:
     solve_single(task)
     solve_heft(task)
     seconds = max(task.seconds_left * 0.9, LEAST_S) if math.isfinite(task.budget.seconds) else math.inf
-    if int((~problem.graph.is_source).sum()) <= MOST_JOBS:
+    if int((~problem.graph.is_source).sum()) <= MOST_JOBS and not problem.host.machine_of.any():
         solved = schedule(problem, seconds, start=task.best_devices)
         if isinstance(task.timer, Simulator) and task.timer.problem is problem and task.timer.objective == "latency":
             task.lower_bound_s = max(task.lower_bound_s, solved.bound_s)

@@ -534,7 +534,9 @@ class Session(Connected):
         """
         if found is None:
             raise FileProblem(
-                self.path, f"this run has no {name}: it stopped before that was kept. Run it again to the end."
+                self.path,
+                f"this run has no {name}: it stopped before that was kept. Run it to the end: "
+                f"`rlplace train --resume {self.path.parent}`, on the host that it had.",
             )
         return found
 

@@ -369,7 +369,7 @@ def race_of(
     for fingerprint, outcome in zip(plans, outcomes):
         with suppress(UserError):
             plan = checked_plan(problem, plan_of(fingerprint), where)
-            found.append((plan, outcome.of_plan(plan, problem.graph, where)))
+            found.append((plan, outcome.of_plan(plan, problem.graph, where).relayed(problem, plan)))
     return Race(tuple(plan for plan, _ in found), tuple(outcome for _, outcome in found), is_final)
 
 

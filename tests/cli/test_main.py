@@ -178,6 +178,20 @@ def test_a_step_that_does_not_end_in_time_is_a_failure_in_one_line(
     assert capsys.readouterr().err == "rlplace: failed: device cpu:0 did not end its part within 120 s\n"
 
 
+def test_what_is_added_to_an_error_is_a_sentence_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def late(**_: object) -> None:
+        error = TimeoutError("device cpu:0 did not end")
+        error.add_note("To go on: rlplace train --resume x")
+        raise error
+
+    monkeypatch.setattr("rlplace.cli.main.app", SimpleNamespace(cli=late))
+    assert main(["hosts"]) == 1
+    said = "rlplace: failed: device cpu:0 did not end. To go on: rlplace train --resume x\n"
+    assert capsys.readouterr().err == said
+
+
 def test_help_names_every_command() -> None:
     done = run("--help")
     assert done.returncode == 0

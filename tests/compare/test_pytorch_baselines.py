@@ -14,13 +14,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace import cuda
-from rlplace.compare.pytorch_baselines import (
-    BASELINES,
-    ReplicaTeam,
-    pytorch_baselines,
-    replica_devices,
-    with_batch_share,
-)
+from rlplace.compare.pytorch_baselines import BASELINES, _parts, pytorch_baselines, replica_devices, with_batch_share
+from rlplace.compare.replicas import Replicas, ReplicaTeam
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.grouping.groups import Grouping
@@ -57,6 +52,16 @@ def test_every_row_of_a_real_host_runs_or_says_why() -> None:
         replicas = rows["ddp"][1]
         assert callable(replicas), rows["ddp"][0].why
         assert replicas() > 0
+        assert rows["ddp"][0].why.startswith("buckets of ")
+        rounded, sharded = rows["ddp-bf16-gradients"], rows["fsdp2"]
+        assert callable(rounded[1]), rounded[0].why
+        assert "another arithmetic" in rounded[0].why
+        assert callable(sharded[1]), sharded[0].why
+        assert sharded[1]() > 0
+        stages = rows["torch-pipeline"]
+        assert callable(stages[1]), stages[0].why
+        assert "2 stages, cut before " in stages[0].why
+        assert stages[1]() > 0
     skipped, timer = rows["cuda-graph"]
     assert (skipped.status, timer) == ("skipped", None)
     assert "no GPU" in skipped.why
@@ -75,6 +80,15 @@ def test_a_model_without_values_has_no_step_of_its_own() -> None:
         ((row, recipe),) = entries
     assert (row.method, row.status, recipe) == ("eager", "skipped", None)
     assert "fake tensors" in row.why
+
+
+def test_a_model_that_makes_no_pipeline_says_why() -> None:
+    spec = parse_workload("rnnlm@layers=2,units=8,vocab=11,steps=3,batch=4")
+    name = ("torch-pipeline",)
+    with pytorch_baselines(on_cores(spec), spec, name, default_size="small", seed=0, say=print) as ((row, timer),):
+        assert (row.status, timer) == ("skipped", None)
+        assert "modules that run once and not first" in row.why
+        assert "\n" not in row.why
 
 
 def test_replicas_need_a_batch_and_devices() -> None:
@@ -100,7 +114,7 @@ def test_a_simulated_host_knows_data_parallelism_alone() -> None:
     assert rows["ddp"].ok
     assert len(rows["ddp"].peak_bytes) == 4
     assert rows["ddp"].value_s > 0
-    assert [rows[name].status for name in BASELINES if name != "ddp"] == ["skipped"] * 4
+    assert [rows[name].status for name in BASELINES if name != "ddp"] == ["skipped"] * (len(BASELINES) - 1)
 
 
 def test_where_there_are_gpus_they_alone_get_replicas() -> None:
@@ -134,6 +148,15 @@ def test_a_share_of_the_batch() -> None:
     assert with_batch_share(parse_workload("nmt"), 4, "paper").config().batch == 16  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("batch", "most"), [(1, 1), (2, 2), (3, 3), (4, 4), (6, 3), (8, 4)])
+def test_a_share_is_cut_into_as_many_micro_batches_as_are_equal(batch: int, most: int) -> None:
+    share = with_batch_share(parse_workload(f"nmt@small,batch={2 * batch}"), 2, "small")
+    parts = _parts(share, 4, "small")
+    assert list(parts) == sorted({1, most})
+    assert parts[1] == share
+    assert dict(parts[most].options)["batch"] == batch // most
+
+
 @pytest.mark.parametrize(("text", "words"), [("nmt@batch=3", "multiple of 2"), ("some.module:function", "batch")])
 def test_what_cannot_be_shared_is_refused(text: str, words: str) -> None:
     with pytest.raises(InvalidValue, match=words):
@@ -142,8 +165,11 @@ def test_what_cannot_be_shared_is_refused(text: str, words: str) -> None:
 
 @pytest.mark.slow
 def test_replicas_step_together() -> None:
-    team = ReplicaTeam(parse_workload(TINY), [CORE, CORE], default_size="small", seed=0)
+    options = {"workload": TINY, "in_bf16": False}
+    both = {f"{mb:g} MB": options | {"bucket_mb": mb} for mb in (1.0, 25.0)}
+    team = ReplicaTeam(Replicas("ddp", both), [CORE, CORE])
     try:
+        assert team.note in both
         assert all(team() > 0 for _ in range(3))
     finally:
         team.close()
@@ -152,4 +178,4 @@ def test_replicas_step_together() -> None:
 @pytest.mark.slow
 def test_a_replica_that_cannot_start_says_why() -> None:
     with pytest.raises(RunnerError, match="no_such_module"):
-        ReplicaTeam(WorkloadSpec("no_such_module:f"), [CORE], default_size="small", seed=0)
+        ReplicaTeam(Replicas("ddp", {"only": {"workload": "no_such_module:f"}}), [CORE])

@@ -22,7 +22,7 @@ from rlplace.graphs.optimizers import OPTIMIZERS
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.execute import launch_code
 from rlplace.measure.execute.rank_programs import RankPrograms, rank_programs
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Problem, transfer_sources
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing.host_runner import HostRunner
 from rlplace.measure.timing.race import RaceProtocol
@@ -47,6 +47,22 @@ def test_random_plans(policy: Policy) -> None:
         verdict = judged(processes(setting, is_traced=seed % 4 == 0), policy, seed)
         assert not verdict.caught_by, f"{setting.name}: {verdict}"
     assert num_transfers > 10 * NUM_PLANS
+
+
+@pytest.mark.parametrize("policy", ["now", *POLICIES])
+def test_random_plans_with_relays(policy: Policy) -> None:
+    """The first GPU on a machine of its own, two or three on another."""
+    num_relayed = 0
+    for seed in range(NUM_PLANS // 4):
+        host = gpu_host(tuple(f"cuda:{gpu}" for gpu in range(3 + seed % 2))).as_processes("machines")
+        devices = (replace(device, machine="b" if gpu else "a") for gpu, device in enumerate(host.devices))
+        setting = setting_of(sorted(MODELS)[seed % len(MODELS)], "adam", replace(host, devices=tuple(devices)), seed)
+        for plan in setting.plans:
+            home = plan.devices[setting.graph.tensor_op[plan.transfer_tensor]]
+            num_relayed += int((transfer_sources(setting.graph, setting.host, plan) != home).sum())
+        verdict = judged(processes(setting, is_traced=seed % 4 == 0), policy, seed)
+        assert not verdict.caught_by, f"{setting.name}: {verdict}"
+    assert num_relayed > NUM_PLANS // 2
 
 
 def problem_of(setting: Setting) -> Problem:

@@ -15,7 +15,8 @@ from torch import nn
 from torch.distributed.pipelining import Pipe
 
 from rlplace.errors import InvalidValue
-from rlplace.export.pipeline import WholeStep, boundaries, check_split, name_in_model, places_of, split_step
+from rlplace.export.pipeline import boundaries, check_split, places_of
+from rlplace.export.stages import WholeStep, name_in_model, split_step
 from rlplace.graphs import capture
 from rlplace.search.parallel.layouts import step_roles
 

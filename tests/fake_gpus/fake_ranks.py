@@ -143,7 +143,7 @@ def fake_ranks(machine: Machine, setting: Setting) -> Iterator[RankCrew]:
     mailboxes: dict[tuple[int, int], Mailbox] = {}
     crews: list[RankCrew] = []
 
-    def make_group(pair: tuple[int, int], rank: int, place: torch.device, store: object, interface: str) -> FakeGroup:
+    def make_group(pair: tuple[int, int], rank: int, place: torch.device, store: object, *_: object) -> FakeGroup:
         with machine.mutex:
             mailbox = mailboxes.setdefault(pair, Mailbox(machine))
         return FakeGroup(machine, mailbox, place.index, lambda: any(crew._arena.is_aborted for crew in crews))

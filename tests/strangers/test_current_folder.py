@@ -50,12 +50,11 @@ costs = profile_isolated(graph, rlplace.Host.detect("cores"), num_steps=1, warmu
 print(costs.source)
 """
 REPLICAS = """
-from rlplace.compare.pytorch_baselines import ReplicaTeam
+from rlplace.compare.replicas import Replicas, ReplicaTeam
 from rlplace.measure.hosts.host import Device
-from rlplace.workloads import parse_workload
 if __name__ == "__main__":
     core = Device("cpu:0", "core", "cpu", 1 << 30)
-    ReplicaTeam(parse_workload("mine:make"), [core], default_size="small", seed=0).close()
+    ReplicaTeam(Replicas("ddp", {"only": {"workload": "mine:make"}}), [core]).close()
 """
 
 KERNEL = """from rlplace.jit import kernel

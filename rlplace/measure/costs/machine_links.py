@@ -1,12 +1,16 @@
-"""Link figures between machines: `measured_links` has ranks of torchrun pass tensors by the wires that steps use."""
+"""Link figures between machines: `measured_links` has ranks of torchrun pass tensors as steps do.
+
+Ranks of one machine that share its memory pass them through slots, all others by wires.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import combinations
 from typing import Any, NamedTuple, TextIO
 
@@ -14,9 +18,11 @@ import numpy as np
 import torch
 
 from rlplace import cuda
-from rlplace.measure.execute.distributed import Wire, Wires, connect
+from rlplace.errors import RunnerError
+from rlplace.measure.execute.distributed import LATEST, Wire, Wires, connect
 from rlplace.measure.hosts.detect import nodes_host
-from rlplace.measure.hosts.fresh_ranks import FreshRanks
+from rlplace.measure.hosts.fresh_ranks import LOST_AFTER_S, FreshRanks
+from rlplace.measure.hosts.host import Device
 from rlplace.measure.hosts.nodes import Nodes, join
 from rlplace.measure.timing.threads import keep_freed_memory, pin_current_thread
 
@@ -29,6 +35,8 @@ LEAST_ROUNDS, MOST_ROUNDS, WARMUP = 3, 100, 2
 IS_DUPLEX = 0.75
 """Share of the bandwidth that is left where both directions are used at once, from which on it counts as undivided."""
 WITHIN_S = 600.0
+_LOST_AFTER = timedelta(seconds=LOST_AFTER_S)
+"""A message that takes longer is lost: `LONGEST_S` says how long one takes."""
 
 
 def line(sizes_bytes: tuple[int, ...], seconds: list[float]) -> tuple[float, float]:
@@ -67,33 +75,60 @@ class Figures(NamedTuple):
         return self.latency_s, self.bandwidth_bytes_per_s if is_duplex else self.both_bytes_per_s
 
 
-def measured_links(nodes: Nodes) -> dict[tuple[str, str], Figures]:
+def measured_links(nodes: Nodes, *, has_slots: bool = True) -> dict[tuple[str, str], Figures]:
     """By source and destination, figures of each two machines, and of ranks within one; called by rank 0.
+
+    Args:
+        nodes: of rank 0.
+        has_slots: whether cores of one machine share its memory; else tensors between them go by wires.
 
     Raises:
         RunnerError: a rank failed.
     """
-    with contextlib.closing(FreshRanks(nodes, "links")) as ranks:
+    with contextlib.closing(FreshRanks(nodes, "links", {"has_slots": has_slots})) as ranks:
         rows = ranks.answer(WITHIN_S)
     return {(source, destination): Figures(*each) for source, destination, *each in rows}
 
 
-def main(answers: TextIO) -> None:
-    """One rank's part; rank 0 answers with the figures of all."""
+def main(answers: TextIO, by_slots: Callable[[Device, Device], tuple[float, float]] | None) -> None:
+    """One rank's part; rank 0 answers with the figures of all.
+
+    Args:
+        answers: where they are written.
+        by_slots: latency and bandwidth between two devices that share a memory, as this process measures them; None
+            where they go by wires.
+
+    Raises:
+        RunnerError: two ranks cannot reach each other.
+    """
     keep_freed_memory()
     torch.set_num_threads(1)
     nodes = join()
     pin_current_thread(nodes.facts[nodes.rank].cores)
-    wires = connect(nodes_host(nodes.facts), nodes.rank, nodes.store, interface=nodes.interface)
-    own = [
-        [nodes.facts[a].machine, nodes.facts[b].machine, *figures]
-        for pair in measured_pairs(nodes)
-        if nodes.rank in pair
-        for (a, b), figures in _measure(nodes.rank, pair, wires).items()
-    ]
-    found = nodes.gather("figures", own)
+    host, own = nodes_host(nodes.facts), list[tuple[Any, ...]]()
+    where, machines = "all machines", [each.machine for each in nodes.facts]
+    try:
+        options: dict[str, Any] = {
+            "interface": nodes.interface,
+            "is_sparse": by_slots is not None,
+            "within": _LOST_AFTER,
+        }
+        wires = connect(host, nodes.rank, nodes.store, **options)
+        for a, b in measured_pairs(nodes):
+            where = f"{machines[a]!r} and {machines[b]!r}"
+            if by_slots is not None and host.shares_memory[a, b]:
+                if nodes.rank == a:
+                    latency_s, bandwidth = by_slots(host.devices[a], host.devices[b])
+                    own.append((machines[a], machines[b], latency_s, bandwidth, bandwidth))
+            elif nodes.rank in (a, b):
+                found = _measure(nodes.rank, (a, b), wires)
+                own += ((machines[source], machines[to], *figures) for (source, to), figures in found.items())
+    except (RuntimeError, TimeoutError) as error:
+        first = str(error).strip().partition("\n")[0].rpartition("] ")[2]  # behind a file of PyTorch's
+        raise RunnerError(f"tensors do not pass between {where} ({LOST_AFTER_S:g} s are allowed): {first}") from error
+    rows = nodes.gather("figures", own)
     if nodes.rank == 0:
-        print(json.dumps([row for rows in found for row in rows]), file=answers, flush=True)
+        print(json.dumps([row for each in rows for row in each]), file=answers, flush=True)
     nodes.gather("done", 1)  # a rank whose groups are gone would break the others' connections
 
 
@@ -138,12 +173,19 @@ class _Ends:
 
     def hear(self) -> list[int]:
         told = torch.zeros(3, dtype=torch.int64, device=self.back.place)
-        self.exchange(None, told.view(torch.uint8))
+        self.exchange(None, told.view(torch.uint8), LATEST)  # the other may be at work with a third one
         return [int(each) for each in told.tolist()]
 
-    def exchange(self, sent: torch.Tensor | None, received: torch.Tensor | None) -> None:
-        """Sends one tensor, and receives the other; returns when this end has done both."""
+    def exchange(
+        self, sent: torch.Tensor | None, received: torch.Tensor | None, within: timedelta | None = None
+    ) -> None:
+        """Sends one tensor, and receives the other; returns when this end has done both.
+
+        Raises:
+            RuntimeError, TimeoutError: it took too long, or the other end is gone.
+        """
         under_way: list[tuple[Wire, Any]] = []
+        within = within or _LOST_AFTER
         if received is not None:
             with self.back.using():
                 under_way.append((self.back, self.back.receive(received)))
@@ -152,9 +194,11 @@ class _Ends:
                 under_way.append((self.out, self.out.send(sent)))
         for wire, work in under_way:
             if wire.stream is None:
-                work.wait()
-            else:
-                cuda.await_stream(wire.stream)
+                work.wait(within)
+            until_s = time.monotonic() + within.total_seconds()
+            while wire.stream is not None and not cuda.is_done(wire.stream):
+                if time.monotonic() > until_s:
+                    raise TimeoutError("no answer")
 
 
 def _turns(ends: _Ends, size: int, mode: int, *, asks: bool) -> Iterator[None]:

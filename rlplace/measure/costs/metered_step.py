@@ -131,8 +131,7 @@ class MeteredStep(PlacedStep):
         """Whose block it is: memory that a receiver frees while it takes a tensor is the sender's."""
         if event.num_bytes > 0 or not event.label.startswith(_TAKE):
             return device
-        tensor = self.plan.transfer_tensor[int(event.label.removeprefix(_TAKE))]
-        return int(self.plan.devices[self._graph.tensor_op[tensor]])
+        return self._code.ranks.sources[int(event.label.removeprefix(_TAKE))]
 
     def _resident_bytes(self) -> NDArray[np.int64]:
         """(D,) bytes of the storages that stay on each device from step to step."""

@@ -14,7 +14,8 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import UpdateState, updater
 from rlplace.graphs.program import Ref, Update, map_refs
+from rlplace.measure.costs import machine_links
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.machine_links import line, measured_links
 from rlplace.measure.costs.metered_step import MeteredStep
@@ -47,7 +49,10 @@ GPU_SIZES_BYTES = (4096, 1 << 20, 16 << 20, 64 << 20)
 """Where one is a GPU: its links have much latency for their bandwidth."""
 
 
-def profile_links(host: Host, *, repeats: int = 15) -> Host:
+REPEATS = 15
+
+
+def profile_links(host: Host, *, repeats: int = REPEATS) -> Host:
     """The host with latency and bandwidth of every link as real transfers between its devices' threads take them.
 
     Tensors are passed there and back through the runner's own channels, waking the other threads included. Between
@@ -63,7 +68,7 @@ def profile_links(host: Host, *, repeats: int = 15) -> Host:
     keep_freed_memory()
     routes = {(route.source, route.destination): route for route in host.routes}
     is_far = any(device.machine for device in host.devices) and host.is_wired
-    between = measured_links(join()) if is_far else {}
+    between = measured_links(join(), has_slots=bool(host.shares_memory.any())) if is_far else {}
     measured: dict[object, tuple[float, float]] = {}
     figures: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for route in host.routes:
@@ -84,6 +89,11 @@ def profile_links(host: Host, *, repeats: int = 15) -> Host:
         for link, known in figures.items()
     }
     return dataclasses.replace(host, links=tuple(best.get(link.name, link) for link in host.links))
+
+
+def links_main(answers: TextIO, *, has_slots: bool) -> None:
+    """The part of one rank in the job that `measured_links` starts."""
+    machine_links.main(answers, partial(_measure, repeats=REPEATS, by_slots=True) if has_slots else None)
 
 
 def _alike(source: Device, destination: Device) -> object:

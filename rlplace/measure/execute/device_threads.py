@@ -507,8 +507,7 @@ class Crew:
         Raises:
             InvalidValue: the crew has no way for one.
         """
-        graph, plan = made.graph, made.plan
-        ends = zip(plan.devices[graph.tensor_op[plan.transfer_tensor]], plan.transfer_destination, strict=True)
+        ends = zip(made.sources, made.plan.transfer_destination.tolist(), strict=True)
         return {
             k: self.streams.channel(
                 host.devices[source], host.devices[to], is_copy=not made.is_handover[k], is_traced=is_traced

@@ -42,8 +42,8 @@ AHEAD = 8
 class Work(Protocol):
     """A message on its way."""
 
-    def wait(self) -> Any:
-        """Later work on the current stream runs after it; without a GPU, returns when it is done."""
+    def wait(self, within: timedelta = ..., /) -> Any:
+        """Later work on the current stream runs after it; without a GPU, returns when it is done, or raises."""
 
 
 class Group(Protocol):
@@ -92,7 +92,9 @@ Wires = Mapping[tuple[int, int], Wire]
 """By (source, destination)."""
 
 
-def connect(host: Host, rank: int, store: Store, *, interface: str = "lo") -> Wires:
+def connect(
+    host: Host, rank: int, store: Store, *, interface: str = "lo", is_sparse: bool = False, within: timedelta = LATEST
+) -> Wires:
     """The wires of a rank; all ranks must call this at the same time. Nobody else is contacted.
 
     Args:
@@ -100,6 +102,8 @@ def connect(host: Host, rank: int, store: Store, *, interface: str = "lo") -> Wi
         rank: of this process.
         store: where the ranks find each other.
         interface: of the network; the default reaches this machine alone. NCCL_SOCKET_IFNAME goes before it.
+        is_sparse: ranks that share a memory need no wire.
+        within: the longest that a wait for another rank may take by default, between CPUs.
 
     Raises:
         RuntimeError: a rank did not come, or cannot be reached.
@@ -111,9 +115,9 @@ def connect(host: Host, rank: int, store: Store, *, interface: str = "lo") -> Wi
         os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0")
     wires = {}
     for pair in permutations(range(host.num_devices), 2):
-        if rank not in pair:
+        if rank not in pair or (is_sparse and host.shares_memory[pair]):
             continue
-        group = make_group(pair, rank, place, store, interface)
+        group = make_group(pair, rank, place, store, interface, within)
         wires[pair] = wire = Wire(group, place, cuda.stream(place, is_urgent=True) if place.type == "cuda" else None)
         # NCCL sets a connection up for its first message; in this order of pairs no two ranks wait for each other
         with wire.using():
@@ -150,7 +154,9 @@ def torchrun_store(prefix: str) -> Store:
     return PrefixStore(prefix, TCPStore(address, port, is_master=False, timeout=LATEST, wait_for_workers=False))
 
 
-def make_group(pair: tuple[int, int], rank: int, place: torch.device, store: Store, interface: str) -> Group:
+def make_group(
+    pair: tuple[int, int], rank: int, place: torch.device, store: Store, interface: str, within: timedelta
+) -> Group:
     """A rank's end of the process group of a pair; the default group of `torch.distributed` stays the user's."""
     from torch._C._distributed_c10d import PrefixStore
 
@@ -168,20 +174,22 @@ def make_group(pair: tuple[int, int], rank: int, place: torch.device, store: Sto
 
     gloo: Any = ProcessGroupGloo
     options = gloo._Options()
-    options._timeout, options._devices = LATEST, [gloo.create_device(interface=interface)]
+    options._timeout, options._devices = within, [gloo.create_device(interface=interface)]
     return gloo(prefixed, place_in_pair, 2, options)  # type: ignore[no-any-return]
 
 
 def distributed_channels(
     wires: Wires, made: RankPrograms, rank: int, abort: Callable[[], None], *, is_traced: bool
 ) -> dict[int, DistributedChannel]:
-    """The channels of a rank, by transfer: those that it receives, in this order, then those that it sends."""
+    """The channels of a rank to those that it has wires to, by transfer: those that it receives, in this order, then
+    those that it sends."""
     graph, plan = made.graph, made.plan
-    sources = plan.devices[graph.tensor_op[plan.transfer_tensor]].tolist()
-    ends = list(zip(sources, plan.transfer_destination.tolist(), plan.transfer_tensor.tolist(), strict=True))
-    received = [item - graph.num_ops for kind, item, _ in made.programs[rank] if kind == "receive"]
+    ends = list(zip(made.sources, plan.transfer_destination.tolist(), plan.transfer_tensor.tolist(), strict=True))
+    items = [item - graph.num_ops for kind, item, _ in made.programs[rank] if kind == "receive"]
+    received = [k for k in items if ends[k][:2] in wires]
+    sent = [k for k, (source, to, _) in enumerate(ends) if source == rank and (source, to) in wires]
     channels: dict[int, DistributedChannel] = {}
-    for k in (*received, *(k for k, (source, _, _) in enumerate(ends) if source == rank)):
+    for k in (*received, *sent):
         source, destination, tensor = ends[k]
         channels[k] = DistributedChannel(
             wires[source, destination],

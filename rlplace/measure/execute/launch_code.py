@@ -39,8 +39,9 @@ class StepCode:
         hands_out: gradients that no update takes are handed to `a...` as soon as they are made.
         second: items of the second part of a step in two parts, the last ones of the plan's sequence; gradients are
             then results of the second part.
-        has_slots: copies go through slots: their producer makes them, and they are read there.
-        is_wired: tensors go as messages.
+        has_slots: copies between devices that share a memory go through slots: their producer makes them, and they are
+            read there.
+        is_wired: all others go as messages.
         sends_wait: a send may wait for its receive: both stand at the transfer's own place.
         devices: those whose code is wanted; all by default.
 
@@ -77,7 +78,7 @@ class StepCode:
         sends_wait: bool = False,
         devices: Collection[int] | None = None,
     ) -> None:
-        self._has_slots, self._is_wired = has_slots, is_wired
+        self._is_wired = is_wired
         self._graph, self._host, self._plan, self._is_traced = graph, host, plan, is_traced
         self._traced = None if traced is None else frozenset(traced)
         self._hold_every = hold_every
@@ -92,19 +93,22 @@ class StepCode:
         self._handed = grouped(zip(makers, enumerate(out), strict=True))  # op -> gradients that it makes
         kept = [self._program.base(ref) for ref, _ in self.results]
         self.ranks = ranks = rank_programs(graph, host, plan, kept=kept, second=self._second, sends_wait=sends_wait)
+        self._has_slot = [has_slots and each for each in ranks.has_slot]  # by transfer
         self.signals, self.is_handover, self.update_runs = ranks.signals, ranks.is_handover, ranks.update_runs
         sent, updated = plan.transfer_tensor.tolist(), set(graph.mutation_tensor.tolist())
         # by slots: when a send returns, its copy has been made; of a message, the sender knows by itself
         is_silent = has_slots or is_wired
         self.acknowledged = frozenset(k for k, tensor in enumerate(sent) if tensor in updated and not is_silent)
-        sources = plan.devices[graph.tensor_op[plan.transfer_tensor]].tolist()
+        sources = ranks.sources
         backends = [device.backend for device in host.devices]
-        ends = zip(sources, plan.transfer_destination.tolist(), strict=True)
+        ends = zip(sources, plan.transfer_destination.tolist(), self._has_slot, strict=True)
         # by transfer: a copy that goes on once it was taken
-        self._is_late = [is_wired or "cuda" in (backends[a], backends[b]) for a, b in ends]
-        # the ends of transfers of each tensor whose making a GPU marks, as it is sent later
-        told = enumerate(zip(sent, sources, strict=True))
-        self._marked = grouped((t, k) for k, (t, source) in told if sends_wait and backends[source] == "cuda")
+        self._is_late = [(is_wired and not slot) or "cuda" in (backends[a], backends[b]) for a, b, slot in ends]
+        # transfers of tensors whose making, or arrival at a relay, a GPU marks, as they are sent later
+        marked = {k for k, source in enumerate(sources) if sends_wait and backends[source] == "cuda"}
+        makers = plan.devices[graph.tensor_op[plan.transfer_tensor]].tolist()
+        self._sent_on = frozenset(k for k in marked if sources[k] != makers[k])
+        self._marked = grouped((sent[k], k) for k in sorted(marked - self._sent_on))
         offsets, inputs = graph.input_offsets.tolist(), graph.input_tensors.tolist()
         self._reads = [inputs[offsets[op] : offsets[op + 1]] for op in range(graph.num_ops)]
         self._runs = {updates[-1]: updates for each in self.update_runs for updates in each}  # by its last update
@@ -126,7 +130,7 @@ class StepCode:
         what, place = "op" if item < n else WAITING, self._host.devices[device].name
         words = f"{what} {graph.names[op]!r} ({graph.targets[op]}) on {place}"
         if item >= n:
-            source, to = int(self._plan.devices[op]), int(self._plan.transfer_destination[item - n])
+            source, to = self.ranks.sources[item - n], int(self._plan.transfer_destination[item - n])
             peer = self._host.devices[to if device == source else source].name
             words += f" ({'to' if device == source else 'from'} {peer})"
         return graph.names[op], words
@@ -151,7 +155,7 @@ class StepCode:
                 lines += [*waits, *self._turn(device, made, words)]
                 owners += [-1] * (len(lines) - len(owners))
                 waits = []
-            if kind == "wait" and self._has_slots:
+            if kind == "wait" and self._has_slot[item - self._graph.num_ops]:
                 lines += self._taken_lines(device, item - self._graph.num_ops)
                 owners += [item] * (len(lines) - len(owners))
                 continue
@@ -164,6 +168,9 @@ class StepCode:
                 made.update(tensors)
                 first = self._runs[item][0] if kind == "updates" else item
                 lines += [*(f"s{signal}_wait()" for signal in self.signals.waits.get(first, ())), *waits]
+                waits = []
+            if kind == "send":  # of a relay
+                lines += waits
                 waits = []
             lines += self._lines(device, instruction, words)
             owners += [item] * (len(lines) - len(owners))
@@ -178,12 +185,12 @@ class StepCode:
         kind, item, tensors = instruction
         k = item - self._graph.num_ops  # of a transfer
         if kind == "send":
-            body = [f"k{k}_send(t{tensors[0]})"]
-            return self._timed((item,), item, body) if self._has_slots else body
+            body = [*[f"k{k}_made()"] * (k in self._sent_on), f"k{k}_send(t{tensors[0]})"]
+            return self._timed((item,), item, body) if self._has_slot[k] else body
         if kind == "free":
             return [line for tensor in tensors for line in self._free_lines(device, tensor, words)]
         before: list[str] = []
-        if kind == "receive" and self._has_slots:  # its producer does all of it
+        if kind == "receive" and self._has_slot[k]:  # its producer does all of it
             return []
         if kind == "receive":
             before = [f"k{k}_wait()"] * (not self._is_wired)
@@ -250,7 +257,8 @@ class StepCode:
             if op < n and op in program.sources and program.sources[op].kind == "input"
         }
         names = {tensor: f"t{tensor}" for tensor in sorted(needed & (made | given))}
-        slots = self._received[device] if self._has_slots else {}  # other first parts use them meanwhile
+        # other first parts use them meanwhile
+        slots = {tensor for tensor, k in self._received[device].items() if self._has_slot[k]}
         values = [f"{name}.clone()" if tensor in slots else name for tensor, name in names.items()]
         lines = self._result_lines(device, words, is_second=False)
         words.forget_all()

@@ -460,7 +460,7 @@ def step_timeline(
         op_start_s=begin[:n],
         op_end_s=end[:n],
         transfer_tensor=plan.transfer_tensor,
-        transfer_source=plan.devices[graph.tensor_op[plan.transfer_tensor]],
+        transfer_source=np.array(code.ranks.sources, dtype=np.int32),
         transfer_destination=plan.transfer_destination,
         transfer_start_s=begin[n:],
         transfer_end_s=end[n:],
@@ -519,8 +519,7 @@ def allocated_bytes(graph: OpGraph, host: Host, plan: Plan, code: StepCode, begi
             (float(begin_s[k]), 1, device, int(sizes[device][tensor])) for k, tensor in code.ranks.allocations(device)
         ]
         for item, tensor in code.ranks.releases(device):
-            is_here = int(plan.devices[graph.tensor_op[tensor]]) == device
-            lent_s = _lent_until_s(graph, plan, code, tensor, end_s) if is_here else 0.0
+            lent_s = _lent_until_s(graph, plan, code, tensor, device, end_s)
             events.append((max(float(end_s[item]), lent_s), 0, device, -int(sizes[device][tensor])))
     events.sort()
     moments_s, _, devices, changes = map(np.array, zip(*events, strict=True))
@@ -540,10 +539,12 @@ def resident_bytes(graph: OpGraph, host: Host, devices: NDArray[np.int32]) -> ND
     return held
 
 
-def _lent_until_s(graph: OpGraph, plan: Plan, code: StepCode, tensor: int, end_s: Floats) -> float:
-    """When the last other device is done with the original: it has its copy, or its last reader has ended."""
+def _lent_until_s(graph: OpGraph, plan: Plan, code: StepCode, tensor: int, device: int, end_s: Floats) -> float:
+    """When the last other device is done with what this one sends: it has its copy, or its last reader has ended."""
     lent_s = 0.0
     for transfer in np.flatnonzero(plan.transfer_tensor == tensor):
+        if code.ranks.sources[transfer] != device:
+            continue
         lent_s = max(lent_s, float(end_s[graph.num_ops + transfer]))
         if not code.is_handover[transfer]:
             continue

@@ -219,10 +219,11 @@ class RankCrew(Crew):
 
     Args:
         host: its devices.
-        arena: shared by all of them.
+        arena: shared by those of this machine.
         rank: the device whose part of each step this process runs.
         links: to the processes of the other devices, in order; none where another process runs steps.
-        wires: of this rank, where tensors go over these; by default they go through slots in the arena.
+        wires: of this rank, to others with which it has no memory in common; by default there are none. All other
+            tensors go through slots in the arena.
 
     Attributes:
         why: nothing can run any more, as a process is gone; else empty.
@@ -243,7 +244,7 @@ class RankCrew(Crew):
         super().__init__(host.devices[:1] if links else ())
         self.here = (rank,)
         self._arena, self._wires, self.heap = arena, wires, arena.heap
-        self.has_slots, self.is_wired = wires is None, wires is not None
+        self.has_slots, self.is_wired = wires is None or host.is_wired, wires is not None
         self.sends_wait = any(wire.stream is not None for wire in (wires or {}).values())
         self._layouts: dict[tuple[int, int], Layout] = {}  # by step and index, of results that others make
         self._told = b""  # what they follow
@@ -263,12 +264,16 @@ class RankCrew(Crew):
             "a host on which every tensor is copied between devices",
             hint="Gangs need threads: use `cores`.",
         )
+        channels: dict[int, Transport] = {}
         if self._wires is not None:
             sent = distributed_channels(self._wires, made, self.here[0], self._arena.abort, is_traced=is_traced)
-            return dict(sent)
-        if self._others:
-            self._arena.make_room(made.plan.num_transfers, slot_offsets(made.slots)[1])
-        return dict(shared_channels(self._arena, made, self.here[0]))
+            channels.update(sent)
+        if self.has_slots:
+            # on other machines every rank makes the same room, before any of them answers that it has loaded the step
+            if self._others or is_far(host, self.here[0]):
+                self._arena.make_room(made.plan.num_transfers, slot_offsets(made.slots)[1])
+            channels.update(shared_channels(self._arena, made, self.here[0]))
+        return channels
 
     def look(self) -> None:
         super().look()
@@ -418,7 +423,7 @@ def serve_rank(
         graph: with its program.
         host: with that device.
         rank: its index.
-        arena: shared by all ranks, or of this one alone on another machine.
+        arena: shared by all ranks of its machine.
         link: to the process that runs steps (`RankCrew`).
         seed: of values that the graph does not hold.
         watch: told, between steps, that one may begin.

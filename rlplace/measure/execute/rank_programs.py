@@ -9,6 +9,8 @@ If sends wait for receives, as NCCL's do, that would deadlock. Both ends then st
 earliest unfinished item can always go on, as all ranks involved have it next, and what it needs is earlier. Both ranks
 of a pair also have their transfers in the same order.
 
+A relay (`transfer_sources`) sends a tensor that it received at the transfer's own place, and waits for it there.
+
 `gang_signals` finds where a gang and its members wait for each other, `update_runs` the updates that one call does.
 """
 
@@ -17,7 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 
 from rlplace.graphs import OpGraph
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.problem import Plan
+from rlplace.measure.problem import Plan, transfer_sources
 
 Kind = Literal["op", "updates", "send", "receive", "wait", "free"]
 Run = tuple[int, ...]
@@ -40,7 +42,8 @@ class Instruction(NamedTuple):
     Attributes:
         kind: `op`: runs an op. `updates`: does a run of updates. `send`: hands a tensor to another rank. `receive`:
             takes memory for a tensor of another rank, which is on its way from then on. `wait`: until a received tensor
-            is there, before its first reader; until a sent tensor is not needed any more, before it is overwritten.
+            is there, before its first reader or where it is sent on; until a sent tensor is not needed any more, before
+            it is overwritten.
             `free`: gives memory back.
         item: of the plan: the op (of a run, the last one), or N + k for transfer k; of `free`, the item before it.
         tensors: that it makes, sends, receives, waits for or frees.
@@ -75,7 +78,7 @@ class Slots:
     sent a tensor which it has waited for. So no send waits.
 
     Attributes:
-        of: by transfer: its slot; -1 for a hand-over.
+        of: by transfer: its slot; -1 for a hand-over, and for a message between ranks that share no memory.
         num_bytes: by slot.
     """
 
@@ -90,8 +93,10 @@ class RankPrograms:
     Attributes:
         graph: N ops.
         plan: K transfers.
+        sources: by transfer: the rank that sends it.
         sent_at: by transfer: the place in the plan's sequence behind which it is sent.
         is_handover: by transfer: the tensor itself goes over, no copy.
+        has_slot: by transfer: its ends share a memory, through which a copy can go.
         signals: by which a gang and its members take turns.
         update_runs: by rank: updates that one call does, where the last of them stands.
         merged: the instructions of all ranks in the plan's sequence, each with its rank.
@@ -99,8 +104,10 @@ class RankPrograms:
 
     graph: OpGraph
     plan: Plan
+    sources: tuple[int, ...]
     sent_at: tuple[int, ...]
     is_handover: tuple[bool, ...]
+    has_slot: tuple[bool, ...]
     signals: GangSignals
     update_runs: tuple[tuple[Run, ...], ...]
     merged: tuple[tuple[int, Instruction], ...]
@@ -137,7 +144,7 @@ class RankPrograms:
                     unheard.extend((known[rank][rank], slot, num_uses[slot]) for slot in gone)
             elif kind == "send":
                 told[k] = list(known[rank])
-                if self.is_handover[k]:
+                if not self.has_slot[k]:
                     continue
                 for clock, from_each in zip(known[rank], freed, strict=True):
                     while from_each[rank] and from_each[rank][0][0] <= clock:
@@ -188,10 +195,9 @@ class RankPrograms:
             ops = runs.get(item, (item,)) if is_run else graph.tensor_op[list(tensors)].tolist()
             peer, slot = "", None
             if kind in ("send", "receive", "wait"):
-                ends = int(plan.devices[ops[0]]), int(plan.transfer_destination[item - n])
+                ends = self.sources[item - n], int(plan.transfer_destination[item - n])
                 peer = host.devices[ends[rank == ends[0]]].name
-                has_slot = not (self.is_handover[item - n] or host.is_wired)
-                slot = self.slots.of[item - n] if has_slot else None
+                slot = self.slots.of[item - n] if self.has_slot[item - n] else None
             rows.append(
                 {
                     "kind": kind,
@@ -234,17 +240,21 @@ def rank_programs(
     n, producers, is_source = graph.num_ops, graph.tensor_op.tolist(), graph.is_source.tolist()
     sequence, tensors = plan.sequence.tolist(), plan.transfer_tensor.tolist()
     devices = plan.devices.tolist()
-    ends = [(devices[producers[t]], to) for t, to in zip(tensors, plan.transfer_destination.tolist(), strict=True)]
+    ends = list(zip(transfer_sources(graph, host, plan).tolist(), plan.transfer_destination.tolist(), strict=True))
+    senders = {(source, tensor) for (source, _), tensor in zip(ends, tensors, strict=True)}
     is_copy = {(host.device_index[r.source], host.device_index[r.destination]): bool(r.links) for r in host.routes}
     is_handover = tuple(not is_copy[pair] for pair in ends)
+    has_slot = tuple(is_copy[pair] and bool(not host.is_wired or host.shares_memory[pair]) for pair in ends)
     signals = gang_signals(graph, host, plan, is_handover, second)
     at = {item: place for place, item in enumerate(sequence)}
     # the second part begins with the first of its items that is no source: its sources are given then
     turn = next((at[item] for item in sequence if item in second and (item >= n or not is_source[item])), 0)
     makers = [producers[tensor] for tensor in tensors]
     made_at = [max(0 if is_source[op] else at[op], turn if op in second else 0) for op in makers]
-    sent_at = [at[n + k] for k in range(len(tensors))] if sends_wait else made_at
-    result = RankPrograms(graph, plan, tuple(sent_at), is_handover, signals, (), ())
+    is_own = [source == devices[op] for (source, _), op in zip(ends, makers, strict=True)]
+    sent_at = [made_at[k] if is_own[k] and not sends_wait else at[n + k] for k in range(len(tensors))]
+    sources = tuple(source for source, _ in ends)
+    result = RankPrograms(graph, plan, sources, tuple(sent_at), is_handover, has_slot, signals, (), ())
     runs = tuple(update_runs(graph, result.items(d), signals.waits, signals.sets) for d in range(host.num_devices))
     of_run = {ops[-1]: ops for each in runs for ops in each}  # by its last update
     last_of_run = {op: ops[-1] for ops in of_run.values() for op in ops}
@@ -264,7 +274,7 @@ def rank_programs(
         last[rank, tensor] = max(place, last.get((rank, tensor), 0))
     stays = {*graph.output_tensors.tolist(), *kept}
     dying = grouped(
-        ((place, rank == devices[producers[tensor]]), (rank, tensor))
+        ((place, rank == devices[producers[tensor]] or (rank, tensor) in senders), (rank, tensor))
         for (rank, tensor), place in last.items()
         if rank != devices[producers[tensor]] or not (is_source[producers[tensor]] or tensor in stays)
     )
@@ -276,8 +286,8 @@ def rank_programs(
     def add(rank: int, kind: Kind, transfers: Iterable[int]) -> None:
         merged.extend((rank, Instruction(kind, n + k, (tensors[k],))) for k in transfers)
 
-    def free(item: int, *, are_own: bool) -> None:
-        for rank, gone in sorted(grouped(dying.get((at[item], are_own), ())).items()):
+    def free(item: int, *, are_sent: bool) -> None:
+        for rank, gone in sorted(grouped(dying.get((at[item], are_sent), ())).items()):
             merged.append((rank, Instruction("free", item, tuple(sorted(gone)))))
 
     for place, item in enumerate(sequence):
@@ -293,15 +303,17 @@ def rank_programs(
             rank, ops = devices[item], of_run.get(item, (item,))
             add(rank, "wait", [arriving[rank].pop(t) for op in ops for t in reads[op] if t in arriving[rank]])
             changed = dict.fromkeys(k for op in ops for t in mutated.get(op, ()) for k in outgoing.get(t, ()))
-            add(rank, "wait", [k for k in changed if k not in told])
+            add(rank, "wait", [k for k in changed if is_own[k] and k not in told])
             told.update(changed)
             made = tuple(t for op in ops for t in makes[op])
             merged.append((rank, Instruction("updates" if item in of_run else "op", item, made)))
-        free(item, are_own=False)  # before the sends: who hears of them may use the slots again
+        free(item, are_sent=False)  # before the sends: who hears of them may use the slots again
         for k in sends.get(place, ()):
-            add(ends[k][0], "send", [k])
-        free(item, are_own=True)
-    return RankPrograms(graph, plan, tuple(sent_at), is_handover, signals, runs, tuple(merged))
+            rank = ends[k][0]
+            add(rank, "wait", [arriving[rank].pop(tensors[k])] if tensors[k] in arriving[rank] else [])
+            add(rank, "send", [k])
+        free(item, are_sent=True)
+    return replace(result, update_runs=runs, merged=tuple(merged))
 
 
 def _lists(offsets: NDArray[np.integer], values: NDArray[np.integer] | None = None) -> list[list[int]]:

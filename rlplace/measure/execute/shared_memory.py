@@ -16,7 +16,6 @@ import struct
 import sys
 from typing import Any
 
-import numpy as np
 import torch
 
 from rlplace.errors import RunnerError
@@ -185,12 +184,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def shared_channels(arena: Arena, made: RankPrograms, rank: int) -> dict[int, SharedChannel]:
     """The channels of a rank, by transfer that it sends or receives."""
-    graph, plan, slots = made.graph, made.plan, made.slots
+    plan, slots = made.plan, made.slots
     offsets, num_bytes = slot_offsets(slots)
     memory = arena.slots(num_bytes)
     arena.num_transfers = max(arena.num_transfers, plan.num_transfers)
-    sources, destinations = plan.devices[graph.tensor_op[plan.transfer_tensor]], plan.transfer_destination
-    own = np.flatnonzero((sources == rank) | (destinations == rank)).tolist()
+    ends = zip(made.sources, plan.transfer_destination.tolist(), made.has_slot, strict=True)
+    own = [k for k, (source, to, has_slot) in enumerate(ends) if has_slot and rank in (source, to)]
     return {k: SharedChannel(arena, k, memory, offsets[slots.of[k]]) for k in own}
 
 

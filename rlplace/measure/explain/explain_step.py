@@ -84,7 +84,7 @@ def find_critical_path(problem: Problem, plan: Plan, timeline: Timeline, items: 
     parts: list[PathPart] = []
     next_s = float(end_s[-1]) if len(items) else 0.0
     for item, began_s, ended_s in reversed(list(zip(items.tolist(), start_s.tolist(), end_s.tolist(), strict=True))):
-        described = _described(problem, plan, item)
+        described = _described(problem, plan, timeline, item)
         ended_s = max(min(ended_s, next_s), 0.0)
         began_s = min(max(began_s, 0.0), ended_s)
         if ended_s < next_s:
@@ -105,23 +105,23 @@ def find_critical_path(problem: Problem, plan: Plan, timeline: Timeline, items: 
     )
 
 
-def _described(problem: Problem, plan: Plan, item: int) -> PathPart:
+def _described(problem: Problem, plan: Plan, timeline: Timeline, item: int) -> PathPart:
     """The part of an op or a transfer, its times left open."""
     graph, devices = problem.graph, problem.host.devices
     is_op = item < graph.num_ops
     transfer = item - graph.num_ops
     tensor = -1 if is_op else int(plan.transfer_tensor[transfer])
     op = item if is_op else int(graph.tensor_op[tensor])
-    home = devices[int(plan.devices[op])].name
+    source = int(plan.devices[op] if is_op else timeline.transfer_source[transfer])
     return PathPart(
         kind="op" if is_op else "transfer",
         start_s=0.0,
         end_s=0.0,
-        device=home if is_op else devices[int(plan.transfer_destination[transfer])].name,
+        device=devices[source if is_op else int(plan.transfer_destination[transfer])].name,
         name=graph.names[op],
         module=graph.modules[op],
         phase=PHASES[int(graph.phases[op])],
-        source="" if is_op else home,
+        source="" if is_op else devices[source].name,
         num_ops=int(is_op),
         num_bytes=0 if is_op else int(graph.tensor_bytes[tensor]),
         what="" if is_op else what_is_sent(graph, op),
@@ -220,7 +220,7 @@ def costliest_cuts(
                 reader=graph.names[first],
                 reader_module=graph.modules[first],
                 num_readers=len(reading),
-                source=devices[int(plan.devices[op])].name,
+                source=devices[int(timeline.transfer_source[transfer])].name,
                 destination=devices[destination].name,
                 num_bytes=int(graph.tensor_bytes[tensor]),
                 start_s=max(float(timeline.transfer_start_s[transfer]), 0.0),

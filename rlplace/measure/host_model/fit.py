@@ -126,6 +126,24 @@ class HostModel:
             self._z = np.zeros(len(self.scales))
         noise = [outcome.relative_error or self.config.noise for outcome in outcomes]
         self.add(plans, [outcome.step_time_s for outcome in outcomes], np.maximum(noise, self.config.least_noise))
+        problem = self.scales.problem
+        # elsewhere a duration holds no launch: that a step is longer than its durations says how long launches take
+        is_whole = problem.costs.source == "profiled" and all(one.backend == "cpu" for one in problem.host.devices)
+        if self.scales.tracing is not None and is_whole:
+            self._find_level()
+
+    def _find_level(self) -> None:
+        """Finds how many times as long as its traced ops and transfers say a step of this machine takes; the median.
+
+        What disturbs all of a step (other processes, above all) is in no usual duration. Left to the factors, it would
+        be explained by whatever traces tell least of, launches and co-running, and plans would be ranked by that.
+        """
+        self.scales = self._terms.scales = self.scales.at_level(1.0)
+        if self._batch is not None:
+            said_s = step_times_s(self.scales.apply(self.scales.mean), self._batch)
+            told = (self._target - np.log(said_s))[np.isfinite(said_s)]
+            if len(told):
+                self.scales = self._terms.scales = self.scales.at_level(float(np.exp(np.median(told))))
 
     def fit(self) -> Posterior:
         """The most probable factors given all that was measured, with the curvature there.

@@ -275,6 +275,8 @@ class Posterior:
 
 SURE = 1.96
 """Standard deviations of the posterior by which a factor differs from the given figure, to be worth a line."""
+LEAST_LEVEL = 0.2
+"""Logarithm of how many times as long all of a step takes, to be worth a line."""
 MOST = 8
 """Lines, those that are surest first."""
 
@@ -288,13 +290,16 @@ def describe(posterior: Posterior, *, most: int = MOST) -> list[str]:
 
     Args:
         posterior: the host model.
-        most: how many of these lines at most; one more says what traced steps cost.
+        most: how many of these lines at most; two more say how disturbed the machine is, and what traced steps cost.
     """
     deviation = posterior.deviation
     sureness = np.abs(posterior.mean) / np.maximum(deviation, 1e-12)
     ranked = [place for place in np.argsort(-sureness, kind="stable").tolist() if sureness[place] >= SURE]
     late = [place for place in ranked[most:] if posterior.scales.items[place].kind in ("co-run", "moved")][:most]
     lines = [_line(posterior, place) for place in [*ranked[: max(most - len(late), 0)], *late]]
+    if abs(math.log(posterior.scales.level)) > LEAST_LEVEL:
+        level = _number(posterior.scales.level)
+        lines.append(f"a step takes {level} times as long as its ops and transfers say: the machine is disturbed")
     if (tracing := posterior.scales.tracing) is not None:
         share = f"{tracing.share:.1%} of a step" if tracing.share > 0 else "less of a step than its scatter shows"
         cost = f"{tracing.added_s * 1e6:.1f} us an op, {share}"

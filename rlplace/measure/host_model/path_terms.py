@@ -84,7 +84,6 @@ class PathTerms:
             op_term,
             problem.costs.op_time_s,
             overhead_term,
-            problem.graph.tensor_op,
             problem.graph.tensor_bytes,
             latency_term,
             bytes_term,
@@ -124,7 +123,7 @@ class PathTerms:
         is_route = np.zeros(self.num_terms, dtype=bool)
         is_route[self.latency_terms] = is_route[self.bytes_terms] = True
         logs = np.where(is_route, logs, self._log_unit + np.clip(exponents @ x, -LARGEST, LARGEST))
-        return np.exp(logs), exponents
+        return np.exp(logs) * self.scales.level, exponents
 
     def of(self, x: NDArray[np.float64], batch: PlanBatch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(B,) step times of plans under factors x (P,), and (B, Q) the terms of a critical path of each.
@@ -143,7 +142,7 @@ class PathTerms:
             slower_s = step_times_s(self.scales.apply(moved), batch)
             both = fits & np.isfinite(slower_s)  # slower, a plan may keep more in memory at once
             terms[both, term] = (slower_s[both] - paths.step_s[both]) / (np.expm1(DIFFERENCE) * seconds[term])
-        terms[fits, -1] = paths.step_s[fits] - terms[fits] @ seconds
+        terms[fits, -1] = (paths.step_s[fits] - terms[fits] @ seconds) / seconds[-1]
         return paths.step_s, terms
 
 
@@ -160,7 +159,6 @@ class TermLayout(NamedTuple):
         op_term: (N, D) int32, the term of an op's seconds.
         op_s: (N, D) its seconds.
         overhead_term: counts ops; -1 for nowhere.
-        tensor_op: (T,) int32, the producer of a tensor.
         tensor_bytes: (T,) int64.
         latency_term: (D, D) int32, counts latencies of a route; -1 where nothing is copied.
         bytes_term: (D, D) int32, counts bytes that are copied over it.
@@ -170,7 +168,6 @@ class TermLayout(NamedTuple):
     op_term: Ints
     op_s: Floats
     overhead_term: int
-    tensor_op: Ints
     tensor_bytes: Longs
     latency_term: Ints
     bytes_term: Ints
@@ -192,7 +189,7 @@ def add_terms(layout: TermLayout, batch: PlanBatch, items: Ints, offsets: Longs,
             else:
                 k = batch.transfer_offsets[b] + item - n
                 t, destination = batch.transfer_tensor[k], batch.transfer_destination[k]
-                source = devices[layout.tensor_op[t]]
+                source = batch.transfer_source[k]
                 if layout.latency_term[source, destination] >= 0:
                     row[layout.latency_term[source, destination]] += 1.0
                     row[layout.bytes_term[source, destination]] += layout.tensor_bytes[t]

@@ -341,6 +341,7 @@ class Scales:
         items: P scales.
         untraced: these factors before any step was traced; None where none was.
         tracing: what traced steps cost; None likewise.
+        level: how many times as long as these factors say all of a step takes; 1 unless measured steps say so.
         deviation: (P,) of their logarithms before anything is measured.
         mean: (P,) likewise.
         type_at: (N, D) place of the factor of each op's type; -1 for none, as for those below.
@@ -398,6 +399,7 @@ class Scales:
         self.moved_signature_at = np.full(graph.num_ops, -1, dtype=np.int64)
         self.untraced: Scales | None = None
         self.tracing: Tracing | None = None
+        self.level = 1.0
         self.is_traced, self.moved = traced is not None, 0.0 if traced is None else traced.moved
         if traced is not None:
             for k, kind in enumerate(kinds):
@@ -458,6 +460,12 @@ class Scales:
         known._set(_known(self.items, mean, root), root)
         known.untraced, known.tracing = self, tracing
         return known
+
+    def at_level(self, level: float) -> Scales:
+        """The same factors, where all of a step takes so many times as long."""
+        other = copy.copy(self)
+        other.level = level
+        return other
 
     @property
     def is_correlated(self) -> bool:
@@ -545,7 +553,24 @@ class Scales:
         if self.moved_at >= 0:
             longer = 1.0 + self.moved * float(factors[self.moved_at]) * factors[self.moved_signature_at]
             costs = dataclasses.replace(costs, moved_factor=np.where(self._runs, longer, 1.0))
-        return dataclasses.replace(self.problem, host=dataclasses.replace(host, **changed), costs=costs)
+        problem = dataclasses.replace(self.problem, host=dataclasses.replace(host, **changed), costs=costs)
+        return problem if self.level == 1.0 else _slower(problem, self.level)
+
+
+def _slower(problem: Problem, level: float) -> Problem:
+    """The problem where all of a step takes so many times as long."""
+    host, costs = problem.host, problem.costs
+    links = tuple(
+        dataclasses.replace(
+            link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / level, latency_s=link.latency_s * level
+        )
+        for link in host.links
+    )
+    host = dataclasses.replace(
+        host, links=links, dispatch_s=host.dispatch_s * level, copy_dispatch_s=host.copy_dispatch_s * level
+    )
+    costs = dataclasses.replace(costs, op_time_s=costs.op_time_s * level)
+    return dataclasses.replace(problem, host=host, costs=costs)
 
 
 def _known(items: Sequence[Scale], mean: NDArray[np.float64], root: NDArray[np.float64]) -> tuple[Scale, ...]:

@@ -457,15 +457,19 @@ def as_modelled(timeline: Timeline, graph: OpGraph, host: Host) -> Timeline:
 
     An op begins at the end of the item before it, an op or a tensor that is taken over: what the interpreter does
     between two items (tensors that are freed or sent, the next call) is part of every step, and of profiled times. A
-    transfer begins at the end of the op that makes its tensor, since waking the thread that waits for it is most of it.
-    Where that thread was busy until later, the transfer has no duration: nobody waited for it. Of a device on which
-    only a sample of ops was traced, durations stay as they are: the item before an op may have no record.
+    transfer begins when its tensor was made, or came to the relay that sends it on, since waking the thread that waits
+    for it is most of it. Where that thread was busy until later, the transfer has no duration: nobody waited for it. Of
+    a device on which only a sample of ops was traced, durations stay as they are: the item before an op may have no
+    record.
     """
     op_start_s, sent_start_s, sent_end_s = (
         each.copy() for each in (timeline.op_start_s, timeline.transfer_start_s, timeline.transfer_end_s)
     )
     producer = graph.tensor_op[timeline.transfer_tensor]
     made_s = np.where(graph.is_source[producer], np.inf, timeline.op_end_s[producer])
+    for k in np.flatnonzero(timeline.transfer_source != timeline.op_device[producer]):  # sent on by a relay
+        is_first = timeline.transfer_tensor == timeline.transfer_tensor[k]
+        made_s[k] = sent_end_s[is_first & (timeline.transfer_destination == timeline.transfer_source[k])].item()
     is_core = np.array([device.backend == "cpu" for device in host.devices])
     for index in np.flatnonzero(is_core).tolist():
         runs = (timeline.op_device == index) & ~graph.is_source

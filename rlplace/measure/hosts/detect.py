@@ -141,12 +141,11 @@ def nodes_host(facts: Sequence[RankFacts]) -> Host:
     is_gpu = all(each.gpu for each in facts)
     is_mixed = len({each.cpu for each in facts}) > 1
     devices = tuple(_node_device(each, is_gpu=is_gpu, is_mixed=is_mixed) for each in facts)
-    has_one = len({each.machine for each in facts}) == 1
     routes, links = [], {}
     for source, destination in permutations(devices, 2):
         own = f"{source.name}->{destination.name}"
         if source.machine == destination.machine:
-            routes.append(Route(source.name, destination.name, (own,), blocks_source=has_one and not is_gpu))
+            routes.append(Route(source.name, destination.name, (own,), blocks_source=not is_gpu))
             links[own] = Link(own, CORE_COPY_BYTES_PER_S, CORE_COPY_LATENCY_S)
         else:
             routes.append(Route(source.name, destination.name, (*shared_links(source, destination), own)))

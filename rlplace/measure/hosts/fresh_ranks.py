@@ -19,18 +19,19 @@ from typing import Any
 import rlplace
 from rlplace.errors import RunnerError
 from rlplace.measure.hosts.nodes import Nodes
+from rlplace.measure.timing.race import looks
 from rlplace.process_settings import close_own, keep_from_children
 
 JOBS = {
-    "links": "from rlplace.measure.costs.machine_links import main",
-    "replicas": "from rlplace.compare.pytorch_baselines import replica_main as main",
+    "links": "from rlplace.measure.costs.profile import links_main as main",
+    "replicas": "from rlplace.compare.replicas import replica_main as main",
 }
 """By name, the import of a function `main` of the job's options, which are plain data; other code is never run."""
 _ENDS_WITHIN_S = 10.0
 _LOOKS_EVERY_S = 0.2
 LOST_AFTER_S = 20.0
 """A rank that gives no sign of itself for so long is lost."""
-_COUNT = "jobs"
+_COUNT, _FAILED = "jobs", "failed: "
 
 
 class FreshRanks:
@@ -75,19 +76,19 @@ class FreshRanks:
         said: list[bytes] = []
         reader = threading.Thread(target=lambda: said.append(self._process.answers.readline()), daemon=True)
         reader.start()
-        now_s = time.monotonic()
-        until_s = now_s + within_s
-        self._signs = {rank: (count, now_s) for rank, (count, _) in self._signs.items()}
-        while True:
+        self._signs = {rank: (count, time.monotonic()) for rank, (count, _) in self._signs.items()}
+        for _ in looks(within_s):
             reader.join(_LOOKS_EVERY_S)
             if not reader.is_alive():
                 break
             self._look_for_signs()
             if self._nodes.store.check([f"{self._key}/failed"]):
                 where = self._nodes.store.get(f"{self._key}/failed").decode()
-                raise RunnerError(f"the {self._job} of {where} failed: see its messages")
-            if time.monotonic() > until_s:
-                raise RunnerError(f"the {self._job} of all ranks did not answer within {within_s:g} s")
+                raise RunnerError(f"the {self._job} of {where}")
+        else:
+            raise RunnerError(f"the {self._job} of all ranks did not answer within {within_s:g} s")
+        if said[0].startswith(_FAILED.encode()):
+            raise RunnerError(f"the {self._job} of rank 0 {said[0].decode().strip()}")
         if not said[0]:
             raise RunnerError(f"the {self._job} of rank 0 ended with exit code {self._process.running.wait()}")
         return json.loads(said[0])
@@ -133,7 +134,8 @@ def _take_part(nodes: Nodes, key: str) -> None:
             store.add(f"{key}/signs/{nodes.rank}", 1)
             time.sleep(_LOOKS_EVERY_S)
         if process.running.poll():
-            store.set(f"{key}/failed", nodes.facts[nodes.rank].machine)
+            said = process.answers.read().decode().partition(_FAILED)[2].strip()
+            store.set(f"{key}/failed", f"{nodes.facts[nodes.rank].machine} {_FAILED}{said or 'see its messages'}")
 
 
 _CODE = """
@@ -143,9 +145,16 @@ sys.path[:] = {path!r}
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 {job}
-main(answers, **{options!r})
+try:
+    main(answers, **{options!r})
+except Exception as error:
+    from rlplace.errors import RlplaceError
+    if not isinstance(error, RlplaceError):
+        sys.excepthook(*sys.exc_info())
+    print({failed!r} + f"{{type(error).__name__}}: {{error}}", file=answers, flush=True)
+    os._exit(1)
 """
-"""What libraries print does not come between the answers."""
+"""What libraries print does not come between the answers. Where it failed, nothing waits for connections to end."""
 
 
 class _Process:
@@ -163,7 +172,9 @@ class _Process:
             self.running = subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-c"),
-                    _CODE.format(lifeline=lifeline, alive=alive, path=path, job=JOBS[job], options=options),
+                    _CODE.format(
+                        lifeline=lifeline, alive=alive, path=path, job=JOBS[job], options=options, failed=_FAILED
+                    ),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -270,6 +270,19 @@ class Host:
         return np.asarray((pools[:, None] == pools) & ~np.eye(len(pools), dtype=bool))
 
     @cached_property
+    def machine_of(self) -> NDArray[np.int32]:
+        """(D,) a number for each device's machine where tensors are relayed (`transfer_sources`), else all 0.
+
+        Only processes can be on several machines. A host with hand-overs relays nothing.
+        """
+        import numpy as np
+
+        names = [device.machine for device in self.devices]
+        numbers = np.array([names.index(name) for name in names], dtype=np.int32)
+        relays = self.processes and 1 < len(set(names)) < len(names) and all(route.links for route in self.routes)
+        return numbers if relays else np.zeros_like(numbers)
+
+    @cached_property
     def device_index(self) -> dict[str, int]:
         """Device name to index."""
         return {device.name: index for index, device in enumerate(self.devices)}

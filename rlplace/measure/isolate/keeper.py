@@ -30,11 +30,12 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from rlplace.errors import DeviceLost, RunnerError
+from rlplace.measure.execute.shared_memory import Arena
 from rlplace.measure.hosts.nodes import Nodes, join
 from rlplace.measure.isolate.messages import Board
 from rlplace.measure.isolate.packing import Packed, Section, shared_file
 from rlplace.measure.isolate.worker import Meeting, WorkerProcess, has_run
-from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions
+from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions, looks
 from rlplace.measure.timing.threads import usable_cores
 
 ANSWERS_WITHIN_S = 20.0
@@ -110,6 +111,7 @@ class _Kept:
     def __init__(self, keeping: _Keeping, connection: Connection[Any, Any]) -> None:
         self._keeping, self._connection = keeping, connection
         self._packed = keeping.packed
+        self._arena = Arena.new(0)  # their signals to start are messages
         self._workers: dict[int, _KeptWorker] = {}
 
     def serve(self) -> None:
@@ -140,12 +142,13 @@ class _Kept:
         self._packed.name = name
 
     def start(self, rank: int, ends: Sequence[str], meeting: Meeting, has_folder: bool) -> int:
-        """Starts a worker, which inherits these connections: to who asks, and to the first rank if it is another."""
+        """Starts a worker, which inherits these connections: to who asks, and to the first rank if it is another. All
+        ranks of a fleet on this machine share a memory."""
         with contextlib.ExitStack() as taken:
             messages, *link = [taken.enter_context(self._keeping.waiting.pop(end)).fileno() for end in ends]
             self._workers[rank] = _KeptWorker(
                 self._packed,
-                (rank, -1, -1, *link) if link else (),
+                (rank, self._arena.file, -1, *link) if link else (),
                 meeting=meeting,
                 messages=messages,
                 cores=usable_cores(),
@@ -181,6 +184,7 @@ class _Kept:
     def close(self) -> None:
         for worker in self._workers.values():
             worker.close()
+        self._arena.close()
 
 
 class _KeptWorker(WorkerProcess):
@@ -452,8 +456,5 @@ def _await(connection: Connection[Any, Any]) -> None:
     Raises:
         TimeoutError: nothing came.
     """
-    until_s, suspensions = time.monotonic() + ANSWERS_WITHIN_S, Suspensions()
-    while not connection.poll(LOOKS_EVERY_S):
-        until_s += suspensions.look()
-        if time.monotonic() > until_s:
-            raise TimeoutError(f"no answer within {ANSWERS_WITHIN_S:g} s")
+    if not any(connection.poll(LOOKS_EVERY_S) for _ in looks(ANSWERS_WITHIN_S)):
+        raise TimeoutError(f"no answer within {ANSWERS_WITHIN_S:g} s")

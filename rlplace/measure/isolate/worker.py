@@ -63,7 +63,7 @@ from rlplace.measure.isolate.packing import Packed, Section, Unpacked
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.timing.host_runner import HostRunner, status_of
-from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions, Timer, Watch
+from rlplace.measure.timing.race import LOOKS_EVERY_S, Timer, Watch, looks
 from rlplace.measure.timing.threads import keep_freed_memory, one_thread_here, pin_current_thread
 from rlplace.process_settings import close_own, keep_from_children
 
@@ -88,8 +88,8 @@ LIFELINE = str(Path(__file__).with_name("lifeline.py"))
 ALIVE = 1
 """Place of the pipe of the lifeline among the descriptors that a worker inherits."""
 Link = tuple[int, ...]
-"""Of a rank: its index, then descriptors: of the `Arena`, of the memory in which ranks find each other (`_wires`), and
-of messages between the first rank and the others. A rank of another machine than the first has neither memory: -1."""
+"""Of a rank: its index, then descriptors: of the `Arena` of its machine, of the memory in which ranks find each other
+(`_wires`; -1 on another machine than the first rank's), and of messages between the first rank and the others."""
 Meeting = tuple[str, str] | tuple[()]
 """Where ranks of several machines find each other: a prefix of keys in torchrun's store, and the network interface of
 this machine; empty where all are on one machine."""
@@ -187,13 +187,13 @@ class WorkerProcess:
         Raises:
             CannotIsolate: it cannot read its setup, or it ended.
         """
-        until_s, suspensions = time.monotonic() + STARTS_WITHIN_S, Suspensions()
         try:
-            while not self.connection.poll(LOOKS_EVERY_S):
-                until_s += suspensions.look()
+            for _ in looks(STARTS_WITHIN_S):
+                if self.connection.poll(LOOKS_EVERY_S):
+                    break
                 look()
-                if time.monotonic() > until_s:
-                    raise CannotIsolate(f"the worker was not ready within {STARTS_WITHIN_S:g} s")
+            else:
+                raise CannotIsolate(f"the worker was not ready within {STARTS_WITHIN_S:g} s")
             message = self.connection.recv()
         except (EOFError, OSError) as error:
             self.end()
@@ -365,7 +365,7 @@ def ops_at_fault(
         is_stuck: whether the step hung: then threads that wait for another's tensor are not at fault.
         options: of its code, which has other lines where it was traced, say.
     """
-    ways: dict[str, Any] = {"has_slots": host.processes and not host.is_wired, "is_wired": host.is_wired}
+    ways: dict[str, Any] = {"has_slots": host.processes, "is_wired": host.is_wired}
     made = partial(StepCode, graph, host, plan, sends_wait=host.sends_wait, **(ways | options))
     code = cache(made)  # takes long, if there are many ops
     return [_op_at_fault(text, host, code, is_stuck) for text in texts]
@@ -378,7 +378,7 @@ def _op_at_fault(text: str, host: Host, code: Callable[[], StepCode], is_stuck: 
         for file, line, name in stack:
             placed = _PLACED.match(file)
             if file in _TRANSPORTS:  # what runs a whole program is below it, and no wait
-                waits = host.is_wired
+                waits = file == distributed.__file__
             elif placed is None:
                 frames.append((file, line, name))
             elif is_stuck and (waits or not (frames or host.processes)):
@@ -459,8 +459,8 @@ def _wires(host: Host, rank: int, store: int, meeting: Meeting) -> Wires | None:
     if not host.is_wired:
         return None
     if meeting:
-        return connect(host, rank, torchrun_store(meeting[0]), interface=meeting[1])
-    return connect(host, rank, store_in(store, host.num_devices))
+        return connect(host, rank, torchrun_store(meeting[0]), interface=meeting[1], is_sparse=True)
+    return connect(host, rank, store_in(store, host.num_devices), is_sparse=True)
 
 
 class _Rank:
@@ -476,7 +476,7 @@ class _Rank:
         keep_freed_memory()
         self._setup, self._problem, self._room = setup, _problem(setup), Room(Watch())
         self._rank, arena, store, messages = link
-        self._arena = Arena(arena) if arena >= 0 else Arena.new(1)  # that of one process
+        self._arena = Arena(arena)
         self._wires = _wires(self._problem.host, self._rank, store, meeting)
         self._limits = contextlib.ExitStack()
         self._limits.enter_context(limited_memory([self._problem.host.devices[self._rank]]))
@@ -488,6 +488,7 @@ class _Rank:
         room = memory_watch.room_bytes(self._problem.host, self._setup.memory_limit_bytes, machine=device.machine)
         if device.backend == "cpu":
             self._room.limit(room)
+        self._arena.limit_bytes = room
         return room
 
     def serve(self) -> None:

@@ -19,7 +19,7 @@ from rlplace.graphs.paths import longest_after, ready_order, topological_order
 from rlplace.jit import Block, Bytes, Floats, Ints, IntTable, Longs
 from rlplace.measure.costs.costs import allocated
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.problem import Plan, Problem
+from rlplace.measure.problem import Plan, Problem, transfer_sources
 
 HANDOVER, QUEUED, JOB = 1, 2, 3
 """How a tensor reaches another device: no copy; a transfer beside the ops; a copy that the destination makes itself."""
@@ -191,10 +191,13 @@ class Compiled(Block):
     route_padded: Ints  # (D * D * most links,) the links of each route, the first one repeated at the end
     route_slot: Ints  # (D * D,) where its running transfer is kept: one place for each first link of a route
     num_slots: int
+    least_latency_s: Floats  # (D * D,) no transfer that ends there takes less, also if its tensor is relayed
+    least_s_per_byte: Floats
     tensor_bytes: Floats
     # devices: what each keeps busy, as a bit mask over single devices
     atoms: Longs
     is_gang: Bytes
+    peers: Longs  # (D,) bit masks: devices of its machine; all of them where nothing is relayed
     corun_slowdown: Floats  # (D * D,)
     # launching
     dispatcher: Ints  # (D,) -1: launches cost nothing
@@ -216,6 +219,7 @@ class Compiled(Block):
     capacity_bytes: Longs  # (accounts,)
     # what the host makes use of
     has_handovers: bool
+    has_relays: bool
     is_general: bool  # devices or transfers block each other or slow each other down, or launches wait in a queue
     has_corun: bool
     has_updates: bool
@@ -252,7 +256,9 @@ def compile_problem(problem: Problem) -> Compiled:
     is_kept[graph.output_tensors] = 1
     launches = bool(dispatchers) and (host.dispatch_s > 0 or host.copy_dispatch_s > 0)
     by_request = launches and host.dispatch_order == "request"
-    atoms = atoms_of(host)
+    atoms, machine_of = atoms_of(host), host.machine_of
+    is_peer = machine_of[:, None] == machine_of
+    has_relays = not is_peer.all()
     num_leaf, num_middle = -(-graph.num_ops // 64), -(-graph.num_ops // 4096)
     return Compiled(
         num_ops=graph.num_ops,
@@ -284,9 +290,12 @@ def compile_problem(problem: Problem) -> Compiled:
         route_padded=padded,
         route_slot=route_slot,
         num_slots=num_slots,
+        least_latency_s=_least_of_machine(problem.transfer_latency_s, is_peer).ravel(),
+        least_s_per_byte=_least_of_machine(problem.transfer_s_per_byte, is_peer).ravel(),
         tensor_bytes=graph.tensor_bytes.astype(np.float64),
         atoms=atoms,
         is_gang=np.array([bool(device.members) for device in host.devices], dtype=np.int8),
+        peers=is_peer @ (np.int64(1) << np.arange(host.num_devices)),
         corun_slowdown=corun.ravel(),
         dispatcher=np.array([dispatchers.index(d.dispatcher) if d.dispatcher else -1 for d in host.devices], np.int32),
         num_dispatchers=len(dispatchers),
@@ -305,12 +314,14 @@ def compile_problem(problem: Problem) -> Compiled:
         context_bytes=np.array([d.context_bytes for d in host.devices], dtype=np.int64),
         capacity_bytes=capacity,
         has_handovers=bool(np.any(kinds == HANDOVER)),
+        has_relays=has_relays,
         is_general=bool(
             np.any(kinds == JOB)
             or np.any(blocks_source)
             or np.any(corun)
             or any(d.members for d in host.devices)
             or num_slots > MAX_SLOTS
+            or has_relays
             or by_request
         ),
         has_corun=bool(np.any(corun)),
@@ -319,6 +330,11 @@ def compile_problem(problem: Problem) -> Compiled:
         launches=launches,
         by_request=by_request,
     )
+
+
+def _least_of_machine(table: NDArray[np.float64], is_peer: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """A (D, D) figure of routes: between two machines the least one of all routes from the device to the other."""
+    return np.where(is_peer, table, np.where(is_peer, table[:, None], np.inf).min(axis=2))
 
 
 def main_producers(graph: OpGraph) -> Ints:
@@ -409,6 +425,7 @@ class Scratch(Block):
     state: Longs
     sequence: Ints  # (N + K + 1,)
     transfer_tensor: Ints  # (K,)
+    transfer_source: Ints  # (K,)
     transfer_destination: Ints  # (K,)
     start_s: Floats  # (N + K,)
     end_s: Floats  # (N + K,)
@@ -454,6 +471,7 @@ def new_scratch(p: Compiled) -> Scratch:
         state=np.zeros(2, np.int64),
         sequence=np.zeros(n + k + 1, np.int32),
         transfer_tensor=np.zeros(k, np.int32),
+        transfer_source=np.zeros(k, np.int32),
         transfer_destination=np.zeros(k, np.int32),
         start_s=np.zeros(n + k),
         end_s=np.zeros(n + k),
@@ -545,6 +563,9 @@ class EventScratch(Block):
     data_waiting: Ints  # (N + K,)
     first_transfer: Ints  # (T,)
     next_transfer: Ints  # (K,)
+    first_behind: Ints  # (N + K,) transfers that a relay sends on when this item of it has ended
+    next_behind: Ints  # (K,)
+    last_item: Ints  # (D,)
     startable: Ints  # (N + K,)
     launch_end_s: Floats  # (dispatchers,)
     launch_lane: Longs  # (dispatchers,)
@@ -585,6 +606,9 @@ def new_event_scratch(p: Compiled) -> EventScratch | None:
         data_waiting=np.zeros(n + k, np.int32),
         first_transfer=np.zeros(p.num_tensors, np.int32),
         next_transfer=np.zeros(k, np.int32),
+        first_behind=np.zeros(n + k, np.int32),
+        next_behind=np.zeros(k, np.int32),
+        last_item=np.zeros(d, np.int32),
         startable=np.zeros(n + k, np.int32),
         launch_end_s=np.zeros(p.num_dispatchers),
         launch_lane=np.zeros(p.num_dispatchers, np.int64),
@@ -595,13 +619,14 @@ def new_event_scratch(p: Compiled) -> EventScratch | None:
 class PlanBatch(Block):
     """B plans, one after the other, or B placements that are still to be planned (then all but `devices` is empty).
 
-    Good on any host with the same devices and kinds of route.
+    Good on any host with the same devices, machines and kinds of route.
 
     Attributes:
         devices: (B, N) int32.
         sequence: int32, every plan's sequence.
         sequence_offsets: (B + 1,) int64.
         transfer_tensor: int32, every plan's.
+        transfer_source: int32, every plan's.
         transfer_destination: int32, every plan's.
         transfer_offsets: (B + 1,) int64.
     """
@@ -610,6 +635,7 @@ class PlanBatch(Block):
     sequence: Ints
     sequence_offsets: Longs
     transfer_tensor: Ints
+    transfer_source: Ints
     transfer_destination: Ints
     transfer_offsets: Longs
 
@@ -639,6 +665,7 @@ def stack_plans(problem: Problem, p: Compiled, plans: Sequence[Plan]) -> PlanBat
         sequence=_joined([plan.sequence for plan in plans]),
         sequence_offsets=np.cumsum([0, *(len(plan.sequence) for plan in plans)]),
         transfer_tensor=_joined([plan.transfer_tensor for plan in plans]),
+        transfer_source=_joined([transfer_sources(problem.graph, problem.host, plan) for plan in plans]),
         transfer_destination=_joined([plan.transfer_destination for plan in plans]),
         transfer_offsets=np.cumsum([0, *(plan.num_transfers for plan in plans)]),
     )

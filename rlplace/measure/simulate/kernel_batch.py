@@ -97,6 +97,7 @@ def load_plan(s: Scratch, batch: PlanBatch, b: int) -> None:
     s.state[TRANSFERS] = last - first
     for a in range(last - first):
         s.transfer_tensor[a] = batch.transfer_tensor[first + a]
+        s.transfer_source[a] = batch.transfer_source[first + a]
         s.transfer_destination[a] = batch.transfer_destination[first + a]
 
 
@@ -112,7 +113,7 @@ def busiest(p: Compiled, s: Scratch, devices: Ints) -> float:
         k = s.sequence[position] - n
         if k >= 0:
             tensor, destination = s.transfer_tensor[k], s.transfer_destination[k]
-            source = devices[p.tensor_op[tensor]]
+            source = s.transfer_source[k]
             pair = source * num_devices + destination
             if p.route_kind[pair] == HANDOVER:
                 continue
@@ -181,7 +182,7 @@ def critical_path(p: Compiled, s: Scratch, devices: Ints) -> Ints:
                     updated[s.found[a]] = _later(end_s, updated[s.found[a]], item, np.inf)
         else:
             t, device = s.transfer_tensor[item - n], s.transfer_destination[item - n]
-            source = devices[p.tensor_op[t]]
+            source = s.transfer_source[item - n]
             pair = source * num_devices + device
             found = _later(end_s, -1, available[t * num_devices + source], limit_s)
             held = 0
@@ -190,6 +191,8 @@ def critical_path(p: Compiled, s: Scratch, devices: Ints) -> Ints:
                     held = p.atoms[device]
                 if p.route_blocks_source[pair]:
                     held |= p.atoms[source]
+                elif source != devices[p.tensor_op[t]]:
+                    found = _later(end_s, found, on_atom[source], limit_s)
                 for a in range(most_links):
                     link = p.route_padded[pair * most_links + a]
                     if on_link[link] != item:  # a route of fewer links repeats its first
@@ -260,7 +263,7 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
     updated_s, found = pointer(s.updated_s), s.found
     sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
     transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
-    transfer_factor = pointer(s.transfer_factor)
+    transfer_source, transfer_factor = pointer(s.transfer_source), pointer(s.transfer_factor)
     available_s, atom_free_s, link_free_s = pointer(s.available_s), pointer(s.atom_free_s), pointer(s.link_free_s)
     dispatcher_free_s, recent_s = pointer(s.dispatcher_free_s), pointer(s.recent_s)
     recent_place, users, last_use_s = pointer(s.recent_place), pointer(s.users), pointer(s.last_use_s)
@@ -346,7 +349,7 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
             # A transfer: a hand-over takes no time and no memory; a copy waits for its links, for the devices that it
             # blocks and for its launch.
             t, device = transfer_tensor[item - n], transfer_destination[item - n]
-            source = devices[tensor_op[t]]
+            source = transfer_source[item - n]
             pair = source * num_devices + device
             start = available_s[t * num_devices + source]
             if has_handovers and route_kind[pair] == HANDOVER:
@@ -365,6 +368,8 @@ def retime(p: Compiled, s: Scratch, placement: Ints, timed: bool) -> float:
                 for a in range(most_links):
                     start = max(start, link_free_s[route_links[pair * most_links + a]])
                 rest = held
+                if source != devices[tensor_op[t]]:
+                    rest |= atoms[source]  # a relay is not kept busy, but it sends between its ops
                 while rest:
                     start = max(start, atom_free_s[lowest_bit(rest)])
                     rest &= rest - 1
@@ -469,7 +474,7 @@ def lay_out_memory(p: Compiled, s: Scratch, placement: Ints) -> None:
             users[input_tensors[a] * num_devices + account] += 1
     for k in range(s.state[TRANSFERS]):
         t, d = transfer_tensor[k], transfer_destination[k]
-        source = devices[tensor_op[t]]
+        source = s.transfer_source[k]
         if not has_handovers or route_kind[source * num_devices + d] != HANDOVER:
             users[t * num_devices + source] += 1
             base[2 * d + 1] += 1

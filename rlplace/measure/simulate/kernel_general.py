@@ -47,6 +47,7 @@ def plan_general(
     latency_s, s_per_byte = pointer(p.route_latency_s), pointer(p.route_s_per_byte)
     tensor_bytes = pointer(p.tensor_bytes)
     blocks_source, atoms, is_gang = pointer(p.route_blocks_source), pointer(p.atoms), pointer(p.is_gang)
+    peers, has_relays, transfer_source = pointer(p.peers), p.has_relays, pointer(s.transfer_source)
     sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
     transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
     waiting, ended, found = pointer(s.waiting), pointer(s.ended), s.found
@@ -54,7 +55,7 @@ def plan_general(
     num_leaf, num_middle, num_top = p.num_leaf, p.num_middle, p.num_top
     slot_end_s, slot_item, corun_slowdown = pointer(s.slot_end_s), pointer(s.slot_item), pointer(p.corun_slowdown)
     queue_next, queue_head = pointer(v.queue_next), pointer(v.queue_head)
-    queue_tail, link_busy = pointer(v.queue_tail), pointer(v.link_busy)
+    link_busy = pointer(v.link_busy)
     copy_key, copy_next = pointer(v.copy_key), pointer(v.copy_next)
     copy_head, copy_cursor = pointer(v.copy_head), pointer(v.copy_cursor)
     work_s, anchor_s = pointer(v.work_s), pointer(v.anchor_s)
@@ -94,42 +95,18 @@ def plan_general(
                 while elsewhere:
                     e = lowest_bit(elsewhere)
                     elsewhere &= elsewhere - 1
+                    elsewhere &= ~(peers[e] & ~peers[source])  # device e is their relay
                     k = num_transfers
                     num_transfers += 1
-                    transfer_tensor[k] = t
-                    transfer_destination[k] = e
-                    pair = source * num_devices + e
-                    if route_kind[pair] == HANDOVER:
+                    if route_kind[source * num_devices + e] == HANDOVER:
+                        transfer_tensor[k] = t
+                        transfer_source[k] = source
+                        transfer_destination[k] = e
                         start_s[n + k] = end_s[n + k] = now
                         sequence[position] = n + k
                         position += 1
-                    elif route_kind[pair] == QUEUED:
-                        num_queued += 1
-                        for b in range(route_offsets[pair], route_offsets[pair + 1]):
-                            link = route_links[b]
-                            place = k * most_links + b - route_offsets[pair]
-                            queue_next[place] = -1
-                            if queue_head[link] < 0:
-                                queue_head[link] = place
-                            else:
-                                queue_next[queue_tail[link]] = place
-                            queue_tail[link] = place
                     else:
-                        best = n
-                        for b in range(reader_offsets[t], reader_offsets[t + 1]):
-                            if devices[reader_ops[b]] == e:
-                                best = min(best, rank[reader_ops[b]])
-                        copy_key[k] = (int(2 * best) << 31) | t
-                        before = -1
-                        after = copy_head[e]
-                        while after >= 0 and copy_key[after] < copy_key[k]:
-                            before = after
-                            after = copy_next[after]
-                        copy_next[k] = after
-                        if before < 0:
-                            copy_head[e] = k
-                        else:
-                            copy_next[before] = k
+                        num_queued += request(p, s, v, placement, ranks, k, t, source, e)
             if has_updates and concerned[op]:
                 for b in range(waiting_updates(p, placement, op, found)):
                     e = devices[found[b]]
@@ -145,7 +122,7 @@ def plan_general(
                     slot_end_s[slot] = never
                     k = slot_item[slot] - n
                     t, destination = transfer_tensor[k], transfer_destination[k]
-                    source = devices[tensor_op[t]]
+                    source = transfer_source[k]
                     pair = source * num_devices + destination
                     for b in range(route_offsets[pair], route_offsets[pair + 1]):
                         link_busy[route_links[b]] = False
@@ -154,12 +131,21 @@ def plan_general(
                         end_s[n + k] = now
                     if blocks_source[pair]:
                         busy &= ~atoms[source]
+                    elsewhere = 0
                     for b in range(reader_offsets[t], reader_offsets[t + 1]):
                         reader = reader_ops[b]
+                        elsewhere |= one << devices[reader]
                         here = int(devices[reader] == destination)
                         ready |= come_nearer(
                             leaf, middle, top, num_leaf, num_middle, num_top, waiting, rank, reader, destination, here
                         )
+                    if has_relays and source == devices[tensor_op[t]]:
+                        elsewhere &= peers[destination] & ~peers[source] & ~(one << destination)
+                        while elsewhere:
+                            e = lowest_bit(elsewhere)
+                            elsewhere &= elsewhere - 1
+                            num_queued += request(p, s, v, placement, ranks, num_transfers, t, destination, e)
+                            num_transfers += 1
                     if has_updates:
                         for b in range(updater_offsets[t], updater_offsets[t + 1]):
                             op = updater_ops[b]
@@ -175,9 +161,10 @@ def plan_general(
                     k = queue_head[link] // most_links
                     if 0 <= first <= k:
                         continue
-                    source = devices[tensor_op[transfer_tensor[k]]]
+                    source = transfer_source[k]
                     pair = source * num_devices + transfer_destination[k]
-                    can = not blocks_source[pair] or (atoms[source] & busy) == 0
+                    is_idle = (atoms[source] & busy) == 0
+                    can = is_idle or not (blocks_source[pair] or source != devices[tensor_op[transfer_tensor[k]]])
                     for b in range(route_offsets[pair], route_offsets[pair + 1]):
                         place = k * most_links + b - route_offsets[pair]
                         can = can and not link_busy[route_links[b]] and queue_head[route_links[b]] == place
@@ -186,7 +173,7 @@ def plan_general(
                 if first >= 0:
                     num_queued -= 1
                     t = transfer_tensor[first]
-                    source = devices[tensor_op[t]]
+                    source = transfer_source[first]
                     pair = source * num_devices + transfer_destination[first]
                     for b in range(route_offsets[pair], route_offsets[pair + 1]):
                         link_busy[route_links[b]] = True
@@ -240,9 +227,10 @@ def plan_general(
                 k = copy_cursor[d]
                 copy_cursor[d] = copy_next[k]
                 t = transfer_tensor[k]
-                source = devices[tensor_op[t]]
+                source = transfer_source[k]
                 pair = source * num_devices + d
-                can = is_free and not (blocks_source[pair] and (atoms[source] & taken) != 0)
+                is_held = blocks_source[pair] or source != devices[tensor_op[t]]
+                can = is_free and not (is_held and (atoms[source] & taken) != 0)
                 for b in range(route_offsets[pair], route_offsets[pair + 1]):
                     can = can and not link_busy[route_links[b]]
                 if can:
@@ -302,6 +290,47 @@ def plan_general(
 
 
 @part
+def request(
+    p: Compiled, s: Scratch, v: EventScratch, placement: Ints, ranks: Ints, k: int, tensor: int, source: int, to: int
+) -> int:
+    """Request copy `k`: it waits in the queues of its links, or until device `to` makes it; 1 in the first case."""
+    most_links, route_links = p.max_route_links, pointer(p.route_links)
+    queue_next, queue_head, queue_tail = pointer(v.queue_next), pointer(v.queue_head), pointer(v.queue_tail)
+    copy_key, copy_next, copy_head = pointer(v.copy_key), pointer(v.copy_next), pointer(v.copy_head)
+    s.transfer_tensor[k] = tensor
+    s.transfer_source[k] = source
+    s.transfer_destination[k] = to
+    pair = source * p.num_devices + to
+    if p.route_kind[pair] == QUEUED:
+        for b in range(p.route_offsets[pair], p.route_offsets[pair + 1]):
+            link = route_links[b]
+            place = k * most_links + b - p.route_offsets[pair]
+            queue_next[place] = -1
+            if queue_head[link] < 0:
+                queue_head[link] = place
+            else:
+                queue_next[queue_tail[link]] = place
+            queue_tail[link] = place
+        return 1
+    best = p.num_ops
+    for b in range(p.reader_offsets[tensor], p.reader_offsets[tensor + 1]):
+        if placement[p.reader_ops[b]] == to:
+            best = min(best, ranks[p.reader_ops[b]])
+    copy_key[k] = (int(2 * best) << 31) | tensor
+    before = -1
+    after = copy_head[to]
+    while after >= 0 and copy_key[after] < copy_key[k]:
+        before = after
+        after = copy_next[after]
+    copy_next[k] = after
+    if before < 0:
+        copy_head[to] = k
+    else:
+        copy_next[before] = k
+    return 0
+
+
+@part
 def earliest(times_s: Floats, count: int) -> float:
     """The least of the first `count` times."""
     least = np.inf
@@ -350,6 +379,8 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
     waiting, slot_item, slot_end_s = pointer(s.waiting), pointer(s.slot_item), pointer(s.slot_end_s)
     work_s, anchor_s, slowdown = pointer(v.work_s), pointer(v.anchor_s), pointer(v.slowdown)
     transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
+    transfer_source, has_relays = pointer(s.transfer_source), p.has_relays
+    first_behind, next_behind = pointer(v.first_behind), pointer(v.next_behind)
     lane_base, lane_head, lane_items = pointer(v.lane_base), pointer(v.lane_head), pointer(v.lane_items)
     item_lanes, item_base, item_end = pointer(v.item_lanes), pointer(v.item_base), pointer(v.item_end)
     place, bounded = pointer(v.place), pointer(v.bounded)
@@ -362,8 +393,8 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
     v.launch_end_s[:] = never
     v.request_s[:] = never
     first_launch_lane = num_devices + p.num_links
-    _lay_out_lanes(p, s, v, placement)
     _count_data(p, s, v, placement)
+    _lay_out_lanes(p, s, v, placement)
     for position in range(s.state[POSITION]):
         item = sequence[position]
         waiting[item] = data_waiting[item]
@@ -398,7 +429,7 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
                     if slot_of[n + k] < 0:
                         start_s[n + k] = end_s[n + k] = now
                         num_done += 1
-                    else:
+                    elif not has_relays or transfer_source[k] == devices[op]:
                         num_startable = _meet(data_waiting, waiting, startable, num_startable, n + k)
                     k = next_transfer[k]
             if has_updates and concerned[op]:
@@ -465,6 +496,10 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
             slot_end_s[slot] = never
             item = slot_item[slot]
             end_s[item] = now
+            k = first_behind[item] if has_relays else -1
+            while k >= 0:
+                num_startable = _meet(data_waiting, waiting, startable, num_startable, n + k)
+                k = next_behind[k]
             for a in range(item_base[item], item_end[item]):
                 lane = item_lanes[a]
                 if lane < first_launch_lane:
@@ -480,6 +515,11 @@ def retime_events(p: Compiled, s: Scratch, v: EventScratch, placement: Ints) -> 
             for b in range(reader_offsets[t], reader_offsets[t + 1]):
                 if devices[reader_ops[b]] == transfer_destination[item - n]:
                     num_startable = _meet(data_waiting, waiting, startable, num_startable, reader_ops[b])
+            k = first_transfer[t] if has_relays else -1
+            while k >= 0:
+                if transfer_source[k] == transfer_destination[item - n]:
+                    num_startable = _meet(data_waiting, waiting, startable, num_startable, n + k)
+                k = next_transfer[k]
             if has_updates:
                 for b in range(updater_offsets[t], updater_offsets[t + 1]):
                     num_startable = _meet(data_waiting, waiting, startable, num_startable, updater_ops[b])
@@ -529,13 +569,15 @@ def _within_bound(
 
 @part
 def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> None:
-    """Find the lanes of every item, in plan order, with its duration and slot."""
+    """Find the lanes of every item, in plan order, with its duration and slot; a relay sends between its items."""
     n, num_devices = p.num_ops, p.num_devices
     first_launch_lane = num_devices + p.num_links
     is_source, op_time_s, atoms = pointer(p.is_source), pointer(p.op_time_s), pointer(p.atoms)
     route_kind, route_offsets, route_links = p.route_kind, pointer(p.route_offsets), pointer(p.route_links)
     blocks_source, latency_s = pointer(p.route_blocks_source), pointer(p.route_latency_s)
     s_per_byte, tensor_bytes, tensor_op = pointer(p.route_s_per_byte), pointer(p.tensor_bytes), pointer(p.tensor_op)
+    first_behind, next_behind, last_item = pointer(v.first_behind), pointer(v.next_behind), pointer(v.last_item)
+    data_waiting, has_relays = pointer(v.data_waiting), p.has_relays
     route_slot, dispatcher, launches, by_request = (
         pointer(p.route_slot),
         pointer(p.dispatcher),
@@ -549,6 +591,9 @@ def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> N
     sequence = pointer(s.sequence)
     count = 0
     lane_head[:] = 0
+    if has_relays:
+        v.first_behind[:] = -1
+        v.last_item[:] = -1
     for position in range(s.state[POSITION]):
         item = sequence[position]
         item_base[item] = item_end[item] = count
@@ -565,7 +610,7 @@ def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> N
             slot[item] = device
         else:
             t, device = transfer_tensor[item - n], transfer_destination[item - n]
-            source = devices[tensor_op[t]]
+            source = s.transfer_source[item - n]
             pair = source * num_devices + device
             if route_kind[pair] == HANDOVER:
                 continue
@@ -573,6 +618,10 @@ def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> N
             own = held = atoms[device] if is_job else 0
             if blocks_source[pair]:
                 held |= atoms[source]
+            if has_relays and source != devices[tensor_op[t]] and last_item[source] >= 0:  # a relay ends that first
+                next_behind[item - n] = first_behind[last_item[source]]
+                first_behind[last_item[source]] = item - n
+                data_waiting[item] += 1
             seconds = transfer_seconds(latency_s, s_per_byte, pair, tensor_bytes[t])
             duration_s[item] = seconds * s.transfer_factor[item - n]
             slot[item] = device if is_job else route_slot[pair]
@@ -595,6 +644,8 @@ def _lay_out_lanes(p: Compiled, s: Scratch, v: EventScratch, devices: Ints) -> N
         for a in range(first, count):
             place[a] = lane_head[item_lanes[a]]
             lane_head[item_lanes[a]] += 1
+            if has_relays and item_lanes[a] < num_devices:
+                last_item[item_lanes[a]] = item
         item_end[item] = count
     lane_base[0] = 0
     for lane in range(len(lane_head)):

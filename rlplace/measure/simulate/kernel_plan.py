@@ -38,7 +38,7 @@ def plan(
     """Seconds of the planned step; the plan and its times are left in the scratch.
 
     Args:
-        p: the problem: no gangs, no blocking transfers, no co-run slowdown.
+        p: the problem: no gangs, no blocking transfers, no co-run slowdown, no relays.
         s, f: working memory.
         placement: (N,) int32, device of each op.
         ranks: (N,) int32, place of each op in order of priority.
@@ -53,6 +53,7 @@ def plan(
     tensor_bytes = pointer(p.tensor_bytes)
     sequence, start_s, end_s = pointer(s.sequence), pointer(s.start_s), pointer(s.end_s)
     transfer_tensor, transfer_destination = pointer(s.transfer_tensor), pointer(s.transfer_destination)
+    transfer_source = pointer(s.transfer_source)
     waiting, ended, arrived, found = pointer(s.waiting), pointer(s.ended), pointer(f.arrived), s.found
     leaf, middle, top = pointer(s.ready_leaf), pointer(s.ready_middle), pointer(s.ready_top)
     num_leaf, num_middle, num_top = p.num_leaf, p.num_middle, p.num_top
@@ -108,6 +109,7 @@ def plan(
                     k = num_transfers
                     num_transfers += 1
                     transfer_tensor[k] = t
+                    transfer_source[k] = source
                     transfer_destination[k] = e
                     pair = source * num_devices + e
                     if has_handovers and route_kind[pair] == HANDOVER:
@@ -434,7 +436,7 @@ def least_seconds(p: Compiled, s: Scratch, placement: Ints, throughput: bool) ->
     n, num_devices = p.num_ops, p.num_devices
     op_time_s, is_source, output_offsets = pointer(p.op_time_s), pointer(p.is_source), pointer(p.output_offsets)
     reader_offsets, reader_ops = pointer(p.reader_offsets), pointer(p.reader_ops)
-    route_kind, latency_s, s_per_byte = pointer(p.route_kind), pointer(p.route_latency_s), pointer(p.route_s_per_byte)
+    route_kind, latency_s, s_per_byte = pointer(p.route_kind), pointer(p.least_latency_s), pointer(p.least_s_per_byte)
     tensor_bytes, devices = pointer(p.tensor_bytes), pointer(placement)
     path_s, work_s = pointer(s.path_s), pointer(s.work_left_s)
     s.work_left_s[:] = 0.0

@@ -263,7 +263,7 @@ class Simulator:
     def _unplanned(self, placements: NDArray[np.int32]) -> PlanBatch:
         empty, offsets = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
         devices = np.ascontiguousarray(self.problem.check_placement(np.atleast_2d(placements)))
-        return PlanBatch(devices, empty, offsets, empty, empty, offsets)
+        return PlanBatch(devices, empty, offsets, empty, empty, empty, offsets)
 
     @contextmanager
     def _scratch(self) -> Iterator[Memory]:
@@ -424,7 +424,7 @@ def simulated_timeline(p: Compiled, s: Scratch, plan: Plan) -> Timeline:
         op_start_s=s.start_s[:n].copy(),
         op_end_s=s.end_s[:n].copy(),
         transfer_tensor=plan.transfer_tensor,
-        transfer_source=plan.devices[p.tensor_op[plan.transfer_tensor]],
+        transfer_source=s.transfer_source[: plan.num_transfers].copy(),
         transfer_destination=plan.transfer_destination,
         transfer_start_s=s.start_s[items].copy(),
         transfer_end_s=s.end_s[items].copy(),

@@ -199,6 +199,14 @@ GAP_S = 0.5
 """Looks that are further apart are a gap."""
 
 
+def looks(within_s: float) -> Iterator[None]:
+    """Items to wait with, until so many seconds are over; a suspension of this process does not count."""
+    until_s, suspensions = time.monotonic() + within_s, Suspensions()
+    while time.monotonic() <= until_s:
+        yield
+        until_s += suspensions.look()
+
+
 class Suspensions:
     """Finds suspensions of this process, which no signal announces: clocks go on, and looks are far apart.
 

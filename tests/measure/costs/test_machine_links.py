@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import json
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+
 import pytest
 import torch
 from many_ranks import at_once, facts_of, nodes_of
 from torch.distributed import HashStore
 
+from rlplace.errors import RunnerError
 from rlplace.measure.costs import machine_links, profile
 from rlplace.measure.costs.machine_links import Figures, measured_pairs
 from rlplace.measure.costs.profile import profile_links
@@ -82,6 +90,36 @@ def test_two_ranks_measure_over_gloo() -> None:
         assert 0 < figures.both_bytes_per_s <= figures.bandwidth_bytes_per_s
 
 
+def links_of(machines: Sequence[str], monkeypatch: pytest.MonkeyPatch, silent: Sequence[int] = ()) -> str:
+    """What rank 0 answers, where some ranks connect and say nothing more."""
+    nodes, own, answers = nodes_of(facts_of(machines)), threading.local(), io.StringIO()
+    monkeypatch.setattr(machine_links, "pin_current_thread", lambda _: None)
+    monkeypatch.setattr(machine_links, "join", lambda: own.nodes)
+    held = []
+
+    def rank(number: int) -> None:
+        own.nodes = nodes[number]
+        if number in silent:
+            held.append(connect(nodes_host(own.nodes.facts), number, own.nodes.store, is_sparse=True))
+        else:
+            machine_links.main(answers, lambda *_: (1e-5, 3e9))
+
+    at_once([partial(rank, number) for number in range(len(machines))])
+    return answers.getvalue()
+
+
+def test_ranks_of_one_machine_pass_tensors_through_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = json.loads(links_of(["a", "a", "b"], monkeypatch))
+    assert [row[:2] for row in rows] == [["a", "b"], ["b", "a"], ["a", "a"]]
+    assert rows[2][2:] == [1e-5, 3e9, 3e9]
+
+
+def test_machines_between_which_nothing_passes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_links, "_LOST_AFTER", timedelta(seconds=1))
+    with pytest.raises(RunnerError, match="tensors do not pass between 'a' and 'b'"):
+        links_of(["a", "b"], monkeypatch, silent=[1])
+
+
 def test_links_have_the_figures_of_their_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     between = {
         ("a", "b"): Figures(1e-4, 100e6, 99e6),
@@ -92,7 +130,7 @@ def test_links_have_the_figures_of_their_machines(monkeypatch: pytest.MonkeyPatc
         ("c", "b"): Figures(5e-4, 10e6, 10e6),
     }
     monkeypatch.setattr(profile, "join", lambda: None)
-    monkeypatch.setattr(profile, "measured_links", lambda _: between)
+    monkeypatch.setattr(profile, "measured_links", lambda _, has_slots: between)
     host = nodes_host(facts_of(["a", "a", "b", "c"]))
     links = {link.name: (link.latency_s, link.bandwidth_bytes_per_s) for link in profile_links(host).links}
     assert links["a up"] == (1e-4, 200e6), "the best that any route showed"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import replace
 from functools import partial
+from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from core_hosts import core_host
+from core_hosts import core_host, process_host
 from faulty_ops import faulty_graph
+from machine_hosts import core_machines
 from naive_plan import naive_plan, random_devices
 from placed_steps import NUM_STEPS, run_placed
 from rank_threads import rank_residents, rank_threads
@@ -21,9 +25,11 @@ from torch import Tensor
 from rlplace.errors import RunnerError
 from rlplace.graphs import capture
 from rlplace.measure.execute.device_threads import Crew
-from rlplace.measure.execute.distributed import Wires, connect, store_in
+from rlplace.measure.execute.distributed import DistributedChannel, Wires, connect, store_in
 from rlplace.measure.execute.placed_step import PlacedStep
+from rlplace.measure.execute.shared_memory import SharedChannel
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.problem import transfer_sources
 
 
 def gloo(host: Host) -> partial[Wires]:
@@ -61,6 +67,91 @@ def test_losses_are_those_of_threads_to_the_bit(name: str, num_devices: int, has
                 found.append(step.result.clone().reshape(()))
             step.unload()
             assert found == expected.losses
+    crew.stop()
+
+
+def mixed_host() -> Host:
+    """Two machines of two devices each, which share a memory."""
+    host = process_host(4)
+    devices = (replace(each, machine="ab"[k // 2], memory_pool="ab"[k // 2]) for k, each in enumerate(host.devices))
+    return replace(host, devices=tuple(devices))
+
+
+@pytest.mark.parametrize("name", ["linear", "batch_norm_train", "tied", "attention"])
+def test_ranks_that_share_a_memory_use_it_and_others_send_messages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted by way; losses are those of threads to the bit."""
+    torch.manual_seed(0)
+    case = CASES[name]()
+    graph = capture(case.model, case.inputs, case.loss_fn, "adamw", targets=case.targets)
+    host, generator, counts = mixed_host(), np.random.default_rng(0), Counter[type]()
+    for way in (SharedChannel, DistributedChannel):
+
+        def send(channel: Any, tensor: Tensor, way: Any = way, plainly: Any = way.send) -> None:
+            counts[way] += 1
+            plainly(channel, tensor)
+
+        monkeypatch.setattr(way, "send", send)
+    crew, store, num_relayed = Crew(host.devices), torch.distributed.HashStore(), 0
+    pairs: set[tuple[int, int]] = set()
+
+    def wires(rank: int) -> Wires:
+        made = connect(host, rank, store, is_sparse=True)
+        pairs.update(made)
+        return made
+
+    with rank_threads(graph, host, wires=wires) as ranks:
+        for _ in range(3):
+            plan = naive_plan(graph, random_devices(graph, 4, generator), generator)
+            expected, _ = run_placed(graph, core_host(4), plan, crew)
+            residents = rank_residents(graph, host, ranks)
+            residents.reset()
+            step = PlacedStep(graph, host, plan, residents, ranks)
+            counts.clear()
+            found: list[Tensor] = []
+            for number in range(NUM_STEPS):
+                step.run(number)
+                found.append(step.result.clone().reshape(()))
+            step.unload()
+            assert found == expected.losses
+            sources = transfer_sources(graph, host, plan)
+            num_relayed += int((sources != plan.devices[graph.tensor_op[plan.transfer_tensor]]).sum())
+            is_near = sources // 2 == plan.transfer_destination // 2
+            assert counts[SharedChannel] == NUM_STEPS * is_near.sum()
+            assert counts[DistributedChannel] == NUM_STEPS * (~is_near).sum()
+    assert pairs == {pair for pair in permutations(range(4), 2) if pair[0] // 2 != pair[1] // 2}
+    assert num_relayed > 0
+    crew.stop()
+
+
+@pytest.mark.parametrize("name", ["lstm", "tied", "attention"])
+def test_traced_steps_with_relays_that_only_send_messages_equal_those_of_threads_to_the_bit(name: str) -> None:
+    """Two machines of two ranks, none of which share a memory."""
+    torch.manual_seed(0)
+    case = CASES[name]()
+    graph = capture(case.model, case.inputs, case.loss_fn, "adamw", targets=case.targets)
+    host, generator = core_machines("aabb"), np.random.default_rng(0)
+    host = replace(host, devices=tuple(replace(device, memory_pool="") for device in host.devices))
+    crew, num_relayed = Crew(host.devices), 0
+    with rank_threads(graph, host, wires=gloo(host)) as ranks:
+        for is_traced in (False, True, False, False, True):
+            plan = naive_plan(graph, random_devices(graph, 4, generator), generator)
+            expected, _ = run_placed(graph, core_host(4), plan, crew)
+            residents = rank_residents(graph, host, ranks)
+            residents.reset()
+            step = PlacedStep(graph, host, plan, residents, ranks, is_traced=is_traced)
+            found: list[Tensor] = []
+            for number in range(NUM_STEPS):
+                step.run(number)
+                found.append(step.result.clone().reshape(()))
+            assert found == expected.losses
+            sources = transfer_sources(graph, host, plan)
+            num_relayed += int((sources != plan.devices[graph.tensor_op[plan.transfer_tensor]]).sum())
+            if is_traced:
+                timeline = step.timeline()
+                assert timeline.transfer_source.tolist() == sources.tolist()
+                assert (timeline.memory_bytes >= 0).all()
+            step.unload()
+    assert num_relayed > 2
     crew.stop()
 
 

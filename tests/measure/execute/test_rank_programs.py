@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from core_hosts import core_host, process_host
+from machine_hosts import core_machines
 from micrographs import op_graph
 from naive_plan import naive_plan, random_devices
 from random_problems import random_graph
@@ -22,15 +23,23 @@ from torch import nn
 
 from rlplace.graphs import capture
 from rlplace.measure.execute.rank_programs import Instruction, RankPrograms, rank_programs
+from rlplace.measure.hosts.host import Host
 
 HOSTS = {count: core_host(count) for count in (2, 3, 4)}
+MIXED = process_host(4)
+MIXED = replace(MIXED, devices=tuple(replace(each, memory_pool="aabb"[k]) for k, each in enumerate(MIXED.devices)))
+"""Two memories of two ranks."""
+MACHINES = tuple(core_machines(machines) for machines in ("abb", "aabb", "abab", "aabbb"))
 NUM_PLANS, NUM_MUTATED = 1000, 200
 
 
-def random_programs(seed: int, *, sends_wait: bool = True) -> RankPrograms:
-    """Of a random graph, in a random order, on two to four ranks."""
+def random_programs(
+    seed: int, *, sends_wait: bool = True, has_machines: bool = False, host: Host | None = None
+) -> RankPrograms:
+    """Of a random graph, in a random order, on two to four ranks; or on three to five of two machines."""
     generator = np.random.default_rng(seed)
-    graph, host = random_graph(generator, int(generator.integers(4, 40))), HOSTS[2 + seed % 3]
+    graph = random_graph(generator, int(generator.integers(4, 40)))
+    host = host or (MACHINES[seed % len(MACHINES)] if has_machines else HOSTS[2 + seed % 3])
     devices = random_devices(graph, host.num_devices, generator)
     changed = list(zip(graph.mutation_op.tolist(), graph.tensor_op[graph.mutation_tensor].tolist(), strict=True))
     for _ in changed:  # what an op changes is where the op is
@@ -95,13 +104,40 @@ def test_a_tensor_is_sent_when_it_is_made_unless_the_send_would_wait(sends_wait:
     ]
 
 
+def relayed(made: RankPrograms) -> list[int]:
+    """Transfers that a relay sends."""
+    homes = made.plan.devices[made.graph.tensor_op[made.plan.transfer_tensor]].tolist()
+    return [k for k, (source, home) in enumerate(zip(made.sources, homes, strict=True)) if source != home]
+
+
+def test_a_relay_waits_for_a_tensor_sends_it_on_and_frees_it_after_both_uses() -> None:
+    """Op 0 on rank 0 makes what ops 1 and 2 on ranks 2 and 3 of the other machine read: transfers 3 and 4."""
+    graph = op_graph([[], [0], [0]])
+    for sends_wait in (False, True):
+        plan = naive_plan(graph, np.array([0, 2, 3], dtype=np.int32))
+        made = rank_programs(graph, core_machines("aabb"), plan, sends_wait=sends_wait)
+        assert made.sources == (0, 2)
+        assert made.programs == (
+            (("op", 0, (0,)), ("send", 3, (0,)), ("free", 3 if sends_wait else 0, (0,))),
+            (),
+            (("receive", 3, (0,)), ("wait", 3, (0,)), ("send", 4, (0,)), ("op", 1, (1,)), ("free", 1, (0, 1))),
+            (("receive", 4, (0,)), ("wait", 4, (0,)), ("op", 2, (2,)), ("free", 2, (0,)), ("free", 2, (2,))),
+        )
+        check_programs(made, sends_wait=sends_wait)
+    sent = {row["kind"]: row["peer"] for row in made.rows(2, core_machines("aabb"))}
+    assert (sent["receive"], sent["send"]) == ("cpu:0", "cpu:3")
+
+
+@pytest.mark.parametrize("has_machines", [False, True])
 @pytest.mark.parametrize("first", range(0, NUM_PLANS, 100))
-def test_random_plans_run_and_every_rank_keeps_the_order_of_the_plan(first: int) -> None:
+def test_random_plans_run_and_every_rank_keeps_the_order_of_the_plan(first: int, has_machines: bool) -> None:
+    num_relayed = 0
     for seed in range(first, first + 100):
-        made = random_programs(seed, sends_wait=False)
+        made = random_programs(seed, sends_wait=False, has_machines=has_machines)
         check_programs(made, sends_wait=False)
-        made = random_programs(seed)
+        made = random_programs(seed, has_machines=has_machines)
         check_programs(made)
+        num_relayed += len(relayed(made))
         check_programs(made, sends_wait=False)
         plan, n = made.plan, made.graph.num_ops
         places = (*plan.devices.tolist(), *plan.transfer_destination.tolist())
@@ -112,6 +148,20 @@ def test_random_plans_run_and_every_rank_keeps_the_order_of_the_plan(first: int)
                 if places[item] == rank and (item >= n or not made.graph.is_source[item])
             ]
             assert [each.item for each in made.programs[rank] if each.kind in ("op", "receive")] == planned
+    assert (num_relayed > 100) == has_machines
+
+
+def test_random_plans_run_where_only_some_ranks_share_a_memory() -> None:
+    num_heard = 0
+    for seed in range(300):
+        made = random_programs(seed, sends_wait=False, host=MIXED)
+        check_programs(made, sends_wait=False)
+        plan = made.plan
+        sources = plan.devices[made.graph.tensor_op[plan.transfer_tensor]]
+        assert list(made.has_slot) == (sources // 2 == plan.transfer_destination // 2).tolist(), "of one machine"
+        assert [slot >= 0 for slot in made.slots.of] == list(made.has_slot)
+        num_heard += len(made.slots.num_bytes) < sum(made.has_slot)
+    assert num_heard > 100, "slots are used again"
 
 
 @pytest.mark.parametrize("name", ["linear", "tied", "batch_norm_train", "attention"])
@@ -120,7 +170,7 @@ def test_steps_with_updates_run(name: str) -> None:
     graph = capture(case.model, case.inputs, case.loss_fn, "adam", targets=case.targets)
     for seed in range(10):
         generator = np.random.default_rng(seed)
-        host = HOSTS[2 + seed % 3]
+        host = HOSTS[2 + seed % 3] if seed % 2 else MIXED
         plan = naive_plan(graph, random_devices(graph, host.num_devices, generator), generator)
         for sends_wait in (False, True):
             check_programs(rank_programs(graph, host, plan, sends_wait=sends_wait), sends_wait=sends_wait)
@@ -151,8 +201,7 @@ def send_behind_its_producer(made: RankPrograms) -> Mutant:
 
 def swapped_pair(made: RankPrograms) -> Mutant:
     """Two receives from one rank change places; the sends do not."""
-    plan, n = made.plan, made.graph.num_ops
-    source = plan.devices[made.graph.tensor_op[plan.transfer_tensor]].tolist()
+    source, n = made.sources, made.graph.num_ops
     for rank, program in enumerate(made.programs):
         received = [k for k, each in enumerate(program) if each.kind == "receive"]
         for a, b in ((a, b) for a in received for b in received if a < b):
@@ -210,7 +259,7 @@ def slot_reused_early(made: RankPrograms) -> Mutant:
             k = now.item - n
             if now.kind == "wait" and plan.transfer_destination[k] == rank:
                 heard = max(heard, made.sent_at[k])
-            if now.kind != "send":
+            if now.kind != "send" or not made.has_slot[k]:
                 continue
             for before in sent:
                 to = plan.transfer_destination[k]
@@ -222,25 +271,39 @@ def slot_reused_early(made: RankPrograms) -> Mutant:
     return None
 
 
+def sent_on_before_it_is_there(made: RankPrograms) -> Mutant:
+    """A relay sends without a wait, which comes before the next reader."""
+    n = made.graph.num_ops
+    for k in relayed(made):
+        program = list(made.programs[rank := made.sources[k]])
+        send = next(place for place, each in enumerate(program) if each[:2] == ("send", n + k))
+        if program[send - 1].kind == "wait":
+            program[send - 1 : send + 1] = reversed(program[send - 1 : send + 1])
+            return [program if rank == other else each for other, each in enumerate(made.programs)], made.slots.of
+    return None
+
+
+@pytest.mark.parametrize("has_machines", [False, True])
 @pytest.mark.parametrize(
     "mutate",
     [
-        *(send_behind_its_producer, swapped_pair, wait_before_post, slot_reused_early),
+        *(send_behind_its_producer, swapped_pair, wait_before_post, slot_reused_early, sent_on_before_it_is_there),
         *(no_wait_before_the_first_reader, freed_before_it_is_sent),
     ],
     ids=lambda each: each.__name__,
 )
-def test_every_mutant_is_rejected(mutate: Callable[[RankPrograms], Mutant]) -> None:
+def test_every_mutant_is_rejected(mutate: Callable[[RankPrograms], Mutant], has_machines: bool) -> None:
     num_rejected = 0
     for seed in range(NUM_MUTATED):
         sends_wait = mutate is not slot_reused_early
-        made = random_programs(seed, sends_wait=sends_wait)
+        made = random_programs(seed, sends_wait=sends_wait, has_machines=has_machines)
         mutant = mutate(made)
         if mutant is not None:
             with pytest.raises(Rejected):
                 check_programs(made, *mutant, sends_wait=sends_wait)
             num_rejected += 1
-    assert num_rejected > NUM_MUTATED / 2
+    share = 0.25 if has_machines else 0.5 * (mutate is not sent_on_before_it_is_there)
+    assert num_rejected > NUM_MUTATED * share or not share
 
 
 def test_slots_of_a_chain_are_used_again() -> None:
@@ -265,7 +328,10 @@ def test_a_slot_is_used_again_by_a_rank_that_heard_through_another_one_that_it_i
 
 def test_a_program_between_ranks_without_a_memory_in_common_has_no_slots() -> None:
     """Cores of one memory, then of two, print the same transfers."""
-    made, host = linear_programs(sends_wait=True), process_host(2)
+    together = linear_programs(sends_wait=True)
+    host = process_host(2)
     apart = replace(host, devices=tuple(replace(device, memory_pool="") for device in host.devices))
-    slots = [[row["slot"] for row in made.rows(0, each) if row["kind"] == "send"] for each in (host, apart)]
-    assert slots == [[made.slots.of[0], made.slots.of[1], made.slots.of[4]], [None] * 3]
+    made = rank_programs(together.graph, apart, together.plan, sends_wait=True)
+    slots = [[row["slot"] for row in each.rows(0, host) if row["kind"] == "send"] for each in (together, made)]
+    assert slots == [[together.slots.of[0], together.slots.of[1], together.slots.of[4]], [None] * 3]
+    assert made.slots.num_bytes == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from machine_hosts import core_machines
 from naive_plan import naive_plan, random_devices
 from numpy.typing import NDArray
 from placed_steps import GANG_HOST, HOST, assert_close, run_eager, run_placed
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.execute.device_threads import Crew
+from rlplace.measure.execute.launch_code import StepCode
+from rlplace.measure.execute.placed_step import allocated_bytes
 from rlplace.measure.hosts.detect import detect_host
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Plan, Timeline
@@ -137,3 +140,32 @@ def test_a_gpu_and_the_cpu_share_a_step(name: str) -> None:
     for device in range(host.num_devices):
         items = [op for op in plan.sequence.tolist() if op < graph.num_ops and runs[op] and plan.devices[op] == device]
         assert np.all(timeline.op_end_s[items][:-1] <= timeline.op_start_s[items][1:] + 1e-5)
+
+
+class Fork(nn.Module):
+    """One tensor that two ops read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = x.tanh()
+        return made.sin() + made.cos()
+
+
+def test_a_relay_and_the_maker_of_a_tensor_hold_it_until_each_has_sent_it() -> None:
+    """Of 12 bytes: from device 0 to 2 until 5 s, from 2, which has read it by 6 s, to 3 until 9 s."""
+    graph, host = capture(Fork(), torch.ones(3)), core_machines("aabb")
+    assert [name.partition(".")[0] for name in graph.targets] == ["input", "aten", "aten", "aten", "aten"]
+    plan = naive_plan(graph, np.array([0, 0, 2, 3, 3], dtype=np.int32))
+    sent = list(zip(plan.transfer_tensor.tolist(), plan.transfer_destination.tolist(), strict=True))
+    assert sent == [(1, 2), (1, 3), (2, 3)]
+    begin_s = np.array([0.0, 0.0, 5.0, 9.0, 10.0, 1.0, 5.0, 6.0])
+    end_s = np.array([0.0, 1.0, 6.0, 10.0, 11.0, 5.0, 9.0, 7.0])
+    levels = zip(*allocated_bytes(graph, host, plan, StepCode(graph, host, plan), begin_s, end_s), strict=True)
+    held = [(moment_s, int(device), int(level)) for moment_s, device, level in levels if device in (0, 2)]
+    assert [each for each in held if each[1] == 0] == [(0.0, 0, 12), (0.0, 0, 24), (5.0, 0, 12)]
+    assert [each for each in held if each[1] == 2] == [
+        (0.0, 2, 0),
+        (1.0, 2, 12),
+        (5.0, 2, 24),
+        (7.0, 2, 12),
+        (9.0, 2, 0),
+    ]

@@ -16,8 +16,10 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.host_model import Prior, Scales
+from rlplace.measure.host_model.path_terms import PathTerms
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
 
 PLAIN = Prior(overhead_s=0.0)
 """Nothing that is not a factor on a figure of the problem's."""
@@ -168,3 +170,17 @@ def test_no_factor_overflows() -> None:
 def test_a_prior_is_made_of_numbers(name: str, value: float) -> None:
     with pytest.raises(InvalidValue, match=name):
         Prior(**{name: value})
+
+
+def test_a_level_makes_all_of_a_step_longer() -> None:
+    """Also launches, copies and ops that slow each other: every plan takes exactly as many times as long."""
+    problem = small_problem(pooled=True, dispatcher="one", dispatch_s=0.1, copy_dispatch_s=0.2)
+    scales = Scales(problem, Prior(overhead_s=0.25, corun=0.3, corun_deviation=1.0))
+    x = np.random.default_rng(0).normal(size=len(scales)) * 0.3
+    alone, longer = (Simulator(one.apply(x), threads=1) for one in (scales, scales.at_level(4.0)))
+    for devices in np.random.default_rng(1).integers(0, 3, (8, 4)).astype(np.int32):
+        plan = alone.plan(devices)
+        assert longer.retime(plan).step_time_s == pytest.approx(4.0 * alone.retime(plan).step_time_s, rel=1e-12)
+        terms = PathTerms(scales.at_level(4.0))
+        step_s, rows = terms.of(x, longer.check_plans([plan]))
+        assert rows @ terms.seconds(x) == pytest.approx(step_s, rel=1e-9)

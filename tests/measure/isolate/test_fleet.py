@@ -187,15 +187,15 @@ def test_a_rank_that_stopped_alone_is_named_and_the_fleet_replaced(
 
 
 def race_faults(kinds: Sequence[str], host: Host, around: Sequence[int] = (0,)) -> dict[str, Measurement]:
-    """Faults on the second rank, all else on ranks around it, and two harmless plans, in one race."""
-    num_files = len(os.listdir("/proc/self/fd"))
+    """Faults on `cpu:1`, all else on ranks around it, and two harmless plans, in one race."""
+    num_files, victim = len(os.listdir("/proc/self/fd")), host.device_index["cpu:1"]
     graph = faulty_graph()
     plans = {}
     for kind in kinds:
         devices = np.resize(np.array(around, dtype=np.int32), graph.num_ops)
-        devices[1 + FAULTS.index(kind)] = 1
+        devices[1 + FAULTS.index(kind)] = victim
         plans[kind] = naive_plan(graph, devices)
-    for name, last in (("first", 0), ("second", 1)):
+    for name, last in (("first", 0), ("second", victim)):
         devices = np.resize(np.array(around, dtype=np.int32), graph.num_ops)
         devices[-1] = last
         plans[name] = naive_plan(graph, devices)
@@ -240,6 +240,24 @@ def test_faults_of_ranks_without_a_memory_in_common(way: str) -> None:
     statuses = {name: outcome.status for name, outcome in found.items()}
     assert statuses == {"raise": "error", "hang": "timeout", "kill": "error", "first": "ok", "second": "ok"}
     assert "op 'faulty_4' (" in found["hang"].why
+    assert "on cpu:1: ValueError: boom" in found["raise"].why
+    assert "the worker of cpu:1 was ended from outside (SIGKILL)" in found["kill"].why
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_far", [False, True])
+def test_faults_among_two_machines_of_two_ranks(is_far: bool) -> None:
+    """`cpu:1` is beside `cpu:0`, or on the other machine: a rank there waits for it in shared memory."""
+    with machines(num_local=2) as made:
+        order = (0, 2, 1, 3) if is_far else (0, 1, 2, 3)
+        named = [(made.host.devices[name], made.host.devices[rank]) for rank, name in enumerate(order)]
+        devices = (replace(one, machine=at.machine, memory_pool=at.machine) for one, at in named)
+        host, around = replace(made.host, devices=tuple(devices)), [0, 3, 3 - order.index(1)]
+        found = race_faults(("raise", "hang", "kill"), host, around)
+    statuses = {name: outcome.status for name, outcome in found.items()}
+    assert statuses == {"raise": "error", "hang": "timeout", "kill": "error", "first": "ok", "second": "ok"}
+    assert "op 'faulty_4' (" in found["hang"].why
+    assert "on cpu:1" in found["hang"].why
     assert "on cpu:1: ValueError: boom" in found["raise"].why
     assert "the worker of cpu:1 was ended from outside (SIGKILL)" in found["kill"].why
 

@@ -98,20 +98,31 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+@pytest.fixture(scope="module")
+def four() -> Iterator[Machines]:
+    """Two machines of two ranks."""
+    with machines(num_local=2) as made:
+        yield made
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_parts", [1, 3])
-def test_steps_over_machines_train_as_plain_pytorch(two: Machines, num_parts: int) -> None:
-    graph, host, generator = training(num_parts), two.host, np.random.default_rng(num_parts)
+@pytest.mark.parametrize("of", ["two", "four"])
+def test_steps_over_machines_train_as_plain_pytorch(of: str, num_parts: int, request: pytest.FixtureRequest) -> None:
+    made: Machines = request.getfixturevalue(of)
+    graph, host, generator = training(num_parts), made.host, np.random.default_rng(num_parts)
     expected = run_eager(case(), "adam").losses
     with contextlib.closing(packed_setup(problem_of(graph, host))) as packed:
         fleet = Fleet(packed, host.devices, first=1)
     with contextlib.closing(fleet):
         prefix, interface = fleet.meeting
-        wires = connect(host, 0, torchrun_store(prefix), interface=interface)
+        wires = connect(host, 0, torchrun_store(prefix), interface=interface, is_sparse=True)
+        assert {pair for pair in wires if 0 in pair} == set(wires)
+        assert {sum(pair) // (host.num_devices // 2) for pair in wires} == {1}, "to the other machine"
         fleet.await_ready()
         crew = RankCrew(host, fleet.arena, links=fleet.links, wires=wires)
         for _ in range(3):
-            plan = naive_plan(graph, random_devices(graph, 2, generator), generator)
+            plan = naive_plan(graph, random_devices(graph, host.num_devices, generator), generator)
             assert plan.num_transfers > 0
             residents = rank_residents(graph, host, crew)
             residents.reset()
@@ -125,7 +136,7 @@ def test_steps_over_machines_train_as_plain_pytorch(two: Machines, num_parts: in
             assert timeline.op_end_s.max() <= seconds + 1e-3, "one clock for all, but for how long an answer takes"
             step.unload()
         crew.stop()
-    assert children_of(two.others[1].pid) == []
+    assert all(children_of(each.pid) == [] for each in made.others.values())
 
 
 @pytest.mark.slow

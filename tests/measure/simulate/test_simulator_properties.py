@@ -73,6 +73,8 @@ def test_agrees_with_the_reference(seed: int, num_ops: int) -> None:
         problem = replace(problem, costs=costs)
     if rng.random() < 0.3 and not any(device.members for device in problem.host.devices):
         own = tuple(replace(device, dispatcher=device.dispatcher and device.name) for device in problem.host.devices)
+        if rng.random() < 0.7:
+            own = tuple(replace(device, machine=str(rng.choice(["a", "b"]))) for device in own)
         problem = replace(problem, host=replace(problem.host, devices=own, processes=True))
     simulator = Simulator(problem, threads=1)
     plan, measurement = simulator.plan_and_time(devices, priorities)
