@@ -101,7 +101,7 @@ NAMED = [
     ("gpt2@small,layers=2,vocab=1003", CAST),
     ("llama@small,layers=2,vocab=1003", CAST),
     ("llama@small,layers=1,kv_heads=2,vocab=1003", CAST),
-    ("vit@small,layers=2", CLEAN),
+    ("vit@small,layers=2,heads=4", CLEAN),
     ("dlrm@small,hidden=64", CLEAN),
     ("mixtral@small,layers=1,heads=8,kv_heads=4,vocab=1003", CAST),
 ]
