@@ -58,7 +58,7 @@ OPEN_CIRCLES = {
 """Imports inside a function that close a circle, each for a method that users expect on a class."""
 SUBROOMS = {
     "export": {"placed"},
-    "graphs": {"capturing", "formats", "grouping", "micro_batching"},
+    "graphs": {"capturing", "formats", "grouping", "micro_batching", "splitting"},
     "measure": {"costs", "execute", "explain", "host_model", "hosts", "isolate", "simulate", "timing"},
     "policy": {"learn", "weights"},
     "report": {"html"},

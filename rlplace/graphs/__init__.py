@@ -2,8 +2,8 @@
 (`Grouping`).
 
 `capturing` makes a graph of a model, `micro_batching` of a model whose batch is cut, `formats` of a file; `grouping`
-says which ops move together. Names are imported when they are first used: running a step does not need the modules that
-capture one, which take seconds to import.
+says which ops move together; `splitting` splits ops into shards. Names are imported when they are first used: running a
+step does not need the modules that capture one, which take seconds to import.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlplace.graphs.grouping.groups import Grouping, group_ops
     from rlplace.graphs.interpreter import StepResult, run_graph
     from rlplace.graphs.opgraph import BACKWARD, FORWARD, PHASES, UPDATE, OpGraph
-    from rlplace.graphs.program import OptimizerSpec, Program
+    from rlplace.graphs.program import OptimizerSpec, Program, SplitPlan
 
 __all__ = [
     "BACKWARD",
@@ -32,6 +32,7 @@ __all__ = [
     "OpGraph",
     "OptimizerSpec",
     "Program",
+    "SplitPlan",
     "StepResult",
     "capture",
     "group_ops",

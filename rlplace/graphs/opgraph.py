@@ -69,6 +69,8 @@ class OpGraph:
         output_tensors: (O,) int32, tensors that the step returns: they stay allocated.
         micro_batch: (N,) int32, the slice of the batch of each op; -1 for ops that all slices share (parameters, sums
             of gradients, updates), and for all ops if the batch is not cut. An empty array means -1 for all ops.
+        shard: (N,) int32, the shard of each op of a step that is split (`SplitPlan`); -1 for ops that are whole,
+            and for all ops if nothing is split. An empty array means -1 for all ops.
         program: the executable graph, if the step was captured in this process; never saved.
         name: a display name, e.g. `nmt@small`; neither saved nor in the fingerprint.
     """
@@ -96,12 +98,14 @@ class OpGraph:
     mutation_tensor: IntArray
     output_tensors: IntArray
     micro_batch: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    shard: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     program: Program | None = field(default=None, repr=False)
     name: str = ""
 
     def __post_init__(self) -> None:
-        if len(self.micro_batch) == 0:
-            object.__setattr__(self, "micro_batch", np.full(self.num_ops, -1, dtype=np.int32))
+        for name in ("micro_batch", "shard"):
+            if len(getattr(self, name)) == 0:
+                object.__setattr__(self, name, np.full(self.num_ops, -1, dtype=np.int32))
         for name, dtype in DTYPES.items():
             object.__setattr__(self, name, read_only(getattr(self, name), dtype))
         check_columns(vars(self), num_phases=len(PHASES))
@@ -121,7 +125,8 @@ class OpGraph:
     def __repr__(self) -> str:
         """In one line: that of a dataclass would print every array."""
         slices = f"{self.num_micro_batches} micro-batches" if self.num_micro_batches > 1 else ""
-        facts = (counted(self.num_ops, "op"), counted(self.num_edges, "edge"), slices, self.label)
+        shards = f"{self.num_shards} shards" if self.num_shards > 1 else ""
+        facts = (counted(self.num_ops, "op"), counted(self.num_edges, "edge"), slices, shards, self.label)
         return f"OpGraph({', '.join(filter(None, facts))})"
 
     @property
@@ -145,6 +150,11 @@ class OpGraph:
     def num_micro_batches(self) -> int:
         """K, the number of slices of the batch; 1 if it is not cut."""
         return max(int(self.micro_batch.max(initial=0)) + 1, 1)
+
+    @cached_property
+    def num_shards(self) -> int:
+        """P, the number of shards of an op that is split; 1 if none is."""
+        return max(int(self.shard.max(initial=0)) + 1, 1)
 
     @cached_property
     def output_offsets(self) -> IntArray:
@@ -242,6 +252,7 @@ DTYPES: dict[str, type[np.generic]] = {
     "mutation_tensor": np.int32,
     "output_tensors": np.int32,
     "micro_batch": np.int32,
+    "shard": np.int32,
 }
 """The dtype of each array."""
 LARGEST_COUNT = 2**53
@@ -256,7 +267,7 @@ MOST_DIMENSIONS = 64
 """Of a tensor; PyTorch's own limit."""
 _OF_OPS = (
     *("targets", "modules", "signatures", "phases", "flops", "bytes_moved", "parameter_bytes", "gradient_bytes"),
-    *("state_bytes", "workspace_bytes", "colocation", "micro_batch"),
+    *("state_bytes", "workspace_bytes", "colocation", "micro_batch", "shard"),
 )
 _TEXTS = ("names", "targets", "modules", "signatures", "tensor_dtypes")
 _OF_TENSORS = ("tensor_output", "tensor_bytes", "tensor_shapes", "tensor_dtypes")
@@ -337,7 +348,7 @@ def check_columns(columns: Mapping[str, Any], *, num_phases: int) -> None:
         where="graph",
     )
     ranges = {
-        **dict.fromkeys(("colocation", "micro_batch"), (-1, n - 1)),
+        **dict.fromkeys(("colocation", "micro_batch", "shard"), (-1, n - 1)),
         **dict.fromkeys(("tensor_op", "mutation_op"), (0, n - 1)),
         **dict.fromkeys(("input_tensors", "mutation_tensor", "output_tensors"), (0, t - 1)),
         "phases": (0, num_phases - 1),
@@ -414,6 +425,7 @@ class OpRow:
     state_bytes: int = 0
     micro_batch: int = -1
     colocation: int = -1
+    shard: int = -1
 
 
 @dataclass(slots=True)
@@ -502,6 +514,7 @@ class GraphBuilder:
             mutation_tensor=np.array([tensor for _, tensor in self.mutations], dtype=np.int32),
             output_tensors=np.array([*outputs], dtype=np.int32),
             micro_batch=column(ops, "micro_batch"),
+            shard=column(ops, "shard"),
             program=program,
         )
 

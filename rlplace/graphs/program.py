@@ -1,17 +1,20 @@
 """`Program`: the executable side of an `OpGraph`, one `Call` an op, with its views apart.
 
-`Slicing`: how the tensors of a batch are cut into micro-batches.
+`Slicing`: how the tensors of a batch are cut into micro-batches. `SplitPlan`: which ops are split into shards.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 import torch
 from torch.utils import _pytree as pytree
+
+from rlplace.errors import UnknownName, refuse_if
 
 SourceKind = Literal["parameter", "buffer", "input", "target", "constant"]
 
@@ -43,6 +46,33 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Shard:
+    """Which part of a parameter a source op holds.
+
+    Attributes:
+        name: of the whole parameter.
+        index: of the shard, from 0.
+        dim: the dimension that it is cut along.
+        intervals: (start, end) of each run of indices along `dim` that belongs to it, ascending.
+    """
+
+    name: str
+    index: int
+    dim: int
+    intervals: tuple[tuple[int, int], ...]
+
+    @property
+    def key(self) -> str:
+        """Its own name: that of the parameter, with the number of the shard."""
+        return f"{self.name}[{self.index}]"
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """The part of `whole`: a view of a contiguous part, else a copy."""
+        parts = [whole.narrow(self.dim, start, end - start) for start, end in self.intervals]
+        return parts[0] if len(parts) == 1 and self.dim == 0 else torch.cat(parts, self.dim)
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """Where the value of a source op comes from.
 
@@ -53,6 +83,7 @@ class Source:
         value: the tensor at capture time (fake tensors where the model was built from them).
         cut: of an input or a target that is cut into micro-batches: which part of the whole this is.
         held: of a constant: the tensor itself, which its owner may change; `value` shows the memory of the capture.
+        shard: of a parameter that is split: which part of it this is; `key` is then the name of the shard.
     """
 
     kind: SourceKind
@@ -60,6 +91,7 @@ class Source:
     value: torch.Tensor
     cut: Cut | None = None
     held: torch.Tensor | None = None
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +262,80 @@ class MicroBatches:
         return self.verdict.kind != "accumulated" and not self.verdict.normalises_batch
 
 
+SPLITTABLE = ("vocabulary", "attention", "mlp", "experts", "tables")
+"""What a step can be split by."""
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """Which ops of a step are split into shards, and into how many.
+
+    Attributes:
+        classes: of `SPLITTABLE`. `vocabulary`: the classes of a softmax loss, with the weights that they come from.
+            `attention`: heads. `mlp`: the hidden width of two products, one after the other. `experts`: the same, for
+            tokens that are sent to it. `tables`: columns of large embedding tables.
+        parts: how many shards, or the share of each, as (3, 1).
+
+    Raises:
+        InvalidValue: classes that do not exist, fewer than two shards, or a share below 1.
+
+    >>> SplitPlan(("mlp",), (3, 1)).bounds(8)
+    (0, 6, 8)
+    """
+
+    classes: tuple[str, ...] = SPLITTABLE
+    parts: int | tuple[int, ...] = 2
+
+    def __post_init__(self) -> None:
+        if wrong := next((name for name in self.classes if name not in SPLITTABLE), None):
+            raise UnknownName("class to split", wrong, SPLITTABLE)
+        refuse_if(not self.classes, "classes", self.classes, f"some of {', '.join(SPLITTABLE)}", where="split")
+        is_count = type(self.parts) is int and self.parts > 1
+        is_shares = isinstance(self.parts, tuple) and len(self.parts) > 1
+        refuse_if(
+            not is_count and not (is_shares and all(type(share) is int and share > 0 for share in self.shares)),
+            "parts",
+            self.parts,
+            "a number of shards from 2 up, or the share of each as integers from 1 up",
+            where="split",
+        )
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """The share of each shard."""
+        return self.parts if isinstance(self.parts, tuple) else (1,) * self.parts
+
+    @property
+    def num_shards(self) -> int:
+        """P."""
+        return len(self.shares)
+
+    def bounds(self, size: int) -> tuple[int, ...]:
+        """(P + 1,): where the shards of so many indices begin and end, by their shares."""
+        ends = itertools.accumulate(self.shares, initial=0)
+        return tuple(size * end // sum(self.shares) for end in ends)
+
+
+@dataclass(frozen=True)
+class SplitReport:
+    """What became of a split.
+
+    Attributes:
+        parameters: by name of each parameter that was split, its class.
+        gathered: of ops that read a split value whole: name, target, module, and share of the FLOPs of the step.
+        random: ops that draw random numbers for each shard apart: not those of the step that is not split.
+    """
+
+    parameters: Mapping[str, str]
+    gathered: tuple[tuple[str, str, str, float], ...] = ()
+    random: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def gathered_share(self) -> float:
+        """Share of the FLOPs of the step in ops that could not be split and read split values."""
+        return sum(share for *_, share in self.gathered)
+
+
 @dataclass(frozen=True)
 class Origin:
     """The user's arguments: kept to run the same step eagerly beside the placed one.
@@ -244,6 +350,7 @@ class Origin:
             a plain step has to enter it again.
         micro: how the step is cut along its batch; None for one that is not.
         frozen: attributes that the step may change as Python does; placed steps leave them as they are.
+        split: which ops are split into shards; None for a step whose ops are whole.
     """
 
     model: torch.nn.Module
@@ -254,6 +361,7 @@ class Origin:
     autocast: torch.dtype | None = None
     micro: MicroBatches | None = None
     frozen: tuple[str, ...] = ()
+    split: SplitPlan | None = None
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -284,6 +392,7 @@ class Program:
         input_gradients: of the inputs that have one, by position among the input tensors; of a module's step alone.
         seeds: ops that make the gradient of the loss, where the backward begins: a scale of the loss multiplies it.
         folded: constants that were read as numbers.
+        split: what became of the split of the step; None for one that is not split.
     """
 
     sources: dict[int, Source]
@@ -298,6 +407,7 @@ class Program:
     input_gradients: Mapping[int, Ref] = field(default_factory=dict)
     seeds: frozenset[int] = frozenset()
     folded: tuple[Folded, ...] = ()
+    split: SplitReport | None = None
 
     @property
     def result_refs(self) -> tuple[Ref, ...]:

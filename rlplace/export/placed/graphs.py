@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, refuse_if
 from rlplace.export.placed.model_state import PlacedState
 from rlplace.export.placed.step_arguments import HeldConstants, Index, InputCutter
 from rlplace.graphs import OpGraph, capture
@@ -305,7 +305,8 @@ def check_arguments(model: nn.Module, graph: OpGraph, placement: Placement, wher
     """Checks the kinds of arguments of the function `where`.
 
     Raises:
-        InvalidValue: an argument is not a model, graph or placement, or the arguments are in the wrong order.
+        InvalidValue: an argument is not a model, graph or placement, or the arguments are in the wrong order; or the
+            step is split into shards.
     """
     for name, value, kind in (("model", model, nn.Module), ("graph", graph, OpGraph)):
         if not isinstance(value, kind):
@@ -317,3 +318,12 @@ def check_arguments(model: nn.Module, graph: OpGraph, placement: Placement, wher
                 hint=f"Call `{where}(model, graph, placement)`, in this order; `rlplace.capture` makes the graph.",
             )
     check_is_placement(placement, where)
+    refuse_if(
+        graph.num_shards > 1,
+        "split",
+        f"{graph.num_shards} shards",
+        "a step whose parameters are whole",
+        where=where,
+        hint="A split step can be simulated, searched and measured; models are not placed by shards yet. Capture it "
+        "without `split`.",
+    )

@@ -31,7 +31,8 @@ from rlplace.graphs.micro_batching.loss_verdict import ASKED, judge_loss
 from rlplace.graphs.micro_batching.slices import BatchDims, plan_slices
 from rlplace.graphs.opgraph import BACKWARD, OpGraph
 from rlplace.graphs.optimizers import resolve_optimizer
-from rlplace.graphs.program import LossByName, LossVerdict, MicroBatches, OptimizerSpec, Origin, tensors_in
+from rlplace.graphs.program import LossByName, LossVerdict, MicroBatches, OptimizerSpec, Origin, SplitPlan, tensors_in
+from rlplace.graphs.splitting.rewrite import split_trace
 
 
 def capture(
@@ -45,6 +46,7 @@ def capture(
     batch_dims: BatchDims | None = None,
     loss: str | LossVerdict = "auto",
     frozen: Sequence[str] = (),
+    split: SplitPlan | None = None,
 ) -> OpGraph:
     """The ATen-level graph of one step of `model`, with its executable `program`.
 
@@ -77,6 +79,8 @@ def capture(
             unchecked.
         frozen: names of attributes (`encoder.calls`) that `forward` or the loss may change, although placed steps do
             not change them. Other attributes that change from step to step are refused.
+        split: which ops are split into shards, each an op of its own (tensor parallelism); None splits none. Such a
+            graph can be simulated and searched; runners do not cut the parameters of a model yet.
 
     Raises:
         CaptureError: the model cannot be captured (control flow that depends on data, a tensor from outside, Python
@@ -120,7 +124,8 @@ def capture(
             whole = (model, args, kwargs, loss_fn, wanted)
             slicing = plan_slices(*whole, micro_batches, batch_dims)
             micro = MicroBatches(slicing, judge_loss(*whole, slicing, asked=loss) if isinstance(loss, str) else loss)
-        return capture_step(Origin(model, args, kwargs, loss_fn, wanted, micro=micro, frozen=_names(frozen)), spec)
+        origin = Origin(model, args, kwargs, loss_fn, wanted, micro=micro, frozen=_names(frozen), split=split)
+        return capture_step(origin, spec)
 
 
 def capture_step(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
@@ -140,6 +145,8 @@ def capture_step(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
             return capture_micro_batches(origin, optimizer)
         whole = (origin.args, origin.kwargs, origin.loss_fn, origin.targets)
         trace = trace_step(origin.model, *whole, is_training=is_training, frozen=origin.frozen)
+        if origin.split is not None:
+            trace = split_trace(trace, origin.split)
         return lower(trace, optimizer, dataclasses.replace(origin, autocast=trace.autocast), is_training=is_training)
 
 

@@ -37,6 +37,7 @@ from rlplace.graphs.program import (
     Ref,
     Source,
     SourceKind,
+    SplitReport,
     Update,
     View,
     map_refs,
@@ -95,7 +96,7 @@ class LoweredStep:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.ops = Lowered()
+        self.ops = Lowered(split=trace.split)
         self._built, self._sources, self._calls = self.ops.built, self.ops.sources, self.ops.calls
         self._constants: dict[tuple[Any, ...], Ref] = {}  # by the memory that they show
         self.ops.folded.update({id(each.tensor): each for each in trace.folded})
@@ -130,9 +131,8 @@ class LoweredStep:
         for node, (kind, key), value in zip(placeholders, kinds, trace.values, strict=True):
             is_state = kind in ("parameter", "buffer")
             name, module = (key, key.rpartition(".")[0]) if is_state else (f"{kind}_{key}", "")
-            self._of_node[node] = ref = self.ops.add_source(
-                name, Source(kind, key, value.detach()), node.meta["val"], module=module
-            )
+            source = Source(kind, key, value.detach(), shard=trace.shards.get(key) if is_state else None)
+            self._of_node[node] = ref = self.ops.add_source(name, source, node.meta["val"], module=module)
             # a recomputed forward reads the module's own tensors, and the loss of an autoencoder the user's input
             self._constants.setdefault(memory(value), ref)
 
@@ -188,7 +188,12 @@ class LoweredStep:
         phase = UPDATE if is_store else FORWARD if custom.get("phase", "forward") == "forward" else BACKWARD
         output: Any = node.meta.get("val")
         signed, cost = signature(str(target), *values), call_facts(target, *values, output)
-        op = self._built.add(OpRow(node.name, str(target), module_of(node), phase, signed, reads, *cost))
+        op = self._built.add(
+            OpRow(
+                *(node.name, str(target), module_of(node), phase, signed, reads, *cost),
+                shard=node.meta.get("shard", -1),
+            )
+        )
         outputs: tuple[int, ...] = ()
         returns_tuple = isinstance(output, (list, tuple))
         for position in (3, 4) if target is aten._native_batch_norm_legit.default else ():
@@ -260,6 +265,7 @@ class Lowered:
         view_values: each view as a fake tensor (or several).
         seeds: ops that make the gradient of the loss.
         folded: constants that were read as numbers, by id of their tensors.
+        split: what became of the split of the step.
     """
 
     built: GraphBuilder = field(default_factory=GraphBuilder)
@@ -269,6 +275,7 @@ class Lowered:
     view_values: list[Any] = field(default_factory=list)
     seeds: set[int] = field(default_factory=set)
     folded: dict[int, Folded] = field(default_factory=dict)
+    split: SplitReport | None = None
 
     def base(self, ref: Ref) -> int:
         """The tensor whose memory `ref` shows."""
@@ -332,6 +339,7 @@ class Lowered:
                 parameter_bytes=tensor_bytes(value) if target == "parameter" else 0,
                 gradient_bytes=gradient_bytes,
                 micro_batch=micro_batch,
+                shard=-1 if source.shard is None else source.shard.index,
             )
         )
         self.sources[op] = source
@@ -352,6 +360,7 @@ class Lowered:
                 (parameter.id, self.base(gradient)),
                 *update_facts(optimizer, value, slope),
                 state_bytes=state_bytes(optimizer, value),
+                shard=self.built.ops[self.producer(parameter)].shard,
             )
         )
         self.calls[op] = Update(parameter, gradient)
@@ -418,6 +427,7 @@ class Lowered:
             input_gradients={position: final(gradient) for position, gradient in (input_gradients or {}).items()},
             seeds=frozenset(self.seeds),
             folded=tuple(self.folded.values()),
+            split=self.split,
         )
         taken: Counter[str] = Counter()
         for row in self.built.ops:  # a name that comes again gets a number

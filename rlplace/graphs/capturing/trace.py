@@ -6,8 +6,8 @@ Where the backward of a traced step begins: at its loss, or at outputs whose gra
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from rlplace.graphs.capturing.refusals import (
     no_numbers_drawn,
 )
 from rlplace.graphs.capturing.untouched import call_with, check_steps_alike, untouched, watched_state
-from rlplace.graphs.program import Folded, Ref, loss_of, tensors_in, with_tensors
+from rlplace.graphs.program import Folded, Ref, Shard, SplitReport, loss_of, tensors_in, with_tensors
 
 LossFn = Callable[..., torch.Tensor]
 """Of the model's output, and of the targets where there are any."""
@@ -59,6 +59,8 @@ class Trace:
         norms: batch norms that hand out their statistics: the last outputs are a mean and a variance for each call.
         input_gradients: positions among the input tensors of those whose gradients follow those of `trainable`.
         folded: constants that were read as numbers.
+        shards: of parameters that are split: by the name of each shard, which part it is.
+        split: what became of the split of the step.
     """
 
     module: torch.fx.GraphModule
@@ -73,6 +75,8 @@ class Trace:
     norms: tuple[str, ...] = ()
     input_gradients: tuple[int, ...] = ()
     folded: tuple[Folded, ...] = ()
+    shards: Mapping[str, Shard] = field(default_factory=dict)
+    split: SplitReport | None = None
 
 
 def trace_step(

@@ -172,8 +172,8 @@ Item = TypeVar("Item", bound=Hashable)
 
 _LARGEST_INDEX = 2**31 - 1
 _TEXTS = ("targets", "modules", "signatures", "tensor_dtypes")
-_MICRO_BATCH = "micro_batch"
-"""A field that is there only where the batch is cut."""
+_PARTS = ("micro_batch", "shard")
+"""Fields that are there only where the batch is cut, and where ops are split."""
 _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("flops", "bytes_moved"), (0, 1e300)),
     "phases": (0, len(PHASES) - 1),
@@ -182,7 +182,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("mutation_op", "mutation_tensor", "output_tensors"), (0, _LARGEST_INDEX)),
     **dict.fromkeys(("parameter_bytes", "gradient_bytes", "state_bytes"), (0, LARGEST_COUNT)),
     **dict.fromkeys(("workspace_bytes", "tensor_bytes"), (0, LARGEST_COUNT)),
-    _MICRO_BATCH: (-1, _LARGEST_INDEX),
+    **dict.fromkeys(_PARTS, (-1, _LARGEST_INDEX)),
 }
 """Arrays of numbers, in the order of the file, and the range of their entries."""
 _HEAD = ("format", "schema", "fingerprint", "strings", "shapes", "names")
@@ -213,8 +213,8 @@ def save_json(graph: OpGraph, path: str | os.PathLike[str]) -> None:
         zip(_HEAD, ("rlplace-graph", SCHEMA, graph.fingerprint, strings, shapes, graph.names), strict=True)
     )
     data |= {name: [place[text] for text in getattr(graph, name)] for name in _TEXTS}
-    is_cut = bool(np.any(graph.micro_batch >= 0))
-    data |= {name: getattr(graph, name).tolist() for name in _RANGES if is_cut or name != _MICRO_BATCH}
+    left_out = {name for name in _PARTS if not np.any(getattr(graph, name) >= 0)}
+    data |= {name: getattr(graph, name).tolist() for name in _RANGES if name not in left_out}
     data["tensor_shapes"] = shape_column
     lines = (
         f"{json.dumps(key)}:{json.dumps(value, separators=(',', ':'), allow_nan=False)}" for key, value in data.items()
@@ -245,7 +245,7 @@ def graph_from_json(data: object, *, where: str) -> OpGraph:
         raise UnknownName(f"field in {where}", shortened(unknown), names)
     head = read_record(_Head, {name: data[name] for name in _HEAD if name in data}, where)
     columns: dict[str, Any] = {name: _looked_up(data, name, head.strings, where) for name in _TEXTS}
-    columns |= {name: _numbers(data, name, where) for name in _RANGES if name in data or name != _MICRO_BATCH}
+    columns |= {name: _numbers(data, name, where) for name in _RANGES if name in data or name not in _PARTS}
     columns["tensor_shapes"] = _looked_up(data, "tensor_shapes", head.shapes, where)
     with located(where):
         graph = OpGraph(names=head.names, **columns)
@@ -341,6 +341,7 @@ def to_dot(graph: OpGraph, *, max_ops: int = MAX_OPS, depth: int = 3) -> str:
 def _box(graph: OpGraph, op: int) -> str:
     colour = SOURCE_COLOUR if graph.is_source[op] else COLOURS[PHASES[graph.phases[op]]]
     slice_line = f"\nmicro-batch {graph.micro_batch[op]}" if graph.micro_batch[op] >= 0 else ""
+    slice_line += f"\nshard {graph.shard[op]}" if graph.shard[op] >= 0 else ""
     label = _quoted(f"{graph.names[op]}\n{graph.targets[op]}{slice_line}")
     return f'n{op} [label={label} fillcolor="{colour}"];'
 

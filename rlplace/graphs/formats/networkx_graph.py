@@ -59,7 +59,8 @@ def to_networkx(graph: OpGraph) -> nx.DiGraph[Any]:
     starts, output_bytes = graph.output_offsets.tolist(), graph.output_bytes.tolist()
     tensor_bytes, tensor_output = graph.tensor_bytes.tolist(), graph.tensor_output.tolist()
     counts = {name: getattr(graph, name).tolist() for name in COUNTS}
-    slices = graph.micro_batch.tolist() if np.any(graph.micro_batch >= 0) else None
+    parts = {"micro_batch": graph.micro_batch, "shard": graph.shard}
+    parts = {name: column.tolist() for name, column in parts.items() if np.any(column >= 0)}
     for i in range(graph.num_ops):
         result.add_node(
             i,
@@ -83,7 +84,7 @@ def to_networkx(graph: OpGraph) -> nx.DiGraph[Any]:
                 for t in range(starts[i], starts[i + 1])
             ],
             **{name: column[i] for name, column in counts.items()},
-            **({} if slices is None else {"micro_batch": slices[i]}),
+            **{name: column[i] for name, column in parts.items()},
         )
     producers = graph.tensor_op.tolist()
     for tensor, reader in zip(graph.input_tensors.tolist(), graph.edge_op.tolist(), strict=True):
@@ -100,9 +101,9 @@ def from_networkx(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> O
     """See `OpGraph.from_networkx`; `where` is for messages.
 
     A graph of others may say of a node: `name`, `target`, `module`, `phase`, `flops`, `bytes_moved`, `output_bytes`,
-    `parameter_bytes`, `gradient_bytes`, `state_bytes`, `workspace_bytes`, `colocation`, `micro_batch`; of an edge:
-    `bytes`. Common other names are understood (`ALIASES`), misspelt ones refused, and others ignored. Ops keep the
-    order of the nodes as far as edges allow.
+    `parameter_bytes`, `gradient_bytes`, `state_bytes`, `workspace_bytes`, `colocation`, `micro_batch`, `shard`; of an
+    edge: `bytes`. Common other names are understood (`ALIASES`), misspelt ones refused, and others ignored. Ops keep
+    the order of the nodes as far as edges allow.
 
     Raises:
         InvalidValue: the graph is cyclic or undirected, or an attribute is wrong, or misspelt.
@@ -231,6 +232,7 @@ class _Reading(GraphBuilder):
                 bytes_moved=read(row, "bytes_moved", -1.0),
                 colocation=_integer("colocation", given, most) if self._is_ours else self._class_of(given),
                 micro_batch=_integer("micro_batch", row.get("micro_batch", -1), most),
+                shard=_integer("shard", row.get("shard", -1), most),
                 **{name: read(row, name, 0) for name in COUNTS},
             )
         )
@@ -394,7 +396,7 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
 _EDGE_FIELDS = ("bytes",)
 _NODE_ONLY = (
     *("signature", "phase", "bytes_moved", "parameter_bytes", "gradient_bytes", "state_bytes", "workspace_bytes"),
-    *("micro_batch", "tensors"),
+    *("micro_batch", "shard", "tensors"),
 )
 NODE_NAMES = frozenset(
     {*_NODE_ONLY, *(name for field, names in ALIASES.items() if field not in _EDGE_FIELDS for name in names)}

@@ -40,6 +40,7 @@ from rlplace.graphs.program import (
     refs_in,
     with_tensors,
 )
+from rlplace.graphs.splitting.rewrite import split_trace
 
 RefMap = dict[int, Ref]
 """By `Ref.id` in a slice, the `Ref` that stands for it in the assembly."""
@@ -111,6 +112,7 @@ class Assembly:
                     row.bytes_moved,
                     row.workspace_bytes,
                     micro_batch=micro_batch,
+                    shard=row.shard,
                 )
             )
             for output in part.tensors_of(op):
@@ -145,6 +147,7 @@ class Assembly:
         module: str = "",
         phase: int,
         micro_batch: int = -1,
+        shard: int = -1,
         **kwargs: Any,
     ) -> Ref:
         """Adds one call that returns one tensor, which comes back; its arguments may hold `Ref`s, `kwargs` none."""
@@ -157,7 +160,11 @@ class Assembly:
         cost, output = self._known[signed]
         reads = [self.ops.base(ref) for ref in refs_in(args)]
         op = self.ops.built.add(
-            OpRow(named(name, micro_batch), str(target), module, phase, signed, reads, *cost, micro_batch=micro_batch)
+            OpRow(
+                *(named(name, micro_batch), str(target), module, phase, signed, reads, *cost),
+                micro_batch=micro_batch,
+                shard=shard,
+            )
         )
         tensor = self.ops.add_tensor(op, 0, output)
         self.ops.calls[op] = Call(target, args, kwargs, (tensor,), returns_tuple=False)
@@ -254,7 +261,12 @@ class Parts:
                 micro-batches share, other than running statistics of batch norm, or reads running statistics that it
                 updates.
         """
-        step = LoweredStep(self._trace(index, part, seeds))
+        trace = self._trace(index, part, seeds)
+        if self.origin.split is not None:
+            trace = split_trace(trace, self.origin.split)
+            self._check_split(trace)
+        step = LoweredStep(trace)
+        self._assembly.ops.split = trace.split
         built = step.ops.built
         if built.mutations:
             changed = built.ops[built.tensors[built.mutations[0][1]].op].name
@@ -273,6 +285,16 @@ class Parts:
                     f"Capture it with micro_batches=1."
                 )
         self.steps[self.micro.slicing.sizes[index]] = step
+
+    def _check_split(self, trace: Trace) -> None:
+        """Refuses micro-batches of different sizes whose parameters are split in different ways."""
+        for step in self.steps.values():
+            if step.trace.shards != trace.shards:
+                keys = sorted(set(step.trace.shards.items()) ^ set(trace.shards.items()))
+                raise CaptureError(
+                    f"micro-batches of different sizes split {keys[0][0]!r} in different ways; capture with as many "
+                    f"micro-batches as go into the batch, or leave `split` out."
+                )
 
     def _trace(self, index: int, part: AsSlice, seeds: tuple[torch.Tensor, ...]) -> Trace:
         """The step of micro-batch `index`; says so where it fails and that of the whole batch does not."""
@@ -472,7 +494,7 @@ class Gradients:
 
     def _call(self, position: int, word: str, target: torch._ops.OpOverload, *args: Any, micro_batch: int = -1) -> Ref:
         """Adds an op of the backward that belongs to the module of the parameter at `position`."""
-        name = self._names[position]
+        name, source = self._names[position], self._producer(self._state[self._names[position]])
         return self._assembly.call(
             target,
             *args,
@@ -480,6 +502,7 @@ class Gradients:
             module=name.rpartition(".")[0],
             phase=BACKWARD,
             micro_batch=micro_batch,
+            shard=self._assembly.ops.built.ops[source].shard,
         )
 
 

@@ -150,13 +150,13 @@ _CLASS_NAMES: dict[OpClass, str] = {
         sum mean prod var std var_mean std_mean amax amin aminmax max min argmax argmin any all norm linalg_vector_norm
         logsumexp logcumsumexp cumsum cumprod cummax cummin topk sort argsort median mode nansum count_nonzero
         nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss l1_loss smooth_l1_loss
-        binary_cross_entropy binary_cross_entropy_with_logits kl_div
+        binary_cross_entropy binary_cross_entropy_with_logits kl_div vocabulary_statistics vocabulary_loss
     """,
     "gather": """
         embedding embedding_dense_backward embedding_backward _embedding_bag _embedding_bag_forward_only index
         index_select index_put _index_put_impl index_add index_copy index_fill gather gather_backward scatter
         scatter_add scatter_reduce take take_along_dim masked_select masked_scatter nonzero unique _unique2
-        repeat_interleave
+        repeat_interleave lookup_rows
     """,
 }
 _CLASS_PARTS: dict[str, OpClass] = {

@@ -1,0 +1,118 @@
+"""Which dimensions are the same, and which a plan splits: small models with hand-worked answers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlplace.errors import CaptureError, InvalidValue, UnknownName
+from rlplace.graphs import SplitPlan, capture
+from rlplace.graphs.program import Shard
+from rlplace.graphs.splitting.dimensions import Atom, leaves, unify
+
+
+def sizes(dim: list[Atom]) -> list[int]:
+    return [leaf.size for leaf in leaves(dim)]
+
+
+def test_a_fused_projection_and_its_heads_have_common_factors() -> None:
+    fused, pieces, heads = [Atom(24)], [Atom(3), Atom(8)], [Atom(4), Atom(2)]
+    assert unify(fused, pieces)
+    assert unify(pieces[1:], heads)
+    assert sizes(fused) == [3, 4, 2]
+    assert leaves(fused)[1] is leaves(heads)[0]
+
+
+def test_factors_that_do_not_fit_stay_apart() -> None:
+    one, other = [Atom(6), Atom(4)], [Atom(4), Atom(6)]
+    assert not unify(one, other)
+    assert sizes(one) == [6, 4]
+
+
+@pytest.mark.parametrize("parts", [2, 4, (3, 1), (1, 2, 5)])
+@pytest.mark.parametrize("size", [8, 13, 50257])
+def test_bounds_cover_all_indices_by_shares(parts: int | tuple[int, ...], size: int) -> None:
+    plan = SplitPlan(parts=parts)
+    bounds = plan.bounds(size)
+    assert (bounds[0], bounds[-1], len(bounds)) == (0, size, plan.num_shards + 1)
+    for share, (start, end) in zip(plan.shares, pairwise(bounds), strict=True):
+        assert abs(end - start - size * share / sum(plan.shares)) < 1
+
+
+def test_a_shard_is_its_intervals_in_order() -> None:
+    whole = torch.arange(12).reshape(2, 6)
+    assert Shard("w", 1, 1, ((1, 2), (4, 6))).of(whole).tolist() == [[1, 4, 5], [7, 10, 11]]
+    assert Shard("w", 1, 0, ((1, 2),)).key == "w[1]"
+
+
+@pytest.mark.parametrize("parts", [1, (2,), (1, 0), "2"])
+def test_parts_that_are_none_are_refused(parts: object) -> None:
+    with pytest.raises(InvalidValue, match="parts"):
+        SplitPlan(parts=parts)  # type: ignore[arg-type]
+
+
+def test_a_class_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UnknownName, match="attention"):
+        SplitPlan(("atention",))
+
+
+class Block(nn.Module):
+    """Two products with a norm before them: the width is needed whole, the hidden width is not."""
+
+    def __init__(self, hidden: int = 6) -> None:
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(4), nn.Linear(4, hidden), nn.Linear(hidden, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(torch.relu(self.first(self.norm(x))))
+
+
+def split_of(model: nn.Module, x: Tensor, plan: SplitPlan) -> dict[str, list[Shard]]:
+    graph = capture(model, x, lambda y: y.square().sum(), "sgd", split=plan)
+    found: dict[str, list[Shard]] = {}
+    assert graph.program is not None
+    for source in graph.program.sources.values():
+        if source.shard is not None:
+            found.setdefault(source.shard.name, []).append(source.shard)
+    return found
+
+
+def test_the_hidden_width_between_two_products_is_split() -> None:
+    shards = split_of(Block(), torch.randn(3, 4), SplitPlan(("mlp",), (2, 1)))
+    assert {name: [(one.dim, one.intervals) for one in own] for name, own in shards.items()} == {
+        "first.weight": [(0, ((0, 4),)), (0, ((4, 6),))],
+        "first.bias": [(0, ((0, 4),)), (0, ((4, 6),))],
+        "second.weight": [(1, ((0, 4),)), (1, ((4, 6),))],
+    }
+
+
+def test_every_second_width_of_a_stack_is_split() -> None:
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.ReLU())))
+    shards = split_of(model, torch.randn(3, 8), SplitPlan(("mlp",)))
+    assert {name: own[0].dim for name, own in shards.items()} == {
+        **{f"{layer}.{name}": 0 for layer in (0, 4) for name in ("weight", "bias")},
+        **{f"{layer}.weight": 1 for layer in (2, 6)},
+    }
+
+
+def test_heads_of_a_fused_projection_are_lists_of_intervals() -> None:
+    model = nn.TransformerEncoderLayer(8, 4, 16, dropout=0.0, batch_first=True)
+    shards = split_of(model, torch.randn(2, 3, 8), SplitPlan(("attention",)))
+    assert [one.intervals for one in shards["self_attn.in_proj_weight"]] == [
+        ((0, 4), (8, 12), (16, 20)),
+        ((4, 8), (12, 16), (20, 24)),
+    ]
+    assert [one.intervals for one in shards["self_attn.out_proj.weight"]] == [((0, 4),), ((4, 8),)]
+
+
+def test_a_shard_of_size_zero_is_refused_with_the_op_and_its_module() -> None:
+    with pytest.raises(CaptureError, match=r"mlp.*addmm.*module first.*runs over 2"):
+        split_of(Block(hidden=2), torch.randn(3, 4), SplitPlan(("mlp",), 4))
+
+
+def test_nothing_to_split_is_refused() -> None:
+    with pytest.raises(CaptureError, match="tables"):
+        split_of(Block(), torch.randn(3, 4), SplitPlan(("tables",)))

@@ -1,0 +1,273 @@
+"""Split steps equal whole ones: losses, gradients and parameters, and what shards cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, embedding
+
+from rlplace import Placement, Problem, Simulator, export
+from rlplace.errors import CaptureError, InvalidValue
+from rlplace.graphs import OpGraph, SplitPlan, capture, load_graph, run_graph, save_graph
+from rlplace.graphs.splitting import shard_ops
+from rlplace.workloads import build
+
+CLEAN = 1e-10
+"""For steps whose ops are all in float64."""
+CAST = 1e-6
+"""For those that cast to float32 on the way: the losses of `transformers`, and its root-mean-square norms."""
+
+
+def joined(graph: OpGraph, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of parameters under their own names, put together from those of the shards."""
+    assert graph.program is not None
+    wholes = {name: each for name, each in found.items() if not name.endswith("]")}
+    shards = [source.shard for source in graph.program.sources.values() if source.shard is not None]
+    for name in dict.fromkeys(shard.name for shard in shards if shard.key in found):
+        pieces: list[tuple[int, Tensor]] = []
+        own = [shard for shard in shards if shard.name == name]
+        for shard in own:
+            sizes = [end - start for start, end in shard.intervals]
+            parts = found[shard.key].split(sizes, shard.dim)
+            pieces += [(start, part) for (start, _), part in zip(shard.intervals, parts, strict=True)]
+        wholes[name] = torch.cat([part for _, part in sorted(pieces, key=lambda piece: piece[0])], own[0].dim)
+    return wholes
+
+
+def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Of all tensors together, relative to the norm of `one`."""
+    assert one.keys() == other.keys()
+    norm = sum(float(value.double().square().sum()) for value in one.values())
+    return float(sum(float((one[name] - other[name]).double().square().sum()) for name in one) / norm) ** 0.5
+
+
+def check_equal(
+    model: nn.Module,
+    inputs: Any,
+    loss_fn: Any,
+    split: SplitPlan,
+    most: float,
+    *,
+    micro_batches: int = 1,
+    **options: Any,
+) -> OpGraph:
+    """The split graph, whose step is that of the whole one."""
+    options |= {"micro_batches": micro_batches}
+    whole = capture(model, inputs, loss_fn, "sgd" if loss_fn else None, **options)
+    graph = capture(model, inputs, loss_fn, "sgd" if loss_fn else None, split=split, **options)
+    one, other = run_graph(whole), run_graph(graph)
+    assert float((one.result - other.result).abs().max()) <= most * float(one.result.abs().max())
+    assert loss_fn is None or distance(one.gradients, joined(graph, other.gradients)) <= most
+    assert distance(one.state, joined(graph, other.state)) <= most
+    assert graph.num_shards == split.num_shards
+    return graph
+
+
+def in_float64(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: in_float64(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(in_float64, value))
+    return value.double() if value.is_floating_point() else value
+
+
+def check_workload(name: str, parts: int | tuple[int, ...], micro_batches: int, most: float) -> None:
+    work = build(name)
+    options: dict[str, Any] = {"batch_dims": work.batch_dims} | ({"loss": work.loss} if micro_batches > 1 else {})
+    graph = check_equal(
+        work.model.double(),
+        in_float64(work.inputs),
+        work.loss_fn,
+        SplitPlan(parts=parts),
+        most,
+        targets=in_float64(work.targets) or None,
+        micro_batches=micro_batches,
+        **options,
+    )
+    assert graph.program is not None
+    assert graph.program.split is not None
+    print(name, f"gathered {graph.program.split.gathered_share:.2%} of the FLOPs")
+    assert graph.program.split.gathered_share < 0.05
+
+
+NAMED = [
+    ("gpt2@small,layers=2,vocab=1003", CAST),
+    ("llama@small,layers=2,vocab=1003", CAST),
+    ("llama@small,layers=1,kv_heads=2,vocab=1003", CAST),
+    ("vit@small,layers=2", CLEAN),
+    ("dlrm@small,hidden=64", CLEAN),
+    ("mixtral@small,layers=1,heads=8,kv_heads=4,vocab=1003", CAST),
+]
+
+
+@pytest.mark.parametrize(("name", "most"), NAMED)
+def test_a_step_in_two_shards_is_that_of_the_whole(name: str, most: float) -> None:
+    check_workload(name, 2, 1, most)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "most"), [one for one in NAMED if "kv_heads=2" not in one[0]])
+@pytest.mark.parametrize(("parts", "micro_batches"), [(2, 2), (4, 1), (4, 2), ((3, 1), 1), ((3, 1), 2)])
+def test_a_step_in_shards_and_micro_batches_is_that_of_the_whole(
+    name: str, most: float, parts: int | tuple[int, ...], micro_batches: int
+) -> None:
+    check_workload(name, parts, micro_batches, most)
+
+
+def test_more_shards_than_heads_of_keys_split_the_heads_of_queries_in_a_group() -> None:
+    """2 heads of keys for 8 of queries: 4 shards have a head of each group, and all the keys."""
+    work = build("llama@small,layers=1,heads=8,kv_heads=2,vocab=1003")
+    graph = check_equal(work.model.double(), work.inputs, work.loss_fn, SplitPlan(("attention",), 4), CAST)
+    assert graph.program is not None
+    shards = [source.shard for source in graph.program.sources.values() if source.shard is not None]
+    assert {shard.name.split(".")[-2] for shard in shards} == {"q_proj", "o_proj"}
+    assert {len(shard.intervals) for shard in shards} == {2}
+
+
+class Words(nn.Module):
+    """A table by rows tied to the last layer, with dropout in between on demand."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.table, self.hidden, self.back = nn.Embedding(11, 4, padding_idx=3), nn.Linear(4, 6), nn.Linear(6, 4)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.table(words)
+        return (x + self.back(self.dropout(torch.tanh(self.hidden(x))))) @ self.table.weight.t()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("parts", [2, (3, 1), (1, 1, 2)])
+def test_a_vocabulary_with_padding_and_ignored_targets(reduction: str, parts: int | tuple[int, ...]) -> None:
+    model = Words().double()
+    words, labels = torch.randint(11, (5, 3)), torch.randint(11, (15,))
+    words[0, 0], labels[:4] = 3, -100
+
+    def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(logits.flatten(0, 1), labels, reduction=reduction)
+
+    graph = check_equal(model, words, loss_fn, SplitPlan(("vocabulary", "mlp"), parts), CLEAN, targets=labels)
+    assert graph.targets.count("rlplace.vocabulary_gradient.default") == graph.num_shards
+    assert "aten._log_softmax.default" not in graph.targets
+
+
+def test_inference_returns_whole_results() -> None:
+    model = Words().double().eval()
+    graph = check_equal(model, torch.randint(11, (5, 3)), None, SplitPlan(("vocabulary", "mlp")), CLEAN)
+    assert graph.program is not None
+    result = graph.program.base(graph.program.result_refs[0])
+    assert graph.shard[graph.tensor_op[result]] == -1
+
+
+class Products(nn.Module):
+    """Two products; what is between them is the tests'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def test_a_width_that_an_op_needs_whole_is_not_split() -> None:
+    class Sorted(Products):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x).sort(dim=-1).values)
+
+    with pytest.raises(CaptureError, match="mlp"):
+        capture(Sorted(), torch.randn(3, 4), split=SplitPlan(("mlp",)))
+
+
+def test_an_op_of_the_backward_without_a_rule_is_gathered_and_named() -> None:
+    class Scaled(torch.autograd.Function):
+        """Its forward is by elements, and its backward is not."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad.flip(1) * 2
+
+    class Flipped(Products):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden: Tensor = Scaled.apply(self.first(x))  # type: ignore[no-untyped-call]
+            return self.second(hidden)
+
+    graph = check_equal(Flipped().double(), torch.randn(3, 4).double(), Tensor.sum, SplitPlan(("mlp",)), CLEAN)
+    assert graph.program is not None
+    assert graph.program.split is not None
+    assert [target for _, target, *_ in graph.program.split.gathered] == ["aten.flip.default"]
+    assert 0 < graph.program.split.gathered_share < 1
+
+
+def test_random_ops_of_shards_are_named() -> None:
+    graph = capture(Words(0.5), torch.randint(11, (5, 3)), lambda y: y.sum(), "sgd", split=SplitPlan(("mlp",)))
+    assert graph.program is not None
+    assert graph.program.split is not None
+    assert [module for _, _, module in graph.program.split.random] == ["dropout"]
+
+
+def test_shards_share_the_work_and_stay_with_their_parameters() -> None:
+    work = build("gpt2@small,layers=1,vocab=1003")
+    whole = capture(work.model, work.inputs, work.loss_fn, "adam")
+    graph = capture(work.model, work.inputs, work.loss_fn, "adam", split=SplitPlan(parts=2))
+    flops = [float(graph.flops[graph.shard == index].sum()) for index in (0, 1)]
+    assert flops[0] == pytest.approx(flops[1], rel=0.02)
+    assert sum(flops) > 0.9 * float(whole.flops.sum())
+    assert float(graph.flops.sum()) < 1.05 * float(whole.flops.sum())
+    assert graph.parameter_bytes.sum() == whole.parameter_bytes.sum()
+    assert graph.state_bytes.sum() == pytest.approx(whole.state_bytes.sum(), rel=1e-4)  # Adam counts steps by shard
+    for colocated in np.unique(graph.colocation[graph.colocation >= 0]):
+        assert len(np.unique(graph.shard[graph.colocation == colocated])) == 1
+
+
+def test_a_file_keeps_the_column(tmp_path: Path) -> None:
+    graph = capture(Words(), torch.randint(11, (5, 3)), lambda y: y.sum(), "sgd", split=SplitPlan(("mlp",)))
+    save_graph(graph, tmp_path / "graph.json")
+    assert np.array_equal(load_graph(tmp_path / "graph.json").shard, graph.shard)
+    assert np.array_equal(OpGraph.from_networkx(graph.to_networkx()).shard, graph.shard)
+    assert dataclasses.replace(graph, shard=np.full(graph.num_ops, -1)).num_shards == 1
+
+
+def test_a_split_step_is_not_exported_yet() -> None:
+    model = Words()
+    graph = capture(model, torch.randint(11, (5, 3)), lambda y: y.sum(), "sgd", split=SplitPlan(("mlp",)))
+    problem = Problem.estimate(graph, "4xV100-pcie")
+    plan = Simulator(problem).plan(np.zeros(graph.num_ops, dtype=np.int32))
+    placement = Placement.of(problem, plan)
+    with pytest.raises(InvalidValue, match="split"):
+        export.to_step(model, graph, placement)
+
+
+def test_the_ops_of_shards_are_their_formulas() -> None:
+    """Against PyTorch's own loss and lookup on the whole."""
+    logits, target = torch.randn(6, 9, dtype=torch.float64, requires_grad=True), torch.tensor([0, 4, 8, 3, -100, 5])
+    loss = cross_entropy(logits, target)
+    (expected,) = torch.autograd.grad(loss, logits)
+    bounds = [(0, 4), (4, 9)]
+    with torch.no_grad():
+        parts = [shard_ops.vocabulary_statistics(logits[:, a:b], target, a) for a, b in bounds]
+        found, number, logsumexp = shard_ops.vocabulary_loss(
+            [each for each, _ in parts], [each for _, each in parts], target, 1, -100
+        )
+        one = torch.ones((), dtype=torch.float64)
+        gradients = [
+            shard_ops.vocabulary_gradient(one, logits[:, a:b], logsumexp, target, number, a, 1, -100) for a, b in bounds
+        ]
+    assert torch.allclose(found, loss, rtol=1e-12)
+    assert torch.allclose(torch.cat(gradients, 1), expected, rtol=1e-12, atol=1e-15)
+    table, words = torch.randn(9, 3), torch.tensor([[0, 4], [8, 3]])
+    rows = [shard_ops.shard_rows(words, a, b, -1) for a, b in bounds]
+    looked_up = [shard_ops.lookup_rows(table[a:b], row) for (a, b), row in zip(bounds, rows, strict=True)]
+    assert torch.equal(shard_ops.sum_parts(looked_up), embedding(words, table))
