@@ -103,7 +103,11 @@ class FingerprintMismatch(UserError):
         self.kind, self.actual, self.expected = kind, actual, expected
         super().__init__(
             f"this file was made for another {kind}: its {kind} fingerprint is {_shown(actual)}, yours is {expected}. "
-            + (hint or f"Use the {kind} that it was made for, or search a placement for this one.")
+            + (
+                hint
+                or f"Use the {kind} that it was made for, or search a placement for this one."
+                + " Its shapes, dtypes, optimizer and micro-batches are part of a graph." * (kind == "graph")
+            )
         )
 
 

@@ -113,7 +113,13 @@ def main() -> int:
     parser.add_argument("--cores", nargs=2, default=["0", "1"], metavar=("A", "B"), help="cores of each machine")
     parser.add_argument("--restarts", type=int, default=0, help="of torchrun")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds after which all is ended")
-    parser.add_argument("--at", action="append", default=[], metavar="SECONDS:COMMAND", help="run a command then")
+    parser.add_argument(
+        "--at",
+        action="append",
+        default=[],
+        metavar="SECONDS:COMMAND",
+        help="run a shell command then, outside; $A and $B are the namespaces: 9:ip -n $B link set net-b down",
+    )
     parser.add_argument("words", nargs=argparse.REMAINDER, help="-- and then as behind `torchrun`")
     options = parser.parse_args()
     words = options.words[1:] if options.words[:1] == ["--"] else options.words

@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 from rlplace import __version__
 from rlplace.doctor.machines import MACHINES
 from rlplace.doctor.system import Check, Finding, System, first_of
+from rlplace.measure.hosts.nodes import under_torchrun
 from rlplace.process_settings import SPIN_COUNT
 from rlplace.say import counted, format_bytes, format_seconds
 
@@ -335,7 +336,11 @@ def check_cores(system: System) -> Finding:
         f"{usable} of {cores or 'an unknown number of'} logical cores may be used"
         f"{f', {model[1]}' if model else ''}{limit}",
         (is_capped, "warn", f"raise the container's CPU limit, or use --host cores:{max(int(quota or 0), 1)}"),
-        (usable < 2, "warn", "without GPUs there is one device, and nothing to place: allow more cores"),
+        (
+            usable < 2 and not under_torchrun(),
+            "warn",
+            "without GPUs there is one device, and nothing to place: allow more cores",
+        ),
     )
 
 

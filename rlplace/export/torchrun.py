@@ -5,6 +5,8 @@ In each process `to_rank` makes the part of one device; the loop is the user's o
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rlplace import __version__
 from rlplace.errors import InvalidValue
 from rlplace.export.formats import ExportFormat, ExportRequest, rank_devices
@@ -120,7 +122,14 @@ def torchrun_script(request: ExportRequest) -> str:
         seed=asked.workload_seed,
         cut="" if count == 1 else words,
     )
-    command = f"torchrun --standalone --nproc-per-node {len(ranks)} {request.run.root / TORCHRUN.file}"
+    machines = Counter(host.devices[index].machine for index in ranks)
+    where = (
+        "--standalone"
+        if len(machines) == 1
+        else f"--nnodes {len(machines)} --node-rank N --master-addr ADDRESS --master-port 29400"
+    )
+    command = f"torchrun {where} --nproc-per-node {max(machines.values())} {request.run.root / TORCHRUN.file}"
+    command += f" on each of {', '.join(machines)}, N from 0 on" if len(machines) > 1 else ""
     simulated = f"; {clean(asked.host)} was simulated: it runs on such a host only" if request.is_simulated else ""
     say(f"run it with {command}{simulated}")
     return text

@@ -349,6 +349,12 @@ def _offer(job: Job, folder: Path) -> str:
     where = [str(folder), "--host", what_is_left(job.host, request.host), *(["--gangs"] if request.gangs else [])]
     train = shlex.join(["rlplace", "train", *own, "--resume", *where, *again_words(job.config)])
     place = shlex.join(["rlplace", "place", *where, *(["--workload", *own] if own else [])])
+    if any(device.machine for device in job.host.devices):
+        same = shlex.join(["rlplace", "train", *own, "--resume", str(folder), *again_words(job.config)])
+        return (
+            f"What was measured is kept: start torchrun again on all machines, with `{same}`; or on those that are "
+            f"left, with `{train}`, which searches again from there, or `{place}`, without measuring."
+        )
     return f"What was measured is kept: go on with `{train}`, or place at once, without measuring, with `{place}`."
 
 

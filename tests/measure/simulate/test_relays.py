@@ -71,17 +71,17 @@ def test_a_tensor_that_two_devices_of_another_machine_read_crosses_once(order: s
 
 @pytest.mark.parametrize("order", ["plan", "request"])
 def test_a_busy_relay_sends_on_when_its_op_has_ended(order: str) -> None:
-    """Op 4 keeps b/0 busy until 7 s; the tensor came at 5 s."""
+    """Op 4 keeps b/0 busy until 7 s; the tensor came at 5 s. Op 6, after op 5 on a/1, starts at 6 s."""
     host = simulated_machines(dispatch_order=order, dispatch_s=1e-12)
     devices = tuple(replace(device, dispatcher=device.name * (order == "request")) for device in host.devices)
-    inputs, op_s = [[], [0], [0], [0], []], [1.0, 1.0, 0.1, 1.0, 7.0]
-    problem = problem_of(replace(host, devices=devices), inputs, [300, 1, 1, 1, 1], op_s)
+    inputs, op_s = [[], [], [0], [0], [], [], [5]], [1.0, 0.1, 0.1, 1.0, 7.0, 6.0, 0.1]
+    problem = problem_of(replace(host, devices=devices), inputs, [300, 1, 1, 1, 1, 1, 1], op_s)
     simulator = Simulator(problem, threads=1)
-    plan = simulator.plan(np.array([0, 1, 2, 3, 2], dtype=np.int32))
+    plan = simulator.plan(np.array([0, 0, 2, 3, 2, 1, 1], dtype=np.int32))
     sequence = plan.sequence.tolist()
-    assert sequence.index(4) < sequence.index(5 + 1) < sequence.index(5 + 2) < sequence.index(2)
+    assert sequence.index(4) < sequence.index(7) < sequence.index(6) < sequence.index(8) < sequence.index(2)
     timeline = simulator.timeline(plan)
-    assert timeline.transfer_start_s.tolist() == pytest.approx([1.0, 1.0, 7.0])
+    assert timeline.transfer_start_s.tolist() == pytest.approx([1.0, 7.0])
     assert timeline.op_start_s[[2, 3]].tolist() == pytest.approx([7.0, 7.3]), "it is free again at once"
     parts = explain(problem, plan, timeline).path.parts
     assert [(part.kind, part.name) for part in parts if part.seconds > 1e-9] == [

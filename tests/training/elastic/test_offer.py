@@ -76,6 +76,16 @@ def test_a_lost_device_comes_with_two_ways_to_go_on() -> None:
     assert told.value.devices == ("cpu:1",)
 
 
+def test_of_machines_all_may_come_back_or_those_that_are_left_go_on() -> None:
+    host = wide(2, 1)
+    machines = (dataclasses.replace(each, machine=name) for each, name in zip(host.devices, "ab", strict=True))
+    host = dataclasses.replace(host, devices=tuple(machines))
+    with pytest.raises(DeviceLost) as told, offering(asked(host), Path("r")):
+        raise DeviceLost(("cpu:1",), "machine 'b' does not answer")
+    for command in ("train --resume r", "train --resume r --host nodes", "place r --host nodes"):
+        assert f"`rlplace {command}`" in str(told.value)
+
+
 def test_a_users_function_is_named_again() -> None:
     with pytest.raises(DeviceLost) as told, offering(asked(core_host(2), "mine:work"), Path("r")):
         raise DeviceLost(("cpu:1",), "gone")
