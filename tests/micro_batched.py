@@ -105,6 +105,7 @@ def cut_graph(graph: OpGraph, count: int) -> OpGraph:
             [made[t, k] for t in graph.output_tensors.tolist() for k in (*range(count), -1) if (t, k) in made]
         ),
         micro_batch=np.array([micro_batch for _, micro_batch, *_ in rows], dtype=np.int32),
+        shard=np.full(len(rows), -1, dtype=np.int32),
         program=None,
     )
 

@@ -80,7 +80,9 @@ class Replicas:
             try:
                 times_s[name] = _trial_s(partial(self._step, name, device), torch_device(device))
             except Exception as error:  # of PyTorch, in all processes alike
-                refused = error
+                if cuda.is_out_of_memory(error):  # perhaps in this process alone: the others wait in it
+                    raise
+                refused = error.with_traceback(None)  # its frames hold the model
             gc.collect()  # the hooks of its reducer go
         best = min(times_s, key=times_s.__getitem__)
         if refused is not None and math.isinf(times_s[best]):
@@ -241,13 +243,14 @@ def pipeline_step(
     args, kwargs = as_call(work.inputs)
     assert work.loss_fn is not None  # it was planned
     whole = WholeStep(work.model, work.loss_fn, tuple(kwargs) or None, len(work.targets))
-    batch = [tensor.to(place) for tensor in (*args, *kwargs.values(), *work.targets)]
+    batch = [*args, *kwargs.values(), *work.targets]
     with warnings.catch_warnings(action="ignore"):  # of the tracer
         options |= {"schedule": getattr(pipelining, schedule), "averages": averages, "group": group}
         module, run = stage_step(whole, batch, index=rank, device=place, **options)
     spec = resolve_optimizer(work.optimizer)
     assert spec is not None
     optimizer = torch_optimizer(spec, list(module.parameters()))
+    batch = [tensor.to(place) for tensor in batch]  # the tracer wants them beside the model
 
     def step() -> Tensor | None:
         optimizer.zero_grad()

@@ -103,11 +103,16 @@ def stage_step(
     ]
     pipe, copies = split_step(step, first, begins)
     stage = pipe.build_stage(index, device, group)
-    copied = [
-        (by_rank, dist.new_group(sorted(by_rank), use_local_synchronization=True))
+    holders = {frozenset(by_rank) for by_rank in copies}
+    if any(one & other for one in holders for other in holders if one != other) and group is not None:
+        # PyTorch names a group of some processes by how many groups each of them has made
+        raise NotImplementedError("two parameters are shared by stages of which only some are the same")
+    made = [
+        (by_rank, dist.new_group(sorted(by_rank), use_local_synchronization=group is not None))
         for by_rank in copies
-        if index in by_rank
+        if group is None or index in by_rank
     ]
+    copied = [(by_rank, those) for by_rank, those in made if index in by_rank]
     chunks = tuple(_Replicate() if dim is None else TensorChunkSpec(dim) for dim in dims)  # type: ignore[no-untyped-call]
     order = schedule(
         stage,

@@ -128,8 +128,12 @@ def torchrun_script(request: ExportRequest) -> str:
         if len(machines) == 1
         else f"--nnodes {len(machines)} --node-rank N --master-addr ADDRESS --master-port 29400"
     )
-    command = f"torchrun {where} --nproc-per-node {max(machines.values())} {request.run.root / TORCHRUN.file}"
-    command += f" on each of {', '.join(machines)}, N from 0 on" if len(machines) > 1 else ""
+    counts = set(machines.values())
+    number = str(*counts) if len(counts) == 1 else "COUNT"
+    command = f"torchrun {where} --nproc-per-node {number} {request.run.root / TORCHRUN.file}"
+    if len(machines) > 1:
+        command += f" on each of {', '.join(machines)}, N from 0 on"
+        command += f", COUNT {', '.join(map(str, machines.values()))}" if len(counts) > 1 else ""
     simulated = f"; {clean(asked.host)} was simulated: it runs on such a host only" if request.is_simulated else ""
     say(f"run it with {command}{simulated}")
     return text

@@ -80,7 +80,7 @@ def capture(
         frozen: names of attributes (`encoder.calls`) that `forward` or the loss may change, although placed steps do
             not change them. Other attributes that change from step to step are refused.
         split: which ops are split into shards, each an op of its own (tensor parallelism); None splits none. Such a
-            graph can be simulated and searched; runners do not cut the parameters of a model yet.
+            graph can be simulated, searched and measured; models are not placed by shards yet.
 
     Raises:
         CaptureError: the model cannot be captured (control flow that depends on data, a tensor from outside, Python

@@ -290,9 +290,9 @@ class Parts:
         """Refuses micro-batches of different sizes whose parameters are split in different ways."""
         for step in self.steps.values():
             if step.trace.shards != trace.shards:
-                keys = sorted(set(step.trace.shards.items()) ^ set(trace.shards.items()))
+                key = min(key for key, _ in set(step.trace.shards.items()) ^ set(trace.shards.items()))
                 raise CaptureError(
-                    f"micro-batches of different sizes split {keys[0][0]!r} in different ways; capture with as many "
+                    f"micro-batches of different sizes split {key!r} in different ways; capture with as many "
                     f"micro-batches as go into the batch, or leave `split` out."
                 )
 

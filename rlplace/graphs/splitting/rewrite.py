@@ -26,7 +26,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Node
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
-from rlplace.graphs.capturing.constants import module_of
+from rlplace.errors import CaptureError
+from rlplace.graphs.capturing.constants import memory, module_of
 from rlplace.graphs.capturing.functional import is_view
 from rlplace.graphs.capturing.lower import call_facts
 from rlplace.graphs.capturing.portable import logsumexp_dtype
@@ -139,7 +140,7 @@ def _may_be_linear(node: Node) -> bool:
     if target is aten.mul.Tensor:
         one, other = node.args[:2]
         is_scale = not isinstance(other, Node) or other.meta["val"].dim() == 0
-        return is_scale or (one is not other and all(user.target in _ADDING for user in node.users))
+        return one is not other and (is_scale or all(user.target in _ADDING for user in node.users))
     return _is_view(node) or target in _LINEAR_IN_FIRST or target in _LINEAR_IN_ALL or target is aten.index_add.default
 
 
@@ -188,6 +189,7 @@ class _Rewriting:
             with self._mode:
                 for node in self._old.nodes:
                     if node.op == "get_attr":
+                        self._check_recomputed(node)
                         self._values[node] = _Value("whole", (self._new.node_copy(node),), node)
                     elif node.op == "call_function":
                         self._add(node)
@@ -427,6 +429,8 @@ class _Rewriting:
             if any(map(has, dims)) and layout_of(dims, atom) is None:
                 return False
         is_summed = any(map(has, use.summed))
+        if is_summed and node.target in _UNBIASED and node.kwargs:  # factors of the bias and of the product
+            return False
         kinds: list[tuple[Kind, Dims]] = []
         for out in use.outs:
             is_split = out is not None and any(map(has, out))
@@ -477,6 +481,19 @@ class _Rewriting:
         if is_summed and index and target in _UNBIASED:  # the bias is in the first shard
             target, args = _UNBIASED[target], args[1:]
         return self._call(node, target, args, kwargs, shard=index)
+
+    def _check_recomputed(self, node: Node) -> None:
+        """Refuses a recomputed forward that reads the module's own parameter, not the shards of it."""
+        value = operator.attrgetter(str(node.target))(self._trace.module)
+        if not isinstance(value, torch.Tensor):
+            return
+        places = {one: k for k, one in enumerate(self._placeholders)}
+        for one in self._choice.parameters:
+            if memory(value) == memory(self._trace.values[places[one]]):
+                raise CaptureError(
+                    f"a recomputed forward (`torch.utils.checkpoint`) reads {one.name!r}, which is split. Leave "
+                    "`split` or the recomputation out."
+                )
 
     def _local_shape(self, shape: Sequence[int], dims: Dims, atom: Atom, index: int) -> list[int]:
         layout = layout_of(dims, atom)

@@ -297,7 +297,7 @@ def describe(posterior: Posterior, *, most: int = MOST) -> list[str]:
     ranked = [place for place in np.argsort(-sureness, kind="stable").tolist() if sureness[place] >= SURE]
     late = [place for place in ranked[most:] if posterior.scales.items[place].kind in ("co-run", "moved")][:most]
     lines = [_line(posterior, place) for place in [*ranked[: max(most - len(late), 0)], *late]]
-    if abs(math.log(posterior.scales.level)) > LEAST_LEVEL:
+    if math.log(posterior.scales.level) > LEAST_LEVEL:
         level = _number(posterior.scales.level)
         lines.append(f"a step takes {level} times as long as its ops and transfers say: the machine is disturbed")
     if (tracing := posterior.scales.tracing) is not None:

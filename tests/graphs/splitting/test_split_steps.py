@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, embedding
+from torch.nn.functional import cross_entropy, embedding, mse_loss
+from torch.utils.checkpoint import checkpoint
 
 from rlplace import Placement, Problem, Simulator, export
 from rlplace.errors import CaptureError, InvalidValue
@@ -209,6 +210,46 @@ def test_an_op_of_the_backward_without_a_rule_is_gathered_and_named() -> None:
     assert graph.program.split is not None
     assert [target for _, target, *_ in graph.program.split.gathered] == ["aten.flip.default"]
     assert 0 < graph.program.split.gathered_share < 1
+
+
+class Recomputed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda one: self.down(torch.relu(self.up(one))), x, use_reentrant=False)
+
+
+def test_a_recomputed_forward_of_a_split_parameter_is_refused() -> None:
+    """It would read the parameter as it was when the step was captured."""
+    with pytest.raises(CaptureError, match="recomputed forward"):
+        capture(Recomputed(), torch.randn(4, 8), mse_loss, targets=torch.randn(4, 8), split=SplitPlan(("mlp",)))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.up(x))
+        return torch.addmm(self.down.bias, hidden, self.down.weight.t(), beta=0.5)
+
+
+def squared_mean(found: Tensor, target: Tensor) -> Tensor:
+    mean = found.mean()
+    return mean * mean + 0.0 * target.sum()
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+
+
+@pytest.mark.parametrize(("make", "loss_fn"), [(Scaled, mse_loss), (plain, squared_mean)])
+def test_products_with_factors_and_squares_of_sums_are_those_of_the_whole(make: Any, loss_fn: Any) -> None:
+    x, target = torch.randn(4, 8).double(), torch.randn(4, 8).double()
+    check_equal(make().double(), x, loss_fn, SplitPlan(("mlp",)), CLEAN, targets=target)
 
 
 def test_random_ops_of_shards_are_named() -> None:
