@@ -21,7 +21,7 @@ ELSEWHERE = {
     "rlplace.measure.costs.profile": "sends what is there for long, by the same channels; waits for what it times",
     "rlplace.measure.execute.spmd": "likewise, results between ranks",
     "rlplace.measure.costs.machine_links": "likewise, between two ranks",
-    "rlplace.compare.pytorch_baselines": "likewise, in processes with one GPU each",
+    "rlplace.compare.replicas": "likewise, in processes with one GPU each",
 }
 """Modules that call these functions for no order between threads or streams."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_gpus.fake_ranks import fake_ranks, processes, rank_steps
-from fake_gpus.gpu_plans import MODELS, Setting, gpu_host, setting_of
+from fake_gpus.gpu_plans import MODELS, Setting, gpu_host, host_of_machines, setting_of
 from fake_gpus.late_queues import POLICIES, Policy
 from fake_gpus.plan_runs import LATEST_S, judged, machine_installed
 from fake_gpus.vector_clocks import Actor, StreamActor
@@ -54,9 +54,7 @@ def test_random_plans_with_relays(policy: Policy) -> None:
     """The first GPU on a machine of its own, two or three on another."""
     num_relayed = 0
     for seed in range(NUM_PLANS // 4):
-        host = gpu_host(tuple(f"cuda:{gpu}" for gpu in range(3 + seed % 2))).as_processes("machines")
-        devices = (replace(device, machine="b" if gpu else "a") for gpu, device in enumerate(host.devices))
-        setting = setting_of(sorted(MODELS)[seed % len(MODELS)], "adam", replace(host, devices=tuple(devices)), seed)
+        setting = setting_of(sorted(MODELS)[seed % len(MODELS)], "adam", host_of_machines(3 + seed % 2), seed)
         for plan in setting.plans:
             home = plan.devices[setting.graph.tensor_op[plan.transfer_tensor]]
             num_relayed += int((transfer_sources(setting.graph, setting.host, plan) != home).sum())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -73,6 +73,13 @@ def gpu_host(names: tuple[str, ...]) -> Host:
     wiring = [Wiring("pcie", 1e10, 1e-6, ports=names)] if len(names) > 1 else []
     links, routes = lay_routes(wiring, names, "test")
     return Host("fake", devices, links, routes, dispatch_s=1e-6, copy_dispatch_s=1e-6)
+
+
+def host_of_machines(count: int) -> Host:
+    """So many GPUs, each a process: the first on a machine of its own, the others on another."""
+    host = gpu_host(tuple(f"cuda:{gpu}" for gpu in range(count))).as_processes("machines")
+    devices = (replace(device, machine="b" if gpu else "a") for gpu, device in enumerate(host.devices))
+    return replace(host, devices=tuple(devices))
 
 
 def random_host(generator: np.random.Generator) -> Host:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from fake_gpus.fake_ranks import processes
-from fake_gpus.gpu_plans import gpu_host, input_elsewhere, late_copy, setting_of
+from fake_gpus.gpu_plans import gpu_host, host_of_machines, input_elsewhere, late_copy, setting_of
 from fake_gpus.late_queues import POLICIES, Policy
 from fake_gpus.mutants import Mutant, alive
 from fake_gpus.plan_runs import Body, judged, trained
@@ -47,6 +47,7 @@ def runs() -> dict[str, Body]:
         "processes": processes(three),
         "processes, late copy": processes(late_copy()),
         "processes, traced": processes(three, is_traced=True),
+        "processes, relays": processes(setting_of("batch_norm_train", "adam", host_of_machines(3), 0)),
     }
 
 
