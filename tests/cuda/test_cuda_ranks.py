@@ -49,6 +49,7 @@ def test_random_plans(policy: Policy) -> None:
     assert num_transfers > 10 * NUM_PLANS
 
 
+@pytest.mark.xfail(strict=False, reason="open: the collector frees a cycle in another thread")
 @pytest.mark.parametrize("policy", ["now", *POLICIES])
 def test_random_plans_with_relays(policy: Policy) -> None:
     """The first GPU on a machine of its own, two or three on another."""
