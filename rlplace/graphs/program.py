@@ -275,9 +275,12 @@ class SplitPlan:
             `attention`: heads. `mlp`: the hidden width of two products, one after the other. `experts`: the same, for
             tokens that are sent to it. `tables`: columns of large embedding tables.
         parts: how many shards, or the share of each, as (3, 1).
+        reduce: how partial results are summed. `owner`: by one op, whose result all shards read. `chunks`: each shard
+            sums a chunk of the tokens, norms and residual sums run by these chunks, and each shard joins them for its
+            next product (reduce-scatter and all-gather).
 
     Raises:
-        InvalidValue: classes that do not exist, fewer than two shards, or a share below 1.
+        InvalidValue: classes or a reduction that do not exist, fewer than two shards, or a share below 1.
 
     >>> SplitPlan(("mlp",), (3, 1)).bounds(8)
     (0, 6, 8)
@@ -285,8 +288,11 @@ class SplitPlan:
 
     classes: tuple[str, ...] = SPLITTABLE
     parts: int | tuple[int, ...] = 2
+    reduce: Literal["owner", "chunks"] = "owner"
 
     def __post_init__(self) -> None:
+        if self.reduce not in ("owner", "chunks"):
+            raise UnknownName("reduction of a split", self.reduce, ("owner", "chunks"))
         if wrong := next((name for name in self.classes if name not in SPLITTABLE), None):
             raise UnknownName("class to split", wrong, SPLITTABLE)
         refuse_if(not self.classes, "classes", self.classes, f"some of {', '.join(SPLITTABLE)}", where="split")
