@@ -234,8 +234,9 @@ def choose(
             f"cannot split {', '.join(plan.classes)}: the step has none of them that a chain of products with "
             f"parameters shows. Leave `split` out."
         )
-    tokens = _tokens(dimensions, set(parameters), classes, plan) if plan.reduce == "chunks" else ()
-    return Choice(classes, split, frozenset(tokens))
+    by_tokens = plan.reduce == "chunks"
+    tokens = frozenset(_tokens(dimensions, set(parameters), classes, plan)) if by_tokens else frozenset[Atom]()
+    return Choice(classes, split, tokens)
 
 
 def _tokens(dimensions: Dimensions, parameters: set[Node], classes: dict[Atom, str], plan: SplitPlan) -> Iterator[Atom]:

@@ -265,17 +265,20 @@ class _Rewriting(ShardedValues):
     def _add_copies(self, node: Node) -> bool:
         """Adds an op that picks tokens for products of the shards, or is between both, once for each shard.
 
-        What experts pick is together larger than what they pick from.
+        Shards that join chunks have what experts pick from.
         """
         values = [self._values[one] for one in node.all_input_nodes]
         has_copies = any(isinstance(value, Value) and value.copies is not None for value in values)
         is_between = has_copies and _is_by_elements(node) and not any(v.atom for v in values if isinstance(v, Value))
-        if not (is_between or node.target is aten.index_select.default) or not self._feeds_shards(node):
+        is_pick = node.target is aten.index_select.default and self._plan.reduce == "chunks"
+        if not (is_between or is_pick) or not self._feeds_shards(node):
             return False
         wholes = {one: self._wholes(self._value(one), node) for one in node.all_input_nodes}
-        copies = []
+        copies = list[Node]()
         for index in range(self._plan.num_shards):
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda one: wholes[one][index])  # noqa: B023
+            local = {one: own[index] for one, own in wholes.items()}
+            args: Any
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), local.__getitem__)
             copies.append(self._call(node, node.target, args, kwargs, shard=index))
         self._values[node] = Value("whole", (copies[0],), node, copies=tuple(copies))
         return True
@@ -299,7 +302,17 @@ class _Rewriting(ShardedValues):
 
         made = self._new.node_copy(node, {one: of(one) for one in node.all_input_nodes}.__getitem__)
         is_several = isinstance(node.meta.get("val"), (list, tuple))
-        self._values[node] = Several((made,)) if is_several else Value("whole", (made,), node)
+        self._values[node] = Several((made,)) if is_several else self._looked_up(Value("whole", (made,), node))
+
+    def _looked_up(self, value: Value) -> Value:
+        """What a lookup has found, in chunks of tokens if there are some: the first norms run by chunks as the last."""
+        node = value.origin
+        dims = self._dimensions.of[node] if node.target is aten.embedding.default else ()
+        for atom in self._token_atoms(node) if dims else ():
+            layout = layout_of(dims, atom)
+            assert layout is not None
+            return Value("split", self._cut(value.nodes[0], layout, atom, node, node), node, atom, dims)
+        return value
 
     def _add_item(self, node: Node) -> None:
         source, index = argument(node, 0), argument(node, 1)
@@ -356,7 +369,7 @@ class _Rewriting(ShardedValues):
         value = Value(kind, made, node, atom if kind == "split" else None, dims)
         declared = self._dimensions.of[node]
         if kind == "split" and not any(atom in leaves(dim) for dim in declared):  # columns of a table
-            value = Value("whole", (self._whole(value, node),), node)
+            value = self._looked_up(Value("whole", (self._whole(value, node),), node))
         self._values[node] = value
 
     def _add_shard(
