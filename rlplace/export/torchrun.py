@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from rlplace import __version__
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, refuse_if
 from rlplace.export.formats import ExportFormat, ExportRequest, rank_devices
 from rlplace.say import clean, say
 from rlplace.workloads import build_for
@@ -90,7 +90,7 @@ def torchrun_script(request: ExportRequest) -> str:
 
     Raises:
         UserError: the run lacks a file or is malformed, its workload cannot be built, or is no training step with an
-            optimizer; or a device that the placement uses cannot be a process.
+            optimizer; its ops are split into shards; or a device that the placement uses cannot be a process.
     """
     session, placement, host = request.session, request.placement, request.session.host
     asked = session.request
@@ -110,6 +110,14 @@ def torchrun_script(request: ExportRequest) -> str:
             "`cuda-procs` or `nodes`.",
         )
     count, cut = session.cut
+    refuse_if(
+        cut.plan is not None,
+        "split",
+        cut.split,
+        "a step whose parameters are whole",
+        where=WHERE,
+        hint="Export `--format script`, which runs split steps on one machine, or train without `--split`.",
+    )
     dims = "workload.batch_dims" if cut.batch_dims is None else repr(cut.batch_dims)
     words = f",\n        micro_batches={count}, batch_dims={dims}, loss={cut.loss!r},\n    "
     text = _TEMPLATE.format(

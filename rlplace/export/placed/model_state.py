@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from rlplace.errors import InvalidValue, check_known, refuse_if
+from rlplace.export.placed.split_state import check_not_updated, split_parameters
 from rlplace.export.placed.step_arguments import layout
 from rlplace.graphs import OpGraph, OptimizerSpec
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import UpdateState, torch_optimizer
-from rlplace.graphs.program import Update
+from rlplace.graphs.program import Source, Update
 from rlplace.measure import Plan
 from rlplace.measure.execute.residents import GradientsOut, Residents
 
@@ -55,10 +56,11 @@ class PlacedState:
         held: the devices whose tensors this process has: the others have no part in what follows.
 
     Attributes:
-        parameters: by dotted name, in the order of the model; they show the memory that steps read and update.
+        parameters: by dotted name, in the order of the model; they show the memory that steps read and update, those
+            that are split once they are shown (`show`).
         buffers: likewise.
         settled: launches of the calling thread on the GPUs while active run afterwards.
-        updates: optimizer state of each parameter that the captured optimizer updates, by dotted name.
+        split: parameters that are split into shards, by dotted name.
         reached: names of parameters that the backward reaches.
         gradients: where steps leave gradients that are asked for.
     """
@@ -71,34 +73,106 @@ class PlacedState:
         tensors = {name: residents.tensor(op, devices[op]) for name, op in ops.items() if devices[op] in held}
         self._elsewhere = ops.keys() - tensors.keys()
         model = self._model = program.origin.model
-        self.parameters = {
-            name: nn.Parameter(tensors[name], requires_grad=parameter.requires_grad)
-            for name, parameter in model.named_parameters()
-            if name in tensors
-        }
-        self.buffers = {name: tensors[name] for name, _ in model.named_buffers() if name in tensors}
-        self._by_name: dict[str, torch.Tensor] = {**self.parameters, **self.buffers}
-        self.updates: dict[str, UpdateState] = {
+        self._updates: dict[str, UpdateState] = {
             program.sources[residents.updated(op)].key: residents.update_state(op, devices[op])
             for op, call in program.calls.items()
             if isinstance(call, Update) and devices[op] in held
         }
+        self.split = split_parameters(program, devices, residents, tensors, self._updates)
+        self.parameters = {
+            name: nn.Parameter(tensors[name], requires_grad=parameter.requires_grad)
+            if name in tensors
+            else self.split[name].whole
+            for name, parameter in model.named_parameters()
+            if name in tensors or name in self.split
+        }
+        self.buffers = {name: tensors[name] for name, _ in model.named_buffers() if name in tensors}
+        self._by_name: dict[str, torch.Tensor] = {**self.parameters, **self.buffers}
+        self._keys = {name: [shard.key for shard in each.shards] for name, each in self.split.items()}
+        self._parts = {
+            shard.key: (shard, part)
+            for each in self.split.values()
+            for shard, part in zip(each.shards, each.parts, strict=True)
+        }
         self._tied = _tied_names(model)
-        self.reached = tuple(name for name in self.parameters if name in program.gradients)
+        self.reached = tuple(
+            name for name in self.parameters if not program.gradients.keys().isdisjoint(self._keys.get(name, [name]))
+        )
         self.gradients = GradientsOut()
         self._is_trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
         self._layouts = {name: layout(parameter) for name, parameter in self.parameters.items()}
         self._bound = self._addresses()
 
-    def share(self, graph: OpGraph, plan: Plan, residents: Residents) -> None:
-        """Has the residents of another graph of the model hold these tensors; `plan` keeps them on the same devices."""
-        program, devices = require_program(graph), plan.devices.tolist()
+    def share(self, graph: OpGraph, plan: Plan, residents: Residents) -> list[tuple[torch.Tensor, Source]]:
+        """Has the residents of another graph of the model hold these tensors; `plan` keeps them on the same devices.
+
+        Returns:
+            Tensors of its own that the graph has for parameters, as it splits them otherwise, or not at all: `follow`
+            gives them their values.
+
+        Raises:
+            InvalidValue: the graph updates such a parameter.
+        """
+        program, devices, apart = require_program(graph), plan.devices.tolist(), list[tuple[torch.Tensor, Source]]()
         for op, source in program.sources.items():
-            if source.kind in ("parameter", "buffer") and devices[op] in self._held:
+            if source.kind not in ("parameter", "buffer") or devices[op] not in self._held:
+                continue
+            shard, part = self._parts.get(source.key, (None, None))
+            if source.shard is None and source.key not in self.split:
                 residents.adopt(op, devices[op], self.tensor(source.key))
+            elif part is not None and shard == source.shard:
+                residents.adopt(op, devices[op], part)
+            else:
+                apart.append((residents.tensor(op, devices[op]), source))
+        moved = {source.key for _, source in apart}
+        check_not_updated(program, residents, {key: state for key, state in self._updates.items() if key not in moved})
         for op, call in program.calls.items():
             if isinstance(call, Update) and devices[op] in self._held:
-                residents.adopt(op, devices[op], self.updates[program.sources[residents.updated(op)].key])
+                residents.adopt(op, devices[op], self._updates[program.sources[residents.updated(op)].key])
+        return apart
+
+    @torch.no_grad()
+    def follow(self, apart: list[tuple[torch.Tensor, Source]], *, is_updating: bool) -> None:
+        """Shards, and tensors that `share` returned, are as the parameters that users have seen."""
+        for each in self.split.values():
+            each.cut(has_state=is_updating)
+        for tensor, source in apart:
+            name = source.key if source.shard is None else source.shard.name
+            whole, split = self._by_name[name].detach(), self.split.get(name)
+            if split is not None and not split.is_shown:
+                whole = split.join_into(torch.empty_like(whole), split.parts)
+            tensor.copy_(whole if source.shard is None else source.shard.of(whole))
+
+    @torch.no_grad()
+    def updated(self) -> None:
+        """Parameters that users have seen are as the shards, which a step has updated."""
+        for each in self.split.values():
+            each.join()
+
+    def show(self, *, has_state: bool = False) -> None:
+        """Gives parameters that are split memory and their values, with `has_state` the state of their updates, too."""
+        with torch.no_grad():
+            for each in self.split.values():
+                each.show(has_state=has_state)
+
+    @contextlib.contextmanager
+    def all_shown(self, *, has_state: bool = False) -> Iterator[None]:
+        """While active, all parameters are shown, to be read or overwritten."""
+        before = [(each, each.is_shown, each.state is None) for each in self.split.values()]
+        self.show(has_state=has_state)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for each, was_shown, had_none in before:
+                    each.cut(has_state=True)
+                    each.hide(is_shown=was_shown, has_state=had_none)
+
+    @property
+    def updates(self) -> dict[str, UpdateState]:
+        """Optimizer state of each parameter that the captured optimizer updates, by dotted name: what is shown."""
+        states = ((name, self.split[name].state if name in self.split else self._updates.get(name)) for name in self.parameters)
+        return {name: state for name, state in states if state is not None}
 
     def is_moved(self) -> bool:
         """Whether parameters were given other memory (`parameter.data = ...`) since the last time it was asked.
@@ -108,6 +182,8 @@ class PlacedState:
         """
         before, now = self._bound, self._addresses()
         for name, parameter in self.parameters.items() if now != before else ():
+            if name in self.split and not self.split[name].is_shown:
+                continue
             if (found := layout(parameter)) != self._layouts[name]:
                 raise InvalidValue(
                     f"data of {name}",
@@ -116,7 +192,7 @@ class PlacedState:
                     where="placed step",
                     hint="Overwrite it in place: `with torch.no_grad(): parameter.copy_(...)`.",
                 )
-            if not self._residents.is_homed(parameter):
+            if name not in self.split and not self._residents.is_homed(parameter):
                 parameter.data = self._residents.homed(parameter.data)
         self._bound = self._addresses() if now != before else now
         return now != before
@@ -124,7 +200,12 @@ class PlacedState:
     @property
     def spec(self) -> OptimizerSpec | None:
         """Options of the next update; None where no optimizer was captured."""
-        return next((update.spec for update in self.updates.values()), None)
+        return next((update.spec for update in self._updates.values()), None)
+
+    def set_spec(self, spec: OptimizerSpec) -> None:
+        """Sets the options of updates."""
+        for state in (*self._updates.values(), *self.updates.values()):
+            state.spec = spec
 
     def check_trained(self, *, is_updating: bool) -> None:
         """Checks that the graph has the gradients that parameters require now, and where it updates, no others.
@@ -137,7 +218,8 @@ class PlacedState:
                 updates: or the other way round; or it has a hook, which an update passes by.
         """
         for name, parameter in self.parameters.items():
-            updated, wants = is_updating and name in self.updates, parameter.requires_grad
+            updated = is_updating and not self._updates.keys().isdisjoint(self._keys.get(name, [name]))
+            wants = parameter.requires_grad
             wrong = (
                 wants and not self._is_trained[name],
                 updated and not wants,
@@ -171,15 +253,24 @@ class PlacedState:
             apart = {
                 name: each
                 for name, each in wanted.items()
-                if each.grad is None or has_hooks(each) or not self._residents.is_homed(each.grad)
+                if each.grad is None
+                or has_hooks(each)
+                or name in self.split
+                or not self._residents.is_homed(each.grad)
             }
-            fresh = {name: self._residents.new_like(each) for name, each in apart.items()}
-        held = {name: each.grad for name, each in wanted.items() if each.grad is not None}
+            parts = {key: self._parts[key][1] for name in apart for key in self._keys.get(name, ())}
+            whole = {name: each for name, each in apart.items() if name not in self.split}
+            fresh = {name: self._residents.new_like(each) for name, each in (*whole.items(), *parts.items())}
+        held = {name: each.grad for name, each in wanted.items() if each.grad is not None and name not in apart}
         with self.gradients.into({**held, **fresh}, fresh, loss_scale=loss_scale):
             yield
         with torch.no_grad():
-            for name, gradient in fresh.items():
-                _accumulate(wanted[name], gradient)
+            for name, parameter in apart.items():
+                gradient = fresh.get(name)
+                if gradient is None:
+                    gradients = [fresh[key] for key in self._keys[name]]
+                    gradient = self.split[name].join_into(torch.empty_like(parameter), gradients)
+                _accumulate(parameter, gradient)
 
     def shown(self) -> dict[str, Any]:
         """The tensors of the model's own `state_dict`: every name of a tied tensor, and no buffer that it skips."""
@@ -192,7 +283,8 @@ class PlacedState:
 
     def copies(self) -> dict[str, torch.Tensor]:
         """Copies of them."""
-        return {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in self.shown().items()}
+        with self.all_shown():
+            return {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in self.shown().items()}
 
     def write_to(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copies all parameters and buffers into tensors of the same names.
@@ -216,9 +308,9 @@ class PlacedState:
                     f"{tuple(tensor.shape)}, as that of the step",
                     where="copy_to",
                 )
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensors[name].copy_(tensor)
+        with torch.no_grad(), self.all_shown():
+            for name in own:
+                tensors[name].copy_(self.tensor(name))
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrites parameters and buffers, by dotted name; the others do not change.
@@ -235,7 +327,7 @@ class PlacedState:
                 raise InvalidValue(
                     name, f"{value.dtype} {tuple(value.shape)}", f"{own.dtype} {tuple(own.shape)}", where="state"
                 )
-        with torch.no_grad():
+        with torch.no_grad(), self.all_shown():
             for name, value in tensors.items():
                 self.tensor(name).copy_(value)
 
@@ -335,6 +427,7 @@ class CapturedOptimizer:
 
         Its `step()` updates by `grad`, which `backward` of the placed step fills.
         """
+        self._state.show(has_state=True)
         made = torch_optimizer(self.spec, list(self._state.parameters.values()))
         made.register_load_state_dict_post_hook(self._loaded)
         self._show_state(made)
@@ -377,8 +470,7 @@ class CapturedOptimizer:
         spec = dataclasses.replace(self.spec, **{name: _checked(name, value) for name, value in options.items()})
         if spec != self.spec:
             self.spec = spec
-            for state in self._state.updates.values():
-                state.spec = spec
+            self._state.set_spec(spec)
 
     def _show_state(self, made: torch.optim.Optimizer) -> None:
         """Makes the state of updates that of PyTorch's optimizer."""

@@ -124,12 +124,20 @@ def to_rank(
 
     Raises:
         InvalidValue: torchrun did not start this process, or not as many as the placement has devices; or an argument
-            is not a model, graph or placement.
+            is not a model, graph or placement; or the step is split into shards.
         FingerprintMismatch: the placement was made for another graph.
         RunnerError: a rank did not come, or has another step.
     """
     check_arguments(model, graph, placement, "to_rank")
     placement.require_graph(graph)
+    refuse_if(
+        graph.num_shards > 1,
+        "split",
+        f"{graph.num_shards} shards",
+        "a step whose parameters are whole",
+        where="to_rank",
+        hint="Threads and processes of one machine run split steps (`to_step`): capture it without `split` for torchrun.",
+    )
     nodes: Nodes = join()
     plan, names = placement.plan, placement.device_names
     num_used = 1 + max([*plan.devices.tolist(), *plan.transfer_destination.tolist()])
