@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from rlplace import __version__
-from rlplace.errors import InvalidValue, refuse_if
+from rlplace.errors import InvalidValue
 from rlplace.export.formats import ExportFormat, ExportRequest, rank_devices
 from rlplace.say import clean, say
 from rlplace.workloads import build_for
@@ -42,8 +42,8 @@ def main(steps: int, clip: float | None, folder: Path | None, every: int) -> Non
     """Trains up to a number of steps, from the last checkpoint in the folder, if it has one."""
     workload = build(parse_workload("{workload}"), default_size="{size}", seed={seed})
     model, inputs, targets = workload.model, workload.inputs, workload.targets
-    graph = rlplace.capture(model, inputs, workload.loss_fn, workload.optimizer, targets=targets{cut})
     placement = rlplace.load_placement(Path(__file__).with_name("placement.json"))
+    graph = rlplace.capture(model, inputs, workload.loss_fn, workload.optimizer, targets=targets{cut})
     step = rlplace.export.to_rank(model, graph, placement)
     dist.init_process_group("gloo")  # of checkpoints; steps have connections of their own
 
@@ -90,7 +90,7 @@ def torchrun_script(request: ExportRequest) -> str:
 
     Raises:
         UserError: the run lacks a file or is malformed, its workload cannot be built, or is no training step with an
-            optimizer; its ops are split into shards; or a device that the placement uses cannot be a process.
+            optimizer; or a device that the placement uses cannot be a process.
     """
     session, placement, host = request.session, request.placement, request.session.host
     asked = session.request
@@ -110,16 +110,9 @@ def torchrun_script(request: ExportRequest) -> str:
             "`cuda-procs` or `nodes`.",
         )
     count, cut = session.cut
-    refuse_if(
-        cut.plan is not None,
-        "split",
-        cut.split,
-        "a step whose parameters are whole",
-        where=WHERE,
-        hint="Export `--format script`, which runs split steps on one machine, or train without `--split`.",
-    )
     dims = "workload.batch_dims" if cut.batch_dims is None else repr(cut.batch_dims)
-    words = f",\n        micro_batches={count}, batch_dims={dims}, loss={cut.loss!r},\n    "
+    options = [f"micro_batches={count}, batch_dims={dims}, loss={cut.loss!r}"] * (count > 1)
+    options += ["split=placement.split"] * (cut.plan is not None)
     text = _TEMPLATE.format(
         workload=request.spec,
         version=__version__,
@@ -128,7 +121,7 @@ def torchrun_script(request: ExportRequest) -> str:
         names=", ".join(host.devices[index].name for index in ranks).replace("\\", "/").replace('"', "'"),
         size=asked.default_size,
         seed=asked.workload_seed,
-        cut="" if count == 1 else words,
+        cut="".join(f",\n        {each}" for each in options) + ",\n    " * bool(options),
     )
     machines = Counter(host.devices[index].machine for index in ranks)
     where = (

@@ -105,5 +105,7 @@ def test_a_run_is_split_exported_and_trains_on(capsys: pytest.CaptureFixture[str
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "True"
     assert "whole ops for a device map" in refused(capsys, "export", run, "--format", "device_map")
-    assert "a step whose parameters are whole" in refused(capsys, "export", run, "--format", "torchrun")
+    told(capsys, "export", run, "--format", "torchrun")
+    assert "micro_batches=2" in (text := (tmp_path / "run" / "torchrun.py").read_text())
+    assert "\n        split=placement.split,\n    )" in text
     told(capsys, "train", "--resume", run, "--budget", "+2s")

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from rlplace.errors import InvalidValue, check_known, refuse_if
+from rlplace.export.placed.rank_shards import RankShards
 from rlplace.export.placed.split_state import check_not_updated, split_parameters
 from rlplace.export.placed.step_arguments import layout
 from rlplace.graphs import OpGraph, OptimizerSpec
@@ -79,13 +80,18 @@ class PlacedState:
             if isinstance(call, Update) and devices[op] in held
         }
         self.split = split_parameters(program, devices, residents, tensors, self._updates)
-        self.parameters = {
-            name: nn.Parameter(tensors[name], requires_grad=parameter.requires_grad)
-            if name in tensors
-            else self.split[name].whole
-            for name, parameter in model.named_parameters()
-            if name in tensors or name in self.split
-        }
+        shards = [source.shard for source in program.sources.values() if source.shard is not None]
+        apart = {shard.key: shard for shard in shards if shard.key in tensors and shard.name not in self.split}
+        own = dict(model.named_parameters())
+        self._of_rank = RankShards(apart, {name: each.shape for name, each in own.items()})
+        self._partial = {shard.name for shard in shards} - self.split.keys()
+        self.parameters: dict[str, nn.Parameter] = {}
+        for name, parameter in own.items():
+            keys = [key for key, shard in apart.items() if shard.name == name]
+            if name in self.split:
+                self.parameters[name] = self.split[name].whole
+            for key in (each for each in (name, *keys) if each in tensors):
+                self.parameters[key] = nn.Parameter(tensors[key], requires_grad=parameter.requires_grad)
         self.buffers = {name: tensors[name] for name, _ in model.named_buffers() if name in tensors}
         self._by_name: dict[str, torch.Tensor] = {**self.parameters, **self.buffers}
         self._keys = {name: [shard.key for shard in each.shards] for name, each in self.split.items()}
@@ -117,11 +123,21 @@ class PlacedState:
         for op, source in program.sources.items():
             if source.kind not in ("parameter", "buffer") or devices[op] not in self._held:
                 continue
-            shard, part = self._parts.get(source.key, (None, None))
-            if source.shard is None and source.key not in self.split:
+            shard, part = self._parts.get(source.key, (self._of_rank.shards.get(source.key), None))
+            name = source.key if source.shard is None else source.shard.name
+            if shard == source.shard and part is None and name not in self.split and source.key in self._by_name:
                 residents.adopt(op, devices[op], self.tensor(source.key))
             elif part is not None and shard == source.shard:
                 residents.adopt(op, devices[op], part)
+            elif name in self._partial or name not in self._by_name:
+                raise InvalidValue(
+                    f"shards of {name}",
+                    "other ones for these inputs",
+                    "those of the first capture, which the ranks have",
+                    where="placed step",
+                    hint="Take a split whose classes are found for all inputs that you use (not `vocabulary` where you "
+                    "evaluate).",
+                )
             else:
                 apart.append((residents.tensor(op, devices[op]), source))
         moved = {source.key for _, source in apart}
@@ -273,13 +289,29 @@ class PlacedState:
                 _accumulate(parameter, gradient)
 
     def shown(self) -> dict[str, Any]:
-        """The tensors of the model's own `state_dict`: every name of a tied tensor, and no buffer that it skips."""
+        """The tensors of the model's own `state_dict`: every name of a tied tensor, and no buffer that it skips; and
+        shards of parameters that are split over ranks.
+        """
         first = {id(value): name for name, value in (*self._model.named_parameters(), *self._model.named_buffers())}
-        return {
+        gone = self._elsewhere | self._partial
+        found = {
             name: self.tensor(first[id(value)]) if id(value) in first else value
             for name, value in self._model.state_dict(keep_vars=True).items()
-            if first.get(id(value)) not in self._elsewhere
+            if first.get(id(value)) not in gone
         }
+        return found | {key: self.tensor(key) for key in self._of_rank.shards}
+
+    def under_names(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """Entries of a checkpoint, with shards of this rank together under the name of their parameter."""
+        found = self._of_rank.under_names(named)
+        return found | {name: found[own] for name, own in self._tied.items() if own in found}
+
+    def loaded(self, loaded: Mapping[str, Any], key: str, own: Any) -> Any:
+        """What a checkpoint gave in the place of `own`; that of a shard has been loaded into its memory."""
+        shard, name = self._of_rank.renamed(key)
+        if shard is None or not isinstance(own, torch.Tensor):
+            return loaded[name]
+        return own if own.dim() else own.copy_(loaded[name])
 
     def copies(self) -> dict[str, torch.Tensor]:
         """Copies of them."""
@@ -294,6 +326,9 @@ class PlacedState:
             InvalidValue: one has another shape. Nothing is written then.
         """
         own = {name: self.tensor(name) for name in self._by_name}
+        for key, shard in self._of_rank.shards.items():
+            if shard.name in tensors:
+                tensors = {**tensors, key: own[key]}
         for name, tensor in own.items():
             check_known(
                 "parameter or buffer of the model",
@@ -311,6 +346,8 @@ class PlacedState:
         with torch.no_grad(), self.all_shown():
             for name in own:
                 tensors[name].copy_(self.tensor(name))
+            for key, shard in self._of_rank.shards.items():
+                shard.copy(tensors[shard.name], self.tensor(key), is_joined=True)
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrites parameters and buffers, by dotted name; the others do not change.
@@ -320,6 +357,7 @@ class PlacedState:
             InvalidValue: another shape or dtype. Nothing is overwritten then.
         """
         tensors = {self._tied.get(name, name): value for name, value in tensors.items()}
+        tensors = self._of_rank.cut(tensors, self._partial)
         tensors = {name: value for name, value in tensors.items() if name not in self._elsewhere}
         for name, value in tensors.items():
             own = self.tensor(name)
@@ -518,7 +556,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer | None, placed: PlacedState
         name = names[parameter]
         found |= {f"state.{name}.{key}": each for key, each in own.items()}
         found |= {f"param_groups.{name}.{key}": each for key, each in group.items() if key != "params"}
-    return found
+    return placed.under_names(found)
 
 
 def set_options(optimizer: torch.optim.Optimizer | None, placed: PlacedState, loaded: Mapping[str, Any]) -> None:
@@ -526,8 +564,10 @@ def set_options(optimizer: torch.optim.Optimizer | None, placed: PlacedState, lo
     names = {parameter: name for name, parameter in placed.parameters.items()}
     for group, parameter, own in _each(optimizer):
         name = names[parameter]
-        own.update({key: loaded[f"state.{name}.{key}"] for key in own})
-        group.update({key: loaded[f"param_groups.{name}.{key}"] for key in group if key != "params"})
+        for key in own:
+            own[key] = placed.loaded(loaded, f"state.{name}.{key}", own[key])
+        for key in group.keys() - {"params"}:
+            group[key] = placed.loaded(loaded, f"param_groups.{name}.{key}", group[key])
 
 
 def _each(optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[dict[str, Any], nn.Parameter, dict[str, Any]]]:

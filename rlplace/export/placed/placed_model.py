@@ -401,7 +401,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             self._state.show()
             counts = {"num_steps": self.num_steps, "num_evaluations": self._num_evaluations}
             return {
-                "model": self._state.shown(),
+                "model": self._state.under_names(self._state.shown()),
                 "optim": optimizer_state(self._torch_optimizer(optimizer), self._state),
                 "rlplace": {name: torch.tensor(count) for name, count in counts.items()},
             }

@@ -26,7 +26,8 @@ class RankModel(PlacedModel):
 
     It is used as a `PlacedModel`, by all ranks at once: each makes the same calls in the same order, with tensors of
     the same shapes. Every rank gets the result of a step. `parameters`, `state_dict`, `load_state_dict`, `copy_to` and
-    `checkpoint` are about what this rank holds: each parameter is on one rank.
+    `checkpoint` are about what this rank holds: each parameter is on one rank. Of one that is split, a rank has shards,
+    each a parameter of its own: `up.weight[0]`. In a checkpoint they are under the names of the model.
 
     Args:
         graph: captured from the model, alike on all ranks.
@@ -124,20 +125,12 @@ def to_rank(
 
     Raises:
         InvalidValue: torchrun did not start this process, or not as many as the placement has devices; or an argument
-            is not a model, graph or placement; or the step is split into shards.
+            is not a model, graph or placement.
         FingerprintMismatch: the placement was made for another graph.
         RunnerError: a rank did not come, or has another step.
     """
     check_arguments(model, graph, placement, "to_rank")
     placement.require_graph(graph)
-    refuse_if(
-        graph.num_shards > 1,
-        "split",
-        f"{graph.num_shards} shards",
-        "a step whose parameters are whole",
-        where="to_rank",
-        hint="Threads and processes of one machine run split steps (`to_step`): capture it without `split` for torchrun.",
-    )
     nodes: Nodes = join()
     plan, names = placement.plan, placement.device_names
     num_used = 1 + max([*plan.devices.tolist(), *plan.transfer_destination.tolist()])

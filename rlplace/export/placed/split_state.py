@@ -102,13 +102,13 @@ def split_parameters(
     tensors: Mapping[str, torch.Tensor],
     updates: Mapping[str, UpdateState],
 ) -> dict[str, SplitParameter]:
-    """The parameters of a program that are split, by dotted name.
+    """The parameters of a program that are split, by dotted name: those whose shards are all here.
 
     Args:
         program: of the graph.
         devices: of its ops.
         residents: of the graph.
-        tensors: of all shards, by their names.
+        tensors: of the shards that this process has, by their names.
         updates: of all that are updated, likewise.
     """
     found: dict[str, list[tuple[int, Shard]]] = {}
@@ -118,6 +118,8 @@ def split_parameters(
     parameters = dict(program.origin.model.named_parameters()) if found else {}
     made = {}
     for name, each in found.items():
+        if any(shard.key not in tensors for _, shard in each):
+            continue  # other ranks have some of them
         each.sort(key=lambda placed: placed[1].index)
         shards = tuple(shard for _, shard in each)
         own = parameters[name]

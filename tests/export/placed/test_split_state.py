@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from core_hosts import core_host, process_host
 from loops import assert_same_state
 from naive_plan import naive_plan, random_devices
+from spmd_ranks import in_ranks
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
 from rlplace.errors import InvalidValue
-from rlplace.export import PlacedModel, PlacedModule, to_module, to_rank, to_step
+from rlplace.export import PlacedModel, PlacedModule, RankModel, to_module, to_step
+from rlplace.export.placed.rank_shards import PartTensor, part_tensor
 from rlplace.graphs import OpGraph, SplitPlan, capture
 from rlplace.measure import Host, Placement
+from rlplace.measure.hosts.nodes import Nodes
 
 HOST = core_host(2)
 PARTS: list[int | tuple[int, ...]] = [2, (3, 1)]
@@ -308,7 +313,7 @@ def test_processes_train_as_threads_do() -> None:
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
 
 
-def test_a_placement_makes_a_step_of_one_process_only() -> None:
+def test_a_placement_makes_a_step() -> None:
     model = block()
     graph = captured(model, "adam", (3, 1))
     plan = naive_plan(graph, random_devices(graph, 2, np.random.default_rng(0)))
@@ -316,5 +321,92 @@ def test_a_placement_makes_a_step_of_one_process_only() -> None:
     with to_step(model, graph, placement, host=HOST) as step:
         rows, labels = batches(1)[0]
         assert float(step(rows, targets=labels)) == pytest.approx(float(loss_of(model(rows), labels)), rel=TIGHT)
-    with pytest.raises(InvalidValue, match=r"to_rank: split is '2 shards', expected a step whose parameters are whole"):
-        to_rank(model, graph, placement)
+
+
+def save_together(states: list[dict[str, Any]], path: Path) -> None:
+    """Writes the checkpoints of all ranks as they do it at once under torchrun."""
+    merged: dict[str, dict[str, Any]] = {section: {} for section in states[0]}
+    for state in states:
+        for section, named in state.items():
+            for key, value in named.items():
+                known = merged[section].get(key)
+                if isinstance(known, PartTensor):
+                    merged[section][key] = part_tensor([*known.parts, *value.parts], value.whole_shape)
+                else:
+                    merged[section][key] = value
+    dcp.save(merged, checkpoint_id=path, no_dist=True)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_ranks_have_shards_and_train_as_eager_does_from_checkpoint_to_checkpoint(
+    micro_batches: int, tmp_path: Path
+) -> None:
+    model, pairs = block(), batches(4)
+    eager = copy.deepcopy(model)
+    optimizer, losses = torch.optim.Adam(eager.parameters(), lr=1e-3), []
+    for rows, labels in pairs:
+        optimizer.zero_grad()
+        loss = loss_of(eager(rows), labels)
+        loss.backward()
+        clip_grad_norm_(eager.parameters(), 0.05)
+        optimizer.step()
+        losses.append(loss.item())
+    graph = captured(model, "adam", (3, 1), micro_batches)
+    plan = naive_plan(graph, np.maximum(graph.shard, 0).astype(np.int32))
+
+    def work(first: int, last: int, nodes: Nodes) -> tuple[list[float], dict[str, Tensor], dict[str, Any]]:
+        step, found = RankModel(graph, plan, nodes), []
+        if first:
+            state = step.checkpoint()
+            dcp.load(state, checkpoint_id=tmp_path / str(first), no_dist=True)
+            step.restore(state)
+            assert step.num_steps == first
+        for rows, labels in pairs[first:last]:
+            step.zero_grad()
+            found.append(float(step.backward(rows, targets=labels)))
+            step.clip_grad_norm_(0.05)
+            step.optimizer.step()
+        return found, step.state_dict(), step.checkpoint()
+
+    ranks = in_ranks(2, partial(work, 0, 2))
+    assert [found for found, *_ in ranks] == [pytest.approx(losses[:2], rel=TIGHT)] * 2
+    for rank, (_, own, _) in enumerate(ranks):
+        assert {f"qkv.weight[{rank}]", f"up.bias[{rank}]"} <= own.keys()
+        assert "qkv.weight" not in own
+    save_together([state for *_, state in ranks], tmp_path / "2")
+    ranks = in_ranks(2, partial(work, 2, 4))
+    assert [found for found, *_ in ranks] == [pytest.approx(losses[2:], rel=TIGHT)] * 2
+    save_together([state for *_, state in ranks], tmp_path / "4")
+    plain = {"model": block().state_dict()}
+    dcp.load(plain, checkpoint_id=tmp_path / "4", no_dist=True)
+    assert_same_state(plain["model"], eager.state_dict())
+    with placed(captured(block(), "adam", 2)) as step:  # another split goes on from it
+        state = step.checkpoint()
+        dcp.load(state, checkpoint_id=tmp_path / "4", no_dist=True)
+        step.restore(state)
+        expected = loss_of(eager(pairs[0][0]), pairs[0][1]).item()
+        assert float(step(pairs[0][0], targets=pairs[0][1])) == pytest.approx(expected, rel=TIGHT)
+        eager_loop(eager, optimizer, pairs[:1])
+        assert_same_state(step.state_dict(), eager.state_dict())
+
+
+def test_a_rank_writes_its_shards_into_a_whole_model() -> None:
+    model = block()
+    graph = captured(model, "adam", 2)
+    plan = naive_plan(graph, np.maximum(graph.shard, 0).astype(np.int32))
+
+    def work(nodes: Nodes) -> dict[str, Tensor]:
+        step, into = RankModel(graph, plan, nodes), block()
+        step.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+        with torch.no_grad():
+            for parameter in into.parameters():
+                parameter.zero_()
+        step.copy_to(into)
+        with pytest.raises(InvalidValue, match=r"up\.weight is .*of shape \(2, 2\)"):
+            step.load_state_dict({"up.weight": torch.zeros(2, 2, dtype=torch.float64)})
+        return into.state_dict()
+
+    one, other = in_ranks(2, work)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(one[name] + other[name], value + 1, msg=name)  # each number is on one rank
