@@ -17,7 +17,7 @@ from torch import nn
 
 from rlplace.errors import InvalidValue, check_known, refuse_if
 from rlplace.export.placed.rank_shards import RankShards
-from rlplace.export.placed.split_state import check_not_updated, split_parameters
+from rlplace.export.placed.split_state import other_shards, split_parameters
 from rlplace.export.placed.step_arguments import layout
 from rlplace.graphs import OpGraph, OptimizerSpec
 from rlplace.graphs.interpreter import require_program
@@ -130,21 +130,16 @@ class PlacedState:
             elif part is not None and shard == source.shard:
                 residents.adopt(op, devices[op], part)
             elif name in self._partial or name not in self._by_name:
-                raise InvalidValue(
-                    f"shards of {name}",
-                    "other ones for these inputs",
-                    "those of the first capture, which the ranks have",
-                    where="placed step",
-                    hint="Take a split whose classes are found for all inputs that you use (not `vocabulary` where you "
-                    "evaluate).",
-                )
+                raise other_shards(name)
             else:
                 apart.append((residents.tensor(op, devices[op]), source))
         moved = {source.key for _, source in apart}
-        check_not_updated(program, residents, {key: state for key, state in self._updates.items() if key not in moved})
         for op, call in program.calls.items():
             if isinstance(call, Update) and devices[op] in self._held:
-                residents.adopt(op, devices[op], self._updates[program.sources[residents.updated(op)].key])
+                key = program.sources[residents.updated(op)].key
+                if key in moved:
+                    raise other_shards(key)
+                residents.adopt(op, devices[op], self._updates[key])
         return apart
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from torch import nn
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.optimizers import UpdateState
-from rlplace.graphs.program import Program, Shard, Update
+from rlplace.graphs.program import Program, Shard
 from rlplace.measure.execute.residents import Residents
 
 
@@ -133,18 +133,13 @@ def split_parameters(
     return made
 
 
-def check_not_updated(program: Program, residents: Residents, known: Mapping[str, UpdateState]) -> None:
-    """Refuses a graph of the same model that updates other shards than those that are there.
-
-    Raises:
-        InvalidValue: it does.
-    """
-    for op, call in program.calls.items():
-        if isinstance(call, Update) and (key := program.sources[residents.updated(op)].key) not in known:
-            raise InvalidValue(
-                f"shards of {key}",
-                "other ones for inputs of these shapes",
-                "those of the first capture, which the state of the optimizer is of",
-                where="placed step",
-                hint="Use `step.backward` with an optimizer of your own, or capture a step of its own for these.",
-            )
+def other_shards(name: str) -> InvalidValue:
+    """The error where a graph of the same model needs other shards than those that are there."""
+    return InvalidValue(
+        f"shards of {name}",
+        "other ones for inputs of these shapes",
+        "those of the first capture",
+        where="placed step",
+        hint="Capture a step of its own for these, or take a split whose classes are found for all of your inputs "
+        "(`vocabulary` may not be, without the loss).",
+    )
