@@ -132,11 +132,12 @@ def split_parameters(
 
 
 def other_shards(name: str) -> InvalidValue:
-    """The error where a graph of the same model updates other shards than those that are there."""
+    """The error where a graph of the same model needs other shards than those that are there."""
     return InvalidValue(
         f"shards of {name}",
         "other ones for inputs of these shapes",
-        "those of the first capture, which the state of the optimizer is of",
+        "those of the first capture",
         where="placed step",
-        hint="Use `step.backward` with an optimizer of your own, or capture a step of its own for these.",
+        hint="Capture a step of its own for these, or take a split whose classes are found for all of your inputs "
+        "(`vocabulary` may not be, without the loss).",
     )
