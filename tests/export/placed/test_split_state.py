@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, RunnerError
 from rlplace.export import PlacedModel, PlacedModule, to_module, to_rank, to_step
 from rlplace.graphs import OpGraph, SplitPlan, capture
 from rlplace.measure import Host, Placement
@@ -284,7 +284,7 @@ def test_a_parameter_of_a_module_that_changes_before_the_backward_is_refused() -
     loss = loss_of(module(rows), labels)
     with torch.no_grad():
         module.get_parameter("qkv.weight").mul_(2)
-    with pytest.raises(RuntimeError, match="modified in place between forward and backward"):
+    with pytest.raises(RunnerError, match="modified in place between forward and backward"):
         loss.backward()
     module.close()
 
