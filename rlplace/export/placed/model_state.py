@@ -173,7 +173,10 @@ class PlacedState:
     @property
     def updates(self) -> dict[str, UpdateState]:
         """Optimizer state of each parameter that the captured optimizer updates, by dotted name: what is shown."""
-        states = ((name, self.split[name].state if name in self.split else self._updates.get(name)) for name in self.parameters)
+        states = (
+            (name, self.split[name].state if name in self.split else self._updates.get(name))
+            for name in self.parameters
+        )
         return {name: state for name, state in states if state is not None}
 
     def is_moved(self) -> bool:
@@ -255,10 +258,7 @@ class PlacedState:
             apart = {
                 name: each
                 for name, each in wanted.items()
-                if each.grad is None
-                or has_hooks(each)
-                or name in self.split
-                or not self._residents.is_homed(each.grad)
+                if each.grad is None or has_hooks(each) or name in self.split or not self._residents.is_homed(each.grad)
             }
             parts = {key: self._parts[key][1] for name in apart for key in self._keys.get(name, ())}
             whole = {name: each for name, each in apart.items() if name not in self.split}
@@ -286,7 +286,9 @@ class PlacedState:
     def copies(self) -> dict[str, torch.Tensor]:
         """Copies of them."""
         with self.all_shown():
-            return {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in self.shown().items()}
+            return {
+                name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in self.shown().items()
+            }
 
     def write_to(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copies all parameters and buffers into tensors of the same names.

@@ -421,7 +421,9 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
 
     def _show(self, *, has_state: bool = False) -> None:
         """Has parameters that are split in memory as whole ones, with the state of their updates if asked for."""
-        if not all(each.is_shown and (each.state or not (has_state and each.states)) for each in self._state.split.values()):
+        if not all(
+            each.is_shown and (each.state or not (has_state and each.states)) for each in self._state.split.values()
+        ):
             with self._turn(runs=False):
                 self._state.show(has_state=has_state)
 

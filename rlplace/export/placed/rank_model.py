@@ -136,7 +136,7 @@ def to_rank(
         f"{graph.num_shards} shards",
         "a step whose parameters are whole",
         where="to_rank",
-        hint="Threads and processes of one machine run split steps (`to_step`): capture it without `split` for torchrun.",
+        hint="Threads and processes of one machine run split steps (`to_step`); capture it without `split`.",
     )
     nodes: Nodes = join()
     plan, names = placement.plan, placement.device_names

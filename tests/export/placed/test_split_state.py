@@ -39,9 +39,7 @@ class Block(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         x = self.words(rows)
-        q, k, v = (
-            part.view(*rows.shape, 4, 2).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, dim=-1)
-        )
+        q, k, v = (part.view(*rows.shape, 4, 2).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, dim=-1))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
         y: Tensor = self.head(x + self.down(torch.tanh(self.up(x))))
