@@ -101,6 +101,7 @@ class PlacedState:
         self.gradients = GradientsOut()
         self._is_trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
         self._layouts = {name: layout(parameter) for name, parameter in self.parameters.items()}
+        self._layouts |= {name: (*each.layout, each.device) for name, each in self.split.items()}
         self._bound = self._addresses()
 
     def share(self, graph: OpGraph, plan: Plan, residents: Residents) -> list[tuple[torch.Tensor, Source]]:
@@ -142,7 +143,7 @@ class PlacedState:
             name = source.key if source.shard is None else source.shard.name
             whole, split = self._by_name[name].detach(), self.split.get(name)
             if split is not None and not split.is_shown:
-                whole = split.join_into(torch.empty_like(whole), split.parts)
+                whole = split.join_into(split.new(), split.parts)
             tensor.copy_(whole if source.shard is None else source.shard.of(whole))
 
     @torch.no_grad()
@@ -253,6 +254,7 @@ class PlacedState:
         Args:
             loss_scale: gradients are those of the loss times this.
         """
+        self.show()
         wanted = {name: self.parameters[name] for name in self.reached if self.parameters[name].requires_grad}
         with torch.no_grad():
             apart = {
@@ -271,7 +273,7 @@ class PlacedState:
                 gradient = fresh.get(name)
                 if gradient is None:
                     gradients = [fresh[key] for key in self._keys[name]]
-                    gradient = self.split[name].join_into(torch.empty_like(parameter), gradients)
+                    gradient = self.split[name].join_into(self.split[name].new(), gradients)
                 _accumulate(parameter, gradient)
 
     def shown(self) -> dict[str, Any]:
@@ -285,10 +287,7 @@ class PlacedState:
 
     def copies(self) -> dict[str, torch.Tensor]:
         """Copies of them."""
-        with self.all_shown():
-            return {
-                name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in self.shown().items()
-            }
+        return {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in self.shown().items()}
 
     def write_to(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copies all parameters and buffers into tensors of the same names.
@@ -312,9 +311,9 @@ class PlacedState:
                     f"{tuple(tensor.shape)}, as that of the step",
                     where="copy_to",
                 )
-        with torch.no_grad(), self.all_shown():
-            for name in own:
-                tensors[name].copy_(self.tensor(name))
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensors[name].copy_(tensor)
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrites parameters and buffers, by dotted name; the others do not change.
@@ -331,7 +330,7 @@ class PlacedState:
                 raise InvalidValue(
                     name, f"{value.dtype} {tuple(value.shape)}", f"{own.dtype} {tuple(own.shape)}", where="state"
                 )
-        with torch.no_grad(), self.all_shown():
+        with torch.no_grad():
             for name, value in tensors.items():
                 self.tensor(name).copy_(value)
 
