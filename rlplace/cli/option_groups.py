@@ -182,8 +182,8 @@ class BatchOptions:
     """refuse micro-batches that do not make exactly the step of the whole batch: batch norm, which takes the statistics
     of each, and accumulated losses"""
     split: str = NO_SPLIT
-    """none, or some of vocabulary,attention,mlp,experts,tables: these ops are split into shards, which are placed one by
-    one (tensor parallelism)"""
+    """none, or some of vocabulary,attention,mlp,experts,tables: these ops are split into shards, each placed by itself
+    (tensor parallelism)"""
     split_parts: Annotated[str, tyro.conf.arg(metavar="P|3:1")] = TWO
     """with split: the number of shards, or the share of each"""
 
@@ -195,7 +195,9 @@ class BatchOptions:
             UnknownName: no such loss, or class of ops.
         """
         count, dims = parse_count(self.micro_batches), parse_batch_dims(self.batch_dims)
-        return CutOptions(count, dims, cast("Loss", self.loss), self.exact, self.split.strip(), self.split_parts.strip())
+        return CutOptions(
+            count, dims, cast("Loss", self.loss), self.exact, self.split.strip(), self.split_parts.strip()
+        )
 
 
 @dataclass(frozen=True)

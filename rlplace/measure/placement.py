@@ -71,7 +71,9 @@ class PlacedSplit:
         return None if plan is None else cls(**plan.words)
 
     def __str__(self) -> str:
-        return f"{self.classes} in shards {self.parts}" if ":" in self.parts else f"{self.classes} in {self.parts} shards"
+        return (
+            f"{self.classes} in shards {self.parts}" if ":" in self.parts else f"{self.classes} in {self.parts} shards"
+        )
 
 
 @record(frozen=True)

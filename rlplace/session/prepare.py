@@ -32,14 +32,14 @@ from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.capturing.refusals import has_values
 from rlplace.graphs.micro_batching.loss_verdict import judge_loss, unchecked
 from rlplace.graphs.micro_batching.slices import BatchDims, plan_slices
-from rlplace.graphs.program import LossVerdict, SplitPlan
+from rlplace.graphs.program import LossVerdict, SplitPlan, SplitReport
 from rlplace.locks import measuring_alone
 from rlplace.measure import Costs, Host, Problem, RaceProtocol, Simulator
 from rlplace.measure.costs.costs import estimate_costs
 from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.isolate.isolated_runner import make_runner, profile_isolated
 from rlplace.measure.placement import PlacedSplit
-from rlplace.say import Say, format_seconds, sayer
+from rlplace.say import Say, counted, format_seconds, sayer
 from rlplace.search import Budget, find, single
 from rlplace.search.rules.baselines import nearest_allowed
 from rlplace.session.setup import NO_SPLIT, WHOLE, CutOptions, ProblemOptions, number_only
@@ -499,7 +499,10 @@ def chosen_problem(
         UserError: the batch cannot be cut as asked.
     """
     if asked.count == 1:
-        return Prepared(problem_of(1), asked)
+        problem = problem_of(1)
+        for line in judged(problem.graph):
+            say(line)
+        return Prepared(problem, asked)
     from rlplace.search.parallel.choose_micro_batches import choose
 
     counts = candidates(host) if asked.count == "auto" else (asked.count,)
@@ -541,12 +544,30 @@ def describe_cut(graph: OpGraph, asked: CutOptions) -> dict[str, Any]:
 
 
 def judged(graph: OpGraph) -> list[str]:
-    """A line for people on a step that is cut: how the loss of its micro-batches was judged."""
-    verdict = verdict_of(graph)
-    if verdict is None:
-        return []
-    warning = "" if verdict["is_checked"] else "warning: "
-    return [f"{warning}{graph.num_micro_batches} micro-batches, loss {verdict['kind']}: {verdict['why']}"]
+    """Lines for people on a step that is cut or split: how its loss was judged, and what became of the split."""
+    verdict, lines = verdict_of(graph), list[str]()
+    if verdict is not None:
+        warning = "" if verdict["is_checked"] else "warning: "
+        lines.append(f"{warning}{graph.num_micro_batches} micro-batches, loss {verdict['kind']}: {verdict['why']}")
+    report, words = None if graph.program is None else graph.program.split, PlacedSplit.of(graph)
+    if report is not None:
+        lines.append(f"{words}: {counted(len(report.parameters), 'parameter')}{_gathered(report)}")
+        if report.random:
+            name, target, module = report.random[0]
+            lines.append(
+                f"warning: {counted(len(report.random), 'random op')} (first {name}, {target} in "
+                f"{module or 'the root'}) draw for each shard apart, other numbers than in the step that is not split"
+            )
+    return lines
+
+
+def _gathered(report: SplitReport) -> str:
+    """How much of a split step runs whole though it reads shards, and its largest op."""
+    if not report.gathered:
+        return ""
+    name, target, module, _ = max(report.gathered, key=lambda each: each[3])
+    where = f"{name}, {target} in {module or 'the root'}"
+    return f"; {report.gathered_share:.1%} of the FLOPs run whole on what shards make (most of them {where})"
 
 
 def verdict_of(graph: OpGraph) -> dict[str, Any] | None:

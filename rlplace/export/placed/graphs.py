@@ -165,7 +165,9 @@ def captured_again(graph: OpGraph, call: Call, flags: Flags) -> OpGraph:
     origin, (args, kwargs, targets) = program.origin, call
     with flags.on(origin.model), as_cast(origin.model, origin.autocast):
         if origin.micro is None:
-            again = Origin(origin.model, args, kwargs, origin.loss_fn, targets, frozen=origin.frozen, split=origin.split)
+            again = Origin(
+                origin.model, args, kwargs, origin.loss_fn, targets, frozen=origin.frozen, split=origin.split
+            )
             return capture_step(again, program.optimizer)
         slicing = origin.micro.slicing
         tensors = [leaf for leaf in pytree.tree_leaves(call) if isinstance(leaf, torch.Tensor)]
@@ -248,7 +250,9 @@ def _carried(graph: OpGraph, plan: Plan, other: OpGraph) -> tuple[list[int], lis
     for op, role in enumerate(_roles(other)):
         read = [producers[tensor] for tensor in inputs[offsets[op] : offsets[op + 1]]]
         after = max((keys[each] for each in read), default=0.0)
-        twin = twins.get(role, last_alike.get(role[:-1], last_alike.get((*role[:-2], 0))))  # else where its first shard is
+        twin = twins.get(
+            role, last_alike.get(role[:-1], last_alike.get((*role[:-2], 0)))
+        )  # else where its first shard is
         if twin is not None:
             devices[op], keys[op] = planned[twin], max(float(position[twin]), after)
             continue

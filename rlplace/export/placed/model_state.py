@@ -107,6 +107,7 @@ class PlacedState:
         self.gradients = GradientsOut()
         self._is_trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
         self._layouts = {name: layout(parameter) for name, parameter in self.parameters.items()}
+        self._layouts |= {name: (*each.layout, each.device) for name, each in self.split.items()}
         self._bound = self._addresses()
 
     def share(self, graph: OpGraph, plan: Plan, residents: Residents) -> list[tuple[torch.Tensor, Source]]:
@@ -151,7 +152,7 @@ class PlacedState:
             name = source.key if source.shard is None else source.shard.name
             whole, split = self._by_name[name].detach(), self.split.get(name)
             if split is not None and not split.is_shown:
-                whole = split.join_into(torch.empty_like(whole), split.parts)
+                whole = split.join_into(split.new(), split.parts)
             tensor.copy_(whole if source.shard is None else source.shard.of(whole))
 
     @torch.no_grad()
@@ -182,7 +183,10 @@ class PlacedState:
     @property
     def updates(self) -> dict[str, UpdateState]:
         """Optimizer state of each parameter that the captured optimizer updates, by dotted name: what is shown."""
-        states = ((name, self.split[name].state if name in self.split else self._updates.get(name)) for name in self.parameters)
+        states = (
+            (name, self.split[name].state if name in self.split else self._updates.get(name))
+            for name in self.parameters
+        )
         return {name: state for name, state in states if state is not None}
 
     def is_moved(self) -> bool:
@@ -259,15 +263,13 @@ class PlacedState:
         Args:
             loss_scale: gradients are those of the loss times this.
         """
+        self.show()
         wanted = {name: self.parameters[name] for name in self.reached if self.parameters[name].requires_grad}
         with torch.no_grad():
             apart = {
                 name: each
                 for name, each in wanted.items()
-                if each.grad is None
-                or has_hooks(each)
-                or name in self.split
-                or not self._residents.is_homed(each.grad)
+                if each.grad is None or has_hooks(each) or name in self.split or not self._residents.is_homed(each.grad)
             }
             parts = {key: self._parts[key][1] for name in apart for key in self._keys.get(name, ())}
             whole = {name: each for name, each in apart.items() if name not in self.split}
@@ -280,7 +282,7 @@ class PlacedState:
                 gradient = fresh.get(name)
                 if gradient is None:
                     gradients = [fresh[key] for key in self._keys[name]]
-                    gradient = self.split[name].join_into(torch.empty_like(parameter), gradients)
+                    gradient = self.split[name].join_into(self.split[name].new(), gradients)
                 _accumulate(parameter, gradient)
 
     def shown(self) -> dict[str, Any]:
@@ -310,8 +312,7 @@ class PlacedState:
 
     def copies(self) -> dict[str, torch.Tensor]:
         """Copies of them."""
-        with self.all_shown():
-            return {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in self.shown().items()}
+        return {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in self.shown().items()}
 
     def write_to(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copies all parameters and buffers into tensors of the same names.
@@ -338,9 +339,9 @@ class PlacedState:
                     f"{tuple(tensor.shape)}, as that of the step",
                     where="copy_to",
                 )
-        with torch.no_grad(), self.all_shown():
-            for name in own:
-                tensors[name].copy_(self.tensor(name))
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensors[name].copy_(tensor)
             for key, shard in self._of_rank.shards.items():
                 shard.copy(tensors[shard.name], self.tensor(key), is_joined=True)
 
@@ -360,7 +361,7 @@ class PlacedState:
                 raise InvalidValue(
                     name, f"{value.dtype} {tuple(value.shape)}", f"{own.dtype} {tuple(own.shape)}", where="state"
                 )
-        with torch.no_grad(), self.all_shown():
+        with torch.no_grad():
             for name, value in tensors.items():
                 self.tensor(name).copy_(value)
 

@@ -317,7 +317,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Copies of the tensors of the model's `state_dict`, with the same names. `save` also writes optimizer state
         and counts."""
-        with self._turn(runs=False):
+        with self._turn(runs=False), self._state.all_shown():
             return self._state.copies()
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -327,7 +327,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             UnknownName: no parameter or buffer has that name.
             InvalidValue: another shape or dtype.
         """
-        with self._turn(runs=False):
+        with self._turn(runs=False), self._state.all_shown():
             self._state.load(state)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -421,7 +421,9 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
 
     def _show(self, *, has_state: bool = False) -> None:
         """Has parameters that are split in memory as whole ones, with the state of their updates if asked for."""
-        if not all(each.is_shown and (each.state or not (has_state and each.states)) for each in self._state.split.values()):
+        if not all(
+            each.is_shown and (each.state or not (has_state and each.states)) for each in self._state.split.values()
+        ):
             with self._turn(runs=False):
                 self._state.show(has_state=has_state)
 
@@ -446,7 +448,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             InvalidValue: a parameter or buffer has another shape. In both cases nothing is written.
         """
         model = original_of(model)
-        with self._turn(runs=False):
+        with self._turn(runs=False), self._state.all_shown():
             self._state.write_to({**dict(model.named_parameters()), **dict(model.named_buffers())})
 
     def close(self) -> None:

@@ -102,7 +102,11 @@ class RankShards:
         for name in (name for name in tensors if name in split):
             shape = self._shapes[name]
             refuse_if(
-                tensors[name].shape != shape, name, f"of shape {tuple(tensors[name].shape)}", tuple(shape), where="state"
+                tensors[name].shape != shape,
+                name,
+                f"of shape {tuple(tensors[name].shape)}",
+                tuple(shape),
+                where="state",
             )
             found |= {key: shard.of(tensors[name]) for key, shard in self.shards.items() if shard.name == name}
         return found

@@ -16,9 +16,10 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.optimizers import UpdateState
 from rlplace.graphs.program import Program, Shard
 from rlplace.measure.execute.residents import Residents
+from rlplace.measure.execute.shared_heap import Layout
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SplitParameter:
     """One of them.
 
@@ -26,8 +27,10 @@ class SplitParameter:
         shards: which parts of the parameter they are.
         parts: the tensor of each, where its device reads and updates it.
         states: of its updates; empty where the captured step has none.
-        whole: the parameter; without memory until `show`.
+        whole: the parameter; without elements until `show`.
         state: of the whole one; None until it is shown.
+        layout: of the whole one.
+        device: that it is on.
     """
 
     shards: tuple[Shard, ...]
@@ -37,19 +40,25 @@ class SplitParameter:
     state: UpdateState | None = None
 
     def __post_init__(self) -> None:
-        self._num_bytes = self.whole.untyped_storage().nbytes()
+        data = self.whole.data
+        self.layout, self.device = Layout.of(data), data.device
+        self._is_shown = True
         self.hide(has_state=True)
+
+    def new(self) -> torch.Tensor:
+        """A tensor with any values that is laid out as the whole parameter."""
+        dtype, shape, stride = self.layout
+        return torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
 
     @property
     def is_shown(self) -> bool:
-        """Whether the whole parameter has memory."""
-        return self.whole.untyped_storage().nbytes() > 0 or not self._num_bytes
+        """Whether the whole parameter has its values."""
+        return self._is_shown
 
     def show(self, *, has_state: bool = False) -> None:
         """Gives the whole parameter memory and its values, with `has_state` the state of its updates, too."""
         if not self.is_shown:
-            self.whole.untyped_storage().resize_(self._num_bytes)
-            self.join_into(self.whole, self.parts)
+            self.whole.data, self._is_shown = self.join_into(self.new(), self.parts), True
         if has_state and self.states and self.state is None:
             self.state = UpdateState(self.states[0].spec, self.whole)
             self._join_state()
@@ -57,7 +66,7 @@ class SplitParameter:
     def hide(self, *, is_shown: bool = False, has_state: bool = False) -> None:
         """Gives the memory back, unless `is_shown`; that of the state only with `has_state`."""
         if not is_shown:
-            self.whole.untyped_storage().resize_(0)
+            self.whole.data, self._is_shown = self.whole.data.new_empty(0), False
         if has_state:
             self.state = None
 
