@@ -289,6 +289,7 @@ class PlacedState:
         """The tensors of the model's own `state_dict`: every name of a tied tensor, and no buffer that it skips; and
         shards of parameters that are split over ranks.
         """
+        self.show()
         first = {id(value): name for name, value in (*self._model.named_parameters(), *self._model.named_buffers())}
         gone = self._elsewhere | self._partial
         found = {
