@@ -278,6 +278,7 @@ class PlacedState:
 
     def shown(self) -> dict[str, Any]:
         """The tensors of the model's own `state_dict`: every name of a tied tensor, and no buffer that it skips."""
+        self.show()
         first = {id(value): name for name, value in (*self._model.named_parameters(), *self._model.named_buffers())}
         return {
             name: self.tensor(first[id(value)]) if id(value) in first else value

@@ -339,7 +339,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         Raises:
             FileProblem: it cannot be written.
         """
-        with self._turn(runs=False):
+        with self._turn(runs=False), self._state.all_shown(has_state=True):
             if self._optimizer is not None:
                 self._optimizer.refresh()
             told = {
@@ -398,7 +398,6 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             as PyTorch flattens them. `rlplace`: counts of steps.
         """
         with self._turn(runs=False):
-            self._state.show()
             counts = {"num_steps": self.num_steps, "num_evaluations": self._num_evaluations}
             return {
                 "model": self._state.shown(),
