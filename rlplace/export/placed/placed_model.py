@@ -349,8 +349,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
                 "num_evaluations": self._num_evaluations,
                 "seed": self._seed,
             }
-            with self._state.all_shown(has_state=True):
-                tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self._tensors().items()}
+            tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self._tensors().items()}
             write_bytes_atomic(path, save(tensors, metadata={"rlplace": json.dumps(told)}))
 
     def load(self, path: str | os.PathLike[str]) -> None:
