@@ -126,7 +126,7 @@ class CutOptions:
         """Whether the count is to be chosen."""
         return self.count == AUTO
 
-    def again(self, count: int, loss: Loss | None, split: PlacedSplit | None) -> tuple[int, CutOptions]:
+    def again(self, count: int, loss: Loss | None, split: PlacedSplit | None = None) -> tuple[int, CutOptions]:
         """The number of micro-batches that was chosen, and the options that cut and split a step so again.
 
         Args:
