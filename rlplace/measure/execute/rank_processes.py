@@ -269,10 +269,11 @@ class RankCrew(Crew):
             sent = distributed_channels(self._wires, made, self.here[0], self._arena.abort, is_traced=is_traced)
             channels.update(sent)
         if self.has_slots:
+            slots = made.slots_beside(self.here[0], host)
             # on other machines every rank makes the same room, before any of them answers that it has loaded the step
             if self._others or is_far(host, self.here[0]):
-                self._arena.make_room(made.plan.num_transfers, slot_offsets(made.slots)[1])
-            channels.update(shared_channels(self._arena, made, self.here[0]))
+                self._arena.make_room(made.plan.num_transfers, slot_offsets(slots)[1])
+            channels.update(shared_channels(self._arena, made, slots, self.here[0]))
         return channels
 
     def look(self) -> None:
