@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -120,6 +121,7 @@ class PlacedStep:
         }
         self._makers = [int(plan.devices[graph.tensor_op[self._program.base(ref)]]) for ref, _ in self._code.results]
         self._namespaces: dict[int, dict[str, Any]] = {}  # by device
+        self._functions: dict[int, list[Job]] = {}  # by device: of its code, one for each part of the step
         self._jobs: list[Job] = []
         self._channels: dict[int, Transport] = {}
         self._signals: list[threading.Lock] = []
@@ -166,9 +168,9 @@ class PlacedStep:
         if self._is_held:
             self._crew.unload(self._key)
             self._is_held = False
-        for names in self._namespaces.values():  # a function and the names that it runs with hold each other
+        for names in self._namespaces.values():  # a thread that was left behind holds them
             names.clear()
-        self._namespaces, self._jobs, self._channels, self._signals = {}, [], {}, []
+        self._namespaces, self._functions, self._jobs, self._channels, self._signals = {}, {}, [], {}, []
         self._marks.renew(0)
         self._results, self._kept = [], []
         self._is_loaded = self._is_broken = False
@@ -209,7 +211,7 @@ class PlacedStep:
         here = self._crew.here[0]
         self._kept[here].extend([kept] * part)
         try:
-            (self._namespaces[here]["second"] if part else self._jobs[here])(number)
+            (self._functions[here][1] if part else self._jobs[here])(number)
         except Woken:
             raise
         except Exception as error:
@@ -310,10 +312,10 @@ class PlacedStep:
                     yield self._residents.at(int(self._graph.tensor_op[call.parameter.id]), device)
 
     def _bind(self, device: int) -> Job:
-        clock = self._marks.clocks[device]
+        clock, itself = self._marks.clocks[device], weakref.proxy(self)  # what is bound to the step does not hold it
         names: dict[str, Any] = {
             "clock": clock.mark,
-            "hold": lambda: self._hold_back(device),
+            "hold": lambda: itself._hold_back(device),
             "B": self._marks.begin,
             "E": self._marks.end,
             "O": self._results,
@@ -330,7 +332,9 @@ class PlacedStep:
         }
         self._namespaces[device] = names
         exec(self._compiled[device], names)
-        run = self._crew.part(names["run"], self._channels)
+        # a function holds the names that it runs with; they do not hold it, so what is dropped is freed there and then
+        self._functions[device] = [names.pop(name) for name in ("run", "second") if name in names]
+        run = self._crew.part(self._functions[device][0], self._channels)
         if not self._is_traced:
             return run
 
@@ -338,7 +342,7 @@ class PlacedStep:
             clock.start()
             begin_s = time.perf_counter()
             run(step)
-            self.launch_s[device] = time.perf_counter() - begin_s
+            itself.launch_s[device] = time.perf_counter() - begin_s
 
         return traced
 
