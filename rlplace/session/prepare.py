@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.capturing.refusals import has_values
 from rlplace.graphs.micro_batching.loss_verdict import judge_loss, unchecked
 from rlplace.graphs.micro_batching.slices import BatchDims, plan_slices
-from rlplace.graphs.program import LossVerdict, SplitPlan
+from rlplace.graphs.program import LossVerdict
 from rlplace.locks import measuring_alone
 from rlplace.measure import Costs, Host, Problem, RaceProtocol, Simulator
 from rlplace.measure.costs.costs import estimate_costs
@@ -46,11 +46,7 @@ from rlplace.workloads import CATALOG, Workload, WorkloadSpec, build, build_for,
 
 
 def capture_workload(
-    workload: Workload,
-    count: int = 1,
-    asked: CutOptions = WHOLE,
-    verdict: LossVerdict | None = None,
-    split: SplitPlan | None = None,
+    workload: Workload, count: int = 1, asked: CutOptions = WHOLE, verdict: LossVerdict | None = None
 ) -> OpGraph:
     """The graph of a workload's step.
 
@@ -59,19 +55,12 @@ def capture_workload(
         count: micro-batches that its batch is cut into.
         asked: the user's dimensions and loss, over those that the workload declares.
         verdict: how its loss was judged elsewhere; None: it is judged here.
-        split: which ops are split into shards.
 
     Raises:
-        UserError: it cannot be captured, or its batch cannot be cut so, or it cannot be split so.
+        UserError: it cannot be captured, or its batch cannot be cut so.
     """
     step = partial(
-        capture,
-        workload.model,
-        workload.inputs,
-        workload.loss_fn,
-        workload.optimizer,
-        targets=workload.targets,
-        split=split,
+        capture, workload.model, workload.inputs, workload.loss_fn, workload.optimizer, targets=workload.targets
     )
     if count == 1:
         return step()
@@ -136,31 +125,30 @@ class Steps:
         is_sized = spec.is_file or spec.is_function or spec.parts or spec.options or spec.size
         self._name = str(spec) if is_sized else f"{spec}@{default_size(host)}"
         self._named_verdict: LossVerdict | None = None
-        self._graphs: dict[tuple[int, SplitPlan | None], OpGraph] = {}
+        self._graphs: dict[int, OpGraph] = {}
 
-    def graph(self, count: int, split: SplitPlan | None = None) -> OpGraph:
-        """The graph of the step cut into `count` micro-batches, and split, captured when it is first asked for.
+    def graph(self, count: int) -> OpGraph:
+        """The graph of the step cut into `count` micro-batches, captured when it is first asked for.
 
         Raises:
-            UserError: it cannot be captured, cut or split so, or the file is malformed.
+            UserError: it cannot be captured or cut so, or the file is malformed.
         """
-        if (count, split) not in self._graphs:
-            self._graphs[count, split] = self._make(count, split)
-        return self._graphs[count, split]
+        if count not in self._graphs:
+            self._graphs[count] = self._make(count)
+        return self._graphs[count]
 
     @property
     def first_graph(self) -> OpGraph:
         """The graph of the number of micro-batches that is asked for, of the whole batch where that is `auto`."""
         return self.graph(1 if self.asked.count == "auto" else self.asked.count)
 
-    def _make(self, count: int, split: SplitPlan | None) -> OpGraph:
+    def _make(self, count: int) -> OpGraph:
         if self._workload is not None:
             verdict = self._named_verdict
             if verdict is None and count > 1:
                 verdict = judge_twin(self.spec, self._workload, count, self.asked, self._seed)
                 self._named_verdict = None if self.spec.is_function else verdict  # its twin has a batch of its own
-            return replace(capture_workload(self._workload, count, self.asked, verdict, split), name=self._name)
-        refuse_if(split is not None, "split", split, "none beside a graph file", where=str(self.spec.path))
+            return replace(capture_workload(self._workload, count, self.asked, verdict), name=self._name)
         graph = replace(read_graph(self.spec, count), name=self._name)
         refuse_if(graph.num_ops == 0, "ops", 0, "a graph with an op at least", where=str(self.spec.path))
         return graph
@@ -415,7 +403,6 @@ def prepare(
     *,
     evaluations: float | None = None,
     most_s: float = math.inf,
-    split: SplitPlan | Literal["auto"] | None = None,
 ) -> Prepared:
     """The problem of a step, cut as its `asked` says; says how the loss was judged, and which number was chosen.
 
@@ -425,17 +412,15 @@ def prepare(
         options: how groups are made, and steps are profiled; the seed is of the searches that choose.
         evaluations: of the search that follows; the choice takes a share of them. `EVALUATIONS` where None.
         most_s: seconds for profiling, all numbers of micro-batches together.
-        split: as of `chosen_problem`.
 
     Raises:
-        UserError: the step cannot be captured, or its batch cannot be cut so, or it cannot be split so.
+        UserError: the step cannot be captured, or its batch cannot be cut so.
     """
     host, made, deadline_s = steps.host, list[int](), time.monotonic() + most_s
 
-    def problem_of(count: int, plan: SplitPlan | None = None) -> Problem:
-        graph = steps.graph(count, plan)
+    def problem_of(count: int) -> Problem:
+        graph = steps.graph(count)
         each = "" if count == 1 else f", {count} micro-batches"
-        each += "" if plan is None else f", {graph.num_shards} shards"
         say(f"{steps.spec}{each}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}")
         made.append(count)
         return make_problem(
@@ -453,27 +438,19 @@ def prepare(
         )
 
     return chosen_problem(
-        steps.asked,
-        host,
-        problem_of,
-        seed=options.seed,
-        evaluations=evaluations,
-        say=say,
-        isolated=options.isolated,
-        split=split,
+        steps.asked, host, problem_of, seed=options.seed, evaluations=evaluations, say=say, isolated=options.isolated
     )
 
 
 def chosen_problem(
     asked: CutOptions,
     host: Host,
-    problem_of: Callable[..., Problem],
+    problem_of: Callable[[int], Problem],
     *,
     seed: int,
     evaluations: float | None = None,
     say: Say = lambda line: None,
     isolated: bool | None = None,
-    split: SplitPlan | Literal["auto"] | None = None,
 ) -> Prepared:
     """The problem of the number of micro-batches that is asked for, and the result of the choice.
 
@@ -483,23 +460,21 @@ def chosen_problem(
     Args:
         asked: by the user.
         host: where.
-        problem_of: the problem of a number of micro-batches; called with a plan too where ops are split.
+        problem_of: the problem of a number of micro-batches.
         seed: of the searches that choose.
         evaluations: as of `prepare`.
         say: told the result, and how the loss was judged; no messages by default.
         isolated: whether the measurements for the choice run in worker processes; see `Evaluator`.
-        split: which ops are split into shards; `auto` is chosen by simulation, as the number is.
 
     Raises:
-        UserError: the batch cannot be cut as asked, or the step not split so.
+        UserError: the batch cannot be cut as asked.
     """
-    plan = () if split is None or split == "auto" else (split,)
-    kept = functools.cache(lambda count: problem_of(count, *plan))
-    if asked.count == 1 and split != "auto":
-        return Prepared(kept(1), asked)
+    if asked.count == 1:
+        return Prepared(problem_of(1), asked)
     from rlplace.search.parallel.choose_micro_batches import choose
 
     counts = candidates(host) if asked.count == "auto" else (asked.count,)
+    kept = functools.cache(problem_of)
     if asked.is_auto and (asked.batch_dims is not None or asked.loss != "auto"):
         try:  # what the user says of the cut and is wrong must not be left out as what is slow is
             kept(counts[1])
@@ -514,11 +489,9 @@ def chosen_problem(
         evaluations=evaluations or EVALUATIONS,
         seed=seed,
         say=say,
-        split=problem_of if split == "auto" else None,
     )
     problem, start = chosen.problem, chosen.devices
-    is_in_parts = chosen.num_micro_batches > 1 or chosen.split is not None
-    if 1 in counts and is_in_parts and chosen.devices is not None and not host.is_simulated:
+    if 1 in counts and chosen.num_micro_batches > 1 and chosen.devices is not None and not host.is_simulated:
         with measuring_alone(host, say=say):
             is_faster = is_cut_faster(problem, chosen.devices, kept(1), seed=seed, say=say, isolated=isolated)
         if not is_faster:
