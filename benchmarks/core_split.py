@@ -134,7 +134,7 @@ def key(line: Line) -> tuple[object, ...]:
     return tuple(line[name] for name in ("problem", "method", "seed", "allowed", "most"))
 
 
-def markdown(rows: Sequence[Line], facts: Mapping[str, Any]) -> str:
+def markdown(rows: Sequence[Line], facts: dict[str, Any]) -> str:
     """The page: medians over seeds."""
     found: dict[str, dict[str, list[Line]]] = {}
     for row in rows:
@@ -150,7 +150,7 @@ def markdown(rows: Sequence[Line], facts: Mapping[str, Any]) -> str:
             cells = []
             for method in methods:
                 step_s = median_s(answers, method)
-                first = (answers.get(method) or [None])[0]
+                first = next(iter(answers.get(method, ())), None)
                 about = "" if first is None else f" ({', '.join(filter(None, (str(first['count']), first['split'])))})"
                 cells.append("–" if step_s is None else f"{step_s * 1e3:.2f}{about}")
             auto_s, whole_s = median_s(answers, "auto"), median_s(answers, "unsplit")
@@ -162,7 +162,9 @@ def markdown(rows: Sequence[Line], facts: Mapping[str, Any]) -> str:
         for answers in found.values()
         if (auto_s := median_s(answers, "auto")) and (whole_s := median_s(answers, "unsplit"))
     ]
-    mean = f"{statistics.geometric_mean(ratios):.3f}, largest {max(ratios):.3f}, {len(ratios)} problems" if ratios else "–"
+    mean = (
+        f"{statistics.geometric_mean(ratios):.3f}, largest {max(ratios):.3f}, {len(ratios)} problems" if ratios else "–"
+    )
     return (
         f"# Suite `{NAME}`: ops split into shards\n\n{as_markdown(facts)}\n"
         "Simulated step times in ms, estimated costs, medians over seeds; micro-batches and split in brackets.\n\n"

@@ -328,14 +328,14 @@ class Method:
 
     def refusal(self, problem: Problem) -> InvalidValue | None:
         """The reason why the method cannot be used for `problem`; None if it can."""
-        needs = (
-            ("micro_batches", problem.graph.num_micro_batches, self.min_micro_batches, "slices of a batch: cut the step"),
-            ("shards", problem.graph.num_shards, self.min_shards, "shards of ops: split the step"),
-        )
-        for name, count, least, what in needs:
+        graph = problem.graph
+        cut, split = "slices of a batch: cut the step with `--micro-batches K`", "shards of ops: split the step with"
+        for name, count, least, what in (
+            ("micro_batches", graph.num_micro_batches, self.min_micro_batches, cut),
+            ("shards", graph.num_shards, self.min_shards, f"{split} `--split` and `--split-parts P`"),
+        ):
             if count < least:
-                flag = "--micro-batches K" if name == "micro_batches" else "--split-parts P"
-                hint = f"It deals out {what} with `{flag}`."
+                hint = f"It deals out {what}."
                 return InvalidValue(name, count, f"at least {least}", where=f"method {self.name}", hint=hint)
         return None
 

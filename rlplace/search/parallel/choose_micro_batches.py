@@ -68,7 +68,9 @@ SPLIT_GAIN = 0.98
 MOST_PARTS, MOST_LAUNCHED = 32, 16
 """Shards of one op in all micro-batches: at most, and where one launcher serves several devices."""
 CAPTURE = 1000
-"""Evaluations that take as long as a capture does."""
+"""Evaluations that take as long as a capture does. Captures and layouts take as long as the race before ..."""
+LEAST_TRIED = 8
+"""... or are so many: where the batch is whole, there is nothing to race."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,8 +192,7 @@ def _with_split(
     """The best contender with shards, where it is clearly better than the best without; else that one.
 
     First every set of classes, in as many shards as are near the number of devices, with the best number of
-    micro-batches and without them; then the best two of these in other numbers of shards and micro-batches. Captures
-    and layouts take no longer than the race before.
+    micro-batches and without them; then the best two of these in other numbers of shards and micro-batches.
     """
     from rlplace.graphs import SplitPlan  # it brings torch
 
@@ -203,7 +204,7 @@ def _with_split(
     if len(set(launchers) - {""}) < sum(name != "" for name in launchers):
         most = MOST_LAUNCHED
     tried: dict[tuple[int, SplitPlan], _Contender | None] = {}
-    work, race_work = 0.0, race.work
+    work = 0.0
     race.extend(budget)
     until = race.spent + STARTS_SHARE * budget
     each = max(min(STARTS_SHARE * budget / 16, LAYOUTS), 4)
@@ -211,12 +212,14 @@ def _with_split(
     def attempt(count: int, plan: SplitPlan) -> None:
         nonlocal work
         parts = count * plan.num_shards
-        if (count, plan) in tried or parts > most or count not in counts or race.spent >= until or work > race_work:
+        is_late = race.spent >= until or (work > race.work and len(tried) >= LEAST_TRIED)
+        if (count, plan) in tried or parts > most or count not in counts or is_late:
             return
         tried[count, plan] = None
         try:
             one = _Contender(count, _ordered(make(count, plan)), plan)
-        except UserError:  # there is nothing of this class, or not enough for so many shards
+        except UserError as error:  # there is nothing of this class, or not enough for so many shards
+            race.say(f"{', '.join(plan.classes)} in {plan.num_shards} shards: left out ({str(error).splitlines()[0]})")
             work += CAPTURE * whole.problem.graph.num_ops
             return
         work += (CAPTURE + each) * one.problem.graph.num_ops
@@ -234,19 +237,17 @@ def _with_split(
     for leader in ranked()[:2]:
         assert leader.split is not None
         for size in sizes:
-            near = (whole.count, whole.count // 2, whole.problem.host.num_devices // size, leader.count)
-            for count in dict.fromkeys(near):
+            for count in dict.fromkeys((whole.count, whole.count // 2, host.num_devices // size, leader.count)):
                 attempt(count, SplitPlan(leader.split.classes, shares_of(whole.problem, size)))
-    near = [one for one in ranked() if one.step_s <= SPLIT_NEAR * whole.step_s][:SPLITS]
-    for one in near:
+    racing = [one for one in ranked() if one.step_s <= SPLIT_NEAR * whole.step_s][:SPLITS]
+    for one in racing:
         race.tell(one)
-    if near:
-        race.run(near, race.left / 2)
-        race.run(best := sorted(near, key=lambda one: one.key)[:1], race.left)
-        race.tell(best[0])
-        if best[0].step_s <= SPLIT_GAIN * whole.step_s:
-            return best[0]
-    return whole
+    race.run(racing, race.left / 2)
+    racing = sorted(racing, key=lambda one: one.key)[:1]
+    race.run(racing, race.left)
+    for one in racing:
+        race.tell(one)
+    return min([whole, *(one for one in racing if one.step_s <= SPLIT_GAIN * whole.step_s)], key=lambda one: one.step_s)
 
 
 def spread_s(problem: Problem) -> float:

@@ -187,7 +187,7 @@ class Layout:
     def members(self, stage: NDArray[np.int32] | int) -> NDArray[np.int32]:
         """(..., d, P) int32: the devices of a stage, by replica and shard."""
         own = self.devices[stage]
-        return self.teams[own] if len(self.teams) else own[..., None]
+        return np.asarray(self.teams[own] if len(self.teams) else own[..., None])
 
 
 def placement_of(problem: Problem, layout: Layout, step: StepRoles | None = None) -> NDArray[np.int32]:
@@ -206,7 +206,7 @@ def placement_of(problem: Problem, layout: Layout, step: StepRoles | None = None
     is_owned = graph.colocation >= 0
     if layout.owners == "spread":
         replica[is_owned], slot[is_owned] = _spread(problem, stage, layout)[:, graph.colocation[is_owned]]
-    devices = layout.members(stage)[np.arange(graph.num_ops), replica, slot].astype(np.int32)
+    devices = np.asarray(layout.members(stage)[np.arange(graph.num_ops), replica, slot], dtype=np.int32)
     if len(layout.role_device):
         own = layout.role_device[step.role]
         devices = np.where(own >= 0, own, devices).astype(np.int32)
@@ -372,7 +372,7 @@ def teams_of(problem: Problem) -> NDArray[np.int32]:
     """(T, P) int32: devices in teams of as many as there are shards, by fast links; empty where nothing is split.
 
     A team is the next device, with those that it reaches soonest; within it, the shards with most work are on the
-    fastest devices. Devices that are left are in no team; where there are too few for one, they take turns.
+    fastest devices. Devices that are left are in no team; where there are too few for one, shards share them.
     """
     graph, size = problem.graph, problem.graph.num_shards
     left = plain_devices(problem)
@@ -381,7 +381,8 @@ def teams_of(problem: Problem) -> NDArray[np.int32]:
     left = [left[index % len(left)] for index in range(max(size, len(left)))]
     time_s = np.where(graph.is_source[:, None], 0.0, problem.costs.op_time_s)
     work_s = np.bincount(graph.shard + 1, weights=time_s.mean(axis=1), minlength=size + 1)[1:]
-    most, whole_s = np.argsort(-work_s.round(9), kind="stable"), time_s.sum(axis=0)
+    most = np.argsort(-np.rint(work_s / max(work_s.max(), 1e-30) * 100), kind="stable")
+    whole_s = time_s.sum(axis=0)
     found = []
     while len(left) >= size:
         reach_s = problem.transfer_latency_s[left[0]] + MEGABYTE * problem.transfer_s_per_byte[left[0]]
