@@ -30,7 +30,7 @@ from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.search import METHODS, Budget, find
 from rlplace.search.parallel.choose_micro_batches import choose, shard_counts, shares_of
 from rlplace.session.prepare import capture_workload
-from rlplace.workloads import Workload, build_for, parse_workload, without_memory
+from rlplace.workloads import Workload, build_for, parse_workload
 
 NAME = "core-split"
 INFERENCE = "-inference"
@@ -60,10 +60,9 @@ def graph_of(workload: str, count: int, plan: SplitPlan | None = None) -> OpGrap
     begin = time.monotonic()
     work = _built(workload)
     if workload.endswith(INFERENCE):
-        with without_memory():
-            inputs = work.inputs
-            given = {n: v for n, v in inputs.items() if n != "labels"} if isinstance(inputs, Mapping) else inputs
-            graph = capture(work.model.eval(), given, split=plan, micro_batches=count)
+        inputs = work.inputs
+        given = {n: v for n, v in inputs.items() if n != "labels"} if isinstance(inputs, Mapping) else inputs
+        graph = capture(work.model.eval(), given, split=plan, micro_batches=count)
     else:
         graph = capture_workload(work, count, split=plan)
     print(f"{workload}, {count}, {plan}: {graph.num_ops:,} ops, {time.monotonic() - begin:.0f} s", file=sys.stderr)
