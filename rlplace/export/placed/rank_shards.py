@@ -105,7 +105,7 @@ class RankShards:
                 tensors[name].shape != shape,
                 name,
                 f"of shape {tuple(tensors[name].shape)}",
-                tuple(shape),
+                f"{tuple(shape)}",
                 where="state",
             )
             found |= {key: shard.of(tensors[name]) for key, shard in self.shards.items() if shard.name == name}
