@@ -163,9 +163,10 @@ def read_or_capture(
     Raises:
         InvalidValue: sizes are given without an ONNX model, or the file's batch cannot be cut.
     """
-    from rlplace.session.prepare import capture_workload, judge_twin, read_graph
+    from rlplace.session.prepare import capture_workload, check_no_split, judge_twin, read_graph
 
     if spec.is_file:
+        check_no_split(spec, asked)
         start = time.perf_counter()
         return read_graph(spec, count, dims), time.perf_counter() - start
     if dims:

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlplace.errors import FileProblem, FingerprintMismatch
+from rlplace.errors import FileProblem, FingerprintMismatch, refuse_if
 from rlplace.export.placed.placed_model import PlacedModel
-from rlplace.graphs import Constraints, OpGraph, OptimizerSpec, capture
+from rlplace.graphs import Constraints, OpGraph, OptimizerSpec, SplitPlan, capture
 from rlplace.graphs.capturing.trace import LossFn
 from rlplace.measure import Costs, Host, Placement, Problem, load_placement, resolve_host, save_placement
 from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.resolve import check_runs_here
+from rlplace.records import described
 from rlplace.report.console import Progress, progress_of
 from rlplace.say import Say
 from rlplace.session.prepare import check_exact, chosen_problem
@@ -53,6 +54,7 @@ def place(
     batch_dims: BatchDims | None = None,
     loss: Loss = "auto",
     exact: bool = False,
+    split: SplitPlan | None = None,
     frozen: Sequence[str] = (),
     trace: bool = True,
     progress: Progress | bool | None = None,
@@ -85,6 +87,8 @@ def place(
         loss: how the loss of the batch is computed from micro-batches; for `auto`, a check decides.
         exact: refuse micro-batches if the result differs from the step of the whole batch (batch norm, accumulated
             losses).
+        split: which ops are split into shards, each placed by itself; None splits none. For a placement from `path`,
+            None is what the file says.
         frozen: attributes that the step may change, although placed steps do not change them; as in `capture`.
         trace: whether measured placements also run a traced step, from whose timeline the search learns.
         progress: called with the progress. True prints it to stderr, and False prints nothing. None prints it on a
@@ -102,21 +106,29 @@ def place(
     if config.total_s is None:
         config = dataclasses.replace(config, total_s=TOTAL_PER_BUDGET * budget_s)
     asked, where = CutOptions(micro_batches, batch_dims, loss, exact), resolve_host("auto" if host is None else host)
+    refuse_if(
+        not isinstance(split, SplitPlan | None),
+        "split",
+        described(repr(split)),
+        "a SplitPlan or None",
+        where="place",
+        hint='For example `rlplace.SplitPlan(("attention", "mlp"), parts=2)`.',
+    )
     check_runs_here(where)
     file = None if path is None else Path(path)
     if file is not None and not file.parent.is_dir():
         raise FileProblem(file, "cannot be written: there is no such folder. Make it first, or name another.")
     is_own, progress = not isinstance(progress, Progress), progress_of(progress)
 
-    def graph_of(count: int) -> OpGraph:
-        step = partial(capture, model, inputs, loss_fn, optimizer, targets=targets, frozen=frozen)
+    def graph_of(count: int, split: SplitPlan | None = split) -> OpGraph:
+        step = partial(capture, model, inputs, loss_fn, optimizer, targets=targets, frozen=frozen, split=split)
         cut: dict[str, Any] = {} if count == 1 else {"micro_batches": count, "batch_dims": batch_dims, "loss": loss}
         return check_exact(step(**cut), asked)
 
     if file is not None and file.exists():
         placement = load_placement(file)
         count = 1 if placement.cut is None else placement.cut.count
-        graph = graph_of(count if asked.count == "auto" else asked.count)
+        graph = graph_of(count if asked.count == "auto" else asked.count, split or placement.split)
         _check(placement, graph, where, constraints, file)
         progress.conclude(f"placed as {file} says: nothing was searched or measured")
         op_order = None if placement.cut is None else placement.cut.op_order
