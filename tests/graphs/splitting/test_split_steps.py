@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from core_hosts import core_host
+from naive_plan import naive_plan, random_devices
 from split_steps import CAST, CLEAN, check_equal
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding, mse_loss
@@ -16,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlplace import Placement, Problem, Simulator
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
+from rlplace.export import PlacedModel
 from rlplace.graphs import OpGraph, SplitPlan, capture, load_graph, save_graph
 from rlplace.graphs.splitting import shard_ops
 from rlplace.measure import load_placement, save_placement
@@ -259,6 +262,23 @@ def test_the_dimension_of_the_most_even_chunks_is_cut(batch: int, tokens: int, c
 def test_without_a_token_for_each_shard_sums_have_an_owner() -> None:
     graph = check_equal(Normed().double(), torch.randn(2, 4).double(), None, SplitPlan(("mlp",), 3, "chunks"), CLEAN)
     assert len(shapes(graph, "sum_parts", -1)) == 2
+
+
+def test_a_placed_step_in_chunks_trains_as_eager_does() -> None:
+    model, x, target = Normed().double(), torch.randn(9, 4).double(), torch.randn(9, 4).double()
+    graph = capture(model, x, mse_loss, "sgd", targets=target, split=SplitPlan(("mlp",), 2, "chunks"))
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=1e-3), []
+    plan = naive_plan(graph, random_devices(graph, 2, np.random.default_rng(0)))
+    with PlacedModel(graph, core_host(2), plan) as step:
+        found = [float(step(x, targets=target)) for _ in range(3)]
+    for _ in range(3):
+        loss = mse_loss(model(x), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[2] < losses[0]
+    assert found == pytest.approx(losses, rel=CLEAN)
 
 
 @pytest.mark.parametrize("reduce", ["owner", "chunks"])
