@@ -114,8 +114,10 @@ class _Rewriting(ShardedValues):
         pairs = zip(self._placeholders, self._gradients, strict=False)
         dimensions = Dimensions(self._old, [pair for pair in pairs if pair[1] is not None])
         parameters = self._placeholders[: count + len(trace.fixed)]
-        returned = [] if trace.trainable else self._outputs[:results]
-        super().__init__(plan, dimensions, choose(self._old, dimensions, parameters, returned, plan))
+        is_training = bool(trace.trainable)
+        returned = [] if is_training else self._outputs[:results]
+        choice = choose(self._old, dimensions, parameters, returned, plan)
+        super().__init__(plan, dimensions, choice, is_training=is_training)
         self._losses = {node: loss for loss in softmax_losses(self._old) for node in loss.nodes if node is not None}
         self._split_losses: dict[SoftmaxLoss, Node] = {}
         self._rows: dict[tuple[Node, int, int, int], Node] = {}

@@ -96,13 +96,6 @@ def is_view_op(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and is_view(node.target)
 
 
-def made_for(reader: Node, *made: Node) -> None:
-    """Ops that the backward is the first to need belong to it."""
-    for node in made:
-        if not is_forward(reader):
-            node.meta["custom"] = {"phase": "backward"}
-
-
 class ShardedValues(ABC):
     """The values of a step that is rewritten.
 
@@ -110,10 +103,11 @@ class ShardedValues(ABC):
         plan: what is split.
         dimensions: of the old graph.
         choice: what the plan splits in it.
+        is_training: whether it has a backward; results of an inference are detached by ops that look like one.
     """
 
-    def __init__(self, plan: SplitPlan, dimensions: Dimensions, choice: Choice) -> None:
-        self._new = torch.fx.Graph()
+    def __init__(self, plan: SplitPlan, dimensions: Dimensions, choice: Choice, *, is_training: bool) -> None:
+        self._new, self._is_training = torch.fx.Graph(), is_training
         self._plan, self._dimensions, self._choice = plan, dimensions, choice
         self._bounds = {atom: plan.bounds(atom.size) for atom in (*choice.classes, *choice.tokens)}
         self._values: dict[Node, Value | Several] = {}
@@ -121,6 +115,12 @@ class ShardedValues(ABC):
     @abstractmethod
     def _add_split(self, node: Node, use: Use, atom: Atom) -> bool:
         """Adds an op once for each shard; returns whether its rule allows that."""
+
+    def _made_for(self, reader: Node, *made: Node) -> None:
+        """Ops that the backward is the first to need belong to it."""
+        for node in made:
+            if self._is_training and not is_forward(reader):
+                node.meta["custom"] = {"phase": "backward"}
 
     def _value(self, node: Node) -> Value:
         value = self._values[node]
@@ -153,6 +153,8 @@ class ShardedValues(ABC):
             return self._call(like, target, (copy, *args[1:]), kwargs, shard=shard)
         node = self._new.create_node("call_function", target, args, kwargs, f"{like.name}")
         node.meta = {**like.meta, "val": value, "shard": shard}
+        if not self._is_training:
+            node.meta["custom"] = {**(like.meta.get("custom") or {}), "phase": "forward"}
         return node
 
     def _whole(self, value: Value, reader: Node) -> Node:
@@ -165,7 +167,7 @@ class ShardedValues(ABC):
         if value.whole is None:
             if value.kind == "partial":
                 value.whole = self._call(value.origin, shard_ops.sum_parts, (list(value.nodes),))
-                made_for(reader, value.whole)
+                self._made_for(reader, value.whole)
             else:
                 value.whole = self._joined(value, reader)
         return value.whole
@@ -185,7 +187,7 @@ class ShardedValues(ABC):
                 )
             else:
                 value.copies = tuple(self._joined(value, reader, index) for index in shards)
-            made_for(reader, *value.copies)
+            self._made_for(reader, *value.copies)
         return value.copies
 
     def _in_chunks(self, value: Value, reader: Node) -> Value:
@@ -202,7 +204,7 @@ class ShardedValues(ABC):
         assert layout is not None
         parts = [self._cut(one, layout, atom, node, reader, shard=index) for index, one in enumerate(value.nodes)]
         chunks = [self._call(node, shard_ops.sum_parts, (list(own),), shard=k) for k, own in enumerate(zip(*parts))]
-        made_for(reader, *chunks)
+        self._made_for(reader, *chunks)
         made = self._values[node] = Value("split", tuple(chunks), node, atom, dims)
         return made
 
@@ -217,7 +219,7 @@ class ShardedValues(ABC):
         layout = layout_of(value.dims, value.atom)
         assert layout is not None
         made = self._call(value.origin, aten.cat.default, (self._pieces(value, layout), layout.dim), shard=shard)
-        made_for(reader, made)
+        self._made_for(reader, made)
         return made
 
     def _pieces(self, value: Value, layout: Layout) -> list[Node]:
@@ -252,7 +254,7 @@ class ShardedValues(ABC):
                 value.slices[key] = tuple(
                     self._slice(one, layout, atom, index, value.origin, shard=index) for index, one in enumerate(wholes)
                 )
-                made_for(reader, *value.slices[key])
+                self._made_for(reader, *value.slices[key])
         return value.slices[key]
 
     def _cut(
@@ -265,9 +267,9 @@ class ShardedValues(ABC):
         else:
             sizes = [layout.inner * (end - start) for start, end in pairwise(self._bounds[atom])]
             cut = self._call(like, aten.split_with_sizes_copy.default, (whole, sizes, layout.dim), shard=shard)
-            made_for(reader, cut)
+            self._made_for(reader, cut)
             made = tuple(self._call(like, operator.getitem, (cut, index), shard=shard) for index in shards)
-        made_for(reader, *made)
+        self._made_for(reader, *made)
         return made
 
     def _slice(self, whole: Node, layout: Layout, atom: Atom, index: int, like: Node, *, shard: int) -> Node:

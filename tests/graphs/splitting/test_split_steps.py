@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from rlplace import Placement, Problem, Simulator
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.export import PlacedModel
-from rlplace.graphs import OpGraph, SplitPlan, capture, load_graph, save_graph
+from rlplace.graphs import FORWARD, OpGraph, SplitPlan, capture, load_graph, save_graph
 from rlplace.graphs.splitting import shard_ops
 from rlplace.measure import load_placement, save_placement
 from rlplace.workloads import build
@@ -134,6 +134,7 @@ def test_inference_with_labels_kept_out_splits_the_logits() -> None:
     assert graph.program is not None
     assert graph.program.split is not None
     assert graph.program.split.parameters == {"lm_head.weight": "vocabulary"}
+    assert set(graph.phases[~graph.is_source]) == {FORWARD}
 
 
 class Products(nn.Module):
