@@ -29,12 +29,14 @@ def rank_threads(
         seed: of values that the graph does not hold.
         wires: of a rank, which it makes together with all others; by default tensors go through slots.
     """
-    arena = Arena.new(host.num_devices)
+    arenas = {machine: Arena.new(host.num_devices) for machine in {device.machine for device in host.devices}}
+    arena = arenas[host.devices[0].machine]
     links = [Pipe() for _ in host.devices[1:]]
 
     def serve(rank: int, link: Connection[Any, Any]) -> None:
         made = None if wires is None else wires(rank)
-        serve_rank(graph, host, rank, Arena(arena.file), link, seed=seed, wires=made)
+        own = Arena(arenas[host.devices[rank].machine].file)
+        serve_rank(graph, host, rank, own, link, seed=seed, wires=made)
 
     threads = [
         threading.Thread(target=serve, args=(rank, theirs), name=f"rank {rank}", daemon=True)
@@ -53,7 +55,8 @@ def rank_threads(
         for thread in threads:
             thread.join(timeout=60)
         crew.stop()
-        arena.close()
+        for each in arenas.values():
+            each.close()
 
 
 def rank_residents(graph: OpGraph, host: Host, crew: RankCrew) -> Residents:

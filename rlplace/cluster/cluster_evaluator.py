@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from rlplace.cluster.cluster import Cluster, Node
 from rlplace.errors import RlplaceError, RunnerError
-from rlplace.graphs import OpGraph, Program
+from rlplace.graphs import Program
 from rlplace.graphs.interpreter import require_program
 from rlplace.locks import machine_id, measuring_alone
 from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simulator, Timeline
@@ -677,7 +677,7 @@ class Believed(MeasurementLog):
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def recall(self, key: MeasurementKey, reference: str, plan: Plan, graph: OpGraph) -> Measurement | None:
+    def recall(self, key: MeasurementKey, reference: str, plan: Plan, problem: Problem) -> Measurement | None:
         """Nothing: the driver has asked its own log before."""
         return None
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -118,7 +119,7 @@ def _timer(
             raise UserError(refused[name, has_gpu])
         return RECIPES[name]
     devices = replica_devices(problem)
-    share = _share(spec, len(devices), default_size, is_whole=name == "torch-pipeline")
+    share = _share(spec, len(devices), default_size, name)
     machines = {device.machine for device in devices if device.machine}
     if machines and len(devices) != join().num_ranks:
         raise UserError("replicas are on all devices of the host `nodes`, and this one has other devices")
@@ -169,6 +170,7 @@ def _pipeline(
     work = build(spec, default_size=default_size, seed=seed)
     cost = lambda graph: profile_isolated(graph, problem.host)  # noqa: E731
     plan = best_stages(spec, work, problem.host, cost, asked=asked, seed=seed, say=say)
+    check_groups(plan.shared)
     options = {
         "workload": str(spec),
         "num_stages": len(plan.stages),
@@ -184,6 +186,25 @@ def _pipeline(
     return Replicas("pipeline", {words: options}, default_size, seed, [device.name for device in devices]), devices
 
 
+def check_groups(shared: Mapping[str, Sequence[int]]) -> None:
+    """Refuses stages that share parameters in ways which the processes of a row cannot have.
+
+    PyTorch names a group of some of the processes by how many groups each of them has made before.
+
+    Args:
+        shared: the stages of each parameter that several hold.
+
+    Raises:
+        UserError: two parameters are shared by stages of which only some are the same.
+    """
+    for one, other in combinations(shared, 2):
+        if set(shared[one]) != set(shared[other]) and set(shared[one]) & set(shared[other]):
+            raise UserError(
+                f"stages {shared[one]} share {one}, stages {shared[other]} share {other}: only some are the same, and "
+                "PyTorch cannot add the gradients of both. `rlplace export --format pipeline` makes a script that can."
+            )
+
+
 def replica_devices(problem: Problem) -> list[Device]:
     """The devices that get a replica each: the GPUs where there are any, the first part of each where they have parts.
 
@@ -197,10 +218,10 @@ def replica_devices(problem: Problem) -> list[Device]:
     return list(firsts.values()) or devices
 
 
-def _share(spec: WorkloadSpec | None, count: int, default_size: Size, *, is_whole: bool = False) -> WorkloadSpec:
+def _share(spec: WorkloadSpec | None, count: int, default_size: Size, name: str) -> WorkloadSpec:
     if count < 2 or spec is None:
         raise UserError("there is one device for a replica" if count < 2 else "a graph alone has no batch to share out")
-    return spec if is_whole else with_batch_share(spec, count, default_size)
+    return spec if name == "torch-pipeline" else with_batch_share(spec, count, default_size, name)
 
 
 def _simulated(problem: Problem, spec: WorkloadSpec | None, name: str, default_size: Size, seed: int) -> Row:
@@ -211,7 +232,7 @@ def _simulated(problem: Problem, spec: WorkloadSpec | None, name: str, default_s
     """
     if name != "ddp":
         raise UserError("the host is simulated: nothing runs on it; one device is the row `single`")
-    share = _share(spec, len(replica_devices(problem)), default_size)
+    share = _share(spec, len(replica_devices(problem)), default_size, name)
     return simulated_replicas(problem, share, default_size=default_size, seed=seed)
 
 
@@ -223,8 +244,8 @@ def _parts(share: WorkloadSpec, count: int, default_size: Size) -> dict[int, Wor
     return {1: share}
 
 
-def with_batch_share(spec: WorkloadSpec, count: int, default_size: Size) -> WorkloadSpec:
-    """The workload with its batch divided by `count`.
+def with_batch_share(spec: WorkloadSpec, count: int, default_size: Size, name: str = "ddp") -> WorkloadSpec:
+    """The workload with its batch divided by `count`, for the row `name`.
 
     Raises:
         InvalidValue: it has no option `batch`, or one that cannot be divided.
@@ -235,10 +256,10 @@ def with_batch_share(spec: WorkloadSpec, count: int, default_size: Size) -> Work
             "workload",
             str(spec),
             "one with an option `batch`, to share it out",
-            where="ddp",
-            hint="A function of yours or a graph file has none: leave `ddp` out of --methods.",
+            where=name,
+            hint=f"A function of yours or a graph file has none: leave `{name}` out of --methods.",
         )
-    refuse_if(batch % count, "batch", batch, f"a multiple of {count}, one share a replica", where="ddp")
+    refuse_if(batch % count, "batch", batch, f"a multiple of {count}, one share a replica", where=name)
     options = dict(spec.options) | {"batch": batch // count}
     return dataclasses.replace(spec, options=tuple(options.items()), size=spec.size or default_size)
 

@@ -65,7 +65,7 @@ class PipelinePlan:
         stages: in order, one a rank.
         schedule: the order of micro-batches.
         micro: the K micro-batches, and how their losses make that of the batch.
-        shared: parameters that several stages hold a copy of, whose gradients are added.
+        shared: the stages of each parameter that several hold a copy of, whose gradients are added.
         source: the source of op times.
         step_s: simulated step time.
         placement_s: simulated step time of the run's placement; infinite without one.
@@ -74,7 +74,7 @@ class PipelinePlan:
     stages: tuple[Stage, ...]
     schedule: Schedule
     micro: MicroBatches
-    shared: tuple[str, ...]
+    shared: dict[str, tuple[int, ...]]
     source: CostSource
     step_s: float
     placement_s: float = math.inf
@@ -291,8 +291,8 @@ def places_of(graph: OpGraph, step: StepRoles, paths: Sequence[str]) -> tuple[li
     return list(kept.values()), np.array(list(kept), dtype=np.int64)
 
 
-def check_split(step: WholeStep, tensors: Sequence[torch.Tensor], begins: Sequence[str]) -> tuple[str, ...]:
-    """Parameters that several stages hold a copy of, once `torch.distributed.pipelining` has split a copy of the step.
+def check_split(step: WholeStep, tensors: Sequence[torch.Tensor], begins: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The stages of each parameter that several hold, once `torch.distributed.pipelining` has split a copy of the step.
 
     Args:
         step: to be split.
@@ -313,7 +313,7 @@ def check_split(step: WholeStep, tensors: Sequence[torch.Tensor], begins: Sequen
         raise InvalidValue(
             "stages", pipe.num_stages, f"{len(begins) + 1}: every module runs once and in turn", where=WHERE
         )
-    return tuple(sorted(name_in_model(next(iter(names.values()))) for names in shared))
+    return dict(sorted((name_in_model(next(iter(names.values()))), tuple(names)) for names in shared))
 
 
 def _refused(step: WholeStep, what: str, error: Exception) -> InvalidValue:

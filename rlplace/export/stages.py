@@ -94,7 +94,8 @@ def stage_step(
         num_micro_batches: K.
         dims: the dimension of the batch of each tensor; None where micro-batches share it.
         averages: whether the losses of micro-batches are averaged, not added.
-        group: of the processes of all stages; the default one if None.
+        group: of the processes of all stages; the default one if None. With a group, two parameters must be shared by
+            the same stages, or by none in common.
     """
     sizes = [None if dim is None else one.shape[dim] // num_micro_batches for one, dim in zip(batch, dims, strict=True)]
     first = [
@@ -103,10 +104,6 @@ def stage_step(
     ]
     pipe, copies = split_step(step, first, begins)
     stage = pipe.build_stage(index, device, group)
-    holders = {frozenset(by_rank) for by_rank in copies}
-    if any(one & other for one in holders for other in holders if one != other) and group is not None:
-        # PyTorch names a group of some processes by how many groups each of them has made
-        raise NotImplementedError("two parameters are shared by stages of which only some are the same")
     made = [
         (by_rank, dist.new_group(sorted(by_rank), use_local_synchronization=group is not None))
         for by_rank in copies

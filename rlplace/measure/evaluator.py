@@ -206,11 +206,11 @@ class Evaluator:
         if self._log is None or self._reference is None:
             return None
         key = self._key(plan, repr(protocol))
-        found = self._log.recall(key, self._reference_name, plan, self.problem.graph)
+        found = self._log.recall(key, self._reference_name, plan, self.problem)
         if found is None or (found.ok and not found.reference_s > 0) or not self._plausibility.is_possible(found):
             return None
         self.num_recalled += 1
-        return found.relayed(self.problem, plan)
+        return found
 
     def _time_reference(self, protocol: RaceProtocol, deadline_s: float) -> None:
         """Runs the reference alone, if nothing has been timed beside it yet."""

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace import __version__
-from rlplace.graphs import OpGraph
-from rlplace.measure.problem import Plan, Problem, Timeline, transfer_sources
+from rlplace.measure.problem import Plan, Problem, Timeline
 
 Status = Literal["ok", "oom", "error", "timeout", "lost"]
 """`lost`: a device was not there any more, which says nothing of the placement."""
@@ -98,13 +97,6 @@ class Measurement:
     @property
     def ok(self) -> bool:
         return self.status == "ok"
-
-    def relayed(self, problem: Problem, plan: Plan) -> Measurement:
-        """With the sources of the plan's transfers on this host in its timeline, which whoever kept it did not know."""
-        if self.timeline is None:
-            return self
-        sources = transfer_sources(problem.graph, problem.host, plan)
-        return replace(self, timeline=replace(self.timeline, transfer_source=sources))
 
     def beside(self, reference_s: float) -> Measurement:
         """As it would be where a step of the reference takes `reference_s`, so that a drift of the machine cancels.
@@ -197,14 +189,14 @@ class PlanTimer(Protocol):
 class MeasurementLog(Protocol):
     """Keeps measurements and finds them again; failures to keep or find never stop a measurement."""
 
-    def recall(self, key: MeasurementKey, reference: str, plan: Plan, graph: OpGraph) -> Measurement | None:
+    def recall(self, key: MeasurementKey, reference: str, plan: Plan, problem: Problem) -> Measurement | None:
         """An earlier measurement under this key beside this reference; None if it is to be run.
 
         Args:
             key: of the plan.
             reference: fingerprint of the placement that is timed in turn with it.
             plan: that was measured; the timeline of its traced step comes with the measurement.
-            graph: that was placed.
+            problem: whose graph was placed.
         """
 
     def keep(self, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> None:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from pydantic import Field, SkipValidation
 
 from rlplace.errors import InvalidValue, UserError, refuse_if
-from rlplace.graphs import OpGraph
 from rlplace.measure import Measurement, Plan, Problem
 from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.placement import PlacedSplit, check_plan
@@ -300,19 +299,19 @@ class Outcome:
         timeline = None if outcome.timeline is None else encode_timeline(outcome.timeline)
         return cls(outcome.status, step_s, outcome.samples_s, outcome.peak_bytes, why, outcome.reference_s, timeline)
 
-    def of_plan(self, plan: Plan, graph: OpGraph, where: str) -> Measurement:
+    def of_plan(self, plan: Plan, problem: Problem, where: str) -> Measurement:
         """As it was measured.
 
         Args:
             plan: that was measured, checked against the graph.
-            graph: that was placed.
+            problem: whose graph was placed.
             where: the file and the row, for messages.
 
         Raises:
             InvalidValue: the timeline is malformed, or of another plan.
         """
         step_s = math.inf if self.step_time_s is None else self.step_time_s
-        timeline = None if self.timeline is None else decode_timeline(self.timeline, plan, graph, where)
+        timeline = None if self.timeline is None else decode_timeline(self.timeline, plan, problem, where)
         return Measurement(
             self.status, step_s, self.samples_s, self.peak_bytes, self.why, self.reference_s, timeline=timeline
         )
@@ -371,7 +370,7 @@ def race_of(
     for fingerprint, outcome in zip(plans, outcomes):
         with suppress(UserError):
             plan = checked_plan(problem, plan_of(fingerprint), where)
-            found.append((plan, outcome.of_plan(plan, problem.graph, where).relayed(problem, plan)))
+            found.append((plan, outcome.of_plan(plan, problem, where)))
     return Race(tuple(plan for plan, _ in found), tuple(outcome for _, outcome in found), is_final)
 
 

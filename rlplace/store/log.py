@@ -14,7 +14,6 @@ from pathlib import Path
 
 from rlplace.errors import FileProblem, UserError
 from rlplace.files import cache_folder
-from rlplace.graphs import OpGraph
 from rlplace.locks import measuring_alone
 from rlplace.measure import Host, Measurement, Plan, Problem, Timeline
 from rlplace.measure.host_model.learned_host import LearnedHost
@@ -87,7 +86,7 @@ class StoreLog(MeasurementLog):
         self._shelves = [*([] if own is None else [_Shelf(own, is_own=True)]), *map(_Shelf, stores)]
         self._session, self._say = session, say
 
-    def recall(self, key: MeasurementKey, reference: str, plan: Plan, graph: OpGraph) -> Measurement | None:
+    def recall(self, key: MeasurementKey, reference: str, plan: Plan, problem: Problem) -> Measurement | None:
         """The latest measurement under the key that is young enough; failures are forgotten sooner.
 
         One that was timed beside a reference answers as a ratio to it, so without a reference nothing is answered.
@@ -100,7 +99,7 @@ class StoreLog(MeasurementLog):
                 found = shelf.store.find(
                     key, reference, self._session, now_s - ANSWERS_S, 0.0 if shelf.is_own else LEAST_IDLE
                 )
-                traced = [] if found is None else shelf.store.traces(plan, graph, found.taken_s)
+                traced = [] if found is None else shelf.store.traces(plan, problem, found.taken_s)
             except UserError as error:
                 self._tell(shelf, error)
                 continue

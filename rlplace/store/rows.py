@@ -23,9 +23,9 @@ from pydantic import AfterValidator, Field
 
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, check_known, refuse_if
 from rlplace.files import jsonable, parse_json, write_bytes_atomic
-from rlplace.graphs import OpGraph
-from rlplace.measure import Measurement, Plan, Timeline
+from rlplace.measure import Measurement, Plan, Problem, Timeline
 from rlplace.measure.measurement import MeasurementKey, Status
+from rlplace.measure.problem import transfer_sources
 from rlplace.records import Count, Number, Positive, Seconds, described, read_record, record
 
 LARGEST_OPS = 10_000_000
@@ -270,13 +270,13 @@ def encode_timeline(timeline: Timeline) -> bytes:
     return zlib.compress(np.concatenate((starts_s, durations_s, [timeline.traced_op_s])).astype("<f8").tobytes(), 1)
 
 
-def decode_timeline(value: object, plan: Plan, graph: OpGraph, where: str) -> Timeline:
+def decode_timeline(value: object, plan: Plan, problem: Problem, where: str) -> Timeline:
     """The measured timeline of a step of a plan.
 
     Args:
         value: bytes of `encode_timeline`.
         plan: of the step, checked against the graph.
-        graph: that was placed.
+        problem: whose graph was placed.
         where: the file and the row, for messages.
 
     Raises:
@@ -299,7 +299,7 @@ def decode_timeline(value: object, plan: Plan, graph: OpGraph, where: str) -> Ti
         op_start_s=starts_s[:num_ops],
         op_end_s=ends_s[:num_ops],
         transfer_tensor=plan.transfer_tensor,
-        transfer_source=plan.devices[graph.tensor_op[plan.transfer_tensor]],
+        transfer_source=transfer_sources(problem.graph, problem.host, plan),
         transfer_destination=plan.transfer_destination,
         transfer_start_s=starts_s[num_ops:],
         transfer_end_s=ends_s[num_ops:],

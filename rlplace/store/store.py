@@ -18,8 +18,7 @@ from pydantic import Field
 
 from rlplace.errors import FileProblem, check_known
 from rlplace.files import jsonable
-from rlplace.graphs import OpGraph
-from rlplace.measure import Plan, Timeline
+from rlplace.measure import Plan, Problem, Timeline
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.measurement import MeasurementKey, Status
 from rlplace.records import Number, read_record, record
@@ -215,14 +214,14 @@ class MeasurementStore(Connected):
             raise FileProblem(self.path, f"no plan {fingerprint} was measured.")
         return decode_plan(dict(rows[0]), f"{self.path}: plan {fingerprint}")
 
-    def traces(self, plan: Plan, graph: OpGraph, taken_s: float | None = None) -> list[Timeline]:
+    def traces(self, plan: Plan, problem: Problem, taken_s: float | None = None) -> list[Timeline]:
         """Timelines of the last `MOST_TRACES` traced steps of a plan, the last added first.
 
         Stores that an earlier version wrote, and that are only read, have none.
 
         Args:
             plan: that ran.
-            graph: that was placed.
+            problem: whose graph was placed.
             taken_s: of the measurement that they belong to; all by default.
 
         Raises:
@@ -232,10 +231,10 @@ class MeasurementStore(Connected):
         rows = self._selected(
             f"""SELECT * FROM traces WHERE plan = ? AND graph = ? AND taken_s = coalesce(?, taken_s)
             ORDER BY id DESC LIMIT {MOST_TRACES}""",
-            (plan.fingerprint, graph.fingerprint, taken_s),
+            (plan.fingerprint, problem.graph.fingerprint, taken_s),
         )
         where = f"{self.path}: trace of {plan.fingerprint}"
-        return [decode_timeline(row["timeline"], plan, graph, where) for row in map(dict, rows) if "timeline" in row]
+        return [decode_timeline(row["timeline"], plan, problem, where) for row in map(dict, rows) if "timeline" in row]
 
     def learned_hosts(self, host: str = "", machine: str = "", least_idle: float = 0.0) -> list[LearnedHost]:
         """Host models that searches learned, the last added first; rows dated `AHEAD_S` ahead are left out.

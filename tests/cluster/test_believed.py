@@ -20,7 +20,7 @@ def plan(device: int) -> Plan:
 def test_only_what_was_told_keeps_its_key_and_it_is_forgotten_after_a_race() -> None:
     believed, plans = Believed(), [plan(0), plan(1)]
     outcomes = [Measurement("ok", 1.0, key=KEY), Measurement("ok", 2.0, key=KEY)]
-    assert believed.recall(KEY, "reference", plans[0], chain_problem(1).graph) is None
+    assert believed.recall(KEY, "reference", plans[0], chain_problem(1)) is None
     believed.keep(plans[1], outcomes[1], "reference", is_whole=True)
     assert [outcome.key for outcome in believed.marked(plans, outcomes)] == [None, KEY]
     assert [outcome.key for outcome in believed.marked(plans, outcomes)] == [None, None]

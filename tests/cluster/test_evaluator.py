@@ -26,7 +26,7 @@ from rlplace.cluster.cluster_evaluator import (
     Staleness,
     pack,
 )
-from rlplace.graphs import OpGraph, capture
+from rlplace.graphs import capture
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure import Problem, RaceProtocol, Simulator
 from rlplace.measure.costs.costs import Costs
@@ -48,7 +48,7 @@ class Notes:
         self.known: dict[str, Measurement] = {}
         self.kept: list[tuple[Plan, Measurement, str, bool]] = []
 
-    def recall(self, key: MeasurementKey, reference: str, plan: Plan, graph: OpGraph) -> Measurement | None:
+    def recall(self, key: MeasurementKey, reference: str, plan: Plan, problem: Problem) -> Measurement | None:
         return self.known.get(key.plan)
 
     def keep(self, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> None:

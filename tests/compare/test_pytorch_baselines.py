@@ -14,9 +14,16 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplace import cuda
-from rlplace.compare.pytorch_baselines import BASELINES, _parts, pytorch_baselines, replica_devices, with_batch_share
+from rlplace.compare.pytorch_baselines import (
+    BASELINES,
+    _parts,
+    check_groups,
+    pytorch_baselines,
+    replica_devices,
+    with_batch_share,
+)
 from rlplace.compare.replicas import Replicas, ReplicaTeam
-from rlplace.errors import InvalidValue, RunnerError
+from rlplace.errors import InvalidValue, RunnerError, UserError
 from rlplace.graphs.capturing.capture import capture
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
@@ -159,8 +166,15 @@ def test_a_share_is_cut_into_as_many_micro_batches_as_are_equal(batch: int, most
 
 @pytest.mark.parametrize(("text", "words"), [("nmt@batch=3", "multiple of 2"), ("some.module:function", "batch")])
 def test_what_cannot_be_shared_is_refused(text: str, words: str) -> None:
-    with pytest.raises(InvalidValue, match=words):
-        with_batch_share(parse_workload(text), 2, "small")
+    with pytest.raises(InvalidValue, match=words) as caught:
+        with_batch_share(parse_workload(text), 2, "small", "fsdp2")
+    assert "fsdp2" in str(caught.value)
+
+
+def test_stages_that_share_two_parameters_in_different_ways_are_refused() -> None:
+    check_groups({"words": (0, 3), "head": (3, 0), "norm": (1, 2)})
+    with pytest.raises(UserError, match="share words, stages"):
+        check_groups({"norm": (1, 4), "words": (0, 3), "head": (0, 2, 3)})
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from core_hosts import core_host
 from fake_measurer import chain_problem
 from torch import nn
 
-from rlplace.graphs import OpGraph, capture
+from rlplace.graphs import capture
 from rlplace.measure import Host, Problem, RaceProtocol, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import Measurement, MeasurementKey, placement_fingerprint
@@ -127,7 +127,7 @@ class Memory:
         self.wholes: list[bool] = []
         self.traced: list[str] = []
 
-    def recall(self, key: MeasurementKey, reference: str, plan: Plan, graph: OpGraph) -> Measurement | None:
+    def recall(self, key: MeasurementKey, reference: str, plan: Plan, problem: Problem) -> Measurement | None:
         return self.kept.get((key, reference))
 
     def keep(self, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> None:

@@ -79,18 +79,18 @@ def test_a_store_of_the_first_version_is_read_as_it_is_and_written_as_the_second
         "PRAGMA user_version = 1",
         f"INSERT INTO traces VALUES (1, 1, 1.0, '{GRAPH}', '{HOST}', '{PLAN.fingerprint}', '{{}}')",
     )
-    graph, timeline = chain_problem(3).graph, Timeline.empty(3)
+    problem, timeline = chain_problem(3), Timeline.empty(3)
     before = path.read_bytes()
     with MeasurementStore.read(path) as store:
         assert len(list(store.measurements())) == 1
-        assert store.traces(PLAN, graph) == []
+        assert store.traces(PLAN, problem) == []
     assert path.read_bytes() == before
     for _ in range(2):
         with MeasurementStore.open(path) as store:
-            store.add_trace(store.begin(SESSION), graph.fingerprint, HOST, PLAN, timeline)
+            store.add_trace(store.begin(SESSION), problem.graph.fingerprint, HOST, PLAN, timeline)
             assert len(list(store.measurements())) == 1
     with MeasurementStore.read(path) as store:
-        assert len(store.traces(PLAN, graph)) == 2
+        assert len(store.traces(PLAN, problem)) == 2
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -34,7 +34,7 @@ def log(tmp_path: Path, said: list[str]) -> StoreLog:
 
 
 def recall(log: StoreLog, reference: str) -> Measurement | None:
-    return log.recall(key_of(), reference, PLAN, chain_problem(3).graph)
+    return log.recall(key_of(), reference, PLAN, chain_problem(3))
 
 
 def counts(folder: Path) -> list[int]:
@@ -71,14 +71,14 @@ def test_a_measurement_comes_back_with_the_timeline_of_its_own_traced_step(tmp_p
     before.keep_trace(problem, plan, timeline.slowed(2.0))  # of another visit
     before.close()
     log = StoreLog([MeasurementStore.open(tmp_path / "user.db")], SESSION, print)
-    found = log.recall(key, REFERENCE, plan, graph)
+    found = log.recall(key, REFERENCE, plan, problem)
     assert found is not None
     assert found.timeline is not None
     assert found.timeline.traced_op_s == 1e-6
     np.testing.assert_array_equal(found.timeline.op_start_s, timeline.op_start_s)
     np.testing.assert_allclose(found.timeline.op_end_s, timeline.op_end_s, rtol=1e-15)
     assert found.timeline.transfer_source.tolist() == timeline.transfer_source.tolist()
-    untraced = log.recall(other, REFERENCE, plan, graph)
+    untraced = log.recall(other, REFERENCE, plan, problem)
     assert untraced is not None
     assert untraced.timeline is None
     log.close()

@@ -129,18 +129,18 @@ def test_a_trace_belongs_to_its_plan(store: MeasurementStore) -> None:
     assert len(timeline.transfer_tensor) == 2
     store.add_trace(session, graph.fingerprint, HOST, plan, timeline)
     store.add_trace(session, GRAPH, HOST, plan, timeline)
-    (found,) = store.traces(plan, graph)
+    (found,) = store.traces(plan, problem)
     for name in ("op_start_s", "op_end_s", "transfer_start_s", "transfer_end_s"):
         np.testing.assert_allclose(getattr(found, name), getattr(timeline, name), rtol=1e-6)
     for name in ("op_device", "transfer_tensor", "transfer_source", "transfer_destination"):
         assert getattr(found, name).tolist() == getattr(timeline, name).tolist()
-    assert store.traces(simulator.plan(np.zeros(4, dtype=np.int32)), graph) == []
+    assert store.traces(simulator.plan(np.zeros(4, dtype=np.int32)), problem) == []
     old_s = time.time() - ANSWERS_S
     store.add_trace(session, graph.fingerprint, HOST, plan, timeline, old_s + 60)
-    assert len(store.traces(plan, graph)) == 2
-    assert len(store.traces(plan, graph, old_s + 60)) == 1
+    assert len(store.traces(plan, problem)) == 2
+    assert len(store.traces(plan, problem, old_s + 60)) == 1
     store.add_trace(session, graph.fingerprint, HOST, plan, timeline, old_s - 60)  # it answers nothing any more
-    assert len(store.traces(plan, graph)) == 2
+    assert len(store.traces(plan, problem)) == 2
 
 
 @pytest.mark.parametrize(

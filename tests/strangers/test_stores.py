@@ -121,12 +121,12 @@ def test_host_models_and_traces_are_read_up_to_a_length(path: Path, monkeypatch:
         monkeypatch.setattr("rlplace.store.store.MOST_MODEL_TEXT", 2 * length, raising=False)
         assert len(store.learned_hosts()) == 2
         monkeypatch.setattr("rlplace.store.store.MOST_TRACES", 2, raising=False)
-        kept = store.traces(plan, problem.graph)
+        kept = store.traces(plan, problem)
         assert [trace.op_end_s[0] - timeline.op_end_s[0] for trace in kept] == pytest.approx([2, 1])
         for data in (zlib.compress(b"0" * (1 << 24)), zlib.compress(b"0" * 8), b"0"):
             store._connection.execute("UPDATE traces SET timeline = ?", (data,))
             with pytest.raises(InvalidValue, match="timeline"):
-                store.traces(plan, problem.graph)
+                store.traces(plan, problem)
 
 
 def test_what_is_not_yet_in_the_database_is_read_and_the_folder_stays_as_it_is(path: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ others have of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,7 +72,7 @@ class PartTensor(torch.Tensor):
 def part_tensor(parts: Parts, whole_shape: torch.Size) -> PartTensor:
     """The shards of a tensor of some shape, which share the memory of `parts`."""
     plain = [(shard, part.detach()) for shard, part in parts]
-    made = torch.Tensor._make_subclass(PartTensor, plain[0][1])  # type: ignore[attr-defined]
+    made = torch.Tensor._make_subclass(PartTensor, plain[0][1])
     made.parts, made.whole_shape = plain, whole_shape
     return made
 
@@ -88,7 +88,7 @@ class RankShards:
     def __init__(self, shards: Mapping[str, Shard], shapes: Mapping[str, torch.Size]) -> None:
         self.shards, self._shapes = shards, shapes
 
-    def cut(self, tensors: Mapping[str, torch.Tensor], split: Mapping[str, object]) -> dict[str, torch.Tensor]:
+    def cut(self, tensors: Mapping[str, torch.Tensor], split: Collection[str]) -> dict[str, torch.Tensor]:
         """Tensors by name, with the shards of this rank in the places of those that are split.
 
         Args:
@@ -105,7 +105,7 @@ class RankShards:
                 tensors[name].shape != shape,
                 name,
                 f"of shape {tuple(tensors[name].shape)}",
-                tuple(shape),
+                f"{tuple(shape)}",
                 where="state",
             )
             found |= {key: shard.of(tensors[name]) for key, shard in self.shards.items() if shard.name == name}

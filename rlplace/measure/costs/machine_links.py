@@ -19,7 +19,7 @@ import torch
 
 from rlplace import cuda
 from rlplace.errors import RunnerError
-from rlplace.measure.execute.distributed import LATEST, Wire, Wires, connect
+from rlplace.measure.execute.distributed import Wire, Wires, connect
 from rlplace.measure.hosts.detect import nodes_host
 from rlplace.measure.hosts.fresh_ranks import LOST_AFTER_S, FreshRanks
 from rlplace.measure.hosts.host import Device
@@ -121,6 +121,7 @@ def main(answers: TextIO, by_slots: Callable[[Device, Device], tuple[float, floa
                     latency_s, bandwidth = by_slots(host.devices[a], host.devices[b])
                     own.append((machines[a], machines[b], latency_s, bandwidth, bandwidth))
             elif nodes.rank in (a, b):
+                _meet(nodes, a, b)
                 found = _measure(nodes.rank, (a, b), wires)
                 own += ((machines[source], machines[to], *figures) for (source, to), figures in found.items())
     except (RuntimeError, TimeoutError) as error:
@@ -137,6 +138,12 @@ def measured_pairs(nodes: Nodes) -> list[tuple[int, int]]:
     ranks = [nodes.ranks_of(machine) for machine in nodes.machines]
     within = [(each[0], each[1]) for each in ranks if len(each) > 1]
     return [(a[0], b[0]) for a, b in combinations(ranks, 2)] + within
+
+
+def _meet(nodes: Nodes, a: int, b: int) -> None:
+    """Returns when both ranks have come: before, one of them may be at work with a third one."""
+    nodes.store.set(f"pair {a} {b}/{nodes.rank}", "1")
+    nodes.store.get(f"pair {a} {b}/{a + b - nodes.rank}")
 
 
 def _measure(rank: int, pair: tuple[int, int], wires: Wires) -> dict[tuple[int, int], Figures]:
@@ -173,19 +180,16 @@ class _Ends:
 
     def hear(self) -> list[int]:
         told = torch.zeros(3, dtype=torch.int64, device=self.back.place)
-        self.exchange(None, told.view(torch.uint8), LATEST)  # the other may be at work with a third one
+        self.exchange(None, told.view(torch.uint8))
         return [int(each) for each in told.tolist()]
 
-    def exchange(
-        self, sent: torch.Tensor | None, received: torch.Tensor | None, within: timedelta | None = None
-    ) -> None:
+    def exchange(self, sent: torch.Tensor | None, received: torch.Tensor | None) -> None:
         """Sends one tensor, and receives the other; returns when this end has done both.
 
         Raises:
             RuntimeError, TimeoutError: it took too long, or the other end is gone.
         """
         under_way: list[tuple[Wire, Any]] = []
-        within = within or _LOST_AFTER
         if received is not None:
             with self.back.using():
                 under_way.append((self.back, self.back.receive(received)))
@@ -194,8 +198,8 @@ class _Ends:
                 under_way.append((self.out, self.out.send(sent)))
         for wire, work in under_way:
             if wire.stream is None:
-                work.wait(within)
-            until_s = time.monotonic() + within.total_seconds()
+                work.wait(_LOST_AFTER)
+            until_s = time.monotonic() + _LOST_AFTER.total_seconds()
             while wire.stream is not None and not cuda.is_done(wire.stream):
                 if time.monotonic() > until_s:
                     raise TimeoutError("no answer")

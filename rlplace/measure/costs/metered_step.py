@@ -107,8 +107,10 @@ class MeteredStep(PlacedStep):
             labels |= {f"{kind}{op}": f"{_ITEM}{op}" for op in self._code.items[device] if op < n for kind in "fu"}
         names.update({name: marked(names[name], label) for name, label in labels.items() if name in names})
 
+        keep = partial(self._records.__setitem__, device)
+
         def metered(step: int) -> None:
-            with recorded(partial(self._records.__setitem__, device)):
+            with recorded(keep):
                 job(step)
 
         return metered

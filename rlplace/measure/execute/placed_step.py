@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -120,6 +121,7 @@ class PlacedStep:
         }
         self._makers = [int(plan.devices[graph.tensor_op[self._program.base(ref)]]) for ref, _ in self._code.results]
         self._namespaces: dict[int, dict[str, Any]] = {}  # by device
+        self._functions: dict[int, list[Job]] = {}  # by device: of its code, one for each part of the step
         self._jobs: list[Job] = []
         self._channels: dict[int, Transport] = {}
         self._signals: list[threading.Lock] = []
@@ -166,9 +168,9 @@ class PlacedStep:
         if self._is_held:
             self._crew.unload(self._key)
             self._is_held = False
-        for names in self._namespaces.values():  # a function and the names that it runs with hold each other
+        for names in self._namespaces.values():  # a thread that was left behind holds them
             names.clear()
-        self._namespaces, self._jobs, self._channels, self._signals = {}, [], {}, []
+        self._namespaces, self._functions, self._jobs, self._channels, self._signals = {}, {}, [], {}, []
         self._marks.renew(0)
         self._results, self._kept = [], []
         self._is_loaded = self._is_broken = False
@@ -209,7 +211,7 @@ class PlacedStep:
         here = self._crew.here[0]
         self._kept[here].extend([kept] * part)
         try:
-            (self._namespaces[here]["second"] if part else self._jobs[here])(number)
+            (self._functions[here][1] if part else self._jobs[here])(number)
         except Woken:
             raise
         except Exception as error:
@@ -253,11 +255,12 @@ class PlacedStep:
         for index, value in self._crew.results(self._key, makers, self._results).items():
             self._results[index] = value
 
-    def timeline(self, *, has_memory: bool = True) -> Timeline:
+    def timeline(self, *, has_memory: bool = True, workspace_bytes: NDArray[np.int64] | None = None) -> Timeline:
         """Start and end of every op and transfer of the last step, 0 where not recorded; the step must be traced.
 
         Args:
             has_memory: whether it tells the memory of devices, too.
+            workspace_bytes: (N, D) scratch memory of each op on each device; by default as the graph says.
 
         Raises:
             RunnerError: the step is not loaded.
@@ -273,7 +276,7 @@ class PlacedStep:
                         known[item] = max(at_s, known[item] or at_s)
             channels = {}
         made = self._graph, self._host, self.plan, self._code, marks, channels
-        return step_timeline(*made, has_memory=has_memory)
+        return step_timeline(*made, has_memory=has_memory, workspace_bytes=workspace_bytes)
 
     def _abort(self) -> None:
         self._is_broken = True
@@ -310,10 +313,10 @@ class PlacedStep:
                     yield self._residents.at(int(self._graph.tensor_op[call.parameter.id]), device)
 
     def _bind(self, device: int) -> Job:
-        clock = self._marks.clocks[device]
+        clock, itself = self._marks.clocks[device], weakref.proxy(self)  # what is bound to the step does not hold it
         names: dict[str, Any] = {
             "clock": clock.mark,
-            "hold": lambda: self._hold_back(device),
+            "hold": lambda: itself._hold_back(device),
             "B": self._marks.begin,
             "E": self._marks.end,
             "O": self._results,
@@ -330,7 +333,9 @@ class PlacedStep:
         }
         self._namespaces[device] = names
         exec(self._compiled[device], names)
-        run = self._crew.part(names["run"], self._channels)
+        # a function holds the names that it runs with; they do not hold it, so what is dropped is freed there and then
+        self._functions[device] = [names.pop(name) for name in ("run", "second") if name in names]
+        run = self._crew.part(self._functions[device][0], self._channels)
         if not self._is_traced:
             return run
 
@@ -338,7 +343,7 @@ class PlacedStep:
             clock.start()
             begin_s = time.perf_counter()
             run(step)
-            self.launch_s[device] = time.perf_counter() - begin_s
+            itself.launch_s[device] = time.perf_counter() - begin_s
 
         return traced
 
@@ -434,6 +439,7 @@ def step_timeline(
     channels: Mapping[int, Transport],
     *,
     has_memory: bool = True,
+    workspace_bytes: NDArray[np.int64] | None = None,
 ) -> Timeline:
     """Start and end of every op and transfer of the last step, and each device's memory.
 
@@ -445,6 +451,7 @@ def step_timeline(
         marks: that it made.
         channels: by transfer: a GPU's copy is timed by the channel itself.
         has_memory: whether each device's memory is told, too.
+        workspace_bytes: as of `allocated_bytes`.
     """
     program, n = require_program(graph), graph.num_ops
     begin, end = np.zeros(n + plan.num_transfers), np.zeros(n + plan.num_transfers)
@@ -454,7 +461,8 @@ def step_timeline(
                 begin[item], end[item] = _span_s(host, marks, device, item, channels.get(item - n))
         for updates in code.update_runs[device]:
             _share_run(graph, updates, begin, end)
-    times, devices, allocated = allocated_bytes(graph, host, plan, code, begin, end) if has_memory else NO_LEVELS
+    made = graph, host, plan, code, begin, end
+    times, devices, allocated = allocated_bytes(*made, workspace_bytes) if has_memory else NO_LEVELS
     return Timeline(
         op_device=plan.devices,
         op_start_s=begin[:n],
@@ -497,10 +505,18 @@ Levels = tuple[Floats, NDArray[np.int32], NDArray[np.int64]]
 NO_LEVELS: Levels = (np.zeros(0), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64))
 
 
-def allocated_bytes(graph: OpGraph, host: Host, plan: Plan, code: StepCode, begin_s: Floats, end_s: Floats) -> Levels:
+def allocated_bytes(
+    graph: OpGraph,
+    host: Host,
+    plan: Plan,
+    code: StepCode,
+    begin_s: Floats,
+    end_s: Floats,
+    workspace_bytes: NDArray[np.int64] | None = None,
+) -> Levels:
     """Instants in seconds, devices and bytes: allocated bytes of a device from that instant on, in order of time.
 
-    A device holds its residents all along, and every tensor from its making to its `del`.
+    A device holds its residents all along, every tensor from its making to its `del`, scratch memory while its op runs.
 
     Args:
         graph: with its program.
@@ -509,8 +525,10 @@ def allocated_bytes(graph: OpGraph, host: Host, plan: Plan, code: StepCode, begi
         code: made of it.
         begin_s: (N + K,) when each item began.
         end_s: (N + K,) when it ended.
+        workspace_bytes: (N, D) scratch memory of each op on each device, which no trace shows; by default as the
+            graph says.
     """
-    sizes = [allocated(graph.tensor_bytes, device.memory_granularity_bytes) for device in host.devices]
+    n, sizes = graph.num_ops, [allocated(graph.tensor_bytes, each.memory_granularity_bytes) for each in host.devices]
     resident = resident_bytes(graph, host, plan.devices)
     resident += np.array([device.context_bytes for device in host.devices], dtype=np.int64)
     events: list[tuple[float, int, int, int]] = [(0.0, 1, d, int(size)) for d, size in enumerate(resident)]
@@ -521,6 +539,11 @@ def allocated_bytes(graph: OpGraph, host: Host, plan: Plan, code: StepCode, begi
         for item, tensor in code.ranks.releases(device):
             lent_s = _lent_until_s(graph, plan, code, tensor, device, end_s)
             events.append((max(float(end_s[item]), lent_s), 0, device, -int(sizes[device][tensor])))
+    scratch = graph.workspace_bytes if workspace_bytes is None else workspace_bytes[np.arange(n), plan.devices]
+    scratch = allocated(scratch, np.array([each.memory_granularity_bytes for each in host.devices])[plan.devices])
+    for op in np.flatnonzero((scratch > 0) & (begin_s[:n] < end_s[:n])).tolist():
+        device, size = int(plan.devices[op]), int(scratch[op])
+        events += [(float(begin_s[op]), 1, device, size), (float(end_s[op]), 0, device, -size)]
     events.sort()
     moments_s, _, devices, changes = map(np.array, zip(*events, strict=True))
     levels = np.zeros(len(events), dtype=np.int64)

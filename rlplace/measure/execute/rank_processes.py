@@ -150,8 +150,10 @@ class RankWorker(Worker):
         if not self.is_busy:
             return True
         has_ended = super().wait(0.0 if self._crew.why else timeout_s, is_hopeless)
-        if has_ended and self._arena.has_failed(self._rank) and self._report is not None:
-            self._report(_error(*self._said(MESSAGE)))
+        if has_ended:
+            report, self._report = self._report, None  # it holds the step
+            if report is not None and self._arena.has_failed(self._rank):
+                report(_error(*self._said(MESSAGE)))
         return has_ended
 
     @property
@@ -269,10 +271,11 @@ class RankCrew(Crew):
             sent = distributed_channels(self._wires, made, self.here[0], self._arena.abort, is_traced=is_traced)
             channels.update(sent)
         if self.has_slots:
+            slots = made.slots_beside(self.here[0], host)
             # on other machines every rank makes the same room, before any of them answers that it has loaded the step
             if self._others or is_far(host, self.here[0]):
-                self._arena.make_room(made.plan.num_transfers, slot_offsets(made.slots)[1])
-            channels.update(shared_channels(self._arena, made, self.here[0]))
+                self._arena.make_room(made.plan.num_transfers, slot_offsets(slots)[1])
+            channels.update(shared_channels(self._arena, made, slots, self.here[0]))
         return channels
 
     def look(self) -> None:

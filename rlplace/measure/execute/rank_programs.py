@@ -164,6 +164,14 @@ class RankPrograms:
                 of[k] = filled[destinations[k], tensors[0]] = slot
         return Slots(tuple(of), tuple(num_bytes))
 
+    def slots_beside(self, rank: int, host: Host) -> Slots:
+        """`slots` as the ranks on the machine of `rank` have them: of a size for their own copies alone."""
+        num_bytes, sizes = [0] * len(self.slots.num_bytes), self.graph.tensor_bytes[self.plan.transfer_tensor].tolist()
+        for slot, source, size in zip(self.slots.of, self.sources, sizes, strict=True):
+            if slot >= 0 and host.devices[source].machine == host.devices[rank].machine:
+                num_bytes[slot] = max(num_bytes[slot], size)
+        return Slots(self.slots.of, tuple(num_bytes))
+
     def items(self, rank: int) -> list[int]:
         """Items of the plan that a rank runs, sources and the transfers to it among them, in order."""
         places = (*self.plan.devices.tolist(), *self.plan.transfer_destination.tolist())

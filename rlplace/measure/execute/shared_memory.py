@@ -182,9 +182,9 @@ class Arena:
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def shared_channels(arena: Arena, made: RankPrograms, rank: int) -> dict[int, SharedChannel]:
-    """The channels of a rank, by transfer that it sends or receives."""
-    plan, slots = made.plan, made.slots
+def shared_channels(arena: Arena, made: RankPrograms, slots: Slots, rank: int) -> dict[int, SharedChannel]:
+    """The channels of a rank, by transfer that it sends or receives, in the slots of its machine."""
+    plan = made.plan
     offsets, num_bytes = slot_offsets(slots)
     memory = arena.slots(num_bytes)
     arena.num_transfers = max(arena.num_transfers, plan.num_transfers)

@@ -107,10 +107,9 @@ class TwoPartStep(PlacedStep):
 
     def _parts(self, part: int) -> list[Job]:
         """The jobs of a part."""
-        name = ("run", "second")[part]
         return [
-            _ordinary(self._namespaces[device][name])
-            if device in self._namespaces
+            _ordinary(self._functions[device][part])
+            if device in self._functions
             else self._crew.job(device, self._key, part)
             for device in range(self._host.num_devices)
         ]

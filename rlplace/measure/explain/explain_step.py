@@ -202,7 +202,7 @@ def costliest_cuts(
     graph, devices = problem.graph, problem.host.devices
     seconds = np.maximum(timeline.transfer_end_s - timeline.transfer_start_s, 0.0)
     ranked = np.argsort(-seconds, kind="stable")
-    ranked = ranked[is_copied(problem, plan)[ranked]][:count]
+    ranked = ranked[is_copied(problem, timeline)[ranked]][:count]
     critical = set(items.tolist())
     offsets, readers = graph.readers
     cuts = []
@@ -244,10 +244,10 @@ MOST_POINTS = 400
 """Of a memory curve that is kept."""
 
 
-def is_copied(problem: Problem, plan: Plan) -> NDArray[np.bool_]:
+def is_copied(problem: Problem, timeline: Timeline) -> NDArray[np.bool_]:
     """(K,) bool: transfers that are copies; the others hand a tensor over, which takes nothing."""
-    source = plan.devices[problem.graph.tensor_op[plan.transfer_tensor]]
-    return np.asarray(problem.transfer_s_per_byte[source, plan.transfer_destination] > 0, dtype=np.bool_)
+    ends = timeline.transfer_source, timeline.transfer_destination
+    return np.asarray(problem.transfer_s_per_byte[ends] > 0, dtype=np.bool_)
 
 
 def device_shares(
@@ -263,7 +263,7 @@ def device_shares(
     """
     graph, host, step_s = problem.graph, problem.host, timeline.step_s
     runs = ~graph.is_source
-    copied = is_copied(problem, plan)
+    copied = is_copied(problem, timeline)
     sizes = np.where(copied, graph.tensor_bytes[plan.transfer_tensor], 0)
     shares = []
     for index, device in enumerate(host.devices):
@@ -359,7 +359,7 @@ def explain(
         peaks[:] = 0
         np.maximum.at(peaks, timeline.memory_device, timeline.memory_bytes)
     items = critical_items(problem, plan, timeline)
-    copied = is_copied(problem, plan)
+    copied = is_copied(problem, timeline)
     bound_s, bound = lower_bound_s(problem)
     explanation = Explanation(
         schema=SCHEMA,

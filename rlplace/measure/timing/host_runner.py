@@ -206,12 +206,13 @@ class HostRunner:
         step, added_s = self.load(plan, is_traced=True, traced=traced), costs.added_s(graph, plan)
         peak_bytes = self._planner.retime(plan).peak_bytes
         self._watch.begin(0, is_made=False)
+        memory: dict[str, Any] = {"has_memory": step_s is None, "workspace_bytes": self.problem.workspace_bytes}
         try:
             for k in range(warmup):
                 self._timed(step, peak_bytes, k)
             timed = [
                 # its timeline is that of the last step
-                (self._timed(step, peak_bytes, warmup + k), k, step.timeline(has_memory=step_s is None))
+                (self._timed(step, peak_bytes, warmup + k), k, step.timeline(**memory))
                 for k in range(num_steps)
             ]
         finally:

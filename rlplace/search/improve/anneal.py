@@ -449,7 +449,7 @@ def chain_runs(problem: Problem, step: StepRoles, count: int) -> NDArray[np.int3
 def run_table(problem: Problem, step: StepRoles, count: int) -> Table:
     """Cells of ops: runs of the chain, `count` of them, by micro-batches; owned groups in column 0, shared ops in 1.
 
-    Of a step with shards, by those too, whole ops first.
+    Of a step with shards, by those too, after whole ops.
 
     Args:
         problem: the problem to place.
@@ -457,7 +457,7 @@ def run_table(problem: Problem, step: StepRoles, count: int) -> Table:
         count: runs.
     """
     column = np.where(problem.graph.colocation >= 0, 0, step.follows + 2)
-    column = column * (problem.graph.num_shards + 1) + problem.graph.shard + 1
+    column += (problem.graph.shard + 1) * (problem.graph.num_micro_batches + 2)
     return Table(chain_runs(problem, step, count)[step.op_position], column.astype(np.int32))
 
 

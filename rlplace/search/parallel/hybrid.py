@@ -170,7 +170,8 @@ class Field:
         pairs = max(problem.host.num_devices * (problem.host.num_devices - 1), 1)
         for plan in replicated_plans(self.chain, self.chain.line, float(problem.transfer_s_per_byte.sum()) / pairs):
             yield from self._dealt(plan)
-        yield from (layout for layout in layouts(problem, self.step) if not len(layout.role_device))
+        grids = (layout for layout in layouts(problem, self.step) if not layout.is_across)
+        yield from (layout for layout in grids if not len(layout.role_device))
         for plan in all_plans(self.step.num_positions, self.chain.line):
             yield from self._dealt(plan)
 
@@ -575,7 +576,7 @@ def parallel_starts(task: Task) -> Starts:
     if not is_few and not task.takes_plans:
         field.until = task.spent + LAYOUTS_SHARE
         for place, one in enumerate(found[:STARTS_REFINED]):
-            if not len(one.layout.role_device) and math.isfinite(one.step_s):
+            if not len(one.layout.role_device) and not one.layout.is_across and math.isfinite(one.step_s):
                 found[place] = field.climb(one, attempt, START_REFINEMENTS)
     return sorted(((one.devices, one.step_s) for one in found), key=lambda start: start[1])
 

@@ -173,7 +173,8 @@ class Layout:
         role_device: (R,) int32, the device of roles that are apart from stages and replicas, -1 for others; empty where
             none is.
         name: in words.
-        teams: (T, P) int32, the device of each shard in each team; empty where nothing is split.
+        teams: (T, P) int32, the device of each shard in each team; empty where nothing is split, or shards are across.
+        is_across: shard j is not at its stage, but on the device of stage j modulo p.
     """
 
     devices: NDArray[np.int32]
@@ -183,6 +184,7 @@ class Layout:
     role_device: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     name: str = ""
     teams: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 1), dtype=np.int32))
+    is_across: bool = False
 
     def members(self, stage: NDArray[np.int32] | int) -> NDArray[np.int32]:
         """(..., d, P) int32: the devices of a stage, by replica and shard."""
@@ -201,6 +203,8 @@ def placement_of(problem: Problem, layout: Layout, step: StepRoles | None = None
     graph = problem.graph
     step = step_roles(graph) if step is None else step
     stage = layout.role_stage[step.role]
+    if layout.is_across:
+        stage = np.where(graph.shard >= 0, graph.shard % len(layout.devices), stage).astype(np.int32)
     replica = np.where(step.follows >= 0, layout.replica[np.maximum(step.follows, 0)], 0)
     slot = np.where(graph.shard >= 0, graph.shard, np.maximum(step.follows, 0)) % layout.teams.shape[1]
     is_owned = graph.colocation >= 0
@@ -245,7 +249,8 @@ def layouts(problem: Problem, step: StepRoles | None = None) -> Iterator[Layout]
     Each in both orders of devices, which differ where some routes are faster than others, with the stages cut by each
     of `CUTS` and parameters owned both ways, as far as there is a difference; then those with experts, or embedding
     tables, apart and the rest data-parallel. Faster devices get larger stages and more micro-batches. Of a step with P
-    shards they are p x d x P, of teams of P devices.
+    shards they are p x d x P, of teams of P devices; then stages of whole ops on single devices, with shards across
+    all stages of a replica: a vocabulary, which no cut makes even with layers, is so a part of every stage.
 
     Args:
         problem: whose graph is cut into micro-batches or split.
@@ -280,6 +285,24 @@ def layouts(problem: Problem, step: StepRoles | None = None) -> Iterator[Layout]
                 for what, role_device in apart_roles(problem, step, homes):
                     apart = replace(chain.layout(devices, "work"), role_device=role_device, name=f"{what} apart")
                     yield from [apart, replace(apart, owners="with-stage")][: 1 + is_split]
+        if is_split and (stages, replicas) == grids[0]:
+            yield from _across(problem, step)
+
+
+MOST_ACROSS = 4
+"""Stages that shards are across at most."""
+
+
+def _across(problem: Problem, step: StepRoles) -> Iterator[Layout]:
+    """Layouts of whole ops on devices, stages first, with shards across the stages of a replica."""
+    chain = Chain.of(problem, step, are_shards_across=True)
+    for stages, replicas in sorted(shapes(len(chain.line), problem.graph.num_micro_batches), reverse=True):
+        if 1 < stages <= MOST_ACROSS and stages * replicas == len(chain.line):
+            used = np.array(chain.line, dtype=np.int32)
+            for cut in CUTS[:2]:
+                for devices in (used.reshape(stages, replicas), used.reshape(replicas, stages).T.copy()):
+                    layout = chain.layout(devices, cut)
+                    yield replace(layout, is_across=True, name=f"{layout.name}, shards across stages")
 
 
 def shapes(num_devices: int, num_micro_batches: int) -> list[tuple[int, int]]:
@@ -322,15 +345,22 @@ class Chain:
     teams: NDArray[np.int32]
 
     @classmethod
-    def of(cls, problem: Problem, step: StepRoles) -> Chain:
-        """The chain of a problem's roles."""
+    def of(cls, problem: Problem, step: StepRoles, *, are_shards_across: bool = False) -> Chain:
+        """The chain of a problem's roles.
+
+        Args:
+            problem: the problem to place.
+            step: its roles.
+            are_shards_across: a chain of whole ops on devices, not of all ops on teams.
+        """
         graph, place, count = problem.graph, step.op_position, step.num_positions
         time_s = np.where(graph.is_source[:, None], 0.0, problem.costs.op_time_s)
-        mean_s = time_s.mean(axis=1)
+        mean_s = np.where(are_shards_across & (graph.shard >= 0), 0.0, time_s.mean(axis=1))
         whole_s = np.maximum(time_s.sum(axis=0), 1e-30)
         fixed = (graph.parameter_bytes + graph.gradient_bytes + graph.state_bytes).astype(np.float64)
         saved = np.where((graph.phases == FORWARD) & (graph.colocation < 0), graph.output_bytes, 0).astype(np.float64)
         speed, room, teams = whole_s.mean() / whole_s, room_bytes(problem), teams_of(problem)
+        teams = teams[:0, :1] if are_shards_across else teams
         return cls(
             step=step,
             num_micro_batches=graph.num_micro_batches,

@@ -101,6 +101,7 @@ def links_of(machines: Sequence[str], monkeypatch: pytest.MonkeyPatch, silent: S
         own.nodes = nodes[number]
         if number in silent:
             held.append(connect(nodes_host(own.nodes.facts), number, own.nodes.store, is_sparse=True))
+            machine_links._meet(own.nodes, 0, 1)
         else:
             machine_links.main(answers, lambda *_: (1e-5, 3e9))
 
@@ -118,6 +119,21 @@ def test_machines_between_which_nothing_passes_are_named(monkeypatch: pytest.Mon
     monkeypatch.setattr(machine_links, "_LOST_AFTER", timedelta(seconds=1))
     with pytest.raises(RunnerError, match="tensors do not pass between 'a' and 'b'"):
         links_of(["a", "b"], monkeypatch, silent=[1])
+
+
+def test_nobody_talks_to_a_machine_that_measures_with_a_third_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    came = threading.Event()
+
+    def measure(rank: int, pair: tuple[int, int], _: object) -> dict[tuple[int, int], Figures]:
+        if pair == (1, 2):
+            came.set()
+        if pair == (0, 2) and rank == 2:
+            assert not came.wait(0.3), "rank 1 is done with rank 0, and waits for rank 2"
+        return {}
+
+    monkeypatch.setattr(machine_links, "_measure", measure)
+    assert json.loads(links_of(["a", "b", "c"], monkeypatch)) == []
+    assert came.is_set()
 
 
 def test_links_have_the_figures_of_their_machines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,13 +23,14 @@ from small_models import CASES
 from torch import Tensor
 
 from rlplace.errors import RunnerError
-from rlplace.graphs import capture
+from rlplace.graphs import OpGraph, capture
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.distributed import DistributedChannel, Wires, connect, store_in
 from rlplace.measure.execute.placed_step import PlacedStep
+from rlplace.measure.execute.rank_processes import RankCrew
 from rlplace.measure.execute.shared_memory import SharedChannel
 from rlplace.measure.hosts.host import Host
-from rlplace.measure.problem import transfer_sources
+from rlplace.measure.problem import Plan, transfer_sources
 
 
 def gloo(host: Host) -> partial[Wires]:
@@ -42,6 +43,19 @@ def on_machines(host: Host) -> Host:
     """The host with its first device on one machine, all others on another: these are told by messages what to do."""
     devices = (replace(device, machine="b" if k else "a") for k, device in enumerate(host.devices))
     return replace(host, devices=tuple(devices))
+
+
+def run_on_ranks(
+    graph: OpGraph, host: Host, plan: Plan, ranks: RankCrew, *, is_traced: bool = False
+) -> tuple[PlacedStep, list[Tensor]]:
+    """A step from the parameters of the capture on, and the losses of some runs of it."""
+    residents = rank_residents(graph, host, ranks)
+    residents.reset()
+    step, losses = PlacedStep(graph, host, plan, residents, ranks, is_traced=is_traced), []
+    for number in range(NUM_STEPS):
+        step.run(number)
+        losses.append(step.result.clone().reshape(()))
+    return step, losses
 
 
 @pytest.mark.parametrize("name", ["linear", "batch_norm_train", "channels_last", "tied", "lstm", "attention"])
@@ -58,15 +72,9 @@ def test_losses_are_those_of_threads_to_the_bit(name: str, num_devices: int, has
         for _ in range(3):
             plan = naive_plan(graph, random_devices(graph, num_devices, generator), generator)
             expected, _ = run_placed(graph, host, plan, crew)
-            residents = rank_residents(graph, apart, ranks)
-            residents.reset()
-            step = PlacedStep(graph, apart, plan, residents, ranks)
-            found: list[Tensor] = []
-            for number in range(NUM_STEPS):
-                step.run(number)
-                found.append(step.result.clone().reshape(()))
+            step, losses = run_on_ranks(graph, apart, plan, ranks)
             step.unload()
-            assert found == expected.losses
+            assert losses == expected.losses
     crew.stop()
 
 
@@ -103,16 +111,10 @@ def test_ranks_that_share_a_memory_use_it_and_others_send_messages(name: str, mo
         for _ in range(3):
             plan = naive_plan(graph, random_devices(graph, 4, generator), generator)
             expected, _ = run_placed(graph, core_host(4), plan, crew)
-            residents = rank_residents(graph, host, ranks)
-            residents.reset()
-            step = PlacedStep(graph, host, plan, residents, ranks)
             counts.clear()
-            found: list[Tensor] = []
-            for number in range(NUM_STEPS):
-                step.run(number)
-                found.append(step.result.clone().reshape(()))
+            step, losses = run_on_ranks(graph, host, plan, ranks)
             step.unload()
-            assert found == expected.losses
+            assert losses == expected.losses
             sources = transfer_sources(graph, host, plan)
             num_relayed += int((sources != plan.devices[graph.tensor_op[plan.transfer_tensor]]).sum())
             is_near = sources // 2 == plan.transfer_destination // 2
@@ -136,14 +138,8 @@ def test_traced_steps_with_relays_that_only_send_messages_equal_those_of_threads
         for is_traced in (False, True, False, False, True):
             plan = naive_plan(graph, random_devices(graph, 4, generator), generator)
             expected, _ = run_placed(graph, core_host(4), plan, crew)
-            residents = rank_residents(graph, host, ranks)
-            residents.reset()
-            step = PlacedStep(graph, host, plan, residents, ranks, is_traced=is_traced)
-            found: list[Tensor] = []
-            for number in range(NUM_STEPS):
-                step.run(number)
-                found.append(step.result.clone().reshape(()))
-            assert found == expected.losses
+            step, losses = run_on_ranks(graph, host, plan, ranks, is_traced=is_traced)
+            assert losses == expected.losses
             sources = transfer_sources(graph, host, plan)
             num_relayed += int((sources != plan.devices[graph.tensor_op[plan.transfer_tensor]]).sum())
             if is_traced:

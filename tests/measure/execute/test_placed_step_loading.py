@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 
 import numpy as np
 import pytest
 import torch
+from core_hosts import process_host
 from naive_plan import naive_plan
 from placed_steps import GANG_HOST, alternating, single
+from rank_threads import rank_residents, rank_threads
 from small_models import CASES
 from torch import Tensor
 
@@ -71,6 +74,27 @@ def test_unloading_lets_go_of_every_tensor(is_traced: bool, crew: Crew) -> None:
         assert [each() for each in (*tensors, *states)] == [None] * (len(tensors) + len(states))
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+@pytest.mark.parametrize("has_ranks", [False, True])
+def test_a_step_that_is_gone_has_let_go_of_every_tensor(is_traced: bool, has_ranks: bool, crew: Crew) -> None:
+    """By reference counts alone: the collector would free them in any thread, and late."""
+    graph, host = training(), process_host(3) if has_ranks else GANG_HOST
+    with rank_threads(graph, host) if has_ranks else contextlib.nullcontext(crew) as workers:
+        residents = rank_residents(graph, host, workers) if has_ranks else Residents(graph, host)
+        plan = naive_plan(graph, alternating(graph, 3))
+        step = PlacedStep(graph, host, plan, residents, workers, is_traced=is_traced)
+        step.run()
+        held = [residents._tensors.values(), (state.moments[0] for state in residents._states.values())]
+        tensors = [weakref.ref(each) for own in held for each in own] + [weakref.ref(step.result)]
+        gc.collect()
+        gc.disable()
+        try:
+            del step, residents, held
+            assert [each() for each in tensors] == [None] * len(tensors)
+        finally:
+            gc.enable()
 
 
 def test_it_goes_on_where_it_was_if_its_residents_stayed(crew: Crew) -> None:

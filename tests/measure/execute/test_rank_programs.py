@@ -128,6 +128,16 @@ def test_a_relay_waits_for_a_tensor_sends_it_on_and_frees_it_after_both_uses() -
     assert (sent["receive"], sent["send"]) == ("cpu:0", "cpu:3")
 
 
+def test_a_machine_has_room_for_its_own_copies_alone() -> None:
+    """Op 0 on rank 0 is read on rank 1 of its machine, op 2 on rank 2 on rank 3 of the other."""
+    graph, host = op_graph([[], [0], [], [2]], [100, 1, 8, 1]), core_machines("aabb")
+    made = rank_programs(graph, host, naive_plan(graph, np.arange(4, dtype=np.int32)))
+    assert made.slots.num_bytes == (100, 8)
+    found = [made.slots_beside(rank, host) for rank in range(4)]
+    assert [each.num_bytes for each in found] == [(100, 0), (100, 0), (0, 8), (0, 8)]
+    assert {each.of for each in found} == {made.slots.of}
+
+
 @pytest.mark.parametrize("has_machines", [False, True])
 @pytest.mark.parametrize("first", range(0, NUM_PLANS, 100))
 def test_random_plans_run_and_every_rank_keeps_the_order_of_the_plan(first: int, has_machines: bool) -> None:

@@ -109,6 +109,21 @@ def test_memory_of_a_timeline_by_hand(crew: Crew) -> None:
     assert freed_s == timeline.transfer_end_s[0]
 
 
+def test_scratch_memory_is_held_while_its_op_runs() -> None:
+    """Of tanh, sin, cos and their sum, of 12 bytes each: sin takes 100 bytes more on this device, cos 40."""
+    graph, begin_s, end_s = capture(Fork(), torch.ones(3)), np.arange(-1.0, 4.0).clip(0), np.arange(0.0, 5.0)
+    plan = naive_plan(graph, np.zeros(5, dtype=np.int32))
+    scratch = np.array([[0, 0], [0, 0], [100, 1], [40, 1], [0, 0]])
+    code = StepCode(graph, HOST, plan)
+    times_s, devices, levels = allocated_bytes(graph, HOST, plan, code, begin_s, end_s, scratch)
+    held = list(zip(times_s[devices == 0].tolist(), levels[devices == 0].tolist(), strict=True))
+    assert held == [
+        *((0.0, 12), (0.0, 24), (1.0, 36), (1.0, 136)),
+        *((2.0, 36), (2.0, 48), (2.0, 88), (3.0, 48), (3.0, 36), (3.0, 48)),
+        *((4.0, 36), (4.0, 24)),
+    ]
+
+
 def test_optimizer_state_is_held_where_the_update_runs(crew: Crew) -> None:
     graph = capture(nn.Linear(4, 2, bias=False), torch.ones(3, 4), mean_square, "adam")
     plan = naive_plan(graph, np.where(graph.colocation >= 0, 1, 0).astype(np.int32))

@@ -17,9 +17,9 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.explain.explain_step import explain
 from rlplace.measure.hosts.host import Host, Link, Route
-from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem, transfer_sources
 from rlplace.measure.simulate.simulator import Simulator
+from rlplace.store.rows import decode_timeline, encode_timeline
 
 
 def problem_of(host: Host, inputs: list[list[int]], num_bytes: list[int], op_s: list[float]) -> Problem:
@@ -175,10 +175,8 @@ def test_the_critical_path_and_the_cuts_go_by_the_relay() -> None:
 def test_a_kept_timeline_gets_its_relays_back() -> None:
     problem = broadcast(simulated_machines())
     plan = (simulator := Simulator(problem, threads=1)).plan(HERE)
-    timeline = replace(simulator.timeline(plan), transfer_source=np.zeros(3, dtype=np.int32))
-    kept = Measurement("ok", 1.0, timeline=timeline).relayed(problem, plan)
-    assert kept.timeline is not None
-    assert kept.timeline.transfer_source.tolist() == [0, 0, 2]
+    kept = decode_timeline(encode_timeline(simulator.timeline(plan)), plan, problem, "store")
+    assert kept.transfer_source.tolist() == [0, 0, 2]
 
 
 @given(seed=st.integers(0, 2**32 - 1), machines=st.sampled_from(["aab", "abb", "aabb", "abab", "aabbcc", "abcabc"]))

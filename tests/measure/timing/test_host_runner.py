@@ -29,6 +29,7 @@ from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.traced_ops import TracingCosts
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem, Timeline
+from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing import host_runner
 from rlplace.measure.timing import host_runner as runner_module
 from rlplace.measure.timing.host_runner import HostRunner, has_nan, with_timelines
@@ -145,6 +146,19 @@ def test_timelines_come_in_order_of_step_time(runner: HostRunner) -> None:
 
 
 TRACED = dataclasses.replace(PROTOCOL, num_traced=3)
+
+
+def test_a_timeline_tells_the_memory_that_its_ops_were_seen_to_take_besides() -> None:
+    """On one device no timing matters: it is what the simulator says."""
+    graph = training()
+    problem, scratch = problem_of(graph), np.zeros((graph.num_ops, 2), dtype=np.int64)
+    scratch[graph.names.index("addmm")] = 10_000
+    problem = dataclasses.replace(problem, costs=dataclasses.replace(problem.costs, workspace_bytes=scratch))
+    plan = naive_plan(graph, np.zeros(graph.num_ops, dtype=np.int32))
+    runner = HostRunner(problem, NaivePlanner(graph), protocol=PROTOCOL)
+    (timeline,) = runner.trace(plan, num_steps=1)
+    runner.close()
+    assert 10_000 < timeline.memory_bytes.max() == Simulator(problem, threads=1).retime(plan).peak_bytes[0]
 
 
 def test_plans_of_a_race_are_traced_after_it(runner: HostRunner) -> None:

@@ -118,7 +118,7 @@ def test_roles_of_whole_steps_are_as_before() -> None:
 
 
 def test_layouts_are_grids_of_teams() -> None:
-    found = {layout.devices.shape: layout for layout in layouts(problem_of(4, 2))}
+    found = {layout.devices.shape: layout for layout in layouts(problem_of(4, 2)) if not layout.is_across}
     assert set(found) == {(1, 2), (2, 1), (1, 1)}
     assert all(layout.teams.tolist() == [[0, 1], [2, 3]] for layout in found.values())
     assert "x 2 shards" in found[1, 2].name
@@ -227,3 +227,18 @@ def test_what_cannot_be_split_is_left_out() -> None:
 
     problems, _ = candidates(1.0)
     assert choose(problems, evaluations=1000, split=split).split is None
+
+
+def test_shards_may_be_across_the_stages_of_whole_ops() -> None:
+    problem = problem_of(4, 4)
+    graph, roles = problem.graph, step_roles(problem.graph)
+    across = [layout for layout in layouts(problem) if layout.is_across]
+    assert {layout.devices.shape for layout in across} == {(4, 1), (2, 2)}
+    for layout in across:
+        devices, stages = placement_of(problem, layout), len(layout.devices)
+        shards = graph.shard >= 0
+        replica = np.where(graph.micro_batch >= 0, layout.replica[np.maximum(graph.micro_batch, 0)], -1)
+        own = shards & (graph.colocation < 0) & (replica >= 0)
+        assert np.array_equal(devices[own], layout.devices[graph.shard % stages, replica][own])
+        whole = ~shards & (graph.colocation < 0) & (replica >= 0)
+        assert np.array_equal(devices[whole], layout.devices[layout.role_stage[roles.role], replica][whole])
