@@ -1,7 +1,7 @@
 """Every search method on a suite of problems, at equal budgets: python benchmarks/core.py core [--seeds 3].
 
 Writes `results/NAME.json` and `results/NAME.md`: step times, gaps to the bound, ratios to the best known, spreads. The
-suite `core-micro` has options of its own (`core.py core-micro --help`).
+suites `core-micro` and `core-split` have options of their own (`core.py core-micro --help`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import starmap
 from typing import Any
 
 import core_micro
+import core_split
 from best_known import known
 from record import RESULTS, argument, as_markdown, parse, record, save, table
 from suites import SUITES, WORKLOADS, key_of, problem_of
@@ -148,12 +149,13 @@ def _ms(seconds: float | None) -> str:
 
 
 def main() -> None:
-    if sys.argv[1:2] == [core_micro.NAME]:
-        core_micro.main(sys.argv[2:])
-        return
+    for suite in (core_micro, core_split):
+        if sys.argv[1:2] == [suite.NAME]:
+            suite.main(sys.argv[2:])
+            return
     options = parse(
         __doc__,
-        argument("suite", choices=sorted((*SUITES, core_micro.NAME))),
+        argument("suite", choices=sorted((*SUITES, core_micro.NAME, core_split.NAME))),
         argument("--methods", default="all"),
         argument("--evaluations", default="500,10000", help="budgets, with commas between them"),
         argument("--lasting", default="anneal,evolve,portfolio", help="who gets more than the first budget"),

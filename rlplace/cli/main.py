@@ -218,7 +218,7 @@ def _no_interrupt_lost() -> Iterator[None]:
 RARE = frozenset(
     {
         *("exclude", "together", "gangs", "num_groups", "rule", "granularity", "acyclic"),
-        *("batch_dims", "loss", "exact", "workload_seed"),
+        *("batch_dims", "loss", "exact", "split", "split_parts", "workload_seed"),
         *("storing", "no_wait", "in_process", "trace", "cluster", "track", "objective", "true", "save"),
         *("guide", "simulate_share", "num_calibrated", "priors", "table_rounds", "learn", "agent"),
         *("num_drawn", "drawn_problems", "num_bases", "num_varied", "varied_problems", "num_components"),

@@ -19,7 +19,7 @@ from rlplace.files import jsonable
 from rlplace.measure import Host, resolve_host
 from rlplace.records import check_seed
 from rlplace.say import print_result
-from rlplace.session.setup import CutOptions, Loss, Setup, parse_batch_dims, parse_count
+from rlplace.session.setup import NO_SPLIT, TWO, CutOptions, Loss, Setup, parse_batch_dims, parse_count
 from rlplace.training import TrainConfig
 from rlplace.workloads import parse_workload
 
@@ -136,7 +136,7 @@ class GroupingOptions:
 
         Raises:
             UnknownName: no such granularity.
-            InvalidValue: the user asks to place modules, and for another rule or for micro-batches.
+            InvalidValue: the user asks to place modules, and for another rule, micro-batches or a split.
         """
         check_known("granularity", self.granularity, GRANULARITIES)
         if self.granularity == "op" and self.rule != MODULE_RULE:
@@ -147,6 +147,13 @@ class GroupingOptions:
                 asked.count,
                 "1 where modules are placed",
                 hint="A device map places modules for whole batches: leave `--micro-batches` out.",
+            )
+        if asked.split != NO_SPLIT:
+            raise InvalidValue(
+                "split",
+                asked.split,
+                "none where modules are placed",
+                hint="A device map places whole modules: leave `--split` out.",
             )
         if self.rule not in (TrainConfig.grouping, MODULE_RULE):
             raise InvalidValue(
@@ -160,7 +167,7 @@ class GroupingOptions:
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """How the batch of a step is cut."""
+    """How the batch of a step is cut, and which of its ops are split."""
 
     micro_batches: str = "1"
     """K, or auto (chosen by simulation): the batch is cut into K micro-batches, whose copies of an op are placed one by
@@ -174,16 +181,23 @@ class BatchOptions:
     exact: bool = False
     """refuse micro-batches that do not make exactly the step of the whole batch: batch norm, which takes the statistics
     of each, and accumulated losses"""
+    split: str = NO_SPLIT
+    """none, auto (chosen by simulation), or some of vocabulary,attention,mlp,experts,tables: these ops are split into
+    shards, each placed by itself (tensor parallelism)"""
+    split_parts: Annotated[str, tyro.conf.arg(metavar="P|3:1")] = TWO
+    """with split: the number of shards, or the share of each"""
 
     def parse(self) -> CutOptions:
         """The options as a record.
 
         Raises:
-            InvalidValue: a word of another form, or an option of a cut without one.
-            UnknownName: no such loss.
+            InvalidValue: a word of another form, or an option of a cut or a split without one.
+            UnknownName: no such loss, or class of ops.
         """
         count, dims = parse_count(self.micro_batches), parse_batch_dims(self.batch_dims)
-        return CutOptions(count, dims, cast("Loss", self.loss), self.exact)
+        return CutOptions(
+            count, dims, cast("Loss", self.loss), self.exact, self.split.strip(), self.split_parts.strip()
+        )
 
 
 @dataclass(frozen=True)

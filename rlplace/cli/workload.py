@@ -32,7 +32,7 @@ from rlplace.cli.option_groups import (
 from rlplace.errors import InvalidValue, RunnerError, UnknownName, refuse_if
 from rlplace.measure import Host, resolve_host
 from rlplace.say import format_ms, say
-from rlplace.session.setup import CutOptions, number_only
+from rlplace.session.setup import CutOptions, check_named, number_only
 from rlplace.workloads import WorkloadSpec, parse_workload
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def graph(
 
     if isinstance(asked.count, str):
         raise number_only(asked.count, "`auto` is chosen by a search: `rlplace train` and `compare` do.")
+    check_named(asked)
     for field, value in (("groups", groups), ("top", top), ("dot_ops", dot_ops)):
         if value < 1:
             raise InvalidValue(field, value, "at least 1")
@@ -163,9 +164,10 @@ def read_or_capture(
     Raises:
         InvalidValue: sizes are given without an ONNX model, or the file's batch cannot be cut.
     """
-    from rlplace.session.prepare import capture_workload, judge_twin, read_graph
+    from rlplace.session.prepare import capture_workload, check_no_split, judge_twin, read_graph
 
     if spec.is_file:
+        check_no_split(spec, asked)
         start = time.perf_counter()
         return read_graph(spec, count, dims), time.perf_counter() - start
     if dims:

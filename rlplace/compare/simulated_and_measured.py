@@ -22,7 +22,7 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import describe
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.measurement import MeasurementLog
-from rlplace.measure.placement import PlacedCut, check_plan
+from rlplace.measure.placement import PlacedCut, PlacedSplit, check_plan
 from rlplace.measure.prediction_error import Fidelity, draw_mix, judge_fidelity
 from rlplace.measure.timing.race import idle_share
 from rlplace.measure.timing.threads import one_thread_here
@@ -33,7 +33,7 @@ from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import Known, calibrate_on, measure_all, plans_of, step_times
 from rlplace.session.prepare import COUNTS, Steps, describe_cut, judged, make_problem, prepare, versions
-from rlplace.session.setup import CutOptions, Loss, Setup, number_only
+from rlplace.session.setup import AUTO, NO_SPLIT, CutOptions, Loss, Setup, check_named, number_only
 from rlplace.store.log import check_store, measuring
 from rlplace.workloads import WorkloadSpec
 
@@ -132,7 +132,16 @@ def time_placement(setup: Setup, path: Path | None, *, is_measured: bool, timeli
 def _graph_of(
     placement: Placement | None, spec: WorkloadSpec, host: Host, seed: int, asked: CutOptions
 ) -> tuple[OpGraph, int]:
-    """The step and its micro-batches, cut as asked; where that is `auto`, as the placement was made for."""
+    """The step and its micro-batches, cut as asked; where that is `auto`, as the placement was made for.
+
+    Ops are split as asked, else as the placement was made for.
+    """
+    words = None if placement is None or spec.is_file else placement.split_words
+    if placement is not None and asked.split == AUTO:
+        asked = dataclasses.replace(asked, split=NO_SPLIT)
+    if words is not None and asked.split == NO_SPLIT:
+        asked = dataclasses.replace(asked, split=words.classes, split_parts=words.parts)
+    check_named(asked)
     cut = None if placement is None else placement.cut
     loss = "" if cut is None or spec.is_file else cut.loss
     if not isinstance(asked.count, str):
@@ -172,13 +181,17 @@ def _graph_of(
 def _as_placed(asked: CutOptions, count: int, loss: str) -> CutOptions:
     """The cut that was asked for beside `auto`, with the number and the loss of a placement file."""
     if count == 1:
-        return CutOptions(1, is_exact=asked.is_exact)
+        return CutOptions(1, is_exact=asked.is_exact, split=asked.split, split_parts=asked.split_parts)
     kind = loss if asked.loss == "auto" and loss else asked.loss
     return dataclasses.replace(asked, count=count, loss=cast("Loss", kind))
 
 
 def _other_cut(placement: Placement, graph: OpGraph) -> str:
     """How the batch of a placed step was cut, beside that of another graph; and the request for it."""
+    words, own = placement.split_words, PlacedSplit.of(graph)
+    if words != own:
+        ask = "leave `--split` out" if words is None else f"give `--split {words.classes} --split-parts {words.parts}`"
+        return f"It places {words or 'whole ops'}, yours are {own or 'whole'}: {ask}."
     cut = placement.cut
     if cut is None:
         return "If its step was cut into micro-batches, give `--micro-batches` again; `auto` finds how many."

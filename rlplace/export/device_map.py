@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import InvalidValue, refuse_if
 from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest, rank_devices
 from rlplace.graphs import FORWARD, OpGraph
 from rlplace.graphs.grouping.module_classes import ModuleClasses
 from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.program import Shard
 from rlplace.measure import Host, Measurement, Problem, Simulator
 from rlplace.say import format_bytes, format_ms, say
 
@@ -179,10 +180,18 @@ def exported(request: ExportRequest) -> Exported:
     """The device map of a run, with its memory on each device and the cost of placing whole modules.
 
     Raises:
-        UserError: the run's step cannot be captured again, or is cut into micro-batches; its host is several machines,
-            or the model keeps no cache.
+        UserError: the run's step cannot be captured again, is cut into micro-batches or split; its host is several
+            machines, or the model keeps no cache.
     """
     problem = dataclasses.replace(CapturedRun.of(request).problem(), allowed=request.session.allowed)
+    refuse_if(
+        problem.graph.num_shards > 1,
+        "split",
+        f"{problem.graph.num_shards} shards",
+        "whole ops for a device map",
+        where="export",
+        hint=f"A device map places whole modules: train without `--split`. {LEARN_MODULES}.",
+    )
     if (count := problem.graph.num_micro_batches) > 1:
         raise InvalidValue(
             "micro_batches",
@@ -430,9 +439,9 @@ def _gradients(graph: OpGraph) -> NDArray[np.int32]:
 
 
 WHERE = "export torchrec"
-LOOKUPS = ("aten.embedding", "aten._embedding_bag")
+LOOKUPS = ("aten.embedding", "aten._embedding_bag", "rlplace.lookup_rows")
 """How the targets of ops that look rows up in a table begin."""
-KERNELS = {"table_wise": "fused", "data_parallel": "dense"}
+KERNELS = {"table_wise": "fused", "column_wise": "fused", "row_wise": "fused", "data_parallel": "dense"}
 """The kernel that torchrec has for a way of sharding: updates within the backward, or by the model's own optimizer."""
 
 
@@ -443,25 +452,28 @@ class Table:
     Attributes:
         path: of the module that looks it up; its parameter is `weight`.
         shape: rows and columns.
-        sharding: whole on one device, or a copy on each.
-        device: where the table and its update are.
+        sharding: whole on one device, split by columns or rows, or a copy on each.
+        device: where the table and its update are; of a split one, its first shard.
         lookup_devices: where it is looked up, ascending.
         is_tied: whether it is read otherwise in the forward, which torchrec's collections of tables cannot do.
+        shards: of a split one: offsets, sizes, and the device of each.
     """
 
     path: str
     shape: tuple[int, int]
-    sharding: Literal["table_wise", "data_parallel"]
+    sharding: Literal["table_wise", "column_wise", "row_wise", "data_parallel"]
     device: int
     lookup_devices: tuple[int, ...]
     is_tied: bool = False
+    shards: tuple[tuple[tuple[int, int], tuple[int, int], int], ...] = ()
 
 
 def tables_of(graph: OpGraph, devices: NDArray[np.int32]) -> list[Table]:
     """The tables of a placement, in the order of the graph.
 
     One whose lookups are dealt out over devices by micro-batch is data-parallel: the placement sends a copy of it to
-    each of them, and adds its gradients. Any other is whole where its update is.
+    each of them, and adds its gradients. One that is split has its shards where their updates are. Any other is whole
+    where its update is.
 
     Args:
         graph: with its program.
@@ -470,7 +482,7 @@ def tables_of(graph: OpGraph, devices: NDArray[np.int32]) -> list[Table]:
     sources = require_program(graph).sources
     looks = np.array([target.startswith(LOOKUPS) for target in graph.targets]) & (graph.phases == FORWARD)
     producer, reader = graph.tensor_op[graph.input_tensors], graph.edge_op
-    found = []
+    found: dict[str, Table] = {}
     for op in np.unique(producer[looks[reader] & (graph.parameter_bytes[producer] > 0)]).tolist():
         shape = graph.tensor_shapes[int(graph.output_offsets[op])]
         lookups = reader[looks[reader] & (producer == op)]
@@ -479,17 +491,36 @@ def tables_of(graph: OpGraph, devices: NDArray[np.int32]) -> list[Table]:
             by_slice[int(graph.micro_batch[lookup])].add(int(devices[lookup]))
         is_dealt = len({frozenset(used) for used in by_slice.values()}) > 1
         others = (producer == op) & ~looks[reader] & (graph.phases[reader] == FORWARD)
-        found.append(
-            Table(
-                path=sources[op].key.removesuffix(".weight"),
-                shape=(shape[0], shape[1]),
-                sharding="data_parallel" if is_dealt else "table_wise",
-                device=int(devices[op]),
-                lookup_devices=tuple(np.unique(devices[lookups]).tolist()),
-                is_tied=bool(others.any()),
-            )
+        shard = sources[op].shard
+        path = (sources[op].key if shard is None else shard.name).removesuffix(".weight")
+        table = Table(
+            path=path,
+            shape=(shape[0], shape[1]),
+            sharding="data_parallel" if is_dealt and shard is None else "table_wise",
+            device=int(devices[op]),
+            lookup_devices=tuple(np.unique(devices[lookups]).tolist()),
+            is_tied=bool(others.any()),
         )
-    return found
+        found[path] = table if shard is None else _joined(found.get(path), table, shard)
+    return list(found.values())
+
+
+def _joined(before: Table | None, part: Table, shard: Shard) -> Table:
+    """The table of the shards so far and the next one."""
+    known = () if before is None else before.shards
+    (start, _), *_ = shard.intervals
+    shards = (*known, ((0, start) if shard.dim else (start, 0), part.shape, part.device))
+    rows, columns = part.shape
+    total = sum(sizes[shard.dim] for _, sizes, _ in shards)
+    return dataclasses.replace(
+        part,
+        shape=(rows, total) if shard.dim else (total, columns),
+        sharding="column_wise" if shard.dim else "row_wise",
+        device=shards[0][2],
+        lookup_devices=tuple(sorted({*part.lookup_devices, *(() if before is None else before.lookup_devices)})),
+        is_tied=part.is_tied or (before is not None and before.is_tied),
+        shards=shards,
+    )
 
 
 def plan_of(tables: Sequence[Table], host: Host) -> dict[str, Any]:
@@ -509,29 +540,48 @@ def plan_of(tables: Sequence[Table], host: Host) -> dict[str, Any]:
     ranks = {index: rank for rank, index in enumerate(places)}
     plan: dict[str, dict[str, Any]] = {}
     for table in tables:
-        if table.device not in ranks:
+        shards = table.shards or (((0, 0), table.shape, table.device),)
+        if away := [device for *_, device in shards if device not in ranks]:
             raise InvalidValue(
                 "table",
-                f"{table.path} on {host.devices[table.device].name}",
+                f"{table.path} on {host.devices[away[0]].name}",
                 f"on a device with a process: {', '.join(host.devices[index].name for index in places)}",
                 where=WHERE,
                 hint="Train again with `--pin` or `--exclude`, so that no table is there.",
             )
-        rank = ranks[table.device]
-        is_whole = table.sharding == "table_wise"
-        shard = {
-            "shard_offsets": [0, 0],
-            "shard_sizes": list(table.shape),
-            "placement": f"rank:{rank}/{places[table.device]}",
-        }
+        if table.sharding == "row_wise":
+            _check_rows(table, list(ranks))
+        is_copied = table.sharding == "data_parallel"
+        spec = [
+            {
+                "shard_offsets": list(offsets),
+                "shard_sizes": list(sizes),
+                "placement": f"rank:{ranks[device]}/{places[device]}",
+            }
+            for offsets, sizes, device in shards
+        ]
         module, _, name = table.path.rpartition(".")
         plan.setdefault(module, {})[name] = {
             "sharding_type": table.sharding,
             "compute_kernel": KERNELS[table.sharding],
-            "ranks": [rank] if is_whole else sorted(ranks.values()),
-            "sharding_spec": {"shards": [shard]} if is_whole else None,
+            "ranks": sorted(ranks.values()) if is_copied else [ranks[device] for *_, device in shards],
+            "sharding_spec": None if is_copied else {"shards": spec},
         }
     return plan
+
+
+def _check_rows(table: Table, devices: Sequence[int]) -> None:
+    """Refuses rows that are dealt out otherwise than torchrec does: evenly, over all ranks in order."""
+    block = -(-table.shape[0] // len(devices))
+    wanted = [(min(rank * block, table.shape[0]), device) for rank, device in enumerate(devices)]
+    refuse_if(
+        [(rows, device) for (rows, _), _, device in table.shards] != wanted,
+        "table",
+        f"{table.path} by rows in {len(table.shards)} shards",
+        f"{block} rows on each of the {len(devices)} ranks, in order",
+        where=WHERE,
+        hint="torchrec deals rows out so. Split by `tables` (columns) instead.",
+    )
 
 
 def torchrec_plan(request: ExportRequest) -> Exported:
@@ -562,11 +612,14 @@ def torchrec_plan(request: ExportRequest) -> Exported:
 
 def _said(tables: Sequence[Table], host: Host) -> Iterator[str]:
     whole = [table for table in tables if table.sharding == "table_wise"]
+    for table in (table for table in tables if table.shards):
+        names = ", ".join(host.devices[device].name for *_, device in table.shards)
+        yield f"{table.path}: {table.sharding.removesuffix('_wise')}s over {names}"
     for device in sorted({table.device for table in whole}):
         own = [table for table in whole if table.device == device]
         cells = sum(math.prod(table.shape) for table in own)
         yield f"{host.devices[device].name}: {len(own)} tables, {cells:,} numbers"
-    if copied := len(tables) - len(whole):
+    if copied := sum(table.sharding == "data_parallel" for table in tables):
         yield f"every device: a copy of {copied} tables"
     if away := [table.path for table in whole if set(table.lookup_devices) != {table.device}]:
         yield (

@@ -444,7 +444,9 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
         (origin.args, origin.kwargs, origin.targets),
     )
     with _double_by_default(), _Double():
-        again = Origin(model, args, kwargs, loss_fn, targets, micro=origin.micro, frozen=origin.frozen)
+        again = Origin(
+            model, args, kwargs, loss_fn, targets, micro=origin.micro, frozen=origin.frozen, split=origin.split
+        )
         double = capture_step(again, optimizer)
     if double.targets != graph.targets:
         raise InvalidValue(

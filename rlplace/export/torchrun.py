@@ -42,8 +42,8 @@ def main(steps: int, clip: float | None, folder: Path | None, every: int) -> Non
     """Trains up to a number of steps, from the last checkpoint in the folder, if it has one."""
     workload = build(parse_workload("{workload}"), default_size="{size}", seed={seed})
     model, inputs, targets = workload.model, workload.inputs, workload.targets
-    graph = rlplace.capture(model, inputs, workload.loss_fn, workload.optimizer, targets=targets{cut})
     placement = rlplace.load_placement(Path(__file__).with_name("placement.json"))
+    graph = rlplace.capture(model, inputs, workload.loss_fn, workload.optimizer, targets=targets{cut})
     step = rlplace.export.to_rank(model, graph, placement)
     dist.init_process_group("gloo")  # of checkpoints; steps have connections of their own
 
@@ -111,7 +111,8 @@ def torchrun_script(request: ExportRequest) -> str:
         )
     count, cut = session.cut
     dims = "workload.batch_dims" if cut.batch_dims is None else repr(cut.batch_dims)
-    words = f",\n        micro_batches={count}, batch_dims={dims}, loss={cut.loss!r},\n    "
+    options = [f"micro_batches={count}, batch_dims={dims}, loss={cut.loss!r}"] * (count > 1)
+    options += ["split=placement.split"] * (cut.plan is not None)
     text = _TEMPLATE.format(
         workload=request.spec,
         version=__version__,
@@ -120,7 +121,7 @@ def torchrun_script(request: ExportRequest) -> str:
         names=", ".join(host.devices[index].name for index in ranks).replace("\\", "/").replace('"', "'"),
         size=asked.default_size,
         seed=asked.workload_seed,
-        cut="" if count == 1 else words,
+        cut="".join(f",\n        {each}" for each in options) + ",\n    " * bool(options),
     )
     machines = Counter(host.devices[index].machine for index in ranks)
     where = (

@@ -156,6 +156,11 @@ class OpGraph:
         """P, the number of shards of an op that is split; 1 if none is."""
         return max(int(self.shard.max(initial=0)) + 1, 1)
 
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether the step is cut into micro-batches, or ops of it are split into shards."""
+        return self.num_micro_batches > 1 or self.num_shards > 1
+
     @cached_property
     def output_offsets(self) -> IntArray:
         """(N + 1,) int32: op i produces tensors `output_offsets[i]` up to `output_offsets[i + 1]`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
@@ -70,6 +71,14 @@ class Shard:
         """The part of `whole`: a view of a contiguous part, else a copy."""
         parts = [whole.narrow(self.dim, start, end - start) for start, end in self.intervals]
         return parts[0] if len(parts) == 1 and self.dim == 0 else torch.cat(parts, self.dim)
+
+    def copy(self, whole: torch.Tensor, part: torch.Tensor, *, is_joined: bool = False) -> None:
+        """Writes its part of `whole` into `part`; where `is_joined`, the other way round."""
+        at = 0
+        for start, end in self.intervals:
+            there, here = whole.narrow(self.dim, start, end - start), part.narrow(self.dim, at, end - start)
+            (there if is_joined else here).copy_(here if is_joined else there)
+            at += end - start
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +273,9 @@ class MicroBatches:
 
 SPLITTABLE = ("vocabulary", "attention", "mlp", "experts", "tables")
 """What a step can be split by."""
+MOST_SHARDS = 1024
+"""More are taken for a slip: every one is an op of its own."""
+_PARTS = re.compile(r"\d{1,4}(:\d{1,4})*")
 
 
 @dataclass(frozen=True)
@@ -299,6 +311,38 @@ class SplitPlan:
             "a number of shards from 2 up, or the share of each as integers from 1 up",
             where="split",
         )
+
+    @classmethod
+    def parse(cls, classes: str, parts: str = "2") -> SplitPlan | None:
+        """The plan in the words of a command or a file; None for `none`.
+
+        Raises:
+            InvalidValue: words of another form, or what no plan can have.
+
+        >>> SplitPlan.parse("attention,mlp", "3:1")
+        SplitPlan(classes=('attention', 'mlp'), parts=(3, 1))
+        """
+        names = tuple(name.strip() for name in classes.split(",") if name.strip())
+        refuse_if(
+            names == ("auto",),
+            "split",
+            classes,
+            f"none, or some of {','.join(SPLITTABLE)}",
+            hint="Only a search chooses a split (`rlplace train`, `place` and `compare`): name the classes here.",
+        )
+        if names == ("none",):
+            return None
+        expected = f"a number of shards from 2 to {MOST_SHARDS}, or the share of each, as 3:1"
+        refuse_if(_PARTS.fullmatch(parts.strip()) is None, "split_parts", parts, expected)
+        shares = tuple(map(int, parts.split(":")))
+        refuse_if(max(len(shares), shares[0] * (len(shares) == 1)) > MOST_SHARDS, "split_parts", parts, expected)
+        return cls(names, shares if len(shares) > 1 else shares[0])
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The arguments of `parse` that give it again."""
+        parts = (self.parts,) if isinstance(self.parts, int) else self.parts
+        return {"classes": ",".join(self.classes), "parts": ":".join(map(str, parts))}
 
     @property
     def shares(self) -> tuple[int, ...]:

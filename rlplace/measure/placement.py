@@ -13,7 +13,7 @@ from pydantic import Field
 from rlplace.errors import FingerprintMismatch, InvalidValue, refuse_if
 from rlplace.files import read_json, write_json_atomic
 from rlplace.graphs import OpGraph
-from rlplace.graphs.program import LossKind
+from rlplace.graphs.program import SPLITTABLE, LossKind, SplitPlan
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import OP_ORDERS, Plan, Problem
@@ -48,6 +48,35 @@ class PlacedCut:
 
 
 @record(frozen=True)
+class PlacedSplit:
+    """How the ops of a placed step were split into shards, in the words of `SplitPlan.parse`."""
+
+    classes: str
+    """As `attention,mlp`."""
+    parts: str
+    """Number of shards, or the share of each, as `3:1`."""
+
+    def __post_init__(self) -> None:
+        refuse_if(self.plan is None, "classes", self.classes, f"some of {', '.join(SPLITTABLE)}", where="split")
+
+    @property
+    def plan(self) -> SplitPlan | None:
+        """The plan."""
+        return SplitPlan.parse(self.classes, self.parts)
+
+    @classmethod
+    def of(cls, graph: OpGraph) -> PlacedSplit | None:
+        """Of a graph; None for one that is not split, or without its program."""
+        plan = None if graph.program is None else graph.program.origin.split
+        return None if plan is None else cls(**plan.words)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.classes} in shards {self.parts}" if ":" in self.parts else f"{self.classes} in {self.parts} shards"
+        )
+
+
+@record(frozen=True)
 class PlacementFile:
     """The content of `placement.json`, before it is known to be a plan."""
 
@@ -62,6 +91,7 @@ class PlacementFile:
     sequence: tuple[Index, ...]
     method: str = ""
     micro_batches: PlacedCut | None = None
+    split: PlacedSplit | None = None
 
     def __post_init__(self) -> None:
         num_devices, total = len(self.devices), len(self.op_device) + len(self.transfers)
@@ -87,6 +117,7 @@ class Placement:
         device_names: (D,) names of the host's devices, for display.
         method: the method that found it.
         cut: how the batch of its step was cut; None in files of older versions.
+        split_words: how the ops of its step were split into shards; None for a step that was not.
     """
 
     plan: Plan
@@ -95,6 +126,7 @@ class Placement:
     device_names: tuple[str, ...]
     method: str = ""
     cut: PlacedCut | None = None
+    split_words: PlacedSplit | None = None
 
     @classmethod
     def of(cls, problem: Problem, plan: Plan | None, method: str = "") -> Placement:
@@ -116,7 +148,13 @@ class Placement:
         program = problem.graph.program
         micro = None if program is None else program.origin.micro
         cut = PlacedCut(problem.graph.num_micro_batches, "" if micro is None else micro.verdict.kind, problem.op_order)
-        return cls(plan, problem.graph.fingerprint, problem.host.fingerprint, names, method, cut)
+        prints = problem.graph.fingerprint, problem.host.fingerprint
+        return cls(plan, *prints, names, method, cut, PlacedSplit.of(problem.graph))
+
+    @property
+    def split(self) -> SplitPlan | None:
+        """How the ops of its step were split, as `capture` takes it."""
+        return None if self.split_words is None else self.split_words.plan
 
     @property
     def devices(self) -> NDArray[np.int32]:
@@ -183,6 +221,7 @@ class Placement:
             "host_fingerprint": self.host_fingerprint,
             "method": self.method,
             **({} if self.cut is None else {"micro_batches": asdict(self.cut)}),
+            **({} if self.split_words is None else {"split": asdict(self.split_words)}),
             "devices": list(self.device_names),
             "op_device": plan.devices.tolist(),
             "transfers": np.stack((plan.transfer_tensor, plan.transfer_destination), axis=1).tolist(),
@@ -204,7 +243,8 @@ class Placement:
         file = read_record(PlacementFile, data, where)
         transfers = np.array(file.transfers, dtype=np.int32).reshape(-1, 2)
         plan = Plan(np.array(file.op_device), transfers[:, 0], transfers[:, 1], np.array(file.sequence))
-        return cls(plan, file.graph_fingerprint, file.host_fingerprint, file.devices, file.method, file.micro_batches)
+        prints = file.graph_fingerprint, file.host_fingerprint
+        return cls(plan, *prints, file.devices, file.method, file.micro_batches, file.split)
 
 
 def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:

@@ -316,6 +316,7 @@ class Method:
         kind: `baseline` and `scheduler` need a few evaluations, `exact` and `search` use the budget.
         source: its purpose.
         min_micro_batches: least number of micro-batches that the method needs.
+        min_shards: least number of shards that it needs.
     """
 
     name: str
@@ -323,19 +324,20 @@ class Method:
     kind: Literal["baseline", "scheduler", "exact", "search"]
     source: str
     min_micro_batches: int = 1
+    min_shards: int = 1
 
     def refusal(self, problem: Problem) -> InvalidValue | None:
         """The reason why the method cannot be used for `problem`; None if it can."""
-        count = problem.graph.num_micro_batches
-        if count >= self.min_micro_batches:
-            return None
-        return InvalidValue(
-            "micro_batches",
-            count,
-            f"at least {self.min_micro_batches}",
-            where=f"method {self.name}",
-            hint="It deals out slices of a batch: cut the step with `--micro-batches K`.",
-        )
+        graph = problem.graph
+        cut, split = "slices of a batch: cut the step with `--micro-batches K`", "shards of ops: split the step with"
+        for name, count, least, what in (
+            ("micro_batches", graph.num_micro_batches, self.min_micro_batches, cut),
+            ("shards", graph.num_shards, self.min_shards, f"{split} `--split` and `--split-parts P`"),
+        ):
+            if count < least:
+                hint = f"It deals out {what}."
+                return InvalidValue(name, count, f"at least {least}", where=f"method {self.name}", hint=hint)
+        return None
 
     def run(self, task: Task, **options: Any) -> Saveable | None:
         """Runs the method on `task`; returns the learned policy or host model, if there is one.
@@ -448,6 +450,20 @@ _BUILT_IN = (
         "baseline",
         "stages x replicas by dynamic programming: DAPPLE, Fan et al. 2021",
         min_micro_batches=2,
+    ),
+    Method(
+        "tensor-parallel",
+        "rlplace.search.parallel.hybrid:solve_tensor_parallel",
+        "baseline",
+        "shards within teams of devices, replicas over teams: Megatron-LM, Shoeybi et al. 2019",
+        min_shards=2,
+    ),
+    Method(
+        "hybrid-3d",
+        "rlplace.search.parallel.hybrid:solve_hybrid",
+        "baseline",
+        "stages x replicas x shards: Narayanan et al. 2021",
+        min_shards=2,
     ),
     Method(
         "cp-sat",

@@ -32,21 +32,26 @@ from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.capturing.refusals import has_values
 from rlplace.graphs.micro_batching.loss_verdict import judge_loss, unchecked
 from rlplace.graphs.micro_batching.slices import BatchDims, plan_slices
-from rlplace.graphs.program import LossVerdict
+from rlplace.graphs.program import LossVerdict, SplitPlan, SplitReport
 from rlplace.locks import measuring_alone
 from rlplace.measure import Costs, Host, Problem, RaceProtocol, Simulator
 from rlplace.measure.costs.costs import estimate_costs
 from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.isolate.isolated_runner import make_runner, profile_isolated
-from rlplace.say import Say, format_seconds, sayer
+from rlplace.measure.placement import PlacedSplit
+from rlplace.say import Say, counted, format_seconds, sayer
 from rlplace.search import Budget, find, single
 from rlplace.search.rules.baselines import nearest_allowed
-from rlplace.session.setup import WHOLE, CutOptions, ProblemOptions, number_only
+from rlplace.session.setup import AUTO, NO_SPLIT, WHOLE, CutOptions, ProblemOptions, number_only
 from rlplace.workloads import CATALOG, Workload, WorkloadSpec, build, build_for, default_size
 
 
 def capture_workload(
-    workload: Workload, count: int = 1, asked: CutOptions = WHOLE, verdict: LossVerdict | None = None
+    workload: Workload,
+    count: int = 1,
+    asked: CutOptions = WHOLE,
+    verdict: LossVerdict | None = None,
+    split: SplitPlan | None = None,
 ) -> OpGraph:
     """The graph of a workload's step.
 
@@ -55,12 +60,19 @@ def capture_workload(
         count: micro-batches that its batch is cut into.
         asked: the user's dimensions and loss, over those that the workload declares.
         verdict: how its loss was judged elsewhere; None: it is judged here.
+        split: which ops are split into shards; None: as asked.
 
     Raises:
-        UserError: it cannot be captured, or its batch cannot be cut so.
+        UserError: it cannot be captured, or its batch cannot be cut so, or it cannot be split so.
     """
     step = partial(
-        capture, workload.model, workload.inputs, workload.loss_fn, workload.optimizer, targets=workload.targets
+        capture,
+        workload.model,
+        workload.inputs,
+        workload.loss_fn,
+        workload.optimizer,
+        targets=workload.targets,
+        split=split or asked.plan,
     )
     if count == 1:
         return step()
@@ -120,38 +132,54 @@ class Steps:
                 where="micro-batches",
                 hint="A file holds no tensors and no loss: the micro-batches of a layer profile are as its step is.",
             )
+        check_no_split(spec, asked)
         self.spec, self.host, self.asked, self._seed = spec, host, asked, seed
         self._workload = None if spec.is_file else build_for(spec, host, seed)
         is_sized = spec.is_file or spec.is_function or spec.parts or spec.options or spec.size
         self._name = str(spec) if is_sized else f"{spec}@{default_size(host)}"
         self._named_verdict: LossVerdict | None = None
-        self._graphs: dict[int, OpGraph] = {}
+        self._graphs: dict[tuple[int, SplitPlan | None], OpGraph] = {}
 
-    def graph(self, count: int) -> OpGraph:
-        """The graph of the step cut into `count` micro-batches, captured when it is first asked for.
+    def graph(self, count: int, split: SplitPlan | None = None) -> OpGraph:
+        """The graph of the step cut into `count` micro-batches, and split, captured when it is first asked for.
 
         Raises:
-            UserError: it cannot be captured or cut so, or the file is malformed.
+            UserError: it cannot be captured, cut or split so, or the file is malformed.
         """
-        if count not in self._graphs:
-            self._graphs[count] = self._make(count)
-        return self._graphs[count]
+        if (count, split) not in self._graphs:
+            self._graphs[count, split] = self._make(count, split)
+        return self._graphs[count, split]
 
     @property
     def first_graph(self) -> OpGraph:
         """The graph of the number of micro-batches that is asked for, of the whole batch where that is `auto`."""
         return self.graph(1 if self.asked.count == "auto" else self.asked.count)
 
-    def _make(self, count: int) -> OpGraph:
+    def _make(self, count: int, split: SplitPlan | None) -> OpGraph:
         if self._workload is not None:
             verdict = self._named_verdict
             if verdict is None and count > 1:
                 verdict = judge_twin(self.spec, self._workload, count, self.asked, self._seed)
                 self._named_verdict = None if self.spec.is_function else verdict  # its twin has a batch of its own
-            return replace(capture_workload(self._workload, count, self.asked, verdict), name=self._name)
+            return replace(capture_workload(self._workload, count, self.asked, verdict, split), name=self._name)
         graph = replace(read_graph(self.spec, count), name=self._name)
         refuse_if(graph.num_ops == 0, "ops", 0, "a graph with an op at least", where=str(self.spec.path))
         return graph
+
+
+def check_no_split(spec: WorkloadSpec, asked: CutOptions) -> None:
+    """Refuses to split the ops of a graph file.
+
+    Raises:
+        InvalidValue: that was asked for.
+    """
+    refuse_if(
+        spec.is_file and asked.split != NO_SPLIT,
+        "split",
+        asked.split,
+        f"none beside the file {spec.path}",
+        hint="A file holds ops without their program: split the step when it is captured, and save that.",
+    )
 
 
 def read_graph(spec: WorkloadSpec, count: int = 1, dims: Mapping[str, int] | None = None) -> OpGraph:
@@ -353,9 +381,10 @@ class Prepared:
 
     @property
     def cut(self) -> tuple[int, CutOptions]:
-        """The number of micro-batches of the step, and the options that cut it so again."""
+        """The number of micro-batches of the step, and the options that cut and split it so again."""
         verdict = verdict_of(self.problem.graph) or {}
-        return self.asked.again(self.problem.graph.num_micro_batches, verdict.get("kind"))
+        graph = self.problem.graph
+        return self.asked.again(graph.num_micro_batches, verdict.get("kind"), PlacedSplit.of(graph))
 
     def describe(self) -> dict[str, Any]:
         """The content of `problem.json`."""
@@ -418,9 +447,10 @@ def prepare(
     """
     host, made, deadline_s = steps.host, list[int](), time.monotonic() + most_s
 
-    def problem_of(count: int) -> Problem:
-        graph = steps.graph(count)
+    def problem_of(count: int, split: SplitPlan | None = None) -> Problem:
+        graph = steps.graph(count, split)
         each = "" if count == 1 else f", {count} micro-batches"
+        each += "" if split is None else f", {split.num_shards} shards"
         say(f"{steps.spec}{each}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}")
         made.append(count)
         return make_problem(
@@ -445,7 +475,7 @@ def prepare(
 def chosen_problem(
     asked: CutOptions,
     host: Host,
-    problem_of: Callable[[int], Problem],
+    problem_of: Callable[..., Problem],
     *,
     seed: int,
     evaluations: float | None = None,
@@ -460,7 +490,7 @@ def chosen_problem(
     Args:
         asked: by the user.
         host: where.
-        problem_of: the problem of a number of micro-batches.
+        problem_of: the problem of a number of micro-batches, and of a plan where a split is to be chosen.
         seed: of the searches that choose.
         evaluations: as of `prepare`.
         say: told the result, and how the loss was judged; no messages by default.
@@ -469,8 +499,11 @@ def chosen_problem(
     Raises:
         UserError: the batch cannot be cut as asked.
     """
-    if asked.count == 1:
-        return Prepared(problem_of(1), asked)
+    if asked.count == 1 and asked.split != AUTO:
+        problem = problem_of(1)
+        for line in judged(problem.graph):
+            say(line)
+        return Prepared(problem, asked)
     from rlplace.search.parallel.choose_micro_batches import choose
 
     counts = candidates(host) if asked.count == "auto" else (asked.count,)
@@ -489,9 +522,11 @@ def chosen_problem(
         evaluations=evaluations or EVALUATIONS,
         seed=seed,
         say=say,
+        split=problem_of if asked.split == AUTO else None,
     )
     problem, start = chosen.problem, chosen.devices
-    if 1 in counts and chosen.num_micro_batches > 1 and chosen.devices is not None and not host.is_simulated:
+    is_whole = chosen.num_micro_batches == 1 and chosen.split is None
+    if 1 in counts and not is_whole and chosen.devices is not None and not host.is_simulated:
         with measuring_alone(host, say=say):
             is_faster = is_cut_faster(problem, chosen.devices, kept(1), seed=seed, say=say, isolated=isolated)
         if not is_faster:
@@ -507,17 +542,44 @@ def candidates(host: Host) -> tuple[int, ...]:
 
 
 def describe_cut(graph: OpGraph, asked: CutOptions) -> dict[str, Any]:
-    """How the batch is cut, as `--json` says it: the request, K, and how the loss was judged."""
-    return asked.to_dict() | {"count": graph.num_micro_batches, "verdict": verdict_of(graph)}
+    """How the batch is cut and ops are split, as `--json` says it: the request, K, and how the loss was judged."""
+    return (
+        asked.to_dict()
+        | split_words(PlacedSplit.of(graph))
+        | {"count": graph.num_micro_batches, "verdict": verdict_of(graph)}
+    )
+
+
+def split_words(split: PlacedSplit | None) -> dict[str, str]:
+    """How ops are split, in the words of the command line."""
+    return {} if split is None else {"split": split.classes, "split_parts": split.parts}
 
 
 def judged(graph: OpGraph) -> list[str]:
-    """A line for people on a step that is cut: how the loss of its micro-batches was judged."""
-    verdict = verdict_of(graph)
-    if verdict is None:
-        return []
-    warning = "" if verdict["is_checked"] else "warning: "
-    return [f"{warning}{graph.num_micro_batches} micro-batches, loss {verdict['kind']}: {verdict['why']}"]
+    """Lines for people on a step that is cut or split: how its loss was judged, and what became of the split."""
+    verdict, lines = verdict_of(graph), list[str]()
+    if verdict is not None:
+        warning = "" if verdict["is_checked"] else "warning: "
+        lines.append(f"{warning}{graph.num_micro_batches} micro-batches, loss {verdict['kind']}: {verdict['why']}")
+    report, words = None if graph.program is None else graph.program.split, PlacedSplit.of(graph)
+    if report is not None:
+        lines.append(f"{words}: {counted(len(report.parameters), 'parameter')}{_gathered(report)}")
+        if report.random:
+            name, target, module = report.random[0]
+            lines.append(
+                f"warning: {counted(len(report.random), 'random op')} (first {name}, {target} in "
+                f"{module or 'the root'}) draw for each shard apart, other numbers than in the step that is not split"
+            )
+    return lines
+
+
+def _gathered(report: SplitReport) -> str:
+    """How much of a split step runs whole though it reads shards, and its largest op."""
+    if not report.gathered:
+        return ""
+    name, target, module, _ = max(report.gathered, key=lambda each: each[3])
+    where = f"{name}, {target} in {module or 'the root'}"
+    return f"; {report.gathered_share:.1%} of the FLOPs run whole on what shards make (most of them {where})"
 
 
 def verdict_of(graph: OpGraph) -> dict[str, Any] | None:
@@ -574,8 +636,9 @@ def is_cut_faster(
             say(f"micro-batches are not raced: {error}")
             return False
     beside = min(rivals_s, key=lambda rival: rival.step_time_s)
+    split = f" and {cut.graph.num_shards} shards" if cut.graph.num_shards > 1 else ""
     say(
-        f"measured: {format_seconds(outcome.step_time_s)} in {cut.graph.num_micro_batches} micro-batches, "
+        f"measured: {format_seconds(outcome.step_time_s)} in {cut.graph.num_micro_batches} micro-batches{split}, "
         f"{format_seconds(beside.step_time_s)} with the whole batch"
     )
     return outcome.ok and outcome.step_time_s <= beside.step_time_s

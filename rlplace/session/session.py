@@ -30,11 +30,12 @@ from rlplace.measure import Costs, Host, Placement, Plan, Problem
 from rlplace.measure.explain.explanation import Explanation
 from rlplace.measure.host_model import LearnedHost
 from rlplace.measure.hosts.host_file import host_from_dict
+from rlplace.measure.placement import PlacedSplit
 from rlplace.records import read_record, to_json
 from rlplace.search.task import Saveable
 from rlplace.session.calibrate import Known
 from rlplace.session.folder import SESSION, RunFolder
-from rlplace.session.prepare import Prepared, Steps, verdict_of
+from rlplace.session.prepare import Prepared, Steps, split_words, verdict_of
 from rlplace.session.session_records import (
     Ending,
     FinalTable,
@@ -191,18 +192,22 @@ class Session(Connected):
         """The number of micro-batches of the step, and the options that cut it so again."""
         facts = self.facts
         verdict = None if facts.verdict is None else facts.verdict.kind
-        return self.request.asked.again(facts.num_micro_batches, verdict)
+        return self.request.asked.again(facts.num_micro_batches, verdict, facts.split)
 
     @property
     def micro_batches(self) -> dict[str, Any]:
         """Micro-batches, as `--json` says them."""
         facts = self.facts
-        return self.request.asked.to_dict() | {
-            "count": facts.num_micro_batches,
-            "verdict": None if facts.verdict is None else dataclasses.asdict(facts.verdict),
-            "op_order": facts.op_order,
-            "evaluations": facts.evaluations,
-        }
+        return (
+            self.request.asked.to_dict()
+            | split_words(facts.split)
+            | {
+                "count": facts.num_micro_batches,
+                "verdict": None if facts.verdict is None else dataclasses.asdict(facts.verdict),
+                "op_order": facts.op_order,
+                "evaluations": facts.evaluations,
+            }
+        )
 
     def keep_problem(self, prepared: Prepared) -> None:
         """Keeps a problem, and how its batch came to be cut."""
@@ -220,6 +225,7 @@ class Session(Connected):
             prepared.evaluations,
             tuple(graph.names),
             tuple(graph.modules),
+            PlacedSplit.of(graph),
         )
         arrays: dict[str, NDArray[np.generic] | None] = {
             "op_time_s": problem.costs.op_time_s,
@@ -278,7 +284,7 @@ class Session(Connected):
             InvalidValue: an array does not fit the problem.
         """
         facts, host, where = self.facts, self.host, self._where("problem")
-        graph = steps.graph(facts.num_micro_batches)
+        graph = steps.graph(facts.num_micro_batches, None if facts.split is None else facts.split.plan)
         self.require_graph(graph)
         if host.fingerprint != steps.host.fingerprint:
             raise FingerprintMismatch("host", host.fingerprint, steps.host.fingerprint)

@@ -19,7 +19,7 @@ from pydantic import Field, SkipValidation
 from rlplace.errors import InvalidValue, UserError, refuse_if
 from rlplace.measure import Measurement, Plan, Problem
 from rlplace.measure.costs.costs import CostSource
-from rlplace.measure.placement import check_plan
+from rlplace.measure.placement import PlacedSplit, check_plan
 from rlplace.records import Count, Number, NumberOrNan, Positive, Seconds, Seed, Whole, readable, record
 from rlplace.say import format_seconds
 from rlplace.search.task import BestSoFar, Failure, Saveable
@@ -76,6 +76,8 @@ class ProblemFacts:
     names: tuple[str, ...]
     """Of ops, in the order of the graph."""
     modules: tuple[str, ...]
+    split: PlacedSplit | None = None
+    """How ops were split into shards; None for whole ones."""
 
     @property
     def num_ops(self) -> int:

@@ -1,7 +1,7 @@
 """`Setup`: the options that `train`, `place`, `compare`, `simulate`, `measure`, `fidelity` and `advise` share.
 
 `ProblemOptions`: those of them that also decide how a problem is made and searched. `CutOptions`: how the batch is cut
-into micro-batches. Importing this imports no torch.
+into micro-batches, and ops are split. Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from rlplace.workloads import WorkloadSpec
 MOST_GROUPS = 10**9
 
 if TYPE_CHECKING:
-    from rlplace.graphs import Constraints
+    from rlplace.graphs import Constraints, SplitPlan
     from rlplace.measure import Host
+    from rlplace.measure.placement import PlacedSplit
 
     KeptConstraints = Constraints | None
 else:
@@ -61,6 +62,7 @@ Loss = Literal["auto", "separate", "joined", "accumulated"]
 BatchDims = tuple[int | None, ...] | Mapping[str, int | None]
 
 AUTO: Literal["auto"] = "auto"
+NO_SPLIT, TWO = "none", "2"
 LOSSES: tuple[Loss, ...] = ("auto", "separate", "joined", "accumulated")
 MOST_MICRO_BATCHES = 1024
 """Micro-batches beyond this are taken for a slip: every one is a copy of the whole forward and backward."""
@@ -68,11 +70,12 @@ MOST_MICRO_BATCHES = 1024
 
 @record(frozen=True)
 class CutOptions:
-    """How the batch of a step is to be cut.
+    """How the batch of a step is to be cut, and which of its ops are to be split into shards.
 
     Raises:
-        InvalidValue: a count out of range; or a dimension or a loss for a batch that is not cut.
-        UnknownName: no such loss.
+        InvalidValue: a count out of range; a dimension or a loss for a batch that is not cut; or shards that no op can
+            be split into.
+        UnknownName: no such loss, or no such class of ops.
     """
 
     count: SkipValidation[int | Literal["auto"]] = 1
@@ -84,10 +87,22 @@ class CutOptions:
     """How the losses of slices make that of the batch; `auto` is found by a check."""
     is_exact: bool = False
     """Refuse a step that is not exactly that of the whole batch."""
+    split: str = NO_SPLIT
+    """Classes of ops that are split, as `attention,mlp`; `none` splits none, `auto` is chosen by simulation."""
+    split_parts: str = TWO
+    """The number of shards, or the share of each, as `3:1`."""
 
     def __post_init__(self) -> None:
         if self.count != AUTO and (type(self.count) is not int or not 1 <= self.count <= MOST_MICRO_BATCHES):
             raise InvalidValue("micro_batches", self.count, f"`{AUTO}`, or a number from 1 to {MOST_MICRO_BATCHES}")
+        _ = self.plan  # refuses mistakes
+        refuse_if(
+            self.split in (NO_SPLIT, AUTO) and self.split_parts != TWO,
+            "split_parts",
+            self.split_parts,
+            "none beside `--split auto`" if self.split == AUTO else "none without a split",
+            hint="Split ops with `--split attention,mlp`, in Python `split=rlplace.SplitPlan(...)`.",
+        )
         if self.count != 1:
             return
         hint = "Cut the batch with `--micro-batches K`, in Python `micro_batches=K`."
@@ -97,24 +112,39 @@ class CutOptions:
         refuse_if(self.loss != "auto", "loss", self.loss, "`auto` for a batch that is not cut", hint=hint)
 
     @property
+    def plan(self) -> SplitPlan | None:
+        """How ops are split; None where they are not, or that is to be chosen."""
+        if self.split in (NO_SPLIT, AUTO):
+            return None
+        from rlplace.graphs import SplitPlan
+
+        return SplitPlan.parse(self.split, self.split_parts)
+
+    @property
     def is_auto(self) -> bool:
         """Whether the count is to be chosen."""
         return self.count == AUTO
 
-    def again(self, count: int, loss: Loss | None) -> tuple[int, CutOptions]:
-        """The number of micro-batches that was chosen, and the options that cut a step so again.
+    def again(self, count: int, loss: Loss | None, split: PlacedSplit | None = None) -> tuple[int, CutOptions]:
+        """The number of micro-batches that was chosen, and the options that cut and split a step so again.
 
         Args:
             count: of micro-batches.
             loss: as it was judged; None where it was not.
+            split: of the step; None for one that is not split.
         """
-        return count, WHOLE if count == 1 else CutOptions(count, self.batch_dims, loss or self.loss)
+        classes, parts = (NO_SPLIT, TWO) if split is None else (split.classes, split.parts)
+        if count == 1:
+            return count, CutOptions(split=classes, split_parts=parts)
+        return count, CutOptions(count, self.batch_dims, loss or self.loss, split=classes, split_parts=parts)
 
     def to_dict(self) -> dict[str, Any]:
         """The options as a run keeps them."""
         dims = self.batch_dims
         kept = dict(dims) if isinstance(dims, Mapping) else dims and list(dims)
-        return {"asked": self.count, "batch_dims": kept, "loss": self.loss, "exact": self.is_exact}
+        split = {} if self.split == NO_SPLIT else {"split": self.split}
+        split |= {"split_parts": self.split_parts} if self.plan is not None else {}
+        return {"asked": self.count, "batch_dims": kept, "loss": self.loss, "exact": self.is_exact, **split}
 
 
 WHOLE = CutOptions()
@@ -168,6 +198,16 @@ def parse_batch_dims(text: str) -> BatchDims | None:
 def number_only(count: object, why: str) -> InvalidValue:
     """The error where `auto` cannot be chosen; `why` names an alternative."""
     return InvalidValue("micro_batches", count, "a number here", hint=why)
+
+
+def check_named(asked: CutOptions) -> None:
+    """Refuses a split that is to be chosen, where nothing is searched.
+
+    Raises:
+        InvalidValue: it is `auto`.
+    """
+    hint = "`auto` is chosen by a search: `rlplace train`, `place` and `compare` do."
+    refuse_if(asked.split == AUTO, "split", asked.split, "none, or classes of ops here", hint=hint)
 
 
 @record(frozen=True, kw_only=True)

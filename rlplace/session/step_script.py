@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlplace import __version__
 from rlplace.records import shortened
 from rlplace.say import clean
-from rlplace.session.setup import WHOLE, CutOptions
+from rlplace.session.setup import NO_SPLIT, WHOLE, CutOptions
 
 _TEMPLATE = '''"""Trains {workload} as placed in placement.json beside this file (rlplace {version})."""
 import sys
@@ -53,20 +53,22 @@ def script(
         workload: as the user named it.
         default_size: `small` or `paper`, where the name gives no size.
         seed: of the workload's weights and inputs.
-        cut: the number of micro-batches, and how they are cut.
+        cut: the number of micro-batches, how they are cut, and which ops are split.
         host: that the placement was found on, for people.
         is_simulated: whether it was simulated; then the program names an alternative.
     """
     count, asked = cut
     dims = "workload.batch_dims" if asked.batch_dims is None else repr(asked.batch_dims)
-    words = f",\n    micro_batches={count}, batch_dims={dims}, loss={asked.loss!r},\n"
+    words = f",\n    micro_batches={count}, batch_dims={dims}, loss={asked.loss!r},\n" if count > 1 else ""
+    if asked.split != NO_SPLIT:
+        words = f"{words}    split=placement.split,\n" if words else ", split=placement.split"
     why = "which was simulated" if is_simulated else "and this machine is another"
     return _TEMPLATE.format(
         workload=workload,
         version=__version__,
         size=default_size,
         seed=seed,
-        cut="" if count == 1 else words,
+        cut=words,
         elsewhere=f"step.py: placement.json was found on {shortened(clean(host))}, {why}: it cannot run here. "
         f"`rlplace train {workload} --host auto` finds a placement for this machine; `rlplace export --format list` "
         "says what else this one can be written as.",

@@ -21,7 +21,7 @@ from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, Shard
 from rlplace.cli.main import main
 from rlplace.errors import InvalidValue
 from rlplace.export.device_map import Table, plan_of, tables_of
-from rlplace.graphs import capture
+from rlplace.graphs import SplitPlan, capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure import resolve_host
 from rlplace.workloads import build
@@ -194,3 +194,29 @@ def test_a_table_that_others_read_is_said_to_be_tied() -> None:
     graph = capture(Tied(), torch.tensor([1, 2]), lambda y: y.sum(), "sgd")
     (table,) = tables_of(graph, np.zeros(graph.num_ops, dtype=np.int32))
     assert table.is_tied
+
+
+def test_columns_of_a_split_table_are_shards_of_it() -> None:
+    work = build(DLRM)
+    split = SplitPlan(("tables",), (3, 1))
+    graph = capture(work.model, work.inputs, work.loss_fn, work.optimizer, split=split)
+    devices = np.maximum(graph.shard, 0).astype(np.int32)
+    tables = tables_of(graph, devices)
+    assert [table.path for table in tables] == ["tables.0", "tables.1", "tables.2"]
+    assert tables[0].shards == (((0, 0), (11, 3), 0), ((0, 3), (11, 1), 1))
+    assert (tables[0].shape, tables[0].sharding, tables[0].lookup_devices) == ((11, 4), "column_wise", (0, 1))
+    table = ParameterSharding(**plan_of(tables, core_host(2))["tables"]["0"])
+    assert (table.sharding_type, table.compute_kernel, table.ranks) == ("column_wise", "fused", [0, 1])
+    spec = EnumerableShardingSpec([ShardMetadata(**shard) for shard in table.sharding_spec["shards"]])  # type: ignore[index]
+    assert [shard.shard_sizes for shard in spec.shards] == [[11, 3], [11, 1]]
+    assert [shard.placement.rank() for shard in spec.shards] == [0, 1]
+
+
+def test_rows_are_refused_unless_they_are_dealt_out_as_torchrec_does() -> None:
+    even = (((0, 0), (5, 2), 0), ((5, 0), (5, 2), 1))
+    table = Table("words", (10, 2), "row_wise", 0, (0, 1), shards=even)
+    assert plan_of([table], core_host(2))[""]["words"]["ranks"] == [0, 1]
+    uneven = Table("words", (10, 2), "row_wise", 0, (0, 1), shards=(((0, 0), (7, 2), 0), ((7, 0), (3, 2), 1)))
+    for wrong, host in ((uneven, core_host(2)), (table, core_host(3))):
+        with pytest.raises(InvalidValue, match=r"table is 'words by rows in 2 shards', expected \d rows on each"):
+            plan_of([wrong], host)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from rlplace.errors import InvalidValue, UnknownName
+from rlplace.graphs import SplitPlan
+from rlplace.measure.placement import PlacedSplit
 from rlplace.session.setup import WHOLE, CutOptions, parse_batch_dims, parse_count
 
 
@@ -69,3 +71,20 @@ def test_what_is_kept_is_plain_data() -> None:
 def test_importing_it_imports_no_torch() -> None:
     code = "import sys, rlplace.session.setup; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_split_is_kept_and_needs_no_cut() -> None:
+    asked = CutOptions(1, split="mlp", split_parts="3:1")
+    assert asked.plan == SplitPlan(("mlp",), (3, 1))
+    assert asked.to_dict() == {**WHOLE.to_dict(), "split": "mlp", "split_parts": "3:1"}
+    assert WHOLE.plan is None
+    for count in (1, 4):
+        assert asked.again(count, None, PlacedSplit("mlp", "3:1"))[1].plan == asked.plan
+        assert asked.again(count, None, None)[1].plan is None
+    with pytest.raises(InvalidValue, match=r"split_parts is '4', expected none without a split.*--split"):
+        CutOptions(split_parts="4")
+    with pytest.raises(UnknownName, match="class to split"):
+        CutOptions(split="heads")
+    chosen = CutOptions(split="auto")
+    assert chosen.plan is None
+    assert chosen.to_dict() == {**WHOLE.to_dict(), "split": "auto"}

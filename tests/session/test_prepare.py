@@ -164,3 +164,18 @@ def test_a_joined_loss_of_a_model_without_memory_that_makes_tensors_of_its_own()
     assert verdict is not None
     assert (verdict["kind"], verdict["is_checked"]) == ("joined", True)
     assert graph.num_micro_batches == 2
+
+
+def test_what_became_of_a_split_is_said() -> None:
+    lines: list[str] = []
+    asked = CutOptions(split="mlp", split_parts="3:1")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 4))
+
+    def problem_of(count: int) -> Problem:
+        graph = capture(model, torch.ones(3, 4), lambda y: y.sum(), "sgd", split=asked.plan)
+        return Problem.estimate(graph, "4xV100-pcie")
+
+    chosen_problem(asked, resolve_host("4xV100-pcie"), problem_of, seed=0, say=lines.append)
+    assert lines[0].startswith("mlp in shards 3:1: 3 parameters")
+    assert lines[1].startswith("warning: 1 random op (first ")
+    assert "in 1) draw for each shard apart" in lines[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ from rlplace.training.method_choice import METHODS
 
 PROBLEM = learnable_problem(plain_host(3, 100.0, 0.05), 12)
 CUT = step_problem(cut_graph(layered_step(4), 2), PROBLEM.host)
+SPLIT = step_problem(
+    dataclasses.replace(CUT.graph, shard=np.where(CUT.graph.colocation >= 0, -1, CUT.graph.micro_batch)), PROBLEM.host
+)
 
 
 class Host:
@@ -91,7 +95,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_every_method_reports_what_it_simulated(simulated: list[int]) -> None:
     told, were = {}, {}
     for name, method in METHODS.items():
-        problem = CUT if method.min_micro_batches > 1 else PROBLEM
+        problem = SPLIT if method.min_shards > 1 else CUT if method.min_micro_batches > 1 else PROBLEM
         task = Task(problem, Simulator(problem, threads=1), Budget(200), seed=0)
         simulated.clear()
         with contextlib.suppress(MissingExtra):

@@ -23,13 +23,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import InvalidValue, refuse_if
+from rlplace.errors import CaptureError, InvalidValue
 from rlplace.export.placed.model_state import PlacedState
 from rlplace.export.placed.step_arguments import HeldConstants, Index, InputCutter
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.program import Origin
+from rlplace.graphs.program import Origin, Update
 from rlplace.measure import Host, Placement, Plan
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
@@ -62,6 +62,7 @@ class PlacedGraph:
         self._residents = Residents(graph, host, seed=seed, heap=crew.heap, devices=self._held)
         self.state = PlacedState(graph, plan, self._residents, self._held) if state is None else state
         self._step = PlacedStep(graph, host, plan, self._residents, crew, seed=seed, gradients=self.state.gradients)
+        self._is_updating = any(isinstance(call, Update) for call in require_program(graph).calls.values())
         self.follow_state()
         self._constants = HeldConstants(graph, plan, self._residents, held=self._held)
         self._inputs = InputCutter(graph, {op for op, device in enumerate(self._devices) if device in self._held})
@@ -82,10 +83,15 @@ class PlacedGraph:
         with self._residents.settled():  # and so is what was done with parameters and gradients since the last step
             if self._constants.follow():
                 self._step.load()
+            is_updating = self._is_updating and self.state.gradients.asked.into is None
+            self.state.follow(self._apart, is_updating=is_updating)
             for op, tensor in self._inputs.by_op(tensors):
                 self._residents.set_tensor(op, self._devices[op], tensor.detach())
         self._crew.follow(self.state.spec, self.state.gradients.asked)
         self._step.run(number)
+        if is_updating and self.state.split:
+            with self._residents.settled():
+                self.state.updated()
         with torch.no_grad():
             for op, position in self._written.items():
                 tensors[position].copy_(self._residents.tensor(op, self._devices[op]))
@@ -98,7 +104,7 @@ class PlacedGraph:
 
     def follow_state(self) -> None:
         """Runs with the tensors that parameters of the state have now."""
-        self.state.share(self.graph, self.plan, self._residents)
+        self._apart = self.state.share(self.graph, self.plan, self._residents)
         self._step.load()
 
 
@@ -159,7 +165,9 @@ def captured_again(graph: OpGraph, call: Call, flags: Flags) -> OpGraph:
     origin, (args, kwargs, targets) = program.origin, call
     with flags.on(origin.model), as_cast(origin.model, origin.autocast):
         if origin.micro is None:
-            again = Origin(origin.model, args, kwargs, origin.loss_fn, targets, frozen=origin.frozen)
+            again = Origin(
+                origin.model, args, kwargs, origin.loss_fn, targets, frozen=origin.frozen, split=origin.split
+            )
             return capture_step(again, program.optimizer)
         slicing = origin.micro.slicing
         tensors = [leaf for leaf in pytree.tree_leaves(call) if isinstance(leaf, torch.Tensor)]
@@ -174,6 +182,7 @@ def captured_again(graph: OpGraph, call: Call, flags: Flags) -> OpGraph:
             batch_dims=slicing.dims,
             loss=origin.micro.verdict,
             frozen=origin.frozen,
+            split=origin.split,
         )
 
 
@@ -190,7 +199,13 @@ def captured_evaluation(graph: OpGraph, call: Call) -> OpGraph:
     origin, (args, kwargs, _) = require_program(graph).origin, call
     now = Flags.of(model := origin.model)
     with replace(now, modes=dict.fromkeys(now.modes, False)).on(model), as_cast(model, origin.autocast):
-        return capture_step(Origin(model, args, kwargs, None, frozen=origin.frozen), None)
+        evaluated = Origin(model, args, kwargs, None, frozen=origin.frozen, split=origin.split)
+        try:
+            return capture_step(evaluated, None)
+        except CaptureError:
+            if origin.split is None:
+                raise
+        return capture_step(replace(evaluated, split=None), None)  # nothing of it can be split in evaluation
 
 
 def as_cast(model: nn.Module, autocast: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
@@ -235,7 +250,9 @@ def _carried(graph: OpGraph, plan: Plan, other: OpGraph) -> tuple[list[int], lis
     for op, role in enumerate(_roles(other)):
         read = [producers[tensor] for tensor in inputs[offsets[op] : offsets[op + 1]]]
         after = max((keys[each] for each in read), default=0.0)
-        twin = twins.get(role, last_alike.get(role[:-1]))
+        twin = twins.get(
+            role, last_alike.get(role[:-1], last_alike.get((*role[:-2], 0)))
+        )  # else where its first shard is
         if twin is not None:
             devices[op], keys[op] = planned[twin], max(float(position[twin]), after)
             continue
@@ -249,12 +266,13 @@ def _carried(graph: OpGraph, plan: Plan, other: OpGraph) -> tuple[list[int], lis
 def _roles(graph: OpGraph) -> Iterator[Role]:
     """The role of each op in the model; its last part tells ops of equal roles apart."""
     sources = require_program(graph).sources
-    phases, micro_batches = graph.phases.tolist(), graph.micro_batch.tolist()
+    phases, micro_batches, shards = graph.phases.tolist(), graph.micro_batch.tolist(), graph.shard.tolist()
     seen: Counter[Role] = Counter()
     for op in range(graph.num_ops):
-        kind: Role = (phases[op], graph.modules[op], graph.targets[op], micro_batches[op])
+        kind: Role = (phases[op], graph.modules[op], graph.targets[op], micro_batches[op], shards[op])
         if op in sources and sources[op].kind != "constant":
-            kind = (sources[op].kind, sources[op].key, micro_batches[op])
+            shard = sources[op].shard
+            kind = (sources[op].kind, sources[op].key if shard is None else shard.name, micro_batches[op], shards[op])
         yield (*kind, seen[kind])
         seen[kind] += 1
 
@@ -305,8 +323,7 @@ def check_arguments(model: nn.Module, graph: OpGraph, placement: Placement, wher
     """Checks the kinds of arguments of the function `where`.
 
     Raises:
-        InvalidValue: an argument is not a model, graph or placement, or the arguments are in the wrong order; or the
-            step is split into shards.
+        InvalidValue: an argument is not a model, graph or placement, or the arguments are in the wrong order.
     """
     for name, value, kind in (("model", model, nn.Module), ("graph", graph, OpGraph)):
         if not isinstance(value, kind):
@@ -318,12 +335,3 @@ def check_arguments(model: nn.Module, graph: OpGraph, placement: Placement, wher
                 hint=f"Call `{where}(model, graph, placement)`, in this order; `rlplace.capture` makes the graph.",
             )
     check_is_placement(placement, where)
-    refuse_if(
-        graph.num_shards > 1,
-        "split",
-        f"{graph.num_shards} shards",
-        "a step whose parameters are whole",
-        where=where,
-        hint="A split step can be simulated, searched and measured; models are not placed by shards yet. Capture it "
-        "without `split`.",
-    )

@@ -16,11 +16,13 @@ import torch
 from torch import nn
 
 from rlplace.errors import InvalidValue, check_known, refuse_if
+from rlplace.export.placed.rank_shards import RankShards
+from rlplace.export.placed.split_state import other_shards, split_parameters
 from rlplace.export.placed.step_arguments import layout
 from rlplace.graphs import OpGraph, OptimizerSpec
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import UpdateState, torch_optimizer
-from rlplace.graphs.program import Update
+from rlplace.graphs.program import Source, Update
 from rlplace.measure import Plan
 from rlplace.measure.execute.residents import GradientsOut, Residents
 
@@ -55,10 +57,11 @@ class PlacedState:
         held: the devices whose tensors this process has: the others have no part in what follows.
 
     Attributes:
-        parameters: by dotted name, in the order of the model; they show the memory that steps read and update.
+        parameters: by dotted name, in the order of the model; they show the memory that steps read and update, those
+            that are split once they are shown (`show`).
         buffers: likewise.
         settled: launches of the calling thread on the GPUs while active run afterwards.
-        updates: optimizer state of each parameter that the captured optimizer updates, by dotted name.
+        split: parameters that are split into shards, by dotted name.
         reached: names of parameters that the backward reaches.
         gradients: where steps leave gradients that are asked for.
     """
@@ -71,34 +74,120 @@ class PlacedState:
         tensors = {name: residents.tensor(op, devices[op]) for name, op in ops.items() if devices[op] in held}
         self._elsewhere = ops.keys() - tensors.keys()
         model = self._model = program.origin.model
-        self.parameters = {
-            name: nn.Parameter(tensors[name], requires_grad=parameter.requires_grad)
-            for name, parameter in model.named_parameters()
-            if name in tensors
-        }
-        self.buffers = {name: tensors[name] for name, _ in model.named_buffers() if name in tensors}
-        self._by_name: dict[str, torch.Tensor] = {**self.parameters, **self.buffers}
-        self.updates: dict[str, UpdateState] = {
+        self._updates: dict[str, UpdateState] = {
             program.sources[residents.updated(op)].key: residents.update_state(op, devices[op])
             for op, call in program.calls.items()
             if isinstance(call, Update) and devices[op] in held
         }
+        self.split = split_parameters(program, devices, residents, tensors, self._updates)
+        shards = [source.shard for source in program.sources.values() if source.shard is not None]
+        apart = {shard.key: shard for shard in shards if shard.key in tensors and shard.name not in self.split}
+        own = dict(model.named_parameters())
+        self._of_rank = RankShards(apart, {name: each.shape for name, each in own.items()})
+        self._partial = {shard.name for shard in shards} - self.split.keys()
+        self.parameters: dict[str, nn.Parameter] = {}
+        for name, parameter in own.items():
+            keys = [key for key, shard in apart.items() if shard.name == name]
+            if name in self.split:
+                self.parameters[name] = self.split[name].whole
+            for key in (each for each in (name, *keys) if each in tensors):
+                self.parameters[key] = nn.Parameter(tensors[key], requires_grad=parameter.requires_grad)
+        self.buffers = {name: tensors[name] for name, _ in model.named_buffers() if name in tensors}
+        self._by_name: dict[str, torch.Tensor] = {**self.parameters, **self.buffers}
+        self._keys = {name: [shard.key for shard in each.shards] for name, each in self.split.items()}
+        self._parts = {
+            shard.key: (shard, part)
+            for each in self.split.values()
+            for shard, part in zip(each.shards, each.parts, strict=True)
+        }
         self._tied = _tied_names(model)
-        self.reached = tuple(name for name in self.parameters if name in program.gradients)
+        self.reached = tuple(
+            name for name in self.parameters if not program.gradients.keys().isdisjoint(self._keys.get(name, [name]))
+        )
         self.gradients = GradientsOut()
         self._is_trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
         self._layouts = {name: layout(parameter) for name, parameter in self.parameters.items()}
+        self._layouts |= {name: (*each.layout, each.device) for name, each in self.split.items()}
         self._bound = self._addresses()
 
-    def share(self, graph: OpGraph, plan: Plan, residents: Residents) -> None:
-        """Has the residents of another graph of the model hold these tensors; `plan` keeps them on the same devices."""
-        program, devices = require_program(graph), plan.devices.tolist()
+    def share(self, graph: OpGraph, plan: Plan, residents: Residents) -> list[tuple[torch.Tensor, Source]]:
+        """Has the residents of another graph of the model hold these tensors; `plan` keeps them on the same devices.
+
+        Returns:
+            Tensors of its own that the graph has for parameters, as it splits them otherwise, or not at all: `follow`
+            gives them their values.
+
+        Raises:
+            InvalidValue: the graph updates such a parameter.
+        """
+        program, devices, apart = require_program(graph), plan.devices.tolist(), list[tuple[torch.Tensor, Source]]()
         for op, source in program.sources.items():
-            if source.kind in ("parameter", "buffer") and devices[op] in self._held:
+            if source.kind not in ("parameter", "buffer") or devices[op] not in self._held:
+                continue
+            shard, part = self._parts.get(source.key, (self._of_rank.shards.get(source.key), None))
+            name = source.key if source.shard is None else source.shard.name
+            if shard == source.shard and part is None and name not in self.split and source.key in self._by_name:
                 residents.adopt(op, devices[op], self.tensor(source.key))
+            elif part is not None and shard == source.shard:
+                residents.adopt(op, devices[op], part)
+            elif name in self._partial or name not in self._by_name:
+                raise other_shards(name)
+            else:
+                apart.append((residents.tensor(op, devices[op]), source))
+        moved = {source.key for _, source in apart}
         for op, call in program.calls.items():
             if isinstance(call, Update) and devices[op] in self._held:
-                residents.adopt(op, devices[op], self.updates[program.sources[residents.updated(op)].key])
+                key = program.sources[residents.updated(op)].key
+                if key in moved:
+                    raise other_shards(key)
+                residents.adopt(op, devices[op], self._updates[key])
+        return apart
+
+    @torch.no_grad()
+    def follow(self, apart: list[tuple[torch.Tensor, Source]], *, is_updating: bool) -> None:
+        """Shards, and tensors that `share` returned, are as the parameters that users have seen."""
+        for each in self.split.values():
+            each.cut(has_state=is_updating)
+        for tensor, source in apart:
+            name = source.key if source.shard is None else source.shard.name
+            whole, split = self._by_name[name].detach(), self.split.get(name)
+            if split is not None and not split.is_shown:
+                whole = split.join_into(split.new(), split.parts)
+            tensor.copy_(whole if source.shard is None else source.shard.of(whole))
+
+    @torch.no_grad()
+    def updated(self) -> None:
+        """Parameters that users have seen are as the shards, which a step has updated."""
+        for each in self.split.values():
+            each.join()
+
+    def show(self, *, has_state: bool = False) -> None:
+        """Gives parameters that are split memory and their values, with `has_state` the state of their updates, too."""
+        with torch.no_grad():
+            for each in self.split.values():
+                each.show(has_state=has_state)
+
+    @contextlib.contextmanager
+    def all_shown(self, *, has_state: bool = False) -> Iterator[None]:
+        """While active, all parameters are shown, to be read or overwritten."""
+        before = [(each, each.is_shown, each.state is None) for each in self.split.values()]
+        self.show(has_state=has_state)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for each, was_shown, had_none in before:
+                    each.cut(has_state=True)
+                    each.hide(is_shown=was_shown, has_state=had_none)
+
+    @property
+    def updates(self) -> dict[str, UpdateState]:
+        """Optimizer state of each parameter that the captured optimizer updates, by dotted name: what is shown."""
+        states = (
+            (name, self.split[name].state if name in self.split else self._updates.get(name))
+            for name in self.parameters
+        )
+        return {name: state for name, state in states if state is not None}
 
     def is_moved(self) -> bool:
         """Whether parameters were given other memory (`parameter.data = ...`) since the last time it was asked.
@@ -108,6 +197,8 @@ class PlacedState:
         """
         before, now = self._bound, self._addresses()
         for name, parameter in self.parameters.items() if now != before else ():
+            if name in self.split and not self.split[name].is_shown:
+                continue
             if (found := layout(parameter)) != self._layouts[name]:
                 raise InvalidValue(
                     f"data of {name}",
@@ -116,7 +207,7 @@ class PlacedState:
                     where="placed step",
                     hint="Overwrite it in place: `with torch.no_grad(): parameter.copy_(...)`.",
                 )
-            if not self._residents.is_homed(parameter):
+            if name not in self.split and not self._residents.is_homed(parameter):
                 parameter.data = self._residents.homed(parameter.data)
         self._bound = self._addresses() if now != before else now
         return now != before
@@ -124,7 +215,12 @@ class PlacedState:
     @property
     def spec(self) -> OptimizerSpec | None:
         """Options of the next update; None where no optimizer was captured."""
-        return next((update.spec for update in self.updates.values()), None)
+        return next((update.spec for update in self._updates.values()), None)
+
+    def set_spec(self, spec: OptimizerSpec) -> None:
+        """Sets the options of updates."""
+        for state in (*self._updates.values(), *self.updates.values()):
+            state.spec = spec
 
     def check_trained(self, *, is_updating: bool) -> None:
         """Checks that the graph has the gradients that parameters require now, and where it updates, no others.
@@ -137,7 +233,8 @@ class PlacedState:
                 updates: or the other way round; or it has a hook, which an update passes by.
         """
         for name, parameter in self.parameters.items():
-            updated, wants = is_updating and name in self.updates, parameter.requires_grad
+            updated = is_updating and not self._updates.keys().isdisjoint(self._keys.get(name, [name]))
+            wants = parameter.requires_grad
             wrong = (
                 wants and not self._is_trained[name],
                 updated and not wants,
@@ -166,29 +263,53 @@ class PlacedState:
         Args:
             loss_scale: gradients are those of the loss times this.
         """
+        self.show()
         wanted = {name: self.parameters[name] for name in self.reached if self.parameters[name].requires_grad}
         with torch.no_grad():
             apart = {
                 name: each
                 for name, each in wanted.items()
-                if each.grad is None or has_hooks(each) or not self._residents.is_homed(each.grad)
+                if each.grad is None or has_hooks(each) or name in self.split or not self._residents.is_homed(each.grad)
             }
-            fresh = {name: self._residents.new_like(each) for name, each in apart.items()}
-        held = {name: each.grad for name, each in wanted.items() if each.grad is not None}
+            parts = {key: self._parts[key][1] for name in apart for key in self._keys.get(name, ())}
+            whole = {name: each for name, each in apart.items() if name not in self.split}
+            fresh = {name: self._residents.new_like(each) for name, each in (*whole.items(), *parts.items())}
+        held = {name: each.grad for name, each in wanted.items() if each.grad is not None and name not in apart}
         with self.gradients.into({**held, **fresh}, fresh, loss_scale=loss_scale):
             yield
         with torch.no_grad():
-            for name, gradient in fresh.items():
-                _accumulate(wanted[name], gradient)
+            for name, parameter in apart.items():
+                gradient = fresh.get(name)
+                if gradient is None:
+                    gradients = [fresh[key] for key in self._keys[name]]
+                    gradient = self.split[name].join_into(self.split[name].new(), gradients)
+                _accumulate(parameter, gradient)
 
     def shown(self) -> dict[str, Any]:
-        """The tensors of the model's own `state_dict`: every name of a tied tensor, and no buffer that it skips."""
+        """The tensors of the model's own `state_dict`: every name of a tied tensor, and no buffer that it skips; and
+        shards of parameters that are split over ranks.
+        """
+        self.show()
         first = {id(value): name for name, value in (*self._model.named_parameters(), *self._model.named_buffers())}
-        return {
+        gone = self._elsewhere | self._partial
+        found = {
             name: self.tensor(first[id(value)]) if id(value) in first else value
             for name, value in self._model.state_dict(keep_vars=True).items()
-            if first.get(id(value)) not in self._elsewhere
+            if first.get(id(value)) not in gone
         }
+        return found | {key: self.tensor(key) for key in self._of_rank.shards}
+
+    def under_names(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """Entries of a checkpoint, with shards of this rank together under the name of their parameter."""
+        found = self._of_rank.under_names(named)
+        return found | {name: found[own] for name, own in self._tied.items() if own in found}
+
+    def loaded(self, loaded: Mapping[str, Any], key: str, own: Any) -> Any:
+        """What a checkpoint gave in the place of `own`; that of a shard has been loaded into its memory."""
+        shard, name = self._of_rank.renamed(key)
+        if shard is None or not isinstance(own, torch.Tensor):
+            return loaded[name]
+        return own if own.dim() else own.copy_(loaded[name])
 
     def copies(self) -> dict[str, torch.Tensor]:
         """Copies of them."""
@@ -202,6 +323,9 @@ class PlacedState:
             InvalidValue: one has another shape. Nothing is written then.
         """
         own = {name: self.tensor(name) for name in self._by_name}
+        for key, shard in self._of_rank.shards.items():
+            if shard.name in tensors:
+                tensors = {**tensors, key: own[key]}
         for name, tensor in own.items():
             check_known(
                 "parameter or buffer of the model",
@@ -219,6 +343,8 @@ class PlacedState:
         with torch.no_grad():
             for name, tensor in own.items():
                 tensors[name].copy_(tensor)
+            for key, shard in self._of_rank.shards.items():
+                shard.copy(tensors[shard.name], self.tensor(key), is_joined=True)
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrites parameters and buffers, by dotted name; the others do not change.
@@ -228,6 +354,7 @@ class PlacedState:
             InvalidValue: another shape or dtype. Nothing is overwritten then.
         """
         tensors = {self._tied.get(name, name): value for name, value in tensors.items()}
+        tensors = self._of_rank.cut(tensors, self._partial)
         tensors = {name: value for name, value in tensors.items() if name not in self._elsewhere}
         for name, value in tensors.items():
             own = self.tensor(name)
@@ -335,6 +462,7 @@ class CapturedOptimizer:
 
         Its `step()` updates by `grad`, which `backward` of the placed step fills.
         """
+        self._state.show(has_state=True)
         made = torch_optimizer(self.spec, list(self._state.parameters.values()))
         made.register_load_state_dict_post_hook(self._loaded)
         self._show_state(made)
@@ -377,8 +505,7 @@ class CapturedOptimizer:
         spec = dataclasses.replace(self.spec, **{name: _checked(name, value) for name, value in options.items()})
         if spec != self.spec:
             self.spec = spec
-            for state in self._state.updates.values():
-                state.spec = spec
+            self._state.set_spec(spec)
 
     def _show_state(self, made: torch.optim.Optimizer) -> None:
         """Makes the state of updates that of PyTorch's optimizer."""
@@ -426,7 +553,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer | None, placed: PlacedState
         name = names[parameter]
         found |= {f"state.{name}.{key}": each for key, each in own.items()}
         found |= {f"param_groups.{name}.{key}": each for key, each in group.items() if key != "params"}
-    return found
+    return placed.under_names(found)
 
 
 def set_options(optimizer: torch.optim.Optimizer | None, placed: PlacedState, loaded: Mapping[str, Any]) -> None:
@@ -434,8 +561,10 @@ def set_options(optimizer: torch.optim.Optimizer | None, placed: PlacedState, lo
     names = {parameter: name for name, parameter in placed.parameters.items()}
     for group, parameter, own in _each(optimizer):
         name = names[parameter]
-        own.update({key: loaded[f"state.{name}.{key}"] for key in own})
-        group.update({key: loaded[f"param_groups.{name}.{key}"] for key in group if key != "params"})
+        for key in own:
+            own[key] = placed.loaded(loaded, f"state.{name}.{key}", own[key])
+        for key in group.keys() - {"params"}:
+            group[key] = placed.loaded(loaded, f"param_groups.{name}.{key}", group[key])
 
 
 def _each(optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[dict[str, Any], nn.Parameter, dict[str, Any]]]:

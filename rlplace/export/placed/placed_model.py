@@ -278,6 +278,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         Raises:
             InvalidValue: the step was captured without one.
         """
+        self._show(has_state=True)
         return self.captured_optimizer.as_torch
 
     @property
@@ -299,22 +300,24 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The placed parameters on their devices, in the order of the model; for optimizers and clipping."""
+        self._show()
         return iter(self._state.parameters.values())
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The placed parameters with their dotted names."""
+        self._show()
         return iter(self._state.parameters.items())
 
     def zero_grad(self) -> None:
         """Sets the gradients of all parameters to None."""
         with self._turn(runs=False):
-            for parameter in self.parameters():
+            for parameter in self._state.parameters.values():
                 parameter.grad = None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Copies of the tensors of the model's `state_dict`, with the same names. `save` also writes optimizer state
         and counts."""
-        with self._turn(runs=False):
+        with self._turn(runs=False), self._state.all_shown():
             return self._state.copies()
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -324,7 +327,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             UnknownName: no parameter or buffer has that name.
             InvalidValue: another shape or dtype.
         """
-        with self._turn(runs=False):
+        with self._turn(runs=False), self._state.all_shown():
             self._state.load(state)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -336,7 +339,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         Raises:
             FileProblem: it cannot be written.
         """
-        with self._turn(runs=False):
+        with self._turn(runs=False), self._state.all_shown(has_state=True):
             if self._optimizer is not None:
                 self._optimizer.refresh()
             told = {
@@ -356,7 +359,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             FileProblem: no such file, or a file of another model, optimizer or seed. In this case nothing is
                 overwritten.
         """
-        with self._turn(runs=False):
+        with self._turn(runs=False), self._state.all_shown(has_state=True):
             told, found = _read(Path(path))
             own, optimizer, spec = self._tensors(), self._optimizer, told["optimizer"] or {}
             own_name, options = (None, ()) if optimizer is None else (optimizer.spec.name, optimizer.options)
@@ -396,7 +399,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         with self._turn(runs=False):
             counts = {"num_steps": self.num_steps, "num_evaluations": self._num_evaluations}
             return {
-                "model": self._state.shown(),
+                "model": self._state.under_names(self._state.shown()),
                 "optim": optimizer_state(self._torch_optimizer(optimizer), self._state),
                 "rlplace": {name: torch.tensor(count) for name, count in counts.items()},
             }
@@ -413,6 +416,14 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             counts = state.get("rlplace", {})
             self.num_steps = int(counts.get("num_steps", self.num_steps))
             self._num_evaluations = int(counts.get("num_evaluations", self._num_evaluations))
+
+    def _show(self, *, has_state: bool = False) -> None:
+        """Has parameters that are split in memory as whole ones, with the state of their updates if asked for."""
+        if not all(
+            each.is_shown and (each.state or not (has_state and each.states)) for each in self._state.split.values()
+        ):
+            with self._turn(runs=False):
+                self._state.show(has_state=has_state)
 
     def _torch_optimizer(self, own: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
         return self._optimizer.as_torch if own is None and self._optimizer is not None else own
@@ -435,7 +446,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             InvalidValue: a parameter or buffer has another shape. In both cases nothing is written.
         """
         model = original_of(model)
-        with self._turn(runs=False):
+        with self._turn(runs=False), self._state.all_shown():
             self._state.write_to({**dict(model.named_parameters()), **dict(model.named_buffers())})
 
     def close(self) -> None:
@@ -524,6 +535,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             loss_scale: if given, gradients of the loss times this are added to `grad` instead of updating.
         """
         state, origin = self._state, self._program.origin
+        state.show()
         place = next((parameter.device for parameter in state.parameters.values()), torch.device("cpu"))
         held = {name: tensor.to(place) for name, tensor in (*state.parameters.items(), *state.buffers.items())}
         args, kwargs, targets = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(place), call)
@@ -545,12 +557,12 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
 
     def _update(self, loss: torch.Tensor) -> None:
         """Updates the parameters by the gradients of the loss alone; `grad` stays as it is."""
-        before = [(parameter, parameter.grad) for parameter in self.parameters()]
+        before = [(parameter, parameter.grad) for parameter in self._state.parameters.values()]
         try:
             for parameter, _ in before:
                 parameter.grad = None
             loss.backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
+            self.captured_optimizer.as_torch.step()
         finally:
             for parameter, gradient in before:
                 parameter.grad = gradient

@@ -103,12 +103,12 @@ class PlacedForward:
         keep_freed_memory()
         self._graph, self._plan, self._host, self._seed = graph, plan, host, seed
         origin = require_program(graph).origin
-        self._model, self._frozen = origin.model, origin.frozen
-        self.places = {
-            source.key: torch_device(host.devices[int(plan.devices[op])])
-            for op, source in require_program(graph).sources.items()
-            if source.kind in ("parameter", "buffer")
-        }
+        self._model, self._frozen, self._split = origin.model, origin.frozen, origin.split
+        self.places: dict[str, torch.device] = {}
+        for op, source in require_program(graph).sources.items():
+            if source.kind in ("parameter", "buffer"):  # a parameter that is split is whole where its first shard is
+                name = source.key if source.shard is None else source.shard.name
+                self.places.setdefault(name, torch_device(host.devices[int(plan.devices[op])]))
         self._modules = list(module.named_modules())
         self._structure = _structure(self._modules)
         parameters, buffers = _slots(module, "_parameters"), _slots(module, "_buffers")
@@ -147,6 +147,7 @@ class PlacedForward:
                     has_backward=has_backward,
                     differentiated=differentiated,
                     frozen=self._frozen,
+                    split=self._split,
                 )
             plan = carried_plan(self._graph, self._plan, captured.graph, last=backward_ops(captured.graph))
             self.graphs[kind] = ModuleGraph(captured, self._host, plan, self.crew, state, module, seed=self._seed)
@@ -315,6 +316,7 @@ class ModuleGraph:
         self._step = TwoPartStep(graph, host, plan, self._residents, crew, seed=seed, second=second | late)
         sources, positions = self._program.sources, InputCutter(graph).positions
         self._inputs = {op: k for op, k in positions.items() if sources[op].kind == "input"}
+        self._shards = {op: source.shard for op, source in sources.items() if source.shard is not None}
         self._seeds = {op: int(sources[op].key) for op in positions if sources[op].kind == "target"}
         read_late = {
             tensor
@@ -332,7 +334,7 @@ class ModuleGraph:
     def adopt(self, state: Mapping[str, torch.Tensor]) -> None:
         """Runs with these parameters and buffers from now on."""
         for op, source in self._program.sources.items():
-            if source.kind in ("parameter", "buffer"):
+            if source.kind in ("parameter", "buffer") and source.shard is None:
                 self._residents.adopt(op, int(self._plan.devices[op]), state[source.key].detach())
         self._step.load()
 
@@ -347,18 +349,26 @@ class ModuleGraph:
         Raises:
             RunnerError: an op failed.
         """
+        shards = {
+            op: shard.of(parameters[shard.name]).to(self._residents.place(int(self._plan.devices[op])))
+            for op, shard in self._shards.items()
+        }
         if self.with_gradient:
-            wanted = [parameters[name] for name in self._program.gradients]
+            of_key = {self._program.sources[op].key: tensor for op, tensor in shards.items()}
+            wanted = [of_key.get(name, parameters.get(name)) for name in self._program.gradients]
             wanted += [tensors[position] for position in self._program.input_gradients]
-            outputs = _Forward.apply(self, tensors, number, *wanted)  # type: ignore[no-untyped-call]
+            whole = [parameters[shard.name] for shard in self._shards.values()]
+            outputs = _Forward.apply(self, tensors, number, shards, whole, *wanted)  # type: ignore[no-untyped-call]
         else:
-            outputs, _ = self.forward(tensors, number)
+            outputs, _ = self.forward(tensors, number, shards)
         values = iter(outputs)
         return pytree.tree_map_only(Ref, lambda _: next(values), self._program.result)
 
-    def forward(self, tensors: Sequence[torch.Tensor], number: int) -> tuple[list[torch.Tensor], Kept]:
+    def forward(
+        self, tensors: Sequence[torch.Tensor], number: int, shards: Mapping[int, torch.Tensor]
+    ) -> tuple[list[torch.Tensor], Kept]:
         """Output tensors, which share no memory with anything else, and the tensors that `backward` needs."""
-        given = self._placed({op: tensors[position] for op, position in self._inputs.items()})
+        given = self._placed({**{op: tensors[position] for op, position in self._inputs.items()}, **shards})
         if self._constants.follow():
             self._step.load()
         outputs, kept = self._step.run_first(given, number)
@@ -408,10 +418,18 @@ class _Forward(torch.autograd.Function):
     """Runs the forward, and has autograd run the backward."""
 
     @staticmethod
-    def forward(ctx: Any, graph: ModuleGraph, tensors: Sequence[torch.Tensor], number: int, *wanted: Any) -> Any:
-        outputs, ctx.kept = graph.forward(tensors, number)
+    def forward(
+        ctx: Any,
+        graph: ModuleGraph,
+        tensors: Sequence[torch.Tensor],
+        number: int,
+        shards: Mapping[int, torch.Tensor],
+        whole: Sequence[torch.Tensor],
+        *wanted: Any,
+    ) -> Any:
+        outputs, ctx.kept = graph.forward(tensors, number, shards)
         ctx.graph, ctx.number = graph, number
-        ctx.read = [*graph.kept_inputs(tensors), *wanted]
+        ctx.read = [*graph.kept_inputs(tensors), *wanted, *whole]
         ctx.versions = _versions(ctx.read)
         ctx.mark_non_differentiable(*(one for k, one in enumerate(outputs) if k not in graph.with_gradient))
         return tuple(outputs)
@@ -435,7 +453,7 @@ class _Forward(torch.autograd.Function):
                 "a parameter or an input of a placed module was modified in place between forward and backward; step "
                 "the optimizer after `backward`, and clone an input before it is written to"
             )
-        return None, None, None, *ctx.graph.backward(gradients, kept, ctx.number)
+        return None, None, None, None, None, *ctx.graph.backward(gradients, kept, ctx.number)
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:

@@ -26,7 +26,8 @@ class RankModel(PlacedModel):
 
     It is used as a `PlacedModel`, by all ranks at once: each makes the same calls in the same order, with tensors of
     the same shapes. Every rank gets the result of a step. `parameters`, `state_dict`, `load_state_dict`, `copy_to` and
-    `checkpoint` are about what this rank holds: each parameter is on one rank.
+    `checkpoint` are about what this rank holds: each parameter is on one rank. Of one that is split, a rank has shards,
+    each a parameter of its own: `up.weight[0]`. In a checkpoint they are under the names of the model.
 
     Args:
         graph: captured from the model, alike on all ranks.

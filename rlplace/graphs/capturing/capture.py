@@ -80,7 +80,7 @@ def capture(
         frozen: names of attributes (`encoder.calls`) that `forward` or the loss may change, although placed steps do
             not change them. Other attributes that change from step to step are refused.
         split: which ops are split into shards, each an op of its own (tensor parallelism); None splits none. Such a
-            graph can be simulated, searched and measured; models are not placed by shards yet.
+            graph is placed as any other is.
 
     Raises:
         CaptureError: the model cannot be captured (control flow that depends on data, a tensor from outside, Python
@@ -331,6 +331,7 @@ def capture_module(
     has_backward: bool,
     differentiated: tuple[int, ...] = (),
     frozen: tuple[str, ...] = (),
+    split: SplitPlan | None = None,
 ) -> CapturedModule:
     """A forward and its backward; where no output has a gradient, the forward alone.
 
@@ -341,6 +342,7 @@ def capture_module(
         has_backward: whether to add one.
         differentiated: positions among the input tensors of those whose gradients are wanted.
         frozen: attributes that `forward` may change as Python does.
+        split: which ops are split into shards, as far as they can be without the loss.
 
     Raises:
         CaptureError: the model cannot be captured, writes to its inputs, or reads in its backward a tensor that its
@@ -353,6 +355,9 @@ def capture_module(
     part = AsModule(tuple(seeds), differentiated) if seeds else None
     given = tuple(seeds.values())
     trace = trace_step(model, args, kwargs, None, given, is_training=part is not None, part=part, frozen=frozen)
+    if split is not None:
+        with contextlib.suppress(CaptureError):
+            trace = split_trace(trace, split)
     origin = Origin(model, args, kwargs, None, given, autocast=trace.autocast)
     graph = lower(trace, None, origin, is_training=part is not None)
     _check_writes(graph)

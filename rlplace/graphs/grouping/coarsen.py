@@ -28,8 +28,8 @@ class Coarsening:
     With `is_acyclic`, a merge that would close a cycle among the groups is undone. Edges from a parameter or buffer
     that lives with other ops do not count: it is there before the step, and lives with its update, which comes last.
 
-    Ops of two micro-batches, and those that all share, are only ever in one group as a co-location class: data
-    parallelism deals out micro-batches.
+    Ops of two micro-batches or shards, and those that all share, are only ever in one group as a co-location class:
+    data parallelism deals out micro-batches, tensor parallelism shards.
 
     Args:
         graph: N ops.
@@ -59,7 +59,9 @@ class Coarsening:
         self._latency_s, self._s_per_byte = latency_s, s_per_byte
         self._is_acyclic = is_acyclic
         self._parent = np.arange(graph.num_ops, dtype=np.int64)
-        self._fence = np.where(graph.colocation >= 0, -1, graph.micro_batch).astype(np.int64)
+        slices = (graph.micro_batch.astype(np.int64) + 1) * (graph.num_shards + 1) + graph.shard
+        owned = np.where(graph.shard >= 0, -2 - graph.shard, -1)
+        self._fence = np.where(graph.colocation >= 0, owned, slices).astype(np.int64)
         self._add_up()
 
     @property
@@ -179,7 +181,7 @@ class Coarsening:
             )
 
     def join_alike(self, labels: Longs) -> bool:
-        """Merges groups of ops with one label >= 0, of one micro-batch and the same devices, under the cap of bytes."""
+        """Merges groups of ops with one label >= 0, of one micro-batch, shard and devices, under the cap of bytes."""
         roots = self.roots()
         rules = np.concatenate((self._allowed[roots], self._fence[roots][:, None]), axis=1)
         rows = np.unique(rules, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)

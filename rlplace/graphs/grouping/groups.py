@@ -194,8 +194,9 @@ def _modules(graph: OpGraph, depth: int, *, is_apart: bool) -> NDArray[np.int64]
 def _twins(graph: OpGraph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Pairs of a forward op and a backward op that computes its gradient."""
     runs = ~graph.is_source
-    count = graph.num_micro_batches
-    module = _modules(graph, 0, is_apart=False) * count + np.maximum(graph.micro_batch, 0) % count
+    parts = (np.maximum(graph.micro_batch, 0), graph.shard + 1)
+    sizes = (graph.num_micro_batches, graph.num_shards + 1)
+    module = _modules(graph, 0, is_apart=False) * sizes[0] * sizes[1] + np.ravel_multi_index(parts, sizes)
     offsets, readers = graph.readers
     twin = mirrored_twins(
         module,

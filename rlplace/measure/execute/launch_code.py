@@ -254,7 +254,7 @@ class StepCode:
         given = {
             int(self._graph.output_offsets[op])
             for op in items
-            if op < n and op in program.sources and program.sources[op].kind == "input"
+            if op < n and (source := program.sources.get(op)) and (source.kind == "input" or source.shard is not None)
         }
         names = {tensor: f"t{tensor}" for tensor in sorted(needed & (made | given))}
         # other first parts use them meanwhile

@@ -138,8 +138,8 @@ def without_values(program: Program) -> Program:
 
 
 def without_model(origin: Origin) -> Origin:
-    """The part of the user's objects that placements need: how the batch is cut."""
-    return Origin(nn.Module(), (), {}, None, autocast=origin.autocast, micro=origin.micro)
+    """The part of the user's objects that placements need: how the batch is cut, and ops are split."""
+    return Origin(nn.Module(), (), {}, None, autocast=origin.autocast, micro=origin.micro, split=origin.split)
 
 
 class Unpacked:

@@ -152,6 +152,8 @@ def command(config: Mapping[str, Any]) -> str:
         "--policy": (learn.get("policy") or None) if search.get("method") == "policy" else None,
         "--gangs": "" if config.get("gangs") is True else None,
         "--micro-batches": cut.get("count") if cut.get("count") != 1 else None,
+        "--split": cut.get("split"),
+        "--split-parts": cut.get("split_parts"),
     }
     words = ["rlplace", "train", config.get("workload", "WORKLOAD")]
     words += [str(word) for pair in options.items() if pair[1] is not None for word in pair if word != ""]

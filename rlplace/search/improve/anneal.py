@@ -291,8 +291,8 @@ def ladder(problem: Problem, moves: float, settings: AnnealSettings) -> Ladder:
     Less than `few_moves` are spent at about 256 groups alone: they are too few to move atoms one by one, and groups of
     the problem's own may be too coarse.
     """
-    if problem.graph.num_micro_batches > 1:
-        return _micro_batched(problem, moves, settings)
+    if problem.graph.is_in_parts:
+        return _in_parts(problem, moves, settings)
     levels = nested(problem)
     own, last = next(rung for rung, level in enumerate(levels) if level is problem.grouping), len(levels) - 1
     middle = next((rung for rung in range(own, last) if levels[rung].num_groups >= settings.num_middle), last)
@@ -315,15 +315,15 @@ def ladder(problem: Problem, moves: float, settings: AnnealSettings) -> Ladder:
     )
 
 
-def _micro_batched(problem: Problem, moves: float, settings: AnnealSettings) -> Ladder:
-    """The rungs for so many moves in a step that is cut into micro-batches: runs of layers, each micro-batch's apart.
+def _in_parts(problem: Problem, moves: float, settings: AnnealSettings) -> Ladder:
+    """The rungs for so many moves in a step in micro-batches or shards: runs of layers, each part of them apart.
 
     Runs of all micro-batches, with their parameters, move as blocks too, which shifts the border between stages of one
     device; or each micro-batch to where the next run has it, which shifts that between stages of several. Then shorter
     runs, forward and backward apart and every parameter by itself, then atoms. Nothing is made hot: it starts from a
     layout that people would choose, and would lose it.
     """
-    step, count = step_roles(problem.graph), problem.graph.num_micro_batches
+    step, count = step_roles(problem.graph), problem.graph.num_micro_batches * problem.graph.num_shards
     num_runs = max(settings.num_middle // count, LEAST_RUNS)
     whole = run_groups(problem, step, settings.num_runs, micro_batches=False)
     coarse = run_groups(problem, step, num_runs)
@@ -449,12 +449,15 @@ def chain_runs(problem: Problem, step: StepRoles, count: int) -> NDArray[np.int3
 def run_table(problem: Problem, step: StepRoles, count: int) -> Table:
     """Cells of ops: runs of the chain, `count` of them, by micro-batches; owned groups in column 0, shared ops in 1.
 
+    Of a step with shards, by those too, after whole ops.
+
     Args:
         problem: the problem to place.
         step: its roles.
         count: runs.
     """
     column = np.where(problem.graph.colocation >= 0, 0, step.follows + 2)
+    column += (problem.graph.shard + 1) * (problem.graph.num_micro_batches + 2)
     return Table(chain_runs(problem, step, count)[step.op_position], column.astype(np.int32))
 
 
@@ -473,7 +476,7 @@ def run_groups(
         problem: the problem to place.
         step: its roles.
         count: runs.
-        micro_batches: whether micro-batches are apart, and shared ops from them.
+        micro_batches: whether micro-batches and shards are apart, and shared ops from them.
         phases: whether forward is apart from the rest.
         owners: whether each co-location class is a group of its own.
     """
@@ -487,6 +490,7 @@ def run_groups(
     traits = [
         chain_runs(problem, step, count)[step.op_position[first]],
         np.where(is_owned, -2, step.follows[leaders]) * micro_batches,
+        (graph.shard[leaders] + 1) * micro_batches,
         np.where(is_owned, 2, graph.phases[leaders] != FORWARD) * phases,
         np.where(is_owned, graph.colocation[first], -1) * owners,
         np.unique(allowed_devices(problem, fine), axis=0, return_inverse=True)[1].reshape(-1),

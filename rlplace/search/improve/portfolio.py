@@ -168,7 +168,7 @@ def solve_portfolio(task: Task, start: NDArray[np.int32] | None = None, guide: G
     settings = AnnealSettings(guide=guide)
     known = [] if start is None else [(start, float(task.score(start)[0]))]
     known += score_guided(task, guide)[:1]
-    if task.problem.graph.num_micro_batches > 1 and not has_few_evaluations(task):
+    if task.problem.graph.is_in_parts and not has_few_evaluations(task):
         (devices, step_s), *others = in_best_order(task, [*known, *diverse_starts(task)])
         anneal_finer(task, devices, step_s, others=others, until=1.0, settings=settings)
         return
@@ -226,7 +226,7 @@ def in_best_order(task: Task, starts: Starts) -> Starts:
         starts: timed in the problem's own order, one at least.
     """
     starts = sorted(starts, key=lambda one: one[1])
-    if not task.takes_plans or task.is_spent:
+    if not task.takes_plans or task.is_spent or task.problem.graph.num_micro_batches == 1:
         return starts
     share = max(
         HYBRID_SHARE * (1.0 - task.spent), HYBRID_EACH * task.problem.host.num_devices / task.budget.evaluations

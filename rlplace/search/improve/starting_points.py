@@ -77,7 +77,7 @@ def best_start(task: Task) -> tuple[NDArray[np.int32], float]:
     """
     starts, times = score_starts(task)
     found = [(task.problem.grouping.expand(starts[0]), float(times[0])), *parallel_starts(task)]
-    found += score_heuristics(task, HEURISTICS if task.problem.graph.num_micro_batches == 1 else MICRO_BATCHED)
+    found += score_heuristics(task, MICRO_BATCHED if task.problem.graph.is_in_parts else HEURISTICS)
     return min(found, key=lambda start: start[1])
 
 
@@ -250,7 +250,7 @@ def _plain_start(task: Task) -> tuple[NDArray[np.int32], float]:
     """
     own = task.problem.grouping
     found = parallel_starts(task)
-    if task.problem.graph.num_micro_batches > 1:
+    if task.problem.graph.is_in_parts:
         found += score_heuristics(task, MICRO_BATCHED[:1])
     if task.best_devices is None:
         groups = balanced(task.problem)

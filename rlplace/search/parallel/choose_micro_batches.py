@@ -1,10 +1,14 @@
-"""`choose`: how many micro-batches a step is cut into, and in which order their ops run, by a race of searches."""
+"""`choose`: how many micro-batches a step is cut into, and in which order their ops run, by a race of searches.
+
+It may also split ops into shards: `split_plans` are the ways that are tried.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +18,12 @@ from rlplace.measure import Problem, Simulator
 from rlplace.measure.problem import OP_ORDERS
 from rlplace.search.groupings import balanced
 from rlplace.search.methods import METHODS, OwnOrderWithPaths
+from rlplace.search.parallel.hybrid import parallel_starts
+from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.task import Budget, Task
+
+if TYPE_CHECKING:
+    from rlplace.graphs import SplitPlan
 
 SEARCH = "portfolio"
 FIRST_ORDER, LEAN_ORDER = "tilt", "backward-first"
@@ -35,6 +44,33 @@ FINAL = 2
 """Most contenders in the last round ..."""
 NEAREST = 1.03
 """... of those that are at most this many times as slow as the best."""
+HEADROOM = 1.05
+"""Splits are not tried where the best step takes less than this many times all work spread evenly."""
+CLASSES = (
+    ("vocabulary", "attention", "mlp", "experts", "tables"),
+    ("vocabulary", "attention"),
+    ("vocabulary",),
+    ("tables",),
+)
+"""What is split, by classes of `SplitPlan`."""
+SPLIT_SHARE = 0.2
+"""Part of all evaluations that splits take, beside `SHARE` ..."""
+STARTS_SHARE = 0.4
+"""... and of these, the layouts by which most of them are left out ..."""
+LAYOUTS = 40
+"""... at most so many evaluations each, ..."""
+SPLITS = 3
+"""... so that the best ones are searched, as many as this ..."""
+SPLIT_NEAR = 1.2
+"""... of those whose layout is at most so many times as slow as the best search."""
+SPLIT_GAIN = 0.98
+"""A split is chosen where its step takes at most this part of that of the best step without one."""
+MOST_PARTS, MOST_LAUNCHED = 32, 16
+"""Shards of one op in all micro-batches: at most, and where one launcher serves several devices."""
+CAPTURE = 1000
+"""Evaluations that take as long as a capture does. Captures and layouts take as long as the race before ..."""
+LEAST_TRIED = 8
+"""... or are so many: where the batch is whole, there is nothing to race."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +84,7 @@ class Chosen:
         spent: evaluations of the whole race.
         devices: (N,) int32, the best placement found on the way; None where none fits.
         step_time_s: its step time; infinite where none fits.
+        split: which ops are split into shards; None where it was not to be chosen, or none is best.
     """
 
     num_micro_batches: int
@@ -56,14 +93,16 @@ class Chosen:
     spent: int
     devices: NDArray[np.int32] | None = field(repr=False)
     step_time_s: float
+    split: SplitPlan | None = None
 
 
 @dataclass(eq=False)
 class _Contender:
-    """A number of micro-batches and an order, with the best placement that was found for them."""
+    """A number of micro-batches, an order and a split, with the best placement that was found for them."""
 
     count: int
     problem: Problem
+    split: SplitPlan | None = None
     devices: NDArray[np.int32] | None = None
     step_s: float = math.inf
     fullness: float = math.inf
@@ -86,7 +125,7 @@ class _Contender:
             return [self]
         problems = (replace(self.problem, op_order=order) for order in OP_ORDERS)
         others = (problem for problem in problems if problem.op_order != self.problem.op_order)
-        return [self, *(_Contender(self.count, problem) for problem in others)]
+        return [self, *(_Contender(self.count, problem, self.split) for problem in others)]
 
 
 def choose(
@@ -95,6 +134,7 @@ def choose(
     evaluations: float,
     seed: int = 0,
     say: Callable[[str], None] | None = None,
+    split: Callable[[int, SplitPlan], Problem] | None = None,
 ) -> Chosen:
     """The number of micro-batches and the op order with which short searches find the shortest step.
 
@@ -103,11 +143,15 @@ def choose(
     evaluations each. After a clear answer the rest of the budget is not spent. A number that cannot be captured is left
     out.
 
+    Then steps with shards, where `split` makes them, unless work is spread nearly evenly without. Of all plans a few
+    layouts are timed; the best three are searched, and have to be clearly better than the best step without shards.
+
     Args:
         problems: for every number of micro-batches a function that makes the problem; all the same global batch.
         evaluations: placements that the choice and the search that follows may score: the race takes `SHARE` of them.
         seed: of every search.
         say: told results, a line at a time.
+        split: makes the problem of a number of micro-batches whose ops are split; None: no split is tried.
 
     Raises:
         InvalidValue: no problems, or no evaluations.
@@ -118,11 +162,11 @@ def choose(
     if len(problems) == 1:
         ((count, make),) = problems.items()
         only = make()
-        if only.graph.num_micro_batches == 1:
+        if only.graph.num_micro_batches == 1 and split is None:
             return Chosen(count, only.op_order, only, 0, None, math.inf)
         problems = {count: lambda: only}
     race = _Race(SHARE * evaluations, seed, say or (lambda _: None))
-    if len(problems) == 1:
+    if len(problems) == 1 and split is None:
         race.say(f"racing orders of ops: at most {max(int(race.left), 1):,} evaluations")
     racing = [other for one in _near(race.counts(problems), NEAR, KEPT_COUNTS) for other in one.in_all_orders()]
     if len(racing) > 1:
@@ -132,8 +176,114 @@ def choose(
     for one in racing:
         race.tell(one)
     best = min(racing, key=lambda one: one.key)
+    if split is not None:
+        best = _with_split(race, best, list(problems), split, SPLIT_SHARE * evaluations)
     race.say(f"chosen: {_words(best)}, {_milliseconds(best.step_s)} ({race.spent:,} evaluations in all)")
-    return Chosen(best.count, best.problem.op_order, best.problem, race.spent, best.devices, best.step_s)
+    return Chosen(best.count, best.problem.op_order, best.problem, race.spent, best.devices, best.step_s, best.split)
+
+
+def _with_split(
+    race: _Race,
+    whole: _Contender,
+    counts: Sequence[int],
+    make: Callable[[int, SplitPlan], Problem],
+    budget: float,
+) -> _Contender:
+    """The best contender with shards, where it is clearly better than the best without; else that one.
+
+    First every set of classes, in as many shards as are near the number of devices, with the best number of
+    micro-batches and without them; then the best two of these in other numbers of shards and micro-batches.
+    """
+    from rlplace.graphs import SplitPlan  # it brings torch
+
+    host = whole.problem.host
+    if math.isfinite(whole.step_s) and whole.step_s < HEADROOM * spread_s(whole.problem):
+        return whole
+    sizes, most = shard_counts(whole.problem), MOST_PARTS
+    launchers = [host.devices[device].dispatcher for device in plain_devices(whole.problem)]
+    if len(set(launchers) - {""}) < sum(name != "" for name in launchers):
+        most = MOST_LAUNCHED
+    tried: dict[tuple[int, SplitPlan], _Contender | None] = {}
+    work = 0.0
+    race.extend(budget)
+    until = race.spent + STARTS_SHARE * budget
+    each = max(min(STARTS_SHARE * budget / 16, LAYOUTS), 4)
+
+    def attempt(count: int, plan: SplitPlan) -> None:
+        nonlocal work
+        parts = count * plan.num_shards
+        is_late = race.spent >= until or (work > race.work and len(tried) >= LEAST_TRIED)
+        if (count, plan) in tried or parts > most or count not in counts or is_late:
+            return
+        tried[count, plan] = None
+        try:
+            one = _Contender(count, _ordered(make(count, plan)), plan)
+        except UserError as error:  # there is nothing of this class, or not enough for so many shards
+            race.say(f"{', '.join(plan.classes)} in {plan.num_shards} shards: left out ({str(error).splitlines()[0]})")
+            work += CAPTURE * whole.problem.graph.num_ops
+            return
+        work += (CAPTURE + each) * one.problem.graph.num_ops
+        alike = (other.problem.graph.fingerprint for other in tried.values() if other is not None)
+        if one.problem.graph.fingerprint not in alike:
+            tried[count, plan] = race.start(one, int(each))
+
+    def ranked() -> list[_Contender]:
+        return sorted((one for one in tried.values() if one is not None), key=lambda one: one.key)
+
+    first = [size for size in sizes if size <= 4][-1:]
+    for size, count in [(size, count) for size in first for count in dict.fromkeys((1, whole.count))]:
+        for classes in CLASSES:
+            attempt(count, SplitPlan(classes, shares_of(whole.problem, size)))
+    for leader in ranked()[:2]:
+        assert leader.split is not None
+        for size in sizes:
+            for count in dict.fromkeys((whole.count, whole.count // 2, host.num_devices // size, leader.count)):
+                attempt(count, SplitPlan(leader.split.classes, shares_of(whole.problem, size)))
+    racing = [one for one in ranked() if one.step_s <= SPLIT_NEAR * whole.step_s][:SPLITS]
+    for one in racing:
+        race.tell(one)
+    race.run(racing, race.left / 2)
+    racing = sorted(racing, key=lambda one: one.key)[:1]
+    race.run(racing, race.left)
+    for one in racing:
+        race.tell(one)
+    return min([whole, *(one for one in racing if one.step_s <= SPLIT_GAIN * whole.step_s)], key=lambda one: one.step_s)
+
+
+def spread_s(problem: Problem) -> float:
+    """Seconds of all work of a step, spread over all devices so that they end together."""
+    time_s = np.where(problem.graph.is_source[:, None], 0.0, problem.costs.op_time_s)[:, plain_devices(problem)]
+    return float(1.0 / (1.0 / np.maximum(time_s.sum(axis=0), 1e-30)).sum())
+
+
+def shard_counts(problem: Problem) -> list[int]:
+    """Numbers of shards that are tried: 2, 4, and all devices that one reaches as fast as the nearest."""
+    plain = plain_devices(problem)
+    if len(plain) < 2:
+        return []
+    s_per_byte = np.sort(problem.transfer_s_per_byte[plain[0], plain[1:]])
+    node = 1 + int(np.count_nonzero(s_per_byte <= SAME_LINK * s_per_byte[0]))
+    return sorted({size for size in (2, 4, node) if size <= node})
+
+
+SAME_LINK = 1.5
+"""A link is as fast as another one that takes at least this part of its time for a byte."""
+MOST_SHARE = 8
+"""The largest share of a shard, where the smallest is 1."""
+
+
+def shares_of(problem: Problem, size: int) -> int | tuple[int, ...]:
+    """So many shards for the devices of a problem: their number, or shares where the fastest ones differ in speed."""
+    plain = plain_devices(problem)
+    whole_s = np.sort(np.where(problem.graph.is_source[:, None], 0.0, problem.costs.op_time_s).sum(axis=0)[plain])
+    speed = np.minimum(whole_s[:size].max() / np.maximum(whole_s[:size], 1e-30), MOST_SHARE)
+    shares = tuple(np.rint(speed).astype(int).tolist())
+    return size if len(set(shares)) == 1 else shares
+
+
+def _ordered(problem: Problem) -> Problem:
+    """The problem in the first order that contenders are compared in."""
+    return replace(problem, op_order=FIRST_ORDER) if problem.graph.num_micro_batches > 1 else problem
 
 
 def _near(racing: Sequence[_Contender], ratio: float, most: int) -> list[_Contender]:
@@ -153,6 +303,7 @@ class _Race:
 
     def __init__(self, budget: float, seed: int, say: Callable[[str], None]) -> None:
         self.spent = 0
+        self.work = 0.0
         self.say = say
         self._budget = budget
         self._seed = seed
@@ -162,6 +313,10 @@ class _Race:
     def left(self) -> float:
         """Evaluations that are left."""
         return self._budget - self.spent
+
+    def extend(self, evaluations: float) -> None:
+        """Gives it so many evaluations from here on."""
+        self._budget = self.spent + evaluations
 
     def counts(self, problems: Mapping[int, Callable[[], Problem]]) -> list[_Contender]:
         """Every power of two that can be made, from the least on, then the numbers on both sides of the best.
@@ -207,10 +362,10 @@ class _Race:
 
     def _first(self, count: int, problem: Problem, share: float) -> _Contender:
         """A number of micro-batches, searched in the first order; in that which needs least where nothing fits."""
-        is_cut = problem.graph.num_micro_batches > 1
-        one = _Contender(count, replace(problem, op_order=FIRST_ORDER) if is_cut else problem)
+        one = _Contender(count, _ordered(problem))
+        self.work += CAPTURE * problem.graph.num_ops
         self.run([one], share)
-        if is_cut and math.isinf(one.step_s):
+        if problem.graph.num_micro_batches > 1 and math.isinf(one.step_s):
             one = _Contender(count, replace(problem, op_order=LEAN_ORDER))
             self.run([one], share)
         return one
@@ -222,6 +377,24 @@ class _Race:
             if evaluations >= 1:
                 one.evaluations += (spent := _search(one, evaluations, self._seed))
                 self.spent += spent
+                self.work += spent * one.problem.graph.num_ops
+
+    def start(self, one: _Contender, evaluations: int) -> _Contender:
+        """The best layout of a contender in the best order for it."""
+        task = Task(one.problem, OwnOrderWithPaths(Simulator(one.problem)), Budget(evaluations), seed=self._seed)
+        starts = parallel_starts(task)
+        self.spent += task.evaluations
+        one.evaluations = task.evaluations
+        for other in one.in_all_orders():
+            if starts:
+                times = Simulator(other.problem).step_times(np.stack([devices for devices, _ in starts]))
+                self.spent += len(starts)
+                first = int(times.argmin())
+                other.evaluations = one.evaluations + len(starts)
+                other.devices, other.step_s = starts[first][0], float(times[first])
+            if other.step_s < one.step_s:
+                one = other
+        return one
 
     def tell(self, one: _Contender) -> None:
         """Says the step time of a contender, unless it was said before."""
@@ -248,7 +421,8 @@ def _search(one: _Contender, evaluations: int, seed: int) -> int:
 
 def _words(one: _Contender) -> str:
     order = f", order {one.problem.op_order}" if one.problem.graph.num_micro_batches > 1 else ""
-    return f"{_micro_batches(one.count)}{order}"
+    plan = "" if one.split is None else f", {', '.join(one.split.classes)} in {one.split.num_shards} shards"
+    return f"{_micro_batches(one.count)}{plan}{order}"
 
 
 def _micro_batches(count: int) -> str:

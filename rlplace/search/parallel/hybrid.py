@@ -32,7 +32,6 @@ from rlplace.search.parallel.layouts import (
     thinnest_cuts,
 )
 from rlplace.search.parallel.pipelines import list_priorities, most_under_way, one_f_one_b, one_moved
-from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.task import Task
 
 TRIED, MOST_TRIED = 24, 400
@@ -54,17 +53,25 @@ ROOMY_BYTES = 1 << 60
 def solve_data_parallel(task: Task) -> None:
     """Micro-batches dealt out over all devices in proportion to speed, parameters owned evenly, in every order."""
     field = Field(task)
-    count = min(len(field.plain), task.problem.graph.num_micro_batches)
-    fastest = sorted(field.plain, key=lambda device: (-field.chain.speed[device], device))[:count]
+    count = min(len(field.chain.line), task.problem.graph.num_micro_batches)
+    fastest = sorted(field.chain.line, key=lambda device: (-field.chain.speed[device], device))[:count]
     field.try_orders(field.chain.layout(np.array([sorted(fastest)], dtype=np.int32)))
+
+
+def solve_tensor_parallel(task: Task) -> None:
+    """Micro-batches dealt out over teams of as many devices as there are shards, parameters owned both ways."""
+    field = Field(task)
+    for layout in layouts(task.problem, field.step):
+        if len(layout.devices) == 1 and not len(layout.role_device) and not field.is_spent:
+            field.try_orders(layout)
 
 
 def solve_pipeline(task: Task) -> None:
     """A stage a device, GPipe and 1F1B; stages cut so that the slowest, transfers included, is as fast as possible."""
     field = Field(task)
-    count = min(len(field.plain), field.step.num_positions)
+    count = min(len(field.chain.line), field.step.num_positions)
     for cut in ("crossing", "work"):
-        field.try_orders(field.chain.layout(np.array(field.plain[:count], dtype=np.int32)[:, None], cut))
+        field.try_orders(field.chain.layout(np.array(field.chain.line[:count], dtype=np.int32)[:, None], cut))
 
 
 def solve_hybrid(task: Task) -> None:
@@ -142,7 +149,6 @@ class Field:
         problem = task.problem
         self.step: StepRoles = step_roles(problem.graph)
         self.chain = Chain.of(problem, self.step)
-        self.plain = plain_devices(problem)
         self.priorities = list_priorities(problem)
         self.best_listed = (np.zeros(problem.graph.num_ops, dtype=np.int32), np.inf, self.priorities["rank"])
         nothing = Layout(np.zeros((1, 1), dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32))
@@ -162,10 +168,11 @@ class Field:
         """
         problem = self.task.problem
         pairs = max(problem.host.num_devices * (problem.host.num_devices - 1), 1)
-        for plan in replicated_plans(self.chain, self.plain, float(problem.transfer_s_per_byte.sum()) / pairs):
+        for plan in replicated_plans(self.chain, self.chain.line, float(problem.transfer_s_per_byte.sum()) / pairs):
             yield from self._dealt(plan)
-        yield from (layout for layout in layouts(problem, self.step) if not len(layout.role_device))
-        for plan in all_plans(self.step.num_positions, self.plain):
+        grids = (layout for layout in layouts(problem, self.step) if not layout.is_across)
+        yield from (layout for layout in grids if not len(layout.role_device))
+        for plan in all_plans(self.step.num_positions, self.chain.line):
             yield from self._dealt(plan)
 
     def _dealt(self, plan: StagePlan) -> Iterator[Layout]:
@@ -246,7 +253,9 @@ class Field:
         size = np.bincount(graph.colocation[graph.colocation >= 0], weights=held[graph.colocation >= 0])
         for owned in classes[np.argsort(-size[classes], kind="stable")].tolist():
             members = np.flatnonzero(graph.colocation == owned)
-            for device in np.unique(layout.devices[layout.role_stage[self.step.role[members[0]]]]).tolist():
+            own = layout.members(layout.role_stage[self.step.role[members[0]]])
+            shard = int(graph.shard[members].max())
+            for device in np.unique(own if shard < 0 else own[:, shard % own.shape[1]]).tolist():
                 if problem.allowed is None or problem.allowed[members, device].all():
                     yield members, device
 
@@ -399,6 +408,7 @@ class StagePlan:
             replica=column[together],
             owners=self.owners,
             name=f"stages of {', '.join(str(len(team)) for team in self.teams)} replicas",
+            teams=chain.teams,
         )
 
     def neighbours(self, num_positions: int, far: int) -> Iterator[StagePlan]:
@@ -534,7 +544,7 @@ Starts = list[tuple[NDArray[np.int32], float]]
 
 
 def parallel_starts(task: Task) -> Starts:
-    """The best layouts in the problem's op order, best first; nothing where the step is not cut.
+    """The best layouts in the problem's op order, best first; nothing where the step is in one part.
 
     They are over ops, not groups, which may be too coarse for them: stages x replicas, then stages with different
     numbers of replicas, experts and tables apart. Where the task takes no plans, for which `hybrid_start` does more,
@@ -544,7 +554,7 @@ def parallel_starts(task: Task) -> Starts:
         task: scores and counts.
     """
     problem = task.problem
-    if problem.graph.num_micro_batches == 1:
+    if not problem.graph.is_in_parts:
         return []
     field, is_few = Field(task), task.budget.evaluations < FEW
 
@@ -566,14 +576,14 @@ def parallel_starts(task: Task) -> Starts:
     if not is_few and not task.takes_plans:
         field.until = task.spent + LAYOUTS_SHARE
         for place, one in enumerate(found[:STARTS_REFINED]):
-            if not len(one.layout.role_device) and math.isfinite(one.step_s):
+            if not len(one.layout.role_device) and not one.layout.is_across and math.isfinite(one.step_s):
                 found[place] = field.climb(one, attempt, START_REFINEMENTS)
     return sorted(((one.devices, one.step_s) for one in found), key=lambda start: start[1])
 
 
 def first_layouts(problem: Problem, count: int) -> list[NDArray[np.int32]]:
-    """(N,) int32: the first `count` layouts of a step that is cut into micro-batches, none where it is not."""
-    if problem.graph.num_micro_batches == 1:
+    """(N,) int32: the first `count` layouts of a step in micro-batches or shards, none of one in one part."""
+    if not problem.graph.is_in_parts:
         return []
     step = step_roles(problem.graph)
     return [placement_of(problem, layout, step) for layout in itertools.islice(layouts(problem, step), count)]

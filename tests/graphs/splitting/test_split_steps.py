@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding, mse_loss
 from torch.utils.checkpoint import checkpoint
 
-from rlplace import Placement, Problem, Simulator, export
-from rlplace.errors import CaptureError, InvalidValue
+from rlplace import Placement, Problem, Simulator
+from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs import OpGraph, SplitPlan, capture, load_graph, run_graph, save_graph
 from rlplace.graphs.splitting import shard_ops
+from rlplace.measure import load_placement, save_placement
 from rlplace.workloads import build
 
 CLEAN = 1e-10
@@ -281,14 +282,51 @@ def test_a_file_keeps_the_column(tmp_path: Path) -> None:
     assert dataclasses.replace(graph, shard=np.full(graph.num_ops, -1)).num_shards == 1
 
 
-def test_a_split_step_is_not_exported_yet() -> None:
-    model = Words()
-    graph = capture(model, torch.randint(11, (5, 3)), lambda y: y.sum(), "sgd", split=SplitPlan(("mlp",)))
+def test_a_placement_of_a_split_step_says_how_it_is_split(tmp_path: Path) -> None:
+    graph = capture(Words(), torch.randint(11, (5, 3)), lambda y: y.sum(), "sgd", split=SplitPlan(("mlp",), (3, 1)))
     problem = Problem.estimate(graph, "4xV100-pcie")
-    plan = Simulator(problem).plan(np.zeros(graph.num_ops, dtype=np.int32))
-    placement = Placement.of(problem, plan)
-    with pytest.raises(InvalidValue, match="split"):
-        export.to_step(model, graph, placement)
+    placement = Placement.of(problem, Simulator(problem).plan(np.zeros(graph.num_ops, dtype=np.int32)))
+    assert placement.split == SplitPlan(("mlp",), (3, 1))
+    save_placement(placement, tmp_path / "placement.json")
+    assert load_placement(tmp_path / "placement.json").split == placement.split
+    data = placement.to_dict()
+    assert data["split"] == {"classes": "mlp", "parts": "3:1"}
+    assert Placement.from_dict({key: data[key] for key in data if key != "split"}, "old").split is None
+    for wrong in ({"parts": "1"}, {"parts": "0:1"}, {"classes": "heads"}, {"classes": "none"}, {"parts": 2}):
+        with pytest.raises((InvalidValue, UnknownName)):
+            Placement.from_dict(data | {"split": data["split"] | wrong}, "f.json")
+
+
+@pytest.mark.parametrize(
+    ("classes", "parts", "plan"),
+    [
+        ("none", "2", None),
+        ("attention,mlp", "2", SplitPlan(("attention", "mlp"), 2)),
+        (" mlp ", "3:1", SplitPlan(("mlp",), (3, 1))),
+    ],
+)
+def test_words_are_a_plan(classes: str, parts: str, plan: SplitPlan | None) -> None:
+    assert SplitPlan.parse(classes, parts) == plan
+    assert plan is None or SplitPlan.parse(**plan.words) == plan
+
+
+@pytest.mark.parametrize(
+    ("classes", "parts", "match"),
+    [
+        ("auto", "2", "split is 'auto', expected none, or some of vocabulary,attention,mlp,experts,tables"),
+        ("", "2", "classes"),
+        ("none,mlp", "2", "class to split"),
+        ("atention", "2", "did you mean 'attention'"),
+        ("mlp", "1", "parts"),
+        ("mlp", "1025", "split_parts is"),
+        ("mlp", "3:0", "parts"),
+        ("mlp", "3,1", "split_parts is"),
+        ("mlp", "-2", "split_parts is"),
+    ],
+)
+def test_other_words_are_refused(classes: str, parts: str, match: str) -> None:
+    with pytest.raises((InvalidValue, UnknownName), match=match):
+        SplitPlan.parse(classes, parts)
 
 
 def test_the_ops_of_shards_are_their_formulas() -> None:

@@ -1,0 +1,212 @@
+"""Splits on the problems of `core-micro` and larger layers: python benchmarks/core.py core-split, then with --render.
+
+`auto` chooses micro-batches, the order of ops and the split; `unsplit` the same without a split, at equal evaluations
+and seeds. `tensor-parallel` and `hybrid-3d` are given every number of shards and micro-batches, and the best one
+counts, as do the methods of `core-micro` with every number of micro-batches. What is done is kept in
+`results/NAME.jsonl`, a line a row: the command goes on where it was stopped, and processes with a share each
+(`--shard 1/2`) may run at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import core_micro
+from core_micro import BUILT_FOR, EVALUATIONS, FIELD, SEARCH, counts_of
+from core_true import append, finished, read_lines
+from record import RESULTS, argument, as_markdown, parse, record, save, table
+from suites import CORE, WORKLOADS, key_of
+
+from rlplace.errors import UserError
+from rlplace.graphs import OpGraph, SplitPlan, capture
+from rlplace.measure import Problem, Simulator, resolve_host
+from rlplace.search import METHODS, Budget, find
+from rlplace.search.parallel.choose_micro_batches import choose, shard_counts, shares_of
+from rlplace.session.prepare import capture_workload
+from rlplace.workloads import Workload, build_for, parse_workload
+
+NAME = "core-split"
+INFERENCE = "-inference"
+LARGE = {
+    "llama-8": "llama@paper,layers=8,batch=1",
+    f"llama-8{INFERENCE}": "llama@paper,layers=8,batch=1",
+    "gpt2-1": "gpt2@paper,batch=1",
+}
+"""Steps of one sample, which have no batch to cut."""
+SUITE = (*CORE, *((workload, host) for workload in LARGE for host in ("4xA100-nvlink", "4xV100-pcie")))
+SPLIT_FIELD = ("tensor-parallel", "hybrid-3d")
+"""What people do by hand with shards."""
+MEGATRON = ("vocabulary", "attention", "mlp", "experts")
+Line = dict[str, Any]
+
+
+@lru_cache(maxsize=2)
+def _built(workload: str) -> Workload:
+    return build_for(parse_workload((WORKLOADS | LARGE)[workload]), resolve_host(BUILT_FOR), 0)
+
+
+@lru_cache(maxsize=12)
+def graph_of(workload: str, count: int, plan: SplitPlan | None = None) -> OpGraph:
+    """The step of a workload, its batch cut and its ops split; without its program, which nothing here runs."""
+    if plan is None and workload in WORKLOADS:
+        return core_micro.cut_graph(workload, count)
+    begin = time.monotonic()
+    work = _built(workload)
+    if workload.endswith(INFERENCE):
+        inputs = work.inputs
+        given = {n: v for n, v in inputs.items() if n != "labels"} if isinstance(inputs, Mapping) else inputs
+        graph = capture(work.model.eval(), given, split=plan, micro_batches=count)
+    else:
+        graph = capture_workload(work, count, split=plan)
+    print(f"{workload}, {count}, {plan}: {graph.num_ops:,} ops, {time.monotonic() - begin:.0f} s", file=sys.stderr)
+    return dataclasses.replace(graph, program=None)
+
+
+def problem_of(workload: str, host: str, count: int, plan: SplitPlan | None = None) -> Problem:
+    """A problem of the suite, with estimated costs and the default grouping."""
+    return Problem.estimate(graph_of(workload, count, plan), resolve_host(host))
+
+
+def numbers_of(workload: str, host: str, most: int) -> list[int]:
+    """The numbers of micro-batches that may be chosen; one where there is one sample."""
+    return [count for count in counts_of(host) if count <= most] if workload in WORKLOADS else [1]
+
+
+def search(workload: str, host: str, evaluations: int, seed: int, most: int, *, splits: bool) -> Line:
+    """What `portfolio` finds, all choices included."""
+    begin = time.monotonic()
+    chosen = choose(
+        {count: partial(problem_of, workload, host, count) for count in numbers_of(workload, host, most)},
+        evaluations=evaluations,
+        seed=seed,
+        say=partial(print, file=sys.stderr, flush=True),
+        split=partial(problem_of, workload, host) if splits else None,
+    )
+    choice_s = time.monotonic() - begin
+    left = Budget(evaluations=max(evaluations - chosen.spent, 1))
+    found = find(chosen.problem, SEARCH, Simulator(chosen.problem, threads=1), left, seed=seed, start=chosen.devices)
+    step_s = min(found.step_time_s, chosen.step_time_s)
+    plan = chosen.split
+    return {
+        "step_time_s": step_s if step_s < float("inf") else None,
+        "count": chosen.num_micro_batches,
+        "op_order": chosen.op_order,
+        "split": "" if plan is None else f"{'+'.join(plan.classes)} {':'.join(map(str, plan.shares))}",
+        "evaluations": chosen.spent + found.evaluations,
+        "choice_s": choice_s,
+        "seconds": time.monotonic() - begin,
+    }
+
+
+def by_hand(method: str, workload: str, host: str, evaluations: int, seed: int, most: int) -> Line:
+    """The best that a method finds over numbers of micro-batches, and of shards where it needs some."""
+    begin, best, spent = time.monotonic(), Line(step_time_s=None, count=0, op_order="", split=""), 0
+    whole = problem_of(workload, host, 1)
+    plans: list[SplitPlan | None] = [None]
+    if METHODS[method].min_shards > 1:
+        plans = [SplitPlan(MEGATRON, shares_of(whole, size)) for size in shard_counts(whole)]
+    grid = [(count, plan) for plan in plans for count in numbers_of(workload, host, most)]
+    grid = [(count, plan) for count, plan in grid if plan is None or count * plan.num_shards <= 64]
+    for number, (count, plan) in enumerate(grid):
+        share = max((evaluations - spent) // (len(grid) - number), 1)
+        try:
+            problem = problem_of(workload, host, count, plan)
+            found = find(problem, method, Simulator(problem, threads=1), Budget(evaluations=share), seed=seed)
+        except UserError:  # it cannot be cut or split so, or the method needs more micro-batches
+            continue
+        spent += found.evaluations
+        if found.devices is not None and found.step_time_s < (best["step_time_s"] or float("inf")):
+            split = "" if plan is None else f"{'+'.join(plan.classes)} {':'.join(map(str, plan.shares))}"
+            best = Line(step_time_s=found.step_time_s, count=count, op_order=problem.op_order, split=split)
+    return best | {"evaluations": spent, "seconds": time.monotonic() - begin}
+
+
+def key(line: Line) -> tuple[object, ...]:
+    """Two lines with the same key answer the same question."""
+    return tuple(line[name] for name in ("problem", "method", "seed", "allowed", "most"))
+
+
+def markdown(rows: Sequence[Line], facts: dict[str, Any]) -> str:
+    """The page: medians over seeds."""
+    found: dict[str, dict[str, list[Line]]] = {}
+    for row in rows:
+        found.setdefault(row["problem"], {}).setdefault(row["method"], []).append(row)
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+
+    def median_s(answers: Mapping[str, list[Line]], method: str) -> float | None:
+        times = [row["step_time_s"] for row in answers.get(method, ()) if row["step_time_s"] is not None]
+        return statistics.median(times) if times else None
+
+    def lines() -> Iterator[tuple[str, ...]]:
+        for problem, answers in found.items():
+            cells = []
+            for method in methods:
+                step_s = median_s(answers, method)
+                first = next(iter(answers.get(method, ())), None)
+                about = "" if first is None else f" ({', '.join(filter(None, (str(first['count']), first['split'])))})"
+                cells.append("–" if step_s is None else f"{step_s * 1e3:.2f}{about}")
+            auto_s, whole_s = median_s(answers, "auto"), median_s(answers, "unsplit")
+            ratio = "–" if auto_s is None or whole_s is None else f"{auto_s / whole_s:.3f}"
+            yield problem, *cells, ratio
+
+    ratios = [
+        auto_s / whole_s
+        for answers in found.values()
+        if (auto_s := median_s(answers, "auto")) and (whole_s := median_s(answers, "unsplit"))
+    ]
+    mean = (
+        f"{statistics.geometric_mean(ratios):.3f}, largest {max(ratios):.3f}, {len(ratios)} problems" if ratios else "–"
+    )
+    return (
+        f"# Suite `{NAME}`: ops split into shards\n\n{as_markdown(facts)}\n"
+        "Simulated step times in ms, estimated costs, medians over seeds; micro-batches and split in brackets.\n\n"
+        f"`auto` over `unsplit`: {mean}.\n\n" + table(("problem", *methods, "auto / unsplit"), *lines())
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs or renders the suite; `arguments` are those behind its name."""
+    options = parse(
+        __doc__,
+        argument("--methods", default=",".join(("auto", "unsplit", *SPLIT_FIELD, *FIELD))),
+        argument("--evaluations", type=int, default=EVALUATIONS, help="of each method, its choices included"),
+        argument("--seeds", default="0", help="with commas between them"),
+        argument("--problems", help="WORKLOAD/HOST, with semicolons between them: only these"),
+        argument("--most", type=int, default=core_micro.MOST, help="micro-batches"),
+        argument("--shard", default="1/1", help="I/N: every N-th workload, from the I-th"),
+        argument("--name", default=NAME, help="of the results' files"),
+        argument("--render", action="store_true", help="no run: the table of what was finished"),
+        words=arguments,
+        prog=f"core.py {NAME}",
+    )
+    path: Path = RESULTS / f"{options.name}.jsonl"
+    if options.render:
+        kept = finished(path, key)
+        save(path.with_suffix(""), kept, markdown(kept["rows"], kept), indent=None)
+        return
+    shard, shards = (int(part) for part in options.shard.split("/"))
+    mine = [*WORKLOADS, *LARGE][shard - 1 :: shards]
+    wanted = None if options.problems is None else options.problems.split(";")
+    problems = [names for names in SUITE if names[0] in mine and (wanted is None or key_of(*names) in wanted)]
+    append(path, {"run": record()})
+    done = {key(line) for line in read_lines(path) if "method" in line}
+    for workload, host in sorted(problems, key=lambda names: mine.index(names[0])):
+        for seed, method in ((int(s), m) for s in options.seeds.split(",") for m in options.methods.split(",")):
+            question = {"problem": key_of(workload, host), "method": method, "seed": seed}
+            question |= {"allowed": options.evaluations, "most": options.most}
+            if key(question) in done:
+                continue
+            given = (workload, host, options.evaluations, seed, options.most)
+            is_search = method in ("auto", "unsplit")
+            line = search(*given, splits=method == "auto") if is_search else by_hand(method, *given)
+            append(path, question | line)
+            told = "nothing fits" if line["step_time_s"] is None else f"{line['step_time_s'] * 1e3:.2f} ms"
+            about = f"{told}, {line['count']} micro-batches, {line['split'] or 'whole'}, {line['seconds']:.0f} s"
+            print(f"{question['problem']}, {method}, seed {seed}: {about}", flush=True)
