@@ -2,7 +2,7 @@
 
 `auto` chooses micro-batches, the order of ops and the split; `unsplit` the same without a split, at equal evaluations
 and seeds. `tensor-parallel` and `hybrid-3d` are given every number of shards and micro-batches, and the best one
-counts, as do the methods of `core-micro` with every number of micro-batches. What is done is kept in
+counts, as do the methods of `core-micro` with every number of micro-batches; `ring` is an estimate. What is done is in
 `results/NAME.jsonl`, a line a row: the command goes on where it was stopped, and processes with a share each
 (`--shard 1/2`) may run at once.
 """
@@ -27,6 +27,8 @@ from suites import CORE, WORKLOADS, key_of
 from rlplace.errors import UserError
 from rlplace.graphs import OpGraph, SplitPlan, capture
 from rlplace.measure import Problem, Simulator, resolve_host
+from rlplace.measure.bounds import even_split_s
+from rlplace.measure.placement import PlacedSplit
 from rlplace.search import METHODS, Budget, find
 from rlplace.search.parallel.choose_micro_batches import choose, shard_counts, shares_of
 from rlplace.session.prepare import capture_workload
@@ -43,6 +45,8 @@ LARGE = {
 SUITE = (*CORE, *((workload, host) for workload in LARGE for host in ("4xA100-nvlink", "4xV100-pcie")))
 SPLIT_FIELD = ("tensor-parallel", "hybrid-3d")
 """What people do by hand with shards."""
+RING = "ring"
+"""Data parallelism with a ring, an estimate that no plan of ours has to reach: smaller batches are as efficient."""
 MEGATRON = ("vocabulary", "attention", "mlp", "experts")
 Line = dict[str, Any]
 
@@ -98,7 +102,7 @@ def search(workload: str, host: str, evaluations: int, seed: int, most: int, *, 
         "step_time_s": step_s if step_s < float("inf") else None,
         "count": chosen.num_micro_batches,
         "op_order": chosen.op_order,
-        "split": "" if plan is None else f"{'+'.join(plan.classes)} {':'.join(map(str, plan.shares))}",
+        "split": "" if plan is None else str(PlacedSplit(**plan.words)),
         "evaluations": chosen.spent + found.evaluations,
         "choice_s": choice_s,
         "seconds": time.monotonic() - begin,
@@ -111,7 +115,8 @@ def by_hand(method: str, workload: str, host: str, evaluations: int, seed: int, 
     whole = problem_of(workload, host, 1)
     plans: list[SplitPlan | None] = [None]
     if METHODS[method].min_shards > 1:
-        plans = [SplitPlan(MEGATRON, shares_of(whole, size)) for size in shard_counts(whole)]
+        shares = [shares_of(whole, size) for size in shard_counts(whole)]
+        plans = [SplitPlan(MEGATRON, each) for each in shares]
     grid = [(count, plan) for plan in plans for count in numbers_of(workload, host, most)]
     grid = [(count, plan) for count, plan in grid if plan is None or count * plan.num_shards <= 64]
     for number, (count, plan) in enumerate(grid):
@@ -123,9 +128,16 @@ def by_hand(method: str, workload: str, host: str, evaluations: int, seed: int, 
             continue
         spent += found.evaluations
         if found.devices is not None and found.step_time_s < (best["step_time_s"] or float("inf")):
-            split = "" if plan is None else f"{'+'.join(plan.classes)} {':'.join(map(str, plan.shares))}"
+            split = "" if plan is None else str(PlacedSplit(**plan.words))
             best = Line(step_time_s=found.step_time_s, count=count, op_order=problem.op_order, split=split)
     return best | {"evaluations": spent, "seconds": time.monotonic() - begin}
+
+
+def ring(workload: str, host: str) -> Line:
+    """Data parallelism whose gradients a ring sums behind the backward, at best."""
+    step_s = even_split_s(problem_of(workload, host, 1))
+    kept = step_s if workload in WORKLOADS and step_s < float("inf") else None
+    return Line(step_time_s=kept, count=1, op_order="", split="", evaluations=1, seconds=0.0)
 
 
 def key(line: Line) -> tuple[object, ...]:
@@ -175,7 +187,7 @@ def main(arguments: Sequence[str]) -> None:
     """Runs or renders the suite; `arguments` are those behind its name."""
     options = parse(
         __doc__,
-        argument("--methods", default=",".join(("auto", "unsplit", *SPLIT_FIELD, *FIELD))),
+        argument("--methods", default=",".join(("auto", "unsplit", *SPLIT_FIELD, *FIELD, RING))),
         argument("--evaluations", type=int, default=EVALUATIONS, help="of each method, its choices included"),
         argument("--seeds", default="0", help="with commas between them"),
         argument("--problems", help="WORKLOAD/HOST, with semicolons between them: only these"),
@@ -204,8 +216,12 @@ def main(arguments: Sequence[str]) -> None:
             if key(question) in done:
                 continue
             given = (workload, host, options.evaluations, seed, options.most)
-            is_search = method in ("auto", "unsplit")
-            line = search(*given, splits=method == "auto") if is_search else by_hand(method, *given)
+            if method == RING:
+                line = ring(workload, host)
+            elif method in ("auto", "unsplit"):
+                line = search(*given, splits=method == "auto")
+            else:
+                line = by_hand(method, *given)
             append(path, question | line)
             told = "nothing fits" if line["step_time_s"] is None else f"{line['step_time_s'] * 1e3:.2f} ms"
             about = f"{told}, {line['count']} micro-batches, {line['split'] or 'whole'}, {line['seconds']:.0f} s"

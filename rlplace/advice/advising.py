@@ -32,7 +32,7 @@ from rlplace.say import Say, format_seconds
 from rlplace.search import Budget, find
 from rlplace.search.rules.baselines import best_single, plain_devices
 from rlplace.session.prepare import Steps, describe_cut, make_problem
-from rlplace.session.setup import Setup
+from rlplace.session.setup import Setup, check_named
 from rlplace.workloads import WorkloadSpec
 
 SEARCH = "portfolio"
@@ -263,6 +263,7 @@ def advise_workload(setup: Setup, *, seconds: float = 30.0, is_quiet: bool = Fal
         UserError: the workload cannot be built or captured.
     """
     spec, host, asked = setup.spec, setup.host, setup.asked
+    check_named(asked)
     progress = make_progress(is_quiet=is_quiet)
     with measuring_alone(host, say=progress.say, is_waiting=setup.is_waiting):
         begin_s = time.monotonic()

@@ -32,7 +32,7 @@ from rlplace.cli.option_groups import (
 from rlplace.errors import InvalidValue, RunnerError, UnknownName, refuse_if
 from rlplace.measure import Host, resolve_host
 from rlplace.say import format_ms, say
-from rlplace.session.setup import CutOptions, number_only
+from rlplace.session.setup import CutOptions, check_named, number_only
 from rlplace.workloads import WorkloadSpec, parse_workload
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def graph(
 
     if isinstance(asked.count, str):
         raise number_only(asked.count, "`auto` is chosen by a search: `rlplace train` and `compare` do.")
+    check_named(asked)
     for field, value in (("groups", groups), ("top", top), ("dot_ops", dot_ops)):
         if value < 1:
             raise InvalidValue(field, value, "at least 1")

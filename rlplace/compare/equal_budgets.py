@@ -384,7 +384,8 @@ def find_row(
         learn: the row of `learned` with a seed and a budget; None where nothing may be measured.
     """
     refused = METHODS[name].refusal(simulator.problem)
-    why = "" if refused is None else "auto chose the whole batch" if is_count_chosen else str(refused)
+    lacks_cut = refused is not None and refused.field == "micro_batches"
+    why = "" if refused is None else "auto chose the whole batch" if is_count_chosen and lacks_cut else str(refused)
     if name == LEARNED and learn is None and not (refused and is_count_chosen):
         ask = "`--true KIND:SEED`" if simulator.problem.host.is_simulated else "`--measured N`"
         why = f"it learns from measured steps: ask for them with {ask}"

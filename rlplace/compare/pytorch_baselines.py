@@ -187,21 +187,12 @@ def _pipeline(
 
 
 def check_groups(shared: Mapping[str, Sequence[int]]) -> None:
-    """Refuses stages that share parameters in ways which the processes of a row cannot have.
-
-    PyTorch names a group of some of the processes by how many groups each of them has made before.
-
-    Args:
-        shared: the stages of each parameter that several hold.
-
-    Raises:
-        UserError: two parameters are shared by stages of which only some are the same.
-    """
-    for one, other in combinations(shared, 2):
-        if set(shared[one]) != set(shared[other]) and set(shared[one]) & set(shared[other]):
+    """Raises a UserError if stages share parameters in groups that overlap: PyTorch numbers a group by each process."""
+    for (one, stages), (other, others) in combinations(shared.items(), 2):
+        if set(stages) != set(others) and set(stages) & set(others):
             raise UserError(
-                f"stages {shared[one]} share {one}, stages {shared[other]} share {other}: only some are the same, and "
-                "PyTorch cannot add the gradients of both. `rlplace export --format pipeline` makes a script that can."
+                f"stages {stages} share {one}, stages {others} share {other}: only some are the same, and PyTorch "
+                "cannot add the gradients of both. `rlplace export --format pipeline` makes a script that can."
             )
 
 

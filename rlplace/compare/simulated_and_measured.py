@@ -33,7 +33,7 @@ from rlplace.search.groupings import majority_devices
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import Known, calibrate_on, measure_all, plans_of, step_times
 from rlplace.session.prepare import COUNTS, Steps, describe_cut, judged, make_problem, prepare, versions
-from rlplace.session.setup import NO_SPLIT, CutOptions, Loss, Setup, number_only
+from rlplace.session.setup import AUTO, NO_SPLIT, CutOptions, Loss, Setup, check_named, number_only
 from rlplace.store.log import check_store, measuring
 from rlplace.workloads import WorkloadSpec
 
@@ -137,8 +137,11 @@ def _graph_of(
     Ops are split as asked, else as the placement was made for.
     """
     words = None if placement is None or spec.is_file else placement.split_words
+    if placement is not None and asked.split == AUTO:
+        asked = dataclasses.replace(asked, split=NO_SPLIT)
     if words is not None and asked.split == NO_SPLIT:
         asked = dataclasses.replace(asked, split=words.classes, split_parts=words.parts)
+    check_named(asked)
     cut = None if placement is None else placement.cut
     loss = "" if cut is None or spec.is_file else cut.loss
     if not isinstance(asked.count, str):

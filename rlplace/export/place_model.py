@@ -27,7 +27,7 @@ from rlplace.records import described
 from rlplace.report.console import Progress, progress_of
 from rlplace.say import Say
 from rlplace.session.prepare import check_exact, chosen_problem
-from rlplace.session.setup import BatchDims, CutOptions, Loss
+from rlplace.session.setup import AUTO, NO_SPLIT, BatchDims, CutOptions, Loss
 from rlplace.training import TrainConfig, train
 from rlplace.training.forecast import PROFILING_SHARE, within_rest
 
@@ -54,7 +54,7 @@ def place(
     batch_dims: BatchDims | None = None,
     loss: Loss = "auto",
     exact: bool = False,
-    split: SplitPlan | None = None,
+    split: SplitPlan | Literal["auto"] | None = None,
     frozen: Sequence[str] = (),
     trace: bool = True,
     progress: Progress | bool | None = None,
@@ -87,8 +87,8 @@ def place(
         loss: how the loss of the batch is computed from micro-batches; for `auto`, a check decides.
         exact: refuse micro-batches if the result differs from the step of the whole batch (batch norm, accumulated
             losses).
-        split: which ops are split into shards, each placed by itself; None splits none. For a placement from `path`,
-            None is what the file says.
+        split: which ops are split into shards, each placed by itself; None splits none, and `auto` chooses by
+            simulation. For a placement from `path`, both are what the file says.
         frozen: attributes that the step may change, although placed steps do not change them; as in `capture`.
         trace: whether measured placements also run a traced step, from whose timeline the search learns.
         progress: called with the progress. True prints it to stderr, and False prints nothing. None prints it on a
@@ -105,22 +105,24 @@ def place(
     )  # refused before anything is measured
     if config.total_s is None:
         config = dataclasses.replace(config, total_s=TOTAL_PER_BUDGET * budget_s)
-    asked, where = CutOptions(micro_batches, batch_dims, loss, exact), resolve_host("auto" if host is None else host)
+    plan = None if split == AUTO else split
     refuse_if(
-        not isinstance(split, SplitPlan | None),
+        not isinstance(plan, SplitPlan | None),
         "split",
         described(repr(split)),
-        "a SplitPlan or None",
+        "a SplitPlan, `auto` or None",
         where="place",
         hint='For example `rlplace.SplitPlan(("attention", "mlp"), parts=2)`.',
     )
+    asked = CutOptions(micro_batches, batch_dims, loss, exact, AUTO if split == AUTO else NO_SPLIT)
+    where = resolve_host("auto" if host is None else host)
     check_runs_here(where)
     file = None if path is None else Path(path)
     if file is not None and not file.parent.is_dir():
         raise FileProblem(file, "cannot be written: there is no such folder. Make it first, or name another.")
     is_own, progress = not isinstance(progress, Progress), progress_of(progress)
 
-    def graph_of(count: int, split: SplitPlan | None = split) -> OpGraph:
+    def graph_of(count: int, split: SplitPlan | None = plan) -> OpGraph:
         step = partial(capture, model, inputs, loss_fn, optimizer, targets=targets, frozen=frozen, split=split)
         cut: dict[str, Any] = {} if count == 1 else {"micro_batches": count, "batch_dims": batch_dims, "loss": loss}
         return check_exact(step(**cut), asked)
@@ -128,7 +130,7 @@ def place(
     if file is not None and file.exists():
         placement = load_placement(file)
         count = 1 if placement.cut is None else placement.cut.count
-        graph = graph_of(count if asked.count == "auto" else asked.count, split or placement.split)
+        graph = graph_of(count if asked.count == "auto" else asked.count, plan or placement.split)
         _check(placement, graph, where, constraints, file)
         progress.conclude(f"placed as {file} says: nothing was searched or measured")
         op_order = None if placement.cut is None else placement.cut.op_order
@@ -137,9 +139,9 @@ def place(
     begin_s = time.monotonic()
     profiled_s = begin_s + PROFILING_SHARE * (config.total_s or 0.0)
 
-    def problem_of(count: int) -> Problem:
+    def problem_of(count: int, split: SplitPlan | None = plan) -> Problem:
         return Problem.profile(
-            graph_of(count),
+            graph_of(count, split),
             where,
             grouping=grouping,
             constraints=constraints,

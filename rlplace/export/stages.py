@@ -94,8 +94,7 @@ def stage_step(
         num_micro_batches: K.
         dims: the dimension of the batch of each tensor; None where micro-batches share it.
         averages: whether the losses of micro-batches are averaged, not added.
-        group: of the processes of all stages; the default one if None. With a group, two parameters must be shared by
-            the same stages, or by none in common.
+        group: of all stages, each two parameters of which are shared alike or apart; the default one if None.
     """
     sizes = [None if dim is None else one.shape[dim] // num_micro_batches for one, dim in zip(batch, dims, strict=True)]
     first = [

@@ -334,7 +334,7 @@ class SplitPlan:
             "split",
             classes,
             f"none, or some of {','.join(SPLITTABLE)}",
-            hint="Searches do not choose splits yet: name the classes, and try each.",
+            hint="Only a search chooses a split (`rlplace train`, `place` and `compare`): name the classes here.",
         )
         if names == ("none",):
             return None

@@ -514,6 +514,7 @@ def explanation_tables(explanation: Explanation, top: int = 12) -> Group:
 def _headline(explanation: Explanation) -> Text:
     spread = f" ± {format_ms(explanation.spread_s)}" if explanation.spread_s else ""
     cut = f", {explanation.num_micro_batches} micro-batches" if explanation.num_micro_batches > 1 else ""
+    cut += f", {explanation.split}" if explanation.split else ""
     by = f" of {explanation.method}" if explanation.method else ""
     return Text(
         f"{explanation.host}: the placement{by}, {format_ms(explanation.step_time_s)}{spread} ms a step "

@@ -42,7 +42,7 @@ from rlplace.measure.placement import PlacedSplit
 from rlplace.say import Say, counted, format_seconds, sayer
 from rlplace.search import Budget, find, single
 from rlplace.search.rules.baselines import nearest_allowed
-from rlplace.session.setup import NO_SPLIT, WHOLE, CutOptions, ProblemOptions, number_only
+from rlplace.session.setup import AUTO, NO_SPLIT, WHOLE, CutOptions, ProblemOptions, number_only
 from rlplace.workloads import CATALOG, Workload, WorkloadSpec, build, build_for, default_size
 
 
@@ -447,9 +447,10 @@ def prepare(
     """
     host, made, deadline_s = steps.host, list[int](), time.monotonic() + most_s
 
-    def problem_of(count: int) -> Problem:
-        graph = steps.graph(count)
+    def problem_of(count: int, split: SplitPlan | None = None) -> Problem:
+        graph = steps.graph(count, split)
         each = "" if count == 1 else f", {count} micro-batches"
+        each += "" if split is None else f", {split.num_shards} shards"
         say(f"{steps.spec}{each}: {graph.num_ops} ops, {graph.num_edges} edges on {host.name}")
         made.append(count)
         return make_problem(
@@ -474,7 +475,7 @@ def prepare(
 def chosen_problem(
     asked: CutOptions,
     host: Host,
-    problem_of: Callable[[int], Problem],
+    problem_of: Callable[..., Problem],
     *,
     seed: int,
     evaluations: float | None = None,
@@ -489,7 +490,7 @@ def chosen_problem(
     Args:
         asked: by the user.
         host: where.
-        problem_of: the problem of a number of micro-batches.
+        problem_of: the problem of a number of micro-batches, and of a plan where a split is to be chosen.
         seed: of the searches that choose.
         evaluations: as of `prepare`.
         say: told the result, and how the loss was judged; no messages by default.
@@ -498,7 +499,7 @@ def chosen_problem(
     Raises:
         UserError: the batch cannot be cut as asked.
     """
-    if asked.count == 1:
+    if asked.count == 1 and asked.split != AUTO:
         problem = problem_of(1)
         for line in judged(problem.graph):
             say(line)
@@ -521,9 +522,11 @@ def chosen_problem(
         evaluations=evaluations or EVALUATIONS,
         seed=seed,
         say=say,
+        split=problem_of if asked.split == AUTO else None,
     )
     problem, start = chosen.problem, chosen.devices
-    if 1 in counts and chosen.num_micro_batches > 1 and chosen.devices is not None and not host.is_simulated:
+    is_whole = chosen.num_micro_batches == 1 and chosen.split is None
+    if 1 in counts and not is_whole and chosen.devices is not None and not host.is_simulated:
         with measuring_alone(host, say=say):
             is_faster = is_cut_faster(problem, chosen.devices, kept(1), seed=seed, say=say, isolated=isolated)
         if not is_faster:
@@ -539,8 +542,17 @@ def candidates(host: Host) -> tuple[int, ...]:
 
 
 def describe_cut(graph: OpGraph, asked: CutOptions) -> dict[str, Any]:
-    """How the batch is cut, as `--json` says it: the request, K, and how the loss was judged."""
-    return asked.to_dict() | {"count": graph.num_micro_batches, "verdict": verdict_of(graph)}
+    """How the batch is cut and ops are split, as `--json` says it: the request, K, and how the loss was judged."""
+    return (
+        asked.to_dict()
+        | split_words(PlacedSplit.of(graph))
+        | {"count": graph.num_micro_batches, "verdict": verdict_of(graph)}
+    )
+
+
+def split_words(split: PlacedSplit | None) -> dict[str, str]:
+    """How ops are split, in the words of the command line."""
+    return {} if split is None else {"split": split.classes, "split_parts": split.parts}
 
 
 def judged(graph: OpGraph) -> list[str]:
@@ -624,8 +636,9 @@ def is_cut_faster(
             say(f"micro-batches are not raced: {error}")
             return False
     beside = min(rivals_s, key=lambda rival: rival.step_time_s)
+    split = f" and {cut.graph.num_shards} shards" if cut.graph.num_shards > 1 else ""
     say(
-        f"measured: {format_seconds(outcome.step_time_s)} in {cut.graph.num_micro_batches} micro-batches, "
+        f"measured: {format_seconds(outcome.step_time_s)} in {cut.graph.num_micro_batches} micro-batches{split}, "
         f"{format_seconds(beside.step_time_s)} with the whole batch"
     )
     return outcome.ok and outcome.step_time_s <= beside.step_time_s

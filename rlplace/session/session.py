@@ -35,7 +35,7 @@ from rlplace.records import read_record, to_json
 from rlplace.search.task import Saveable
 from rlplace.session.calibrate import Known
 from rlplace.session.folder import SESSION, RunFolder
-from rlplace.session.prepare import Prepared, Steps, verdict_of
+from rlplace.session.prepare import Prepared, Steps, split_words, verdict_of
 from rlplace.session.session_records import (
     Ending,
     FinalTable,
@@ -198,12 +198,16 @@ class Session(Connected):
     def micro_batches(self) -> dict[str, Any]:
         """Micro-batches, as `--json` says them."""
         facts = self.facts
-        return self.request.asked.to_dict() | {
-            "count": facts.num_micro_batches,
-            "verdict": None if facts.verdict is None else dataclasses.asdict(facts.verdict),
-            "op_order": facts.op_order,
-            "evaluations": facts.evaluations,
-        }
+        return (
+            self.request.asked.to_dict()
+            | split_words(facts.split)
+            | {
+                "count": facts.num_micro_batches,
+                "verdict": None if facts.verdict is None else dataclasses.asdict(facts.verdict),
+                "op_order": facts.op_order,
+                "evaluations": facts.evaluations,
+            }
+        )
 
     def keep_problem(self, prepared: Prepared) -> None:
         """Keeps a problem, and how its batch came to be cut."""

@@ -88,20 +88,19 @@ class CutOptions:
     is_exact: bool = False
     """Refuse a step that is not exactly that of the whole batch."""
     split: str = NO_SPLIT
-    """Classes of ops that are split, as `attention,mlp`; `none` splits none."""
+    """Classes of ops that are split, as `attention,mlp`; `none` splits none, `auto` is chosen by simulation."""
     split_parts: str = TWO
     """The number of shards, or the share of each, as `3:1`."""
 
     def __post_init__(self) -> None:
         if self.count != AUTO and (type(self.count) is not int or not 1 <= self.count <= MOST_MICRO_BATCHES):
             raise InvalidValue("micro_batches", self.count, f"`{AUTO}`, or a number from 1 to {MOST_MICRO_BATCHES}")
-        if self.split != NO_SPLIT:
-            _ = self.plan  # refuses mistakes
+        _ = self.plan  # refuses mistakes
         refuse_if(
-            self.split == NO_SPLIT and self.split_parts != TWO,
+            self.split in (NO_SPLIT, AUTO) and self.split_parts != TWO,
             "split_parts",
             self.split_parts,
-            "none without a split",
+            "none beside `--split auto`" if self.split == AUTO else "none without a split",
             hint="Split ops with `--split attention,mlp`, in Python `split=rlplace.SplitPlan(...)`.",
         )
         if self.count != 1:
@@ -114,8 +113,8 @@ class CutOptions:
 
     @property
     def plan(self) -> SplitPlan | None:
-        """How ops are split."""
-        if self.split == NO_SPLIT:
+        """How ops are split; None where they are not, or that is to be chosen."""
+        if self.split in (NO_SPLIT, AUTO):
             return None
         from rlplace.graphs import SplitPlan
 
@@ -143,7 +142,8 @@ class CutOptions:
         """The options as a run keeps them."""
         dims = self.batch_dims
         kept = dict(dims) if isinstance(dims, Mapping) else dims and list(dims)
-        split = {"split": self.split, "split_parts": self.split_parts} if self.split != NO_SPLIT else {}
+        split = {} if self.split == NO_SPLIT else {"split": self.split}
+        split |= {"split_parts": self.split_parts} if self.plan is not None else {}
         return {"asked": self.count, "batch_dims": kept, "loss": self.loss, "exact": self.is_exact, **split}
 
 
@@ -198,6 +198,16 @@ def parse_batch_dims(text: str) -> BatchDims | None:
 def number_only(count: object, why: str) -> InvalidValue:
     """The error where `auto` cannot be chosen; `why` names an alternative."""
     return InvalidValue("micro_batches", count, "a number here", hint=why)
+
+
+def check_named(asked: CutOptions) -> None:
+    """Refuses a split that is to be chosen, where nothing is searched.
+
+    Raises:
+        InvalidValue: it is `auto`.
+    """
+    hint = "`auto` is chosen by a search: `rlplace train`, `place` and `compare` do."
+    refuse_if(asked.split == AUTO, "split", asked.split, "none, or classes of ops here", hint=hint)
 
 
 @record(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ def test_a_graph_is_split_and_saved(capsys: pytest.CaptureFixture[str], tmp_path
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--split", "auto"), "split is 'auto', expected none, or some of vocabulary,attention,mlp,experts,tables"),
+        (("--split", "auto", "--split-parts", "4"), "split_parts is '4', expected none beside `--split auto`"),
         (("--split", "heads"), "class to split"),
         (("--split-parts", "2:1"), "split_parts is '2:1', expected none without a split"),
         (("--split", "mlp", "--split-parts", "many"), "split_parts is 'many', expected a number of shards from 2"),
@@ -109,3 +109,24 @@ def test_a_run_is_split_exported_and_trains_on(capsys: pytest.CaptureFixture[str
     assert "micro_batches=2" in (text := (tmp_path / "run" / "torchrun.py").read_text())
     assert "\n        split=placement.split,\n    )" in text
     told(capsys, "train", "--resume", run, "--budget", "+2s")
+
+
+@pytest.mark.parametrize("command", ["graph", "advise", "simulate"])
+def test_commands_that_search_nothing_choose_no_split(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert "expected none, or classes of ops here" in refused(capsys, command, TINY, *HOST, "--split", "auto")
+
+
+@pytest.mark.slow
+def test_a_split_is_chosen_and_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = str(tmp_path / "placement.json")
+    workload = "gpt2@paper,layers=2,batch=1"
+    words = ("--host", "4xA100-nvlink", "--split", "auto", "--evaluations", "400", "--placement", path)
+    placed = told(capsys, "place", workload, *words)
+    split = load_placement(path).split_words
+    asked = placed["micro_batches"]
+    assert (asked["split"], asked.get("split_parts")) == (
+        ("auto", None) if split is None else (split.classes, split.parts)
+    )
+    assert split is not None
+    simulated = told(capsys, "simulate", workload, "--host", "4xA100-nvlink", "--split", "auto", "--placement", path)
+    assert simulated["step_time_s"] == pytest.approx(placed["step_time_s"])

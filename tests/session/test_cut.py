@@ -85,3 +85,6 @@ def test_a_split_is_kept_and_needs_no_cut() -> None:
         CutOptions(split_parts="4")
     with pytest.raises(UnknownName, match="class to split"):
         CutOptions(split="heads")
+    chosen = CutOptions(split="auto")
+    assert chosen.plan is None
+    assert chosen.to_dict() == {**WHOLE.to_dict(), "split": "auto"}

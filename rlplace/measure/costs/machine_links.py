@@ -121,7 +121,8 @@ def main(answers: TextIO, by_slots: Callable[[Device, Device], tuple[float, floa
                     latency_s, bandwidth = by_slots(host.devices[a], host.devices[b])
                     own.append((machines[a], machines[b], latency_s, bandwidth, bandwidth))
             elif nodes.rank in (a, b):
-                _meet(nodes, a, b)
+                nodes.store.set(f"pair {a} {b}/{nodes.rank}", "1")
+                nodes.store.get(f"pair {a} {b}/{a + b - nodes.rank}")  # it may be at work with a third one
                 found = _measure(nodes.rank, (a, b), wires)
                 own += ((machines[source], machines[to], *figures) for (source, to), figures in found.items())
     except (RuntimeError, TimeoutError) as error:
@@ -138,12 +139,6 @@ def measured_pairs(nodes: Nodes) -> list[tuple[int, int]]:
     ranks = [nodes.ranks_of(machine) for machine in nodes.machines]
     within = [(each[0], each[1]) for each in ranks if len(each) > 1]
     return [(a[0], b[0]) for a, b in combinations(ranks, 2)] + within
-
-
-def _meet(nodes: Nodes, a: int, b: int) -> None:
-    """Returns when both ranks have come: before, one of them may be at work with a third one."""
-    nodes.store.set(f"pair {a} {b}/{nodes.rank}", "1")
-    nodes.store.get(f"pair {a} {b}/{a + b - nodes.rank}")
 
 
 def _measure(rank: int, pair: tuple[int, int], wires: Wires) -> dict[tuple[int, int], Figures]:

@@ -102,12 +102,11 @@ class MeteredStep(PlacedStep):
         if device in self._gpus:
             return job
         names, n = self._namespaces[device], self._graph.num_ops
+        keep = partial(self._records.__setitem__, device)  # not this step, which holds its jobs
         labels = {f"k{item - n}_take": f"{_TAKE}{item - n}" for item in self._code.items[device] if item >= n}
         if self._marks_ops:
             labels |= {f"{kind}{op}": f"{_ITEM}{op}" for op in self._code.items[device] if op < n for kind in "fu"}
         names.update({name: marked(names[name], label) for name, label in labels.items() if name in names})
-
-        keep = partial(self._records.__setitem__, device)
 
         def metered(step: int) -> None:
             with recorded(keep):

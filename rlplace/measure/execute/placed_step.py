@@ -451,7 +451,6 @@ def step_timeline(
         marks: that it made.
         channels: by transfer: a GPU's copy is timed by the channel itself.
         has_memory: whether each device's memory is told, too.
-        workspace_bytes: as of `allocated_bytes`.
     """
     program, n = require_program(graph), graph.num_ops
     begin, end = np.zeros(n + plan.num_transfers), np.zeros(n + plan.num_transfers)
@@ -461,8 +460,8 @@ def step_timeline(
                 begin[item], end[item] = _span_s(host, marks, device, item, channels.get(item - n))
         for updates in code.update_runs[device]:
             _share_run(graph, updates, begin, end)
-    made = graph, host, plan, code, begin, end
-    times, devices, allocated = allocated_bytes(*made, workspace_bytes) if has_memory else NO_LEVELS
+    made = graph, host, plan, code, begin, end, workspace_bytes
+    times, devices, allocated = allocated_bytes(*made) if has_memory else NO_LEVELS
     return Timeline(
         op_device=plan.devices,
         op_start_s=begin[:n],
@@ -525,8 +524,7 @@ def allocated_bytes(
         code: made of it.
         begin_s: (N + K,) when each item began.
         end_s: (N + K,) when it ended.
-        workspace_bytes: (N, D) scratch memory of each op on each device, which no trace shows; by default as the
-            graph says.
+        workspace_bytes: (N, D) scratch memory of each op on each device; by default as the graph says.
     """
     n, sizes = graph.num_ops, [allocated(graph.tensor_bytes, each.memory_granularity_bytes) for each in host.devices]
     resident = resident_bytes(graph, host, plan.devices)

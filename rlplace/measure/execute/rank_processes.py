@@ -150,10 +150,9 @@ class RankWorker(Worker):
         if not self.is_busy:
             return True
         has_ended = super().wait(0.0 if self._crew.why else timeout_s, is_hopeless)
-        if has_ended:
-            report, self._report = self._report, None  # it holds the step
-            if report is not None and self._arena.has_failed(self._rank):
-                report(_error(*self._said(MESSAGE)))
+        report, self._report = self._report, None if has_ended else self._report  # it holds the step
+        if has_ended and self._arena.has_failed(self._rank) and report is not None:
+            report(_error(*self._said(MESSAGE)))
         return has_ended
 
     @property

@@ -32,6 +32,7 @@ from rlplace.measure.explain.explanation import (
     PathPart,
     RouteShare,
 )
+from rlplace.measure.placement import PlacedSplit
 from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.simulate.compiled_problem import compile_problem, new_scratch, stack_plans
 from rlplace.measure.simulate.kernel_batch import critical_path, load_plan
@@ -373,6 +374,7 @@ def explain(
         bound=bound,
         num_ops=int(np.count_nonzero(~problem.graph.is_source)),
         num_micro_batches=problem.graph.num_micro_batches,
+        split=str(PlacedSplit.of(problem.graph) or ""),
         num_transfers=int(copied.sum()),
         transfer_bytes=int(problem.graph.tensor_bytes[plan.transfer_tensor[copied]].sum()),
         devices=device_shares(problem, plan, timeline, peaks.tolist()),
@@ -467,12 +469,12 @@ def _advice(explanation: Explanation) -> Iterator[Advice]:
         )
     idle_s = float(np.mean([device.idle_s for device in explanation.devices if not device.members]))
     if path.modules and path.op_s >= MOSTLY * explained_s and idle_s >= IDLE * explained_s:
-        longest = path.modules[0]
+        longest, split = path.modules[0], "" if explanation.split else ", or a split of its ops (`--split auto`),"
         yield Advice(
             "chain",
             f"One chain of ops is {_percent(path.op_s / explained_s)} of the step, most of it in the {longest.phase} "
             f"of {longest.module or 'the model itself'} ({_percent(longest.seconds / explained_s)}), and devices are "
-            f"idle for {_percent(idle_s / explained_s)} of it: {micro_batches} may give them work.",
+            f"idle for {_percent(idle_s / explained_s)} of it: {micro_batches}{split} may give them work.",
         )
     takes = "" if math.isinf(single_s) else f"it takes {_percent(step_s / single_s)} of one device's step; "
     least = _percent(explanation.bound_s / step_s)

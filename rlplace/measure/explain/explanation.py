@@ -229,6 +229,8 @@ class Explanation:
     """The reason to doubt the measurement, in a sentence; empty where nothing shows."""
     learned: tuple[str, ...] = ()
     """What the run learned about the host, a line each."""
+    split: str = ""
+    """How ops are split into shards, in words; empty where they are not."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `explanation.json` keeps it and `rlplace explain --json` prints it."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rlplace.errors import UserError, refuse_if
 from rlplace.measure import Problem, Simulator
+from rlplace.measure.placement import PlacedSplit
 from rlplace.measure.problem import OP_ORDERS
 from rlplace.search.groupings import balanced
 from rlplace.search.methods import METHODS, OwnOrderWithPaths
@@ -64,13 +65,15 @@ SPLITS = 3
 SPLIT_NEAR = 1.2
 """... of those whose layout is at most so many times as slow as the best search."""
 SPLIT_GAIN = 0.98
-"""A split is chosen where its step takes at most this part of that of the best step without one."""
+"""A split is chosen where its step takes at most this part of that of the best step without one. ..."""
+CLEAR, DUEL = 0.9, 0.8
+"""... Where neither takes less than the first part of the other, both go on for the second part of `SPLIT_SHARE`."""
 MOST_PARTS, MOST_LAUNCHED = 32, 16
 """Shards of one op in all micro-batches: at most, and where one launcher serves several devices."""
 CAPTURE = 1000
 """Evaluations that take as long as a capture does. Captures and layouts take as long as the race before ..."""
 LEAST_TRIED = 8
-"""... or are so many: where the batch is whole, there is nothing to race."""
+"""... or are so many, where the batch is whole; on a host of this machine as many as there were numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,8 +194,8 @@ def _with_split(
 ) -> _Contender:
     """The best contender with shards, where it is clearly better than the best without; else that one.
 
-    First every set of classes, in as many shards as are near the number of devices, with the best number of
-    micro-batches and without them; then the best two of these in other numbers of shards and micro-batches.
+    First every set of classes, in up to four shards, with about the best number of micro-batches and without them; then
+    the best two of these in other numbers of shards and micro-batches.
     """
     from rlplace.graphs import SplitPlan  # it brings torch
 
@@ -203,6 +206,7 @@ def _with_split(
     launchers = [host.devices[device].dispatcher for device in plain_devices(whole.problem)]
     if len(set(launchers) - {""}) < sum(name != "" for name in launchers):
         most = MOST_LAUNCHED
+    least = LEAST_TRIED if host.is_simulated else min(LEAST_TRIED, len(counts))  # each of them is profiled
     tried: dict[tuple[int, SplitPlan], _Contender | None] = {}
     work = 0.0
     race.extend(budget)
@@ -212,14 +216,14 @@ def _with_split(
     def attempt(count: int, plan: SplitPlan) -> None:
         nonlocal work
         parts = count * plan.num_shards
-        is_late = race.spent >= until or (work > race.work and len(tried) >= LEAST_TRIED)
+        is_late = race.spent >= until or (work > race.work and len(tried) >= least)
         if (count, plan) in tried or parts > most or count not in counts or is_late:
             return
         tried[count, plan] = None
         try:
             one = _Contender(count, _ordered(make(count, plan)), plan)
         except UserError as error:  # there is nothing of this class, or not enough for so many shards
-            race.say(f"{', '.join(plan.classes)} in {plan.num_shards} shards: left out ({str(error).splitlines()[0]})")
+            race.say(f"{PlacedSplit(**plan.words)}: left out ({str(error).splitlines()[0]})")
             work += CAPTURE * whole.problem.graph.num_ops
             return
         work += (CAPTURE + each) * one.problem.graph.num_ops
@@ -227,17 +231,21 @@ def _with_split(
         if one.problem.graph.fingerprint not in alike:
             tried[count, plan] = race.start(one, int(each))
 
+    def largest(size: int) -> int:
+        """The largest number of micro-batches of as many shards, up to the best without shards."""
+        return max((count for count in counts if count <= whole.count and count * size <= most), default=1)
+
     def ranked() -> list[_Contender]:
         return sorted((one for one in tried.values() if one is not None), key=lambda one: one.key)
 
-    first = [size for size in sizes if size <= 4][-1:]
-    for size, count in [(size, count) for size in first for count in dict.fromkeys((1, whole.count))]:
+    first = max((size for size in sizes if size <= 4), default=0)
+    for count in dict.fromkeys((1, largest(first))) if first else ():
         for classes in CLASSES:
-            attempt(count, SplitPlan(classes, shares_of(whole.problem, size)))
+            attempt(count, SplitPlan(classes, shares_of(whole.problem, first)))
     for leader in ranked()[:2]:
         assert leader.split is not None
         for size in sizes:
-            for count in dict.fromkeys((whole.count, whole.count // 2, host.num_devices // size, leader.count)):
+            for count in dict.fromkeys((largest(size), largest(size) // 2, host.num_devices // size, leader.count)):
                 attempt(count, SplitPlan(leader.split.classes, shares_of(whole.problem, size)))
     racing = [one for one in ranked() if one.step_s <= SPLIT_NEAR * whole.step_s][:SPLITS]
     for one in racing:
@@ -247,6 +255,11 @@ def _with_split(
     race.run(racing, race.left)
     for one in racing:
         race.tell(one)
+        if CLEAR * whole.step_s < one.step_s <= whole.step_s / CLEAR:  # either may become the better one
+            race.extend(DUEL * budget)
+            race.run([whole, one], race.left, goes_on=True)
+            race.tell(whole)
+            race.tell(one)
     return min([whole, *(one for one in racing if one.step_s <= SPLIT_GAIN * whole.step_s)], key=lambda one: one.step_s)
 
 
@@ -370,12 +383,18 @@ class _Race:
             self.run([one], share)
         return one
 
-    def run(self, racing: Sequence[_Contender], budget: float) -> None:
-        """A search of each contender, for equal shares of `budget`; none where it is spent."""
+    def run(self, racing: Sequence[_Contender], budget: float, *, goes_on: bool = False) -> None:
+        """A search of each contender, for equal shares of `budget`; none where it is spent.
+
+        Args:
+            racing: the contenders.
+            budget: evaluations.
+            goes_on: begins where the best search of each has ended.
+        """
         for one in racing:
             evaluations = int(min(max(budget / len(racing), 1), MOST_EACH, self.left))
             if evaluations >= 1:
-                one.evaluations += (spent := _search(one, evaluations, self._seed))
+                one.evaluations += (spent := _search(one, evaluations, self._seed, one.devices if goes_on else None))
                 self.spent += spent
                 self.work += spent * one.problem.graph.num_ops
 
@@ -404,11 +423,11 @@ class _Race:
             self.say(f"{said[0]}: {said[1]} after {one.evaluations:,} evaluations")
 
 
-def _search(one: _Contender, evaluations: int, seed: int) -> int:
+def _search(one: _Contender, evaluations: int, seed: int, start: NDArray[np.int32] | None = None) -> int:
     """Evaluations that a short search took; its result is kept where it is better."""
     simulator = Simulator(one.problem)
     task = Task(one.problem, OwnOrderWithPaths(simulator), Budget(evaluations), seed=seed)
-    METHODS[SEARCH].run(task)
+    METHODS[SEARCH].run(task, start=start)
     if task.best_s < one.step_s:
         one.devices, one.step_s = task.best_devices, task.best_s
     if math.isfinite(one.step_s) or math.isfinite(one.fullness):
@@ -421,7 +440,7 @@ def _search(one: _Contender, evaluations: int, seed: int) -> int:
 
 def _words(one: _Contender) -> str:
     order = f", order {one.problem.op_order}" if one.problem.graph.num_micro_batches > 1 else ""
-    plan = "" if one.split is None else f", {', '.join(one.split.classes)} in {one.split.num_shards} shards"
+    plan = "" if one.split is None else f", {PlacedSplit(**one.split.words)}"
     return f"{_micro_batches(one.count)}{plan}{order}"
 
 

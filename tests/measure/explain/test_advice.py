@@ -124,7 +124,8 @@ CASES = {
     "chain": (
         replace(PLAIN, devices=(device("gpu:0", 0.8), device("gpu:1", 0.2)), path=path(0.9, 0.1), num_micro_batches=4),
         "One chain of ops is 90 % of the step, most of it in the backward of decoder.attention (54 %), and devices are "
-        "idle for 50 % of it: another number of micro-batches than 4 may give them work.",
+        "idle for 50 % of it: another number of micro-batches than 4, or a split of its ops (`--split auto`), may give "
+        "them work.",
     ),
     "keep": (
         PLAIN,

@@ -20,6 +20,7 @@ from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.measure.costs.costs import Costs
 from rlplace.search.methods import METHODS, find
 from rlplace.search.parallel.choose_micro_batches import (
+    DUEL,
     SHARE,
     SPLIT_SHARE,
     choose,
@@ -242,3 +243,14 @@ def test_shards_may_be_across_the_stages_of_whole_ops() -> None:
         assert np.array_equal(devices[own], layout.devices[graph.shard % stages, replica][own])
         whole = ~shards & (graph.colocation < 0) & (replica >= 0)
         assert np.array_equal(devices[whole], layout.devices[layout.role_stage[roles.role], replica][whole])
+
+
+def test_a_split_that_is_not_clearly_better_is_searched_on_beside_the_whole_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problems, split = candidates(0.1)
+    clear = choose(problems, evaluations=2000, split=split)
+    monkeypatch.setattr("rlplace.search.parallel.choose_micro_batches.CLEAR", 1e-9)
+    near = choose(problems, evaluations=2000, split=split)
+    assert near.split is not None
+    assert clear.spent < near.spent <= (SHARE + (1 + DUEL) * SPLIT_SHARE) * 2000 + 100
