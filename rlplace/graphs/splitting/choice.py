@@ -244,7 +244,7 @@ def _tokens(dimensions: Dimensions, parameters: set[Node], classes: dict[Atom, s
     of = dimensions.of
     for node in dimensions.uses:
         if node.target in PRODUCTS:
-            one, other = (argument(node, position) for position in PRODUCTS[node.target])  # type: ignore[index]
+            one, other = (argument(node, position) for position in PRODUCTS[node.target])
             are_parameters = [shows(each) in parameters for each in (one, other)]
             summed, tokens = of[one][-1], leaves(of[one][-2] if are_parameters[1] else of[other][-1])
             if not any(are_parameters):
