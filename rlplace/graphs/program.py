@@ -287,9 +287,12 @@ class SplitPlan:
             `attention`: heads. `mlp`: the hidden width of two products, one after the other. `experts`: the same, for
             tokens that are sent to it. `tables`: columns of large embedding tables.
         parts: how many shards, or the share of each, as (3, 1).
+        reduce: how partial results are summed. `owner`: by one op, whose result all shards read. `chunks`: each shard
+            sums a chunk of the tokens, norms and residual sums run by these chunks, and each shard joins them for its
+            next product (reduce-scatter and all-gather).
 
     Raises:
-        InvalidValue: classes that do not exist, fewer than two shards, or a share below 1.
+        InvalidValue: classes or a reduction that do not exist, fewer than two shards, or a share below 1.
 
     >>> SplitPlan(("mlp",), (3, 1)).bounds(8)
     (0, 6, 8)
@@ -297,8 +300,11 @@ class SplitPlan:
 
     classes: tuple[str, ...] = SPLITTABLE
     parts: int | tuple[int, ...] = 2
+    reduce: Literal["owner", "chunks"] = "owner"
 
     def __post_init__(self) -> None:
+        if self.reduce not in ("owner", "chunks"):
+            raise UnknownName("reduction of a split", self.reduce, ("owner", "chunks"))
         if wrong := next((name for name in self.classes if name not in SPLITTABLE), None):
             raise UnknownName("class to split", wrong, SPLITTABLE)
         refuse_if(not self.classes, "classes", self.classes, f"some of {', '.join(SPLITTABLE)}", where="split")
@@ -314,13 +320,13 @@ class SplitPlan:
 
     @classmethod
     def parse(cls, classes: str, parts: str = "2") -> SplitPlan | None:
-        """The plan in the words of a command or a file; None for `none`.
+        """The plan in the words of a command or a file; None for `none`. `parts` may end with `/chunks`.
 
         Raises:
             InvalidValue: words of another form, or what no plan can have.
 
-        >>> SplitPlan.parse("attention,mlp", "3:1")
-        SplitPlan(classes=('attention', 'mlp'), parts=(3, 1))
+        >>> SplitPlan.parse("attention,mlp", "3:1/chunks")
+        SplitPlan(classes=('attention', 'mlp'), parts=(3, 1), reduce='chunks')
         """
         names = tuple(name.strip() for name in classes.split(",") if name.strip())
         refuse_if(
@@ -332,17 +338,20 @@ class SplitPlan:
         )
         if names == ("none",):
             return None
-        expected = f"a number of shards from 2 to {MOST_SHARDS}, or the share of each, as 3:1"
-        refuse_if(_PARTS.fullmatch(parts.strip()) is None, "split_parts", parts, expected)
-        shares = tuple(map(int, parts.split(":")))
+        expected = f"a number of shards from 2 to {MOST_SHARDS}, or the share of each, as 3:1; /chunks behind either"
+        numbers = parts.strip().removesuffix("/chunks")
+        refuse_if(_PARTS.fullmatch(numbers) is None, "split_parts", parts, expected)
+        shares = tuple(map(int, numbers.split(":")))
         refuse_if(max(len(shares), shares[0] * (len(shares) == 1)) > MOST_SHARDS, "split_parts", parts, expected)
-        return cls(names, shares if len(shares) > 1 else shares[0])
+        reduce: Literal["owner", "chunks"] = "owner" if numbers == parts.strip() else "chunks"
+        return cls(names, shares if len(shares) > 1 else shares[0], reduce)
 
     @property
     def words(self) -> dict[str, str]:
         """The arguments of `parse` that give it again."""
         parts = (self.parts,) if isinstance(self.parts, int) else self.parts
-        return {"classes": ",".join(self.classes), "parts": ":".join(map(str, parts))}
+        reduce = "" if self.reduce == "owner" else f"/{self.reduce}"
+        return {"classes": ",".join(self.classes), "parts": ":".join(map(str, parts)) + reduce}
 
     @property
     def shares(self) -> tuple[int, ...]:

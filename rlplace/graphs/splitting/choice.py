@@ -9,6 +9,7 @@ output of a product that a softmax loss runs over is a vocabulary. Names of modu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -93,10 +94,12 @@ class Choice:
     Attributes:
         classes: by atom that is split, its class.
         parameters: placeholders, each with the atom that it is split along.
+        tokens: atoms along which sums are cut into chunks.
     """
 
     classes: dict[Atom, str]
     parameters: dict[Node, Atom]
+    tokens: frozenset[Atom] = frozenset()
 
 
 def is_forward(node: Node) -> bool:
@@ -187,14 +190,13 @@ def choose(
         graph: of the step.
         dimensions: of its tensors.
         parameters: placeholders.
-        results: what the step returns, without gradients.
+        results: what an inference returns; nothing for training.
         plan: what to split.
 
     Raises:
         CaptureError: a shard would have nothing in it, or there is nothing to split.
     """
     roles = _Roles(graph, dimensions, parameters)
-    is_training = any(not is_forward(node) for node in graph.nodes if node.op == "call_function")
     returned = {leaf for node in results for dim in dimensions.of[node] for leaf in leaves(dim)}
     atoms_of = {one: [leaf for dim in dimensions.of[one] for leaf in leaves(dim)] for one in parameters}
     tables = _large_tables(parameters)
@@ -208,8 +210,7 @@ def choose(
     for name in plan.classes:
         for atom in roles.first:  # in the order of the ops
             own = readers.get(atom, ())
-            is_result = atom in returned and not is_training
-            if not own or name != _class_of(roles.of[atom], is_result=is_result, is_table=set(own) <= tables):
+            if not own or name != _class_of(roles.of[atom], is_result=atom in returned, is_table=set(own) <= tables):
                 continue
             if any(one in split or atoms_of[one].count(atom) > 1 for one in own):
                 continue
@@ -233,7 +234,35 @@ def choose(
             f"cannot split {', '.join(plan.classes)}: the step has none of them that a chain of products with "
             f"parameters shows. Leave `split` out."
         )
-    return Choice(classes, split)
+    by_tokens = plan.reduce == "chunks"
+    tokens = frozenset(_tokens(dimensions, set(parameters), classes, plan)) if by_tokens else frozenset[Atom]()
+    return Choice(classes, split, tokens)
+
+
+def _tokens(dimensions: Dimensions, parameters: set[Node], classes: dict[Atom, str], plan: SplitPlan) -> Iterator[Atom]:
+    """Of each product and lookup whose results are partial, the dimension of its tokens whose chunks are most even."""
+    of = dimensions.of
+    for node in dimensions.uses:
+        if node.target in PRODUCTS:
+            one, other = (argument(node, position) for position in PRODUCTS[node.target])  # type: ignore[index]
+            are_parameters = [shows(each) in parameters for each in (one, other)]
+            summed, tokens = of[one][-1], leaves(of[one][-2] if are_parameters[1] else of[other][-1])
+            if not any(are_parameters):
+                continue
+        elif node.target is aten.embedding.default:
+            summed, tokens = of[argument(node, 0)][0], [leaf for dim in of[argument(node, 1)] for leaf in leaves(dim)]
+        else:
+            continue
+        even = {leaf: _unevenness(plan, leaf.size) for leaf in tokens if leaf not in classes}
+        if even and min(even.values()) < math.inf and not classes.keys().isdisjoint(leaves(summed)):
+            yield min(even, key=even.__getitem__)
+
+
+def _unevenness(plan: SplitPlan, size: int) -> float:
+    """The largest chunk over its share of so many indices; infinite where a chunk would be empty."""
+    sizes = [end - start for start, end in pairwise(plan.bounds(size))]
+    most = max(own * sum(plan.shares) / (share * size) for own, share in zip(sizes, plan.shares, strict=True))
+    return most if all(sizes) else math.inf
 
 
 def _class_of(roles: set[str], *, is_result: bool, is_table: bool) -> str:

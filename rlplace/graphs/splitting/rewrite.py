@@ -7,9 +7,12 @@ result is split. Partial values stay so through views, factors and sums of parti
 whole, the shards are joined or summed once, by one op (its owner), and all that read it read this. Ops without a rule
 run whole, and the report names them.
 
+With `SplitPlan.reduce = "chunks"`, a partial value that has tokens becomes one that is split along them: each shard
+sums one chunk (reduce-scatter). Ops by tokens run by chunks, and where a shard needs the whole it joins the chunks
+itself (all-gather), as in sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198).
+
 Parameters are cut, and so are their gradients: each shard's update stays with the shard. What later stages see is a
-trace like any other, whose parameters have more names. Not there yet: sums in chunks of tokens (reduce-scatter and
-all-gather), convolutions, and runners that cut a model's parameters themselves.
+trace like any other, whose parameters have more names. Not there yet: runners that cut a model's parameters themselves.
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -34,73 +37,11 @@ from rlplace.graphs.capturing.portable import logsumexp_dtype
 from rlplace.graphs.capturing.trace import Trace
 from rlplace.graphs.program import Shard, SplitPlan, SplitReport
 from rlplace.graphs.splitting import shard_ops
-from rlplace.graphs.splitting.choice import SoftmaxLoss, choose, is_forward, softmax_losses
-from rlplace.graphs.splitting.dimensions import PRODUCTS, Atom, Dimensions, Dims, Use, argument, leaves
+from rlplace.graphs.splitting.choice import SoftmaxLoss, choose, softmax_losses
+from rlplace.graphs.splitting.dimensions import PRODUCTS, Atom, Dimensions, Dims, Use, argument, leaves, shows
+from rlplace.graphs.splitting.sharded_values import Kind, Layout, Several, ShardedValues, Value, is_view_op, layout_of
 
 aten = torch.ops.aten
-
-Kind = Literal["whole", "split", "partial"]
-
-
-@dataclass(eq=False)
-class _Value:
-    """One tensor of the old graph in the new one.
-
-    Attributes:
-        kind: what its nodes are.
-        nodes: the tensor, or that of each shard.
-        origin: the old node.
-        atom: that it is split along.
-        dims: its dimensions, of a split one.
-        whole: the joined or summed tensor, once an op has needed it.
-        slices: by layout, the slices of the whole.
-    """
-
-    kind: Kind
-    nodes: tuple[Node, ...]
-    origin: Node
-    atom: Atom | None = None
-    dims: Dims = ()
-    whole: Node | None = None
-    slices: dict[tuple[int, int, int, Atom], tuple[Node, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Several:
-    """The outputs of an op that returns several.
-
-    Attributes:
-        nodes: the op, or that of each shard.
-        kinds: of each output, its kind and dimensions.
-        atom: that they are split along.
-    """
-
-    nodes: tuple[Node, ...]
-    kinds: tuple[tuple[Kind, Dims], ...] = ()
-    atom: Atom | None = None
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Where an atom is in a tensor: in dimension `dim`, with so many indices outside of it and inside."""
-
-    dim: int
-    outer: int
-    inner: int
-
-
-def layout_of(dims: Dims, atom: Atom) -> _Layout | None:
-    """Where `atom` is; None where it is nowhere, or in two places."""
-    found = None
-    for dim, atoms in enumerate(dims):
-        own = leaves(atoms)
-        if atom in own:
-            if found is not None or own.count(atom) > 1:
-                return None
-            place = own.index(atom)
-            outer, inner = (math.prod(leaf.size for leaf in part) for part in (own[:place], own[place + 1 :]))
-            found = _Layout(dim, outer, inner)
-    return found
 
 
 def split_trace(trace: Trace, plan: SplitPlan) -> Trace:
@@ -120,18 +61,19 @@ def split_trace(trace: Trace, plan: SplitPlan) -> Trace:
 _LINEAR_IN_FIRST = {
     aten.mul.Scalar, aten.div.Scalar, aten.neg.default, aten.sum.default, aten.sum.dim_IntList, aten.mean.default,
     aten.mean.dim, aten.clone.default, aten.index_select.default, aten.slice_backward.default,
-    aten.select_backward.default,
+    aten.select_backward.default, aten.new_zeros.default, aten.zeros_like.default,
 }  # fmt: skip
 """Ops of a partial value and of whole ones whose results for the shards add up to that of the whole."""
 _LINEAR_IN_ALL = {aten.add.Tensor, aten.sub.Tensor, aten.cat.default, aten.stack.default}
 """Ops that are linear in all that they read."""
 _ADDING = {aten.sum.default, aten.sum.dim_IntList, aten.index_add.default}
 """Ops whose sums are smaller, or fewer, than what they read: a product for one of them is made by every shard."""
+_ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
 _UNBIASED = {aten.addmm.default: aten.mm.default, aten.baddbmm.default: aten.bmm.default}
 
 
-def _is_view(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and is_view(node.target)
+def _is_by_elements(node: Node) -> bool:
+    return is_view_op(node) or torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def _may_be_linear(node: Node) -> bool:
@@ -141,7 +83,9 @@ def _may_be_linear(node: Node) -> bool:
         one, other = node.args[:2]
         is_scale = not isinstance(other, Node) or other.meta["val"].dim() == 0
         return one is not other and (is_scale or all(user.target in _ADDING for user in node.users))
-    return _is_view(node) or target in _LINEAR_IN_FIRST or target in _LINEAR_IN_ALL or target is aten.index_add.default
+    return (
+        is_view_op(node) or target in _LINEAR_IN_FIRST or target in _LINEAR_IN_ALL or target is aten.index_add.default
+    )
 
 
 def _is_linear(node: Node, partial: set[Node]) -> bool:
@@ -159,20 +103,21 @@ def _is_linear(node: Node, partial: set[Node]) -> bool:
     return partial == {first}
 
 
-class _Rewriting:
+class _Rewriting(ShardedValues):
     def __init__(self, trace: Trace, plan: SplitPlan) -> None:
-        self._trace, self._plan, self._old, self._new = trace, plan, trace.module.graph, torch.fx.Graph()
+        self._trace, self._old = trace, trace.module.graph
         self._placeholders = self._old.find_nodes(op="placeholder")
         (output,) = self._old.find_nodes(op="output")
         self._outputs: Any = output.args[0]
         results, count = trace.num_results, len(trace.trainable)
         self._gradients = self._outputs[results : results + count]
         pairs = zip(self._placeholders, self._gradients, strict=False)
-        self._dimensions = Dimensions(self._old, [pair for pair in pairs if pair[1] is not None])
+        dimensions = Dimensions(self._old, [pair for pair in pairs if pair[1] is not None])
         parameters = self._placeholders[: count + len(trace.fixed)]
-        self._choice = choose(self._old, self._dimensions, parameters, self._outputs[:results], plan)
-        self._bounds = {atom: plan.bounds(atom.size) for atom in self._choice.classes}
-        self._values: dict[Node, _Value | _Several] = {}
+        is_training = bool(trace.trainable)
+        returned = [] if is_training else self._outputs[:results]
+        choice = choose(self._old, dimensions, parameters, returned, plan)
+        super().__init__(plan, dimensions, choice, is_training=is_training)
         self._losses = {node: loss for loss in softmax_losses(self._old) for node in loss.nodes if node is not None}
         self._split_losses: dict[SoftmaxLoss, Node] = {}
         self._rows: dict[tuple[Node, int, int, int], Node] = {}
@@ -190,7 +135,7 @@ class _Rewriting:
                 for node in self._old.nodes:
                     if node.op == "get_attr":
                         self._check_recomputed(node)
-                        self._values[node] = _Value("whole", (self._new.node_copy(node),), node)
+                        self._values[node] = Value("whole", (self._new.node_copy(node),), node)
                     elif node.op == "call_function":
                         self._add(node)
                 self._new.output(self._new_outputs())
@@ -222,7 +167,7 @@ class _Rewriting:
         for position, (node, value) in enumerate(zip(self._placeholders, trace.values, strict=True)):
             atom = self._choice.parameters.get(node)
             if atom is None:
-                self._values[node] = _Value("whole", (self._new.node_copy(node),), node)
+                self._values[node] = Value("whole", (self._new.node_copy(node),), node)
                 values.append(value)
                 continue
             dims = self._dimensions.of[node]
@@ -235,7 +180,7 @@ class _Rewriting:
                 nodes.append(made)
                 shards.append(shard)
                 values.append(shard.of(value.detach()))
-            self._values[node] = _Value("split", tuple(nodes), node, atom, dims)
+            self._values[node] = Value("split", tuple(nodes), node, atom, dims)
         return shards, values
 
     def _new_outputs(self) -> list[Node | None]:
@@ -272,147 +217,116 @@ class _Rewriting:
             tuple((node.name, str(node.target), module_of(node)) for node in self._random),
         )
 
-    # Values as shards and whole
-
-    def _value(self, node: Node) -> _Value:
-        value = self._values[node]
-        assert isinstance(value, _Value)
-        return value
-
-    def _intervals(self, layout: _Layout, atom: Atom, index: int) -> tuple[tuple[int, int], ...]:
-        """The runs of indices of a dimension that belong to a shard."""
-        start, end = self._bounds[atom][index : index + 2]
-        runs = (
-            ((outer * atom.size + start) * layout.inner, (outer * atom.size + end) * layout.inner)
-            for outer in range(layout.outer)
-        )
-        return tuple(runs)
-
-    def _call(
-        self, like: Node, target: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None, *, shard: int = -1
-    ) -> Node:
-        """A new call; it comes from where the old node `like` comes from."""
-        args, kwargs = tuple(args), kwargs or {}
-        given = torch.fx.node.map_arg((args, kwargs), lambda node: node.meta["val"])
-        try:
-            value = target(*given[0], **given[1])
-        except RuntimeError:
-            if target is not aten.view.default and target is not aten._unsafe_view.default:
-                raise
-            copy = self._call(
-                like, aten.clone.default, args[:1], {"memory_format": torch.contiguous_format}, shard=shard
-            )
-            return self._call(like, target, (copy, *args[1:]), kwargs, shard=shard)
-        node = self._new.create_node("call_function", target, args, kwargs, f"{like.name}")
-        node.meta = {**like.meta, "val": value, "shard": shard}
-        return node
-
-    def _whole(self, value: _Value, reader: Node) -> Node:
-        """The whole tensor, joined or summed where the first op needs it."""
-        if value.kind == "whole":
-            return value.nodes[0]
-        if value.whole is None:
-            like = value.origin
-            if value.kind == "partial":
-                value.whole = self._call(like, shard_ops.sum_parts, (list(value.nodes),))
-            else:
-                assert value.atom is not None
-                layout = layout_of(value.dims, value.atom)
-                assert layout is not None
-                value.whole = self._call(like, aten.cat.default, (self._pieces(value, layout), layout.dim))
-            if not is_forward(reader):
-                value.whole.meta["custom"] = {"phase": "backward"}
-        return value.whole
-
-    def _pieces(self, value: _Value, layout: _Layout) -> list[Node]:
-        """The runs of the shards of a split value, in the order of their indices."""
-        if layout.outer == 1:
-            return list(value.nodes)
-        assert value.atom is not None
-        pieces = []
-        for outer in range(layout.outer):
-            for index, node in enumerate(value.nodes):
-                start, end = self._bounds[value.atom][index : index + 2]
-                size = (end - start) * layout.inner
-                where = (node, layout.dim, outer * size, (outer + 1) * size)
-                pieces.append(self._call(value.origin, aten.slice.Tensor, where, shard=index))
-        return pieces
-
-    def _local(self, value: _Value, dims: Dims, atom: Atom, reader: Node) -> tuple[Node, ...]:
-        """The tensors of the shards of an op for which `value` has dimensions `dims`, and is split along `atom`."""
-        layout = layout_of(dims, atom)
-        if value.atom is atom and layout is not None and layout_of(value.dims, atom) == layout:
-            return value.nodes
-        whole = self._whole(value, reader)
-        if layout is None:
-            return (whole,) * self._plan.num_shards
-        key = layout.dim, layout.outer, layout.inner, atom
-        if key not in value.slices:
-            value.slices[key] = tuple(
-                self._slice(whole, layout.dim, self._intervals(layout, atom, index), value.origin, reader)
-                for index in range(self._plan.num_shards)
-            )
-        return value.slices[key]
-
-    def _slice(self, whole: Node, dim: int, intervals: Sequence[tuple[int, int]], like: Node, reader: Node) -> Node:
-        """A copy of a part: a view would be sent with all of its base."""
-        if len(intervals) == 1:
-            made = self._call(like, aten.slice_copy.Tensor, (whole, dim, *intervals[0]))
-        else:
-            views = [self._call(like, aten.slice.Tensor, (whole, dim, *each)) for each in intervals]
-            made = self._call(like, aten.cat.default, (views, dim))
-        made.meta["custom"] = {"phase": "forward" if is_forward(reader) else "backward"}
-        return made
-
     # Ops
 
     def _add(self, node: Node) -> None:
-        if node.target is operator.getitem and isinstance(self._values.get(argument(node, 0)), _Several):
+        if node.target is operator.getitem and isinstance(self._values.get(argument(node, 0)), Several):
             self._add_item(node)
             return
         if node in self._losses and self._add_loss(node, self._losses[node]):
             return
         read = [self._values[one] for one in node.all_input_nodes]
-        given = [value for value in read if isinstance(value, _Value)]
+        given = [value for value in read if isinstance(value, Value)]
         use = self._dimensions.uses.get(node)
-        if use is not None and len(given) == len(read):
-            for atom in self._candidates(node, use, given):
-                if self._add_split(node, use, atom):
-                    return
-        if any(value.kind == "partial" for value in given) and self._add_partial(node):
+        atoms = self._candidates(node, use, given) if use is not None and len(given) == len(read) else []
+        if use is not None and any(self._add_split(node, use, atom) for atom in atoms):
             return
-        if any(value.kind == "split" for value in given):
+        partial = [value for value in given if value.kind == "partial"]
+        if partial and self._add_partial(node):
+            return
+        if use is not None and len(given) == len(read):
+            tokens = dict.fromkeys(atom for value in partial for atom in self._token_atoms(value.origin))
+            if any(self._moves_less(use, atom) and self._add_split(node, use, atom) for atom in tokens):
+                return
+        if self._add_copies(node):
+            return
+        if any(value.atom in self._choice.classes for value in given):
             self._gathered.append(node)
         self._add_whole(node)
 
-    def _candidates(self, node: Node, use: Use, given: Sequence[_Value]) -> list[Atom]:
-        """Atoms along which an op may be split: those of what it reads, and of the result of an op that is worth it."""
+    def _candidates(self, node: Node, use: Use, given: Sequence[Value]) -> list[Atom]:
+        """Atoms along which an op may be split: those of what it reads, and of the result of an op that is worth it.
+
+        Chunks of tokens come last: a product with a parameter that is split joins them.
+        """
         found = [value.atom for value in given if value.atom is not None]
         if node.target in PRODUCTS or node.target is aten.embedding_dense_backward.default:
             outs = (leaf for out in use.outs if out is not None for dim in out for leaf in leaves(dim))
             found += [leaf for leaf in outs if leaf in self._choice.classes]
-        return list(dict.fromkeys(found))
+        tokens = [atom for atom in found if atom in self._choice.tokens and self._moves_less(use, atom)]
+        return list(dict.fromkeys([atom for atom in found if atom in self._choice.classes] + tokens))
+
+    def _moves_less(self, use: Use, atom: Atom) -> bool:
+        """Whether all copies of what an op by chunks needs or makes whole have fewer indices than what is cut."""
+        sizes = {True: 0, False: 0}
+        for dims in (*(dims for _, dims in use.ins), *(out for out in use.outs if out is not None)):
+            own = [leaf for dim in dims for leaf in leaves(dim)]
+            sizes[atom in own] += math.prod(leaf.size for leaf in own)
+        return sizes[True] > self._plan.num_shards * sizes[False]
+
+    def _add_copies(self, node: Node) -> bool:
+        """Adds an op that picks tokens for products of the shards, or is between both, once for each shard.
+
+        Shards that join chunks have what experts pick from.
+        """
+        values = [self._values[one] for one in node.all_input_nodes]
+        has_copies = any(isinstance(value, Value) and value.copies is not None for value in values)
+        is_between = has_copies and _is_by_elements(node) and not any(v.atom for v in values if isinstance(v, Value))
+        is_pick = node.target is aten.index_select.default and self._plan.reduce == "chunks"
+        if not (is_between or is_pick) or not self._feeds_shards(node):
+            return False
+        wholes = {one: self._wholes(self._value(one), node) for one in node.all_input_nodes}
+        copies = list[Node]()
+        for index in range(self._plan.num_shards):
+            local = {one: own[index] for one, own in wholes.items()}
+            args: Any
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), local.__getitem__)
+            copies.append(self._call(node, node.target, args, kwargs, shard=index))
+        self._values[node] = Value("whole", (copies[0],), node, copies=tuple(copies))
+        return True
+
+    def _feeds_shards(self, node: Node) -> bool:
+        """Whether a product with a split parameter reads what an op makes, or what ops by elements make of it."""
+        seen = [node]
+        for one in seen:
+            for user in one.users:
+                if user.target in PRODUCTS:
+                    if any(shows(each) in self._choice.parameters for each in user.all_input_nodes):
+                        return True
+                elif _is_by_elements(user) and user not in seen:
+                    seen.append(user)
+        return False
 
     def _add_whole(self, node: Node) -> None:
         def of(one: Node) -> Node:
             value = self._values[one]
-            return value.nodes[0] if isinstance(value, _Several) else self._whole(value, node)
+            return value.nodes[0] if isinstance(value, Several) else self._whole(value, node)
 
         made = self._new.node_copy(node, {one: of(one) for one in node.all_input_nodes}.__getitem__)
         is_several = isinstance(node.meta.get("val"), (list, tuple))
-        self._values[node] = _Several((made,)) if is_several else _Value("whole", (made,), node)
+        self._values[node] = Several((made,)) if is_several else self._looked_up(Value("whole", (made,), node))
+
+    def _looked_up(self, value: Value) -> Value:
+        """What a lookup has found, in chunks of tokens if there are some: the first norms run by chunks as the last."""
+        node = value.origin
+        dims = self._dimensions.of[node] if node.target is aten.embedding.default else ()
+        for atom in self._token_atoms(node) if dims else ():
+            layout = layout_of(dims, atom)
+            assert layout is not None
+            return Value("split", self._cut(value.nodes[0], layout, atom, node, node), node, atom, dims)
+        return value
 
     def _add_item(self, node: Node) -> None:
         source, index = argument(node, 0), argument(node, 1)
         several = self._values[source]
-        assert isinstance(several, _Several)
+        assert isinstance(several, Several)
         shards = range(len(several.nodes)) if several.kinds else (-1,)
         nodes = tuple(
             self._call(node, operator.getitem, (one, index), shard=shard)
             for one, shard in zip(several.nodes, shards, strict=True)
         )
         kind, dims = several.kinds[index] if several.kinds else ("whole", ())
-        self._values[node] = _Value(kind, nodes, node, several.atom if kind == "split" else None, dims)
+        self._values[node] = Value(kind, nodes, node, several.atom if kind == "split" else None, dims)
 
     def _add_split(self, node: Node, use: Use, atom: Atom) -> bool:
         """Adds an op once for each shard; returns whether its rule allows that."""
@@ -437,7 +351,7 @@ class _Rewriting:
             if not is_split and not is_summed and out is not None:
                 return self._add_rows(node, atom)
             kinds.append(("split", out or ()) if is_split else ("partial", ()))
-        if node.target is aten.embedding_dense_backward.default and has(kinds[0][1][0]):
+        if node.target is aten.embedding_dense_backward.default and not is_summed and has(kinds[0][1][0]):
             return self._add_rows_backward(node, atom)
         shards = range(self._plan.num_shards)
         local: dict[Node, tuple[Node, ...]] = {}
@@ -451,13 +365,13 @@ class _Rewriting:
 
     def _set(self, node: Node, made: tuple[Node, ...], kinds: Sequence[tuple[Kind, Dims]], atom: Atom) -> None:
         if isinstance(node.meta.get("val"), (list, tuple)):
-            self._values[node] = _Several(made, tuple(kinds), atom)
+            self._values[node] = Several(made, tuple(kinds), atom)
             return
         kind, dims = kinds[0]
-        value = _Value(kind, made, node, atom if kind == "split" else None, dims)
+        value = Value(kind, made, node, atom if kind == "split" else None, dims)
         declared = self._dimensions.of[node]
         if kind == "split" and not any(atom in leaves(dim) for dim in declared):  # columns of a table
-            value = _Value("whole", (self._whole(value, node),), node)
+            value = self._looked_up(Value("whole", (self._whole(value, node),), node))
         self._values[node] = value
 
     def _add_shard(
@@ -507,29 +421,35 @@ class _Rewriting:
         """Adds an op that is linear in the partial values that it reads once for each shard; returns whether it is."""
         target: Any = node.target
         values = {one: self._values[one] for one in node.all_input_nodes}
-        if isinstance(node.meta.get("val"), (list, tuple)) or not all(isinstance(v, _Value) for v in values.values()):
+        if isinstance(node.meta.get("val"), (list, tuple)) or not all(isinstance(v, Value) for v in values.values()):
             return False
         partial = {one for one in values if self._value(one).kind == "partial"}
         if not _is_linear(node, partial):
             return False
         # an op that moves bytes pays only where no other op needs the sum of what it reads
-        if not _is_view(node) and any(
+        if not is_view_op(node) and any(
             self._value(one).whole is not None or not all(map(_may_be_linear, one.users)) for one in partial
         ):
             return False
-        wholes = {one: self._whole(self._value(one), node) for one in values if one not in partial}
+        is_zero = target is aten.index_add.default and argument(node, 0).target in _ZEROS
+        wholes = {
+            one: self._wholes(self._value(one), node)
+            for one in values
+            if one not in partial and not (is_zero and one is node.args[0])
+        }
         made = []
         for index in range(self._plan.num_shards):
-            local = {one: wholes[one] if one in wholes else self._value(one).nodes[index] for one in values}
+            local = {one: self._value(one).nodes[index if one in partial else 0] for one in values}
+            local |= {one: copies[index] for one, copies in wholes.items()}
             args: Any
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), local.__getitem__)
-            if target is aten.index_add.default and index and node.args[0] in wholes:
-                base: torch.Tensor = args[0].meta["val"]
+            if target is aten.index_add.default and (is_zero or (index and node.args[0] in wholes)):
+                base: torch.Tensor = argument(node, 0).meta["val"]
                 options = {"dtype": base.dtype, "device": base.device}
                 zeros = self._call(node, aten.zeros.default, (list(base.shape),), options, shard=index)
                 args = (zeros, *args[1:])
             made.append(self._call(node, target, args, kwargs, shard=index))
-        self._values[node] = _Value("partial", tuple(made), node)
+        self._values[node] = Value("partial", tuple(made), node)
         return True
 
     # Tables by rows, and the loss
@@ -547,28 +467,28 @@ class _Rewriting:
             return False
         table, indices = self._value(argument(node, 0)), self._value(argument(node, 1))
         layout = layout_of(self._dimensions.of[argument(node, 0)], atom)
-        if layout != _Layout(0, 1, 1) or table.atom is not atom:
+        if layout != Layout(0, 1, 1) or table.atom is not atom:
             return False
         whole = self._whole(indices, node)
         made = []
         for index, shard in enumerate(table.nodes):
             rows = self._shard_rows(node, whole, atom, -1, index)
             made.append(self._call(node, shard_ops.lookup_rows, (shard, rows), shard=index))
-        self._values[node] = _Value("partial", tuple(made), node)
+        self._values[node] = Value("partial", tuple(made), node)
         return True
 
     def _add_rows_backward(self, node: Node, atom: Atom) -> bool:
         grad, indices = self._value(argument(node, 0)), self._value(argument(node, 1))
         out = self._dimensions.of[node]
         padding, is_scaled = argument(node, 3, -1), argument(node, 4, False)
-        if is_scaled or layout_of(out, atom) != _Layout(0, 1, 1):
+        if is_scaled or layout_of(out, atom) != Layout(0, 1, 1):
             return False
-        whole, positions = self._whole(grad, node), self._whole(indices, node)
+        wholes, positions = self._wholes(grad, node), self._whole(indices, node)
         made = []
         for index, (start, end) in enumerate(pairwise(self._bounds[atom])):
             rows = self._shard_rows(node, positions, atom, int(padding), index)
-            made.append(self._call(node, node.target, (whole, rows, end - start, -1, False), shard=index))
-        self._values[node] = _Value("split", tuple(made), node, atom, out)
+            made.append(self._call(node, node.target, (wholes[index], rows, end - start, -1, False), shard=index))
+        self._values[node] = Value("split", tuple(made), node, atom, out)
         return True
 
     def _add_loss(self, node: Node, loss: SoftmaxLoss) -> bool:
@@ -576,7 +496,7 @@ class _Rewriting:
         logits = self._value(loss.logits)
         dtype = loss.softmax.meta["val"].dtype
         layout = layout_of(logits.dims, logits.atom) if logits.atom is not None else None
-        if layout != _Layout(1, 1, 1) or dtype != logsumexp_dtype(logits.nodes[0].meta["val"].dtype):
+        if layout != Layout(1, 1, 1) or dtype != logsumexp_dtype(logits.nodes[0].meta["val"].dtype):
             return False
         assert logits.atom is not None
         if node in (loss.softmax, *loss.aliases, loss.backward):
@@ -594,7 +514,7 @@ class _Rewriting:
                 for k in range(2)
             ]
             made = self._call(node, shard_ops.vocabulary_loss, (*own, labels, reduction, ignored))
-            self._split_losses[loss], self._values[node] = made, _Several((made,))
+            self._split_losses[loss], self._values[node] = made, Several((made,))
             return True
         assert loss.backward is not None
         seed, weight = (self._whole(self._value(argument(loss.backward, k)), node) for k in (0, 6))
@@ -608,5 +528,5 @@ class _Rewriting:
             )
             for index, (one, start) in enumerate(zip(logits.nodes, bounds, strict=False))
         )
-        self._values[node] = _Value("split", gradients, node, logits.atom, logits.dims)
+        self._values[node] = Value("split", gradients, node, logits.atom, logits.dims)
         return True

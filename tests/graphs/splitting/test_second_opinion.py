@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rlplace.graphs.splitting.dimensions import Atom, Dimensions, leaves
-from rlplace.graphs.splitting.rewrite import layout_of
+from rlplace.graphs.splitting.sharded_values import layout_of
 
 aten = torch.ops.aten
 

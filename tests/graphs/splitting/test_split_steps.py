@@ -3,73 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from core_hosts import core_host
+from naive_plan import naive_plan, random_devices
+from split_steps import CAST, CLEAN, check_equal
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding, mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from rlplace import Placement, Problem, Simulator
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
-from rlplace.graphs import OpGraph, SplitPlan, capture, load_graph, run_graph, save_graph
+from rlplace.export import PlacedModel
+from rlplace.graphs import FORWARD, OpGraph, SplitPlan, capture, load_graph, save_graph
 from rlplace.graphs.splitting import shard_ops
 from rlplace.measure import load_placement, save_placement
 from rlplace.workloads import build
-
-CLEAN = 1e-10
-"""For steps whose ops are all in float64."""
-CAST = 1e-6
-"""For those that cast to float32 on the way: the losses of `transformers`, and its root-mean-square norms."""
-
-
-def joined(graph: OpGraph, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of parameters under their own names, put together from those of the shards."""
-    assert graph.program is not None
-    wholes = {name: each for name, each in found.items() if not name.endswith("]")}
-    shards = [source.shard for source in graph.program.sources.values() if source.shard is not None]
-    for name in dict.fromkeys(shard.name for shard in shards if shard.key in found):
-        pieces: list[tuple[int, Tensor]] = []
-        own = [shard for shard in shards if shard.name == name]
-        for shard in own:
-            sizes = [end - start for start, end in shard.intervals]
-            parts = found[shard.key].split(sizes, shard.dim)
-            pieces += [(start, part) for (start, _), part in zip(shard.intervals, parts, strict=True)]
-        wholes[name] = torch.cat([part for _, part in sorted(pieces, key=lambda piece: piece[0])], own[0].dim)
-    return wholes
-
-
-def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Of all tensors together, relative to the norm of `one`."""
-    assert one.keys() == other.keys()
-    norm = sum(float(value.double().square().sum()) for value in one.values())
-    return float(sum(float((one[name] - other[name]).double().square().sum()) for name in one) / norm) ** 0.5
-
-
-def check_equal(
-    model: nn.Module,
-    inputs: Any,
-    loss_fn: Any,
-    split: SplitPlan,
-    most: float,
-    *,
-    micro_batches: int = 1,
-    **options: Any,
-) -> OpGraph:
-    """The split graph, whose step is that of the whole one."""
-    options |= {"micro_batches": micro_batches}
-    whole = capture(model, inputs, loss_fn, "sgd" if loss_fn else None, **options)
-    graph = capture(model, inputs, loss_fn, "sgd" if loss_fn else None, split=split, **options)
-    one, other = run_graph(whole), run_graph(graph)
-    assert float((one.result - other.result).abs().max()) <= most * float(one.result.abs().max())
-    assert loss_fn is None or distance(one.gradients, joined(graph, other.gradients)) <= most
-    assert distance(one.state, joined(graph, other.state)) <= most
-    assert graph.num_shards == split.num_shards
-    return graph
 
 
 def in_float64(value: Any) -> Any:
@@ -80,14 +33,16 @@ def in_float64(value: Any) -> Any:
     return value.double() if value.is_floating_point() else value
 
 
-def check_workload(name: str, parts: int | tuple[int, ...], micro_batches: int, most: float) -> None:
+def check_workload(
+    name: str, parts: int | tuple[int, ...], micro_batches: int, most: float, reduce: Any = "owner"
+) -> None:
     work = build(name)
     options: dict[str, Any] = {"batch_dims": work.batch_dims} | ({"loss": work.loss} if micro_batches > 1 else {})
     graph = check_equal(
         work.model.double(),
         in_float64(work.inputs),
         work.loss_fn,
-        SplitPlan(parts=parts),
+        SplitPlan(parts=parts, reduce=reduce),
         most,
         targets=in_float64(work.targets) or None,
         micro_batches=micro_batches,
@@ -109,18 +64,20 @@ NAMED = [
 ]
 
 
+@pytest.mark.parametrize("reduce", ["owner", "chunks"])
 @pytest.mark.parametrize(("name", "most"), NAMED)
-def test_a_step_in_two_shards_is_that_of_the_whole(name: str, most: float) -> None:
-    check_workload(name, 2, 1, most)
+def test_a_step_in_two_shards_is_that_of_the_whole(name: str, most: float, reduce: Any) -> None:
+    check_workload(name, 2, 1, most, reduce)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("reduce", ["owner", "chunks"])
 @pytest.mark.parametrize(("name", "most"), [one for one in NAMED if "kv_heads=2" not in one[0]])
 @pytest.mark.parametrize(("parts", "micro_batches"), [(2, 2), (4, 1), (4, 2), ((3, 1), 1), ((3, 1), 2)])
 def test_a_step_in_shards_and_micro_batches_is_that_of_the_whole(
-    name: str, most: float, parts: int | tuple[int, ...], micro_batches: int
+    name: str, most: float, parts: int | tuple[int, ...], micro_batches: int, reduce: Any
 ) -> None:
-    check_workload(name, parts, micro_batches, most)
+    check_workload(name, parts, micro_batches, most, reduce)
 
 
 def test_more_shards_than_heads_of_keys_split_the_heads_of_queries_in_a_group() -> None:
@@ -167,6 +124,17 @@ def test_inference_returns_whole_results() -> None:
     assert graph.program is not None
     result = graph.program.base(graph.program.result_refs[0])
     assert graph.shard[graph.tensor_op[result]] == -1
+
+
+def test_inference_with_labels_kept_out_splits_the_logits() -> None:
+    """Its result is detached, after the forward."""
+    work = build("llama@small,layers=1,vocab=1003")
+    inputs = {"input_ids": work.inputs["input_ids"]}
+    graph = capture(work.model.eval(), inputs, split=SplitPlan(("vocabulary",), 4, "chunks"))
+    assert graph.program is not None
+    assert graph.program.split is not None
+    assert graph.program.split.parameters == {"lm_head.weight": "vocabulary"}
+    assert set(graph.phases[~graph.is_source]) == {FORWARD}
 
 
 class Products(nn.Module):
@@ -251,6 +219,78 @@ def plain() -> nn.Module:
 def test_products_with_factors_and_squares_of_sums_are_those_of_the_whole(make: Any, loss_fn: Any) -> None:
     x, target = torch.randn(4, 8).double(), torch.randn(4, 8).double()
     check_equal(make().double(), x, loss_fn, SplitPlan(("mlp",)), CLEAN, targets=target)
+
+
+class Normed(nn.Module):
+    """Two pairs of products, with a residual sum and a norm in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.norm = Products(), Products(), nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.other(self.norm(x + self.one(x)))
+        return found
+
+
+def shapes(graph: OpGraph, target: str, shard: int) -> list[tuple[int, ...]]:
+    """Of the first tensor of each op of a shard."""
+    ops = [op for op, own in enumerate(graph.targets) if f".{target}." in own and graph.shard[op] == shard]
+    return [graph.tensor_shapes[np.flatnonzero(graph.tensor_op == op)[0]] for op in ops]
+
+
+def test_chunks_of_tokens_are_summed_normed_and_joined_by_their_shards() -> None:
+    x = torch.randn(9, 4).double()
+    graph = check_equal(Normed().double(), x, None, SplitPlan(("mlp",), (2, 1), "chunks"), CLEAN)
+    for shard, tokens in ((0, 6), (1, 3)):
+        assert shapes(graph, "native_layer_norm", shard) == [(tokens, 4)]
+        assert shapes(graph, "sum_parts", shard) == [(tokens, 4)] * 2
+        assert shapes(graph, "cat", shard) == [(9, 4)]
+    assert shapes(graph, "cat", -1) == [(9, 4)]  # what the step returns
+    assert not shapes(graph, "sum_parts", -1)
+    owner = check_equal(Normed().double(), x, None, SplitPlan(("mlp",), (2, 1)), CLEAN)
+    assert shapes(owner, "sum_parts", -1) == [(9, 4)] * 2
+
+
+@pytest.mark.parametrize(("batch", "tokens", "chunk"), [(4, 6, (1, 6, 4)), (2, 8, (2, 2, 4)), (5, 8, (5, 2, 4))])
+def test_the_dimension_of_the_most_even_chunks_is_cut(batch: int, tokens: int, chunk: tuple[int, ...]) -> None:
+    x, target = (torch.randn(batch, tokens, 4).double() for _ in range(2))
+    plan = SplitPlan(("mlp",), 4, "chunks")
+    graph = check_equal(Normed().double(), x, mse_loss, plan, CLEAN, targets=target)
+    assert shapes(graph, "native_layer_norm", 3) == [chunk]
+
+
+def test_without_a_token_for_each_shard_sums_have_an_owner() -> None:
+    graph = check_equal(Normed().double(), torch.randn(2, 4).double(), None, SplitPlan(("mlp",), 3, "chunks"), CLEAN)
+    assert len(shapes(graph, "sum_parts", -1)) == 2
+
+
+def test_a_placed_step_in_chunks_trains_as_eager_does() -> None:
+    model, x, target = Normed().double(), torch.randn(9, 4).double(), torch.randn(9, 4).double()
+    graph = capture(model, x, mse_loss, "sgd", targets=target, split=SplitPlan(("mlp",), 2, "chunks"))
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=1e-3), []
+    plan = naive_plan(graph, random_devices(graph, 2, np.random.default_rng(0)))
+    with PlacedModel(graph, core_host(2), plan) as step:
+        found = [float(step(x, targets=target)) for _ in range(3)]
+    for _ in range(3):
+        loss = mse_loss(model(x), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[2] < losses[0]
+    assert found == pytest.approx(losses, rel=CLEAN)
+
+
+@pytest.mark.parametrize("reduce", ["owner", "chunks"])
+def test_shards_of_experts_add_their_tokens_and_pick_them_from_chunks(reduce: Any) -> None:
+    work = build("mixtral@small,layers=1,vocab=1003")
+    split = SplitPlan(("experts",), reduce=reduce)
+    graph = capture(work.model, work.inputs, work.loss_fn, "sgd", targets=work.targets or None, split=split)
+    for target in ("index_add",) if reduce == "owner" else ("index_select", "index_add"):
+        assert shapes(graph, target, 0)
+        assert shapes(graph, target, 0) == shapes(graph, target, 1)
+        assert not shapes(graph, target, -1)
 
 
 def test_random_ops_of_shards_are_named() -> None:
