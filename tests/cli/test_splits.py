@@ -119,7 +119,7 @@ def test_commands_that_search_nothing_choose_no_split(capsys: pytest.CaptureFixt
 @pytest.mark.slow
 def test_a_split_is_chosen_and_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = str(tmp_path / "placement.json")
-    workload = "gpt2@small,layers=2,width=256,heads=4,tokens=64,vocab=20000,batch=1"
+    workload = "gpt2@paper,layers=2,batch=1"
     words = ("--host", "4xA100-nvlink", "--split", "auto", "--evaluations", "400", "--placement", path)
     placed = told(capsys, "place", workload, *words)
     split = load_placement(path).split_words
