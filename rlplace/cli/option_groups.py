@@ -185,7 +185,7 @@ class BatchOptions:
     """none, auto (chosen by simulation), or some of vocabulary,attention,mlp,experts,tables: these ops are split into
     shards, each placed by itself (tensor parallelism)"""
     split_parts: Annotated[str, tyro.conf.arg(metavar="P|3:1")] = TWO
-    """with split: the number of shards, or the share of each"""
+    """with split: the number of shards, or the share of each; with /chunks behind it, sums are made in chunks"""
 
     def parse(self) -> CutOptions:
         """The options as a record.

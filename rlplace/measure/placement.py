@@ -54,7 +54,7 @@ class PlacedSplit:
     classes: str
     """As `attention,mlp`."""
     parts: str
-    """Number of shards, or the share of each, as `3:1`."""
+    """Number of shards, or the share of each, as `3:1`; with `/chunks` behind it, sums are made in chunks."""
 
     def __post_init__(self) -> None:
         refuse_if(self.plan is None, "classes", self.classes, f"some of {', '.join(SPLITTABLE)}", where="split")
@@ -71,9 +71,9 @@ class PlacedSplit:
         return None if plan is None else cls(**plan.words)
 
     def __str__(self) -> str:
-        return (
-            f"{self.classes} in shards {self.parts}" if ":" in self.parts else f"{self.classes} in {self.parts} shards"
-        )
+        parts, _, chunks = self.parts.partition("/")
+        shards = f"shards {parts}" if ":" in parts else f"{parts} shards"
+        return f"{self.classes} in {shards}{', sums in chunks' * bool(chunks)}"
 
 
 @record(frozen=True)

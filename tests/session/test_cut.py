@@ -87,4 +87,7 @@ def test_a_split_is_kept_and_needs_no_cut() -> None:
         CutOptions(split="heads")
     chosen = CutOptions(split="auto")
     assert chosen.plan is None
+    in_chunks = asked.again(1, None, PlacedSplit("mlp", "2/chunks"))[1]
+    assert in_chunks.plan == SplitPlan(("mlp",), 2, "chunks")
+    assert str(PlacedSplit("mlp", "3:1/chunks")) == "mlp in shards 3:1, sums in chunks"
     assert chosen.to_dict() == {**WHOLE.to_dict(), "split": "auto"}
