@@ -116,7 +116,7 @@ def by_hand(method: str, workload: str, host: str, evaluations: int, seed: int, 
     plans: list[SplitPlan | None] = [None]
     if METHODS[method].min_shards > 1:
         shares = [shares_of(whole, size) for size in shard_counts(whole)]
-        plans = [SplitPlan(MEGATRON, each) for each in shares]
+        plans = [SplitPlan(MEGATRON, each, reduce) for each in shares for reduce in ("owner", "chunks")]
     grid = [(count, plan) for plan in plans for count in numbers_of(workload, host, most)]
     grid = [(count, plan) for count, plan in grid if plan is None or count * plan.num_shards <= 64]
     for number, (count, plan) in enumerate(grid):

@@ -244,9 +244,13 @@ def _with_split(
             attempt(count, SplitPlan(classes, shares_of(whole.problem, first)))
     for leader in ranked()[:2]:
         assert leader.split is not None
+        attempt(leader.count, replace(leader.split, reduce="chunks"))
         for size in sizes:
             for count in dict.fromkeys((largest(size), largest(size) // 2, host.num_devices // size, leader.count)):
                 attempt(count, SplitPlan(leader.split.classes, shares_of(whole.problem, size)))
+    for leader in ranked()[:1]:  # where it is another one now
+        assert leader.split is not None
+        attempt(leader.count, replace(leader.split, reduce="chunks"))
     racing = [one for one in ranked() if one.step_s <= SPLIT_NEAR * whole.step_s][:SPLITS]
     for one in racing:
         race.tell(one)
