@@ -63,6 +63,15 @@ class FakeTensor(Tensor):
         machine = next(fakes_in((args, kwargs or {}))).block.machine
         return machine.dispatch(func, args, kwargs or {})
 
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, other: FakeTensor) -> None:
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.inner, self.block = other.inner, other.block
+
     def copy_(self, source: Tensor, non_blocking: bool = False) -> Tensor:
         """Past PyTorch's own, which asks CUDA for the current device."""
         return torch.ops.aten.copy_.default(self, source, non_blocking)  # type: ignore[no-any-return]

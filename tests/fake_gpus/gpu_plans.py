@@ -14,7 +14,7 @@ from placed_steps import Run, run_placed, single
 from small_models import CASES, Case, Dropouts, mean_square, random
 from torch import nn
 
-from rlplace.graphs import capture
+from rlplace.graphs import SplitPlan, capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.optimizers import OPTIMIZERS
 from rlplace.measure.costs.costs import Costs
@@ -147,6 +147,16 @@ def input_elsewhere() -> Setting:
     graph = graph_of("two_layers", "momentum")
     devices = np.array([int(target != "input") for target in graph.targets], dtype=np.int32)
     return _on_two_gpus("input elsewhere", graph, devices, np.zeros(graph.num_ops))
+
+
+def split_layers() -> Setting:
+    """Two layers whose hidden width is split over two GPUs."""
+    torch.manual_seed(0)
+    case, host = MODELS["two_layers"](), gpu_host(("cuda:0", "cuda:1"))
+    split = SplitPlan(("mlp",), 2)
+    graph = capture(case.model, case.inputs, case.loss_fn, "momentum", targets=case.targets, split=split)
+    plans = random_plans(graph, host, np.random.default_rng(0), 1)
+    return Setting("split layers", "two_layers", "momentum", graph, host, plans)
 
 
 def _on_two_gpus(name: str, graph: OpGraph, devices: NDArray[np.int32], priorities: NDArray[np.float64]) -> Setting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from fake_gpus.fake_ranks import processes
-from fake_gpus.gpu_plans import gpu_host, host_of_machines, input_elsewhere, late_copy, setting_of
+from fake_gpus.gpu_plans import gpu_host, host_of_machines, input_elsewhere, late_copy, setting_of, split_layers
 from fake_gpus.late_queues import POLICIES, Policy
 from fake_gpus.mutants import Mutant, alive
 from fake_gpus.plan_runs import Body, judged, trained
@@ -17,6 +17,7 @@ from fake_gpus.scenarios import (
     inference,
     module,
     module_of_several_callers,
+    parameters_read,
     placed_model,
 )
 from rlplace.measure.execute import distributed
@@ -37,6 +38,7 @@ def runs() -> dict[str, Body]:
         "model, called": placed_model(input_elsewhere(), ()),
         "model, state_dict": placed_model(input_elsewhere(), ("state_dict",)),
         "model, copy_to": placed_model(input_elsewhere(), ("copy_to",)),
+        "model, shards": parameters_read(split_layers()),
         "model, gradients out": gradients_out(plain),
         "inference": inference,
         "module": module,

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from core_hosts import core_host
 from naive_plan import naive_plan, random_devices
-from placed_steps import GANG_HOST, NUM_STEPS, Run
+from placed_steps import GANG_HOST, NUM_STEPS, Run, single
 from small_models import random
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -33,6 +34,8 @@ from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.execute.device_threads import Crew, CudaChannel, CudaClock
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.problem import Plan
 
 TWO_GPUS = gpu_host(("cuda:0", "cuda:1"))
 FIRST_GPU, LAST_GPU = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -115,6 +118,29 @@ def placed_model(setting: Setting, reads: tuple[str, ...] = ("state_dict", "copy
     return body
 
 
+def parameters_read(setting: Setting) -> Body:
+    """A model on GPUs whose parameters the caller reads after every step, as on a CPU core."""
+
+    def trained_on(host: Host, plan: Plan, machine: Machine) -> Run:
+        with machine.attached():
+            args, kwargs, targets = _on_gpu(_origin(setting))
+        placed, run = PlacedModel(_from_gpu(setting.graph, machine), host, plan), Run()
+        try:
+            for _ in range(NUM_STEPS):
+                run.losses.append(plain(placed(*args, targets=targets or None, **kwargs)).reshape(()))
+                with machine.attached():
+                    run.state = {name: plain(value) for name, value in placed.named_parameters()}
+        finally:
+            placed.close()
+        return run
+
+    def body(machine: Machine) -> list[str]:
+        expected = trained_on(core_host(1), single(setting.graph), machine)
+        return differences(trained_on(setting.host, setting.plans[0], machine), expected)
+
+    return body
+
+
 @contextlib.contextmanager
 def another_caller(machine: Machine) -> Iterator[None]:
     """While active, the calling thread launches on streams of its own, as other threads do that share a model."""
@@ -184,7 +210,7 @@ def module(machine: Machine) -> list[str]:
         for step in range(NUM_STEPS):
             output = eager(x)
             expected = torch.autograd.grad((output**2).sum(), list(eager.parameters()))
-            (ours,), kept = placed.forward([given], step)
+            (ours,), kept = placed.forward([given], step, {})
             with machine.attached():
                 seed = ours * 2
             found = placed.backward([seed], kept, step)
@@ -219,7 +245,7 @@ def module_of_several_callers(machine: Machine) -> list[str]:
         found, streams = [], []
         for number in range(NUM_STEPS):
             with another_caller(machine):
-                found.append([output * 2 for output in placed.forward([given], number)[0]])
+                found.append([output * 2 for output in placed.forward([given], number, {})[0]])
                 streams += [cuda.current_stream(place) for place in (FIRST_GPU, LAST_GPU)]
         for stream in streams:
             cuda.await_stream(stream)

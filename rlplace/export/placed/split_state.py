@@ -132,13 +132,14 @@ def split_parameters(
         each.sort(key=lambda placed: placed[1].index)
         shards = tuple(shard for _, shard in each)
         own = parameters[name]
-        like = torch.empty_like(own.detach(), device=residents.place(each[0][0]))
-        made[name] = SplitParameter(
-            shards,
-            tuple(tensors[shard.key] for shard in shards),
-            tuple(updates[shard.key] for shard in shards if shard.key in updates),
-            nn.Parameter(like, requires_grad=own.requires_grad),
-        )
+        with residents.settled():
+            like = torch.empty_like(own.detach(), device=residents.place(each[0][0]))
+            made[name] = SplitParameter(
+                shards,
+                tuple(tensors[shard.key] for shard in shards),
+                tuple(updates[shard.key] for shard in shards if shard.key in updates),
+                nn.Parameter(like, requires_grad=own.requires_grad),
+            )
     return made
 
 
