@@ -89,9 +89,8 @@ class PlacedGraph:
                 self._residents.set_tensor(op, self._devices[op], tensor.detach())
         self._crew.follow(self.state.spec, self.state.gradients.asked)
         self._step.run(number)
-        if is_updating and self.state.split:
-            with self._residents.settled():
-                self.state.updated()
+        if is_updating:
+            self.state.updated()
         with torch.no_grad():
             for op, position in self._written.items():
                 tensors[position].copy_(self._residents.tensor(op, self._devices[op]))
