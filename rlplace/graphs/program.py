@@ -275,6 +275,7 @@ SPLITTABLE = ("vocabulary", "attention", "mlp", "experts", "tables")
 """What a step can be split by."""
 MOST_SHARDS = 1024
 """More are taken for a slip: every one is an op of its own."""
+MOST_SHARE = 9999
 _PARTS = re.compile(r"\d{1,4}(:\d{1,4})*")
 
 
@@ -308,13 +309,14 @@ class SplitPlan:
         if wrong := next((name for name in self.classes if name not in SPLITTABLE), None):
             raise UnknownName("class to split", wrong, SPLITTABLE)
         refuse_if(not self.classes, "classes", self.classes, f"some of {', '.join(SPLITTABLE)}", where="split")
-        is_count = type(self.parts) is int and self.parts > 1
-        is_shares = isinstance(self.parts, tuple) and len(self.parts) > 1
+        is_count = type(self.parts) is int and 1 < self.parts <= MOST_SHARDS
+        is_shares = isinstance(self.parts, tuple) and 1 < len(self.parts) <= MOST_SHARDS
         refuse_if(
-            not is_count and not (is_shares and all(type(share) is int and share > 0 for share in self.shares)),
+            not is_count
+            and not (is_shares and all(type(share) is int and 0 < share <= MOST_SHARE for share in self.shares)),
             "parts",
             self.parts,
-            "a number of shards from 2 up, or the share of each as integers from 1 up",
+            f"a number of shards from 2 to {MOST_SHARDS}, or the share of each as integers from 1 to {MOST_SHARE}",
             where="split",
         )
 

@@ -118,7 +118,7 @@ class PlacedState:
             gives them their values.
 
         Raises:
-            InvalidValue: the graph updates such a parameter.
+            InvalidValue: the graph updates such a parameter, or has its gradient.
         """
         program, devices, apart = require_program(graph), plan.devices.tolist(), list[tuple[torch.Tensor, Source]]()
         for op, source in program.sources.items():
@@ -135,6 +135,8 @@ class PlacedState:
             else:
                 apart.append((residents.tensor(op, devices[op]), source))
         moved = {source.key for _, source in apart}
+        if wrong := moved & program.gradients.keys():
+            raise other_shards(min(wrong))
         for op, call in program.calls.items():
             if isinstance(call, Update) and devices[op] in self._held:
                 key = program.sources[residents.updated(op)].key

@@ -12,7 +12,7 @@ sums one chunk (reduce-scatter). Ops by tokens run by chunks, and where a shard 
 itself (all-gather), as in sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198).
 
 Parameters are cut, and so are their gradients: each shard's update stays with the shard. What later stages see is a
-trace like any other, whose parameters have more names. Not there yet: runners that cut a model's parameters themselves.
+trace like any other, whose parameters have more names.
 """
 
 from __future__ import annotations
@@ -345,6 +345,8 @@ class _Rewriting(ShardedValues):
         is_summed = any(map(has, use.summed))
         if is_summed and node.target in _UNBIASED and node.kwargs:  # factors of the bias and of the product
             return False
+        if is_summed and node.target is aten.embedding_dense_backward.default and argument(node, 4, False):
+            return False  # it scales by how often a row is looked up in all tokens
         kinds: list[tuple[Kind, Dims]] = []
         for out in use.outs:
             is_split = out is not None and any(map(has, out))

@@ -67,7 +67,7 @@ def loss_formula(
     """
     logsumexp = torch.logsumexp(torch.stack(logsumexps), 0)
     counts = target != ignore_index
-    total = ((logsumexp - torch.stack(picked).sum(0)) * counts).sum()
+    total = torch.where(counts, logsumexp - torch.stack(picked).sum(0), 0.0).sum()
     number = counts.sum().to(total.dtype)
     return total / number if reduction == MEAN else total, number, logsumexp
 
@@ -100,7 +100,7 @@ def gradient_formula(
     ones = is_here.to(gradient.dtype).neg_().unsqueeze(1)
     gradient.scatter_add_(1, inner.clamp(0, logits.shape[1] - 1).unsqueeze(1), ones)
     each = grad / total_weight if reduction == MEAN else grad
-    gradient *= ((target != ignore_index) * each).unsqueeze(1)
+    gradient *= torch.where(target != ignore_index, each, 0.0).unsqueeze(1)  # where none counts, `each` is infinite
     return gradient.to(logits.dtype)
 
 

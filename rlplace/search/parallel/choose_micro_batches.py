@@ -1,6 +1,6 @@
 """`choose`: how many micro-batches a step is cut into, and in which order their ops run, by a race of searches.
 
-It may also split ops into shards: `split_plans` are the ways that are tried.
+It may also split ops into shards, by the `CLASSES` and the numbers that `shard_counts` names.
 """
 
 from __future__ import annotations

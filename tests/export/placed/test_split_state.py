@@ -252,6 +252,15 @@ def test_a_step_of_another_shape_trains_the_same_shards(other_shapes: Any) -> No
         assert_same_state(step.state_dict(), eager.state_dict())
 
 
+def test_gradients_of_other_shards_than_those_of_the_first_capture_are_refused() -> None:
+    rows, labels = batches(1)[0]
+    cut: dict[str, Any] = {"micro_batches": 2, "batch_dims": (0, 0), "loss": "joined"}
+    with placed(capture(block(), rows, loss_of, targets=labels, split=SplitPlan(parts=2), **cut)) as step:
+        step.backward(rows, targets=labels)
+        with pytest.raises(InvalidValue, match="shards of"):
+            step.backward(rows[:1], targets=labels[:1])
+
+
 def module_of(model: nn.Module, graph: OpGraph, host: Host = HOST) -> PlacedModule:
     plan = naive_plan(graph, random_devices(graph, 2, np.random.default_rng(2)))
     names = tuple(device.name for device in host.devices)

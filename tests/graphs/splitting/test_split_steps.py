@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from rlplace import Placement, Problem, Simulator
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.export import PlacedModel
-from rlplace.graphs import FORWARD, OpGraph, SplitPlan, capture, load_graph, save_graph
+from rlplace.graphs import FORWARD, OpGraph, SplitPlan, capture, load_graph, run_graph, save_graph
 from rlplace.graphs.splitting import shard_ops
 from rlplace.measure import load_placement, save_placement
 from rlplace.workloads import build
@@ -116,6 +116,33 @@ def test_a_vocabulary_with_padding_and_ignored_targets(reduction: str, parts: in
     graph = check_equal(model, words, loss_fn, SplitPlan(("vocabulary", "mlp"), parts), CLEAN, targets=labels)
     assert graph.targets.count("rlplace.vocabulary_gradient.default") == graph.num_shards
     assert "aten._log_softmax.default" not in graph.targets
+
+
+def test_without_a_target_that_counts_gradients_are_zero() -> None:
+    labels, split = torch.full((15,), -100), SplitPlan(("vocabulary", "mlp"))
+    words = torch.randint(11, (5, 3))
+    loss_fn = lambda logits, labels: cross_entropy(logits.flatten(0, 1), labels)  # noqa: E731
+    graph = capture(Words().double(), words, loss_fn, "sgd", targets=labels, split=split)
+    assert not any(bool(each.any()) for each in run_graph(graph).gradients.values())
+
+
+class Typed(nn.Module):
+    """A small table, whose gradient is scaled by how often each row is looked up, before a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds = nn.Embedding(2, 8, scale_grad_by_freq=True)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor, kinds: Tensor) -> Tensor:
+        x = x + self.kinds(kinds)
+        y: Tensor = x + self.down(torch.relu(self.up(x)))
+        return y
+
+
+def test_gradients_scaled_by_frequency_are_scaled_by_that_of_all_tokens() -> None:
+    inputs = (torch.randn(16, 8).double(), torch.randint(2, (16,)))
+    check_equal(Typed().double(), inputs, lambda y: (y * y).sum(), SplitPlan(("mlp",), 2, "chunks"), CLEAN)
 
 
 def test_inference_returns_whole_results() -> None:
@@ -367,6 +394,12 @@ def test_words_are_a_plan(classes: str, parts: str, plan: SplitPlan | None) -> N
 def test_other_words_are_refused(classes: str, parts: str, match: str) -> None:
     with pytest.raises((InvalidValue, UnknownName), match=match):
         SplitPlan.parse(classes, parts)
+
+
+@pytest.mark.parametrize("parts", [1025, (10_000, 1), (1,) * 1025])
+def test_a_plan_has_words_or_is_refused(parts: int | tuple[int, ...]) -> None:
+    with pytest.raises(InvalidValue, match="parts is"):
+        SplitPlan(("mlp",), parts)
 
 
 def test_the_ops_of_shards_are_their_formulas() -> None:
