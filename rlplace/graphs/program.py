@@ -344,7 +344,6 @@ class SplitPlan:
         numbers = parts.strip().removesuffix("/chunks")
         refuse_if(_PARTS.fullmatch(numbers) is None, "split_parts", parts, expected)
         shares = tuple(map(int, numbers.split(":")))
-        refuse_if(max(len(shares), shares[0] * (len(shares) == 1)) > MOST_SHARDS, "split_parts", parts, expected)
         reduce: Literal["owner", "chunks"] = "owner" if numbers == parts.strip() else "chunks"
         return cls(names, shares if len(shares) > 1 else shares[0], reduce)
 

@@ -7,10 +7,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from command_line import refused, told
 from layer_profiles import profile_text
 from matplotlib.image import imread
 
@@ -19,20 +19,6 @@ from rlplace.graphs.formats import load_graph
 
 TINY = "gpt2@small,layers=1,width=16,heads=2,tokens=4,vocab=50,batch=4"
 HOST = ("--host", "4xV100-pcie")
-
-
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main([*words, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(list(words)) == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    (line,) = [line for line in said.splitlines() if line.startswith("rlplace: error:")]
-    return line
 
 
 @pytest.mark.slow

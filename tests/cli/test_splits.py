@@ -6,9 +6,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_line import refused, told
 
 from rlplace.cli.main import main
 from rlplace.graphs.formats import load_graph
@@ -17,20 +17,6 @@ from rlplace.measure import load_placement
 TINY = "gpt2@small,layers=1,width=16,heads=2,tokens=4,vocab=50,batch=4"
 HOST = ("--host", "4xV100-pcie")
 SPLIT = ("--split", "vocabulary,mlp", "--split-parts", "3:1")
-
-
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main([*words, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(list(words)) == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    (line,) = [line for line in said.splitlines() if line.startswith("rlplace: error:")]
-    return line
 
 
 def test_a_placement_says_how_its_step_is_split_and_simulates_again(

@@ -385,7 +385,7 @@ def test_words_are_a_plan(classes: str, parts: str, plan: SplitPlan | None) -> N
         ("none,mlp", "2", "class to split"),
         ("atention", "2", "did you mean 'attention'"),
         ("mlp", "1", "parts"),
-        ("mlp", "1025", "split_parts is"),
+        ("mlp", "1025", "parts is"),
         ("mlp", "3:0", "parts"),
         ("mlp", "3,1", "split_parts is"),
         ("mlp", "-2", "split_parts is"),
