@@ -4,7 +4,7 @@ Placements that no fit has seen are measured twice, as `rlplace fidelity` does, 
 as profiled, by the six figures that were fitted before there was a host model (`rlplace.measure.prediction_error`), by
 the host model, all from the same measured steps, and by the host model from the first four of them with their
 timelines. For the last, the simulator's pick races the best of the best quartile again. An idle machine is needed.
-Writes `results/fidelity.md` and, for each workload, a scatter plot.
+With `--split`, ops are split into shards. Writes `results/NAME.md` and, for each workload, a scatter plot.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rlplace.report import save_fidelity_png
 from rlplace.report.console import make_progress
 from rlplace.session.calibrate import calibrate_on, step_times
 from rlplace.session.prepare import Steps, make_problem
+from rlplace.session.setup import NO_SPLIT, TWO, CutOptions
 from rlplace.workloads import parse_workload
 
 WORKLOADS = ("inception_v3@small", "nmt@small", "nmt@units=64")
@@ -49,10 +50,10 @@ FIGURES = {
 
 
 @one_thread_here()
-def judged(workload: str, seed: int) -> dict[str, Any]:
+def judged(workload: str, seed: int, asked: CutOptions, name: str) -> dict[str, Any]:
     """Figures of one workload for each way, and the ceiling."""
     host, spec, progress = Host.detect("cores"), parse_workload(workload), make_progress()
-    problem = make_problem(Steps(spec, host, seed).graph(1), host, 256, progress.say, spec=spec)
+    problem = make_problem(Steps(spec, host, seed, asked).graph(1), host, 256, progress.say, spec=spec)
     mix = measure_mix(problem, num_placements=NUM_PLACEMENTS, num_fit=NUM_FIT, seed=seed, num_traced=1)
     known = mix.known
     figures = calibrate(problem, list(known.plans), step_times(known.outcomes).tolist(), seed=seed).problem
@@ -60,7 +61,7 @@ def judged(workload: str, seed: int) -> dict[str, Any]:
     ways = {"profiled": problem, "six figures": figures, "host model": model.problem, TRACED: traced.problem}
     by_way = {name: mix.judge(under) for name, under in ways.items()}
     found, simulated_s = by_way[TRACED]
-    plot = RESULTS / f"fidelity-{workload.replace('@', '-').replace('=', '')}.png"
+    plot = RESULTS / f"{name}-{workload.replace('@', '-').replace('=', '').replace(',', '-')}.png"
     save_fidelity_png(plot, simulated_s, mix.measured_s.tolist(), mix.kinds, asdict(found))
     factors = {name: np.array(simulated_s) / mix.measured_s for name, (_, simulated_s) in by_way.items()}
     row = {
@@ -109,16 +110,17 @@ def regret(mix: Mix, simulated_s: list[float], seed: int) -> list[float]:
     return [float(np.median(slower)), float(slower[middle - half]), float(slower[min(middle + half, len(slower) - 1)])]
 
 
-def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
+def markdown(rows: list[dict[str, Any]], facts: dict[str, Any], asked: CutOptions) -> str:
     """One table a workload."""
     text = [
-        "# The simulator against this machine\n",
+        f"# The simulator against this machine{'' if asked.plan is None else ', with ops in shards'}\n",
         as_markdown(facts),
         f"\nHost `cores`, {NUM_PLACEMENTS} unseen placements each, a quarter each random, contiguous blocks, near the\n"
         "best by annealing, and unbalanced or on a single device; measured twice, all in turn. Both fits have the\n"
         f"same {NUM_FIT} other placements: `six figures` is how the simulator was calibrated before the host model.\n"
         f"`{TRACED}` is the host model from the first {NUM_TRACED} of them, each traced once. The ceiling is the rank\n"
         "correlation of the two measurements with each other.\n",
+        "" if asked.plan is None else f"\nOps are split: {asked.split} in {asked.split_parts} shards.\n",
     ]
     for row in rows:
         low, high = row["step_times_ms"]
@@ -149,12 +151,15 @@ def main() -> None:
         __doc__,
         argument("workloads", nargs="*", default=list(WORKLOADS)),
         argument("--seed", type=int, default=0),
+        argument("--split", default=NO_SPLIT, help="classes of ops that are split, as of `rlplace fidelity`"),
+        argument("--split-parts", default=TWO),
+        argument("--name", default="fidelity", help="of the results' files"),
     )
-    facts, rows = record(), []
+    facts, rows, asked = record(), [], CutOptions(split=options.split, split_parts=options.split_parts)
     for workload in options.workloads:
-        rows.append(judged(workload, options.seed))
-        write_json_atomic(RESULTS / "fidelity.json", {"schema": 1, **facts, "rows": rows}, indent=1)
-    write_text_atomic(RESULTS / "fidelity.md", markdown(rows, facts))
+        rows.append(judged(workload, options.seed, asked, options.name))
+        write_json_atomic(RESULTS / f"{options.name}.json", {"schema": 1, **facts, "rows": rows}, indent=1)
+        write_text_atomic(RESULTS / f"{options.name}.md", markdown(rows, facts, asked))
 
 
 if __name__ == "__main__":
